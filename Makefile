@@ -1,0 +1,33 @@
+# Every target sets up what it needs: only python3 (>= 3.11, with venv and pip) has to be there.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint slow bench setup clean
+
+demo: setup
+	$(BIN)/rookery demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: setup
+	$(BIN)/python -m pytest -n 2 -m slow
+
+bench: setup
+	$(BIN)/rookery bench
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rookery needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=python3.x")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,327 @@
+"""FedNest and its variants, after Tarzanagh, Li, Thrampoulidis and Oymak, ICML 2022."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rookery import tree
+from rookery.clients import Count
+from rookery.fed import Client, Fed, PerClient, Step, Steps
+from rookery.parts import inverse_hessian
+from rookery.parts.local import sgd, svrg
+from rookery.problems import Bilevel, Compositional, Minimax
+
+_POWER_ITERATIONS = 10
+
+
+class State(NamedTuple):
+    """The two variables, and 1/ℓ where it was estimated."""
+
+    x: tree.Tree
+    y: tree.Tree
+    hessian_step: Any = None
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """What the family shares: the hyperparameters, and Alg. 1 with an inner and an outer optimizer left open."""
+
+    upper_step: Step = 0.01  # α
+    lower_step: Step = 0.01  # β
+    lower_rounds: int = 1  # T
+    lower_local_steps: Steps = 1  # τ_i of the inner optimizer
+    upper_local_steps: Steps = 1  # τ_i of the outer optimizer
+    neumann: inverse_hessian.Method = "sum"
+    neumann_terms: int = 5  # N
+    hessian_step: Step | Literal["auto"] = "auto"  # 1/ℓ_{g,1}
+    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    anchor_batch: int | None = None  # of ζ_i in the anchor q_i; None: all the client's data
+    resample: bool = False  # a fresh cohort for every exchange of FedIHGP
+    scale_steps: bool = False  # α_i = α/τ_i and β_i = β/τ_i, as in the theory
+
+    solves: ClassVar[tuple[type, ...]] = (Bilevel, Minimax, Compositional)
+    local_curvature: ClassVar[bool]  # which Hessian 1/ℓ must bound: each client's own, or the mean
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start; with hessian_step="auto", after estimating ℓ."""
+        if self.hessian_step != "auto" or not isinstance(fed.problem, Bilevel):
+            return State(x, y)
+        return State(x, y, 1 / (2 * _curvature(fed, x, y, key, self.local_curvature)))
+
+
+class FedNest(_Nest):
+    """Federated alternating SVRG with a global hypergradient.
+
+    Solves bilevel problems; minimax (no implicit part) and compositional ones (an identity Hessian) by the same code.
+
+    Round (Alg. 1): T times y ← FedInn(x, y), Alg. 4; then x ← FedOut(x, y), Alg. 2, whose p comes from FedIHGP, Alg. 3.
+
+    Departures:
+        the anchor q_i of Alg. 4 line 4 is the full local gradient unless `anchor_batch` is given (the paper's is
+        stochastic; the authors' code is full);
+        clients send ∇²_y g_i·p and the server forms p − p/ℓ (Alg. 3 line 13 does it on the client: the same mean);
+        `neumann="sum"`, the default, is the deterministic series with N + 1 terms; "random" is Alg. 3; "cg" is ours;
+        FedIHGP uses the round's cohort unless `resample=True` (Alg. 3 line 10; Lemma 2.2 needs it);
+        `hessian_step="auto"` takes ℓ as twice the estimate of 10 federated power iterations at the start, as exchanges
+        of round 0.
+
+    Exchanges a round: bilevel 2T + N + 3 (N' for N if random), minimax 2T + 2, compositional 2T + 3.
+
+    Arguments: see the fields, each with the paper's symbol. `lower_local_steps` and `upper_local_steps` are an int, a
+    range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry for each client.
+
+    Example:
+        >>> import rookery as rk
+        >>> task = rk.tasks.quadratic(clients=4, seed=0)
+        >>> method = rk.FedNest(upper_step=0.1, lower_step=0.2, lower_rounds=5, neumann_terms=30, hessian_step=0.2)
+        >>> run = rk.solve(task.problem, task.clients, method, task.init, rounds=200, every=200, evaluate=task.evaluate)
+        >>> bool(run.history["distance"].iloc[-1] < 1e-3)
+        True
+
+    Reference: Tarzanagh et al., FedNest: Federated Bilevel, Minimax, and Compositional Optimization, ICML 2022.
+    """
+
+    local_curvature = False
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Alg. 1, lines 4–9."""
+        inner, outer = jax.random.split(key)
+        seen = _seen(fed, state.x, key)
+        y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
+        x = fed_out(self, fed, state.x, y, seen, _hessian_step(self, state), outer)
+        return state._replace(x=x, y=y)
+
+
+class LFedNest(_Nest):
+    """Light FedNest: local SGD at both levels, the hypergradient computed by each client alone.
+
+    Round (Alg. 1 with Alg. 6 and 5): T times y ← LFedInn(x, y); then x ← LFedOut(x, y).
+
+    Departures: in Alg. 5, ∇_x f_i(y…) is read as ∇_y f_i(x_{i,ν}, y), and the compositional y_{i,ν} as the y of the
+    broadcast (typos); `neumann` and `hessian_step` as in `FedNest`, on the client's own Hessian (the "auto" ℓ is twice
+    the largest of the clients' estimates, one exchange at the start).
+
+    Exchanges a round: T + 1. `anchor_batch` and `resample` are not used.
+
+    Reference: Tarzanagh et al. 2022, Appendix A.
+    """
+
+    local_curvature = True
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Alg. 1 with the light optimizers."""
+        inner, outer = jax.random.split(key)
+        seen = _seen(fed, state.x, key, _draws(self))
+        y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
+        x = lfed_out(self, fed, state.x, y, _hessian_step(self, state), outer)
+        return state._replace(x=x, y=y)
+
+
+class FedNestSGD(_Nest):
+    """FedNest with plain local SGD at the lower level: FedOut (Alg. 2) over LFedInn (Alg. 6).
+
+    Departures: as in `FedNest`. Exchanges a round: bilevel T + N + 3, minimax T + 2, compositional T + 3.
+
+    Reference: Tarzanagh et al. 2022, Table 2.
+    """
+
+    local_curvature = False
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Alg. 1 with the light inner optimizer."""
+        inner, outer = jax.random.split(key)
+        seen = _seen(fed, state.x, key)
+        y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
+        x = fed_out(self, fed, state.x, y, seen, _hessian_step(self, state), outer)
+        return state._replace(x=x, y=y)
+
+
+class LFedNestSVRG(_Nest):
+    """Light FedNest with SVRG at the lower level: LFedOut (Alg. 5) over FedInn (Alg. 4).
+
+    Departures: as in `LFedNest`, and the anchor as in `FedNest`. Exchanges a round: 2T + 1.
+
+    Reference: Tarzanagh et al. 2022, Table 2.
+    """
+
+    local_curvature = True
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Alg. 1 with the light outer optimizer."""
+        inner, outer = jax.random.split(key)
+        seen = _seen(fed, state.x, key)
+        y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
+        x = lfed_out(self, fed, state.x, y, _hessian_step(self, state), outer)
+        return state._replace(x=x, y=y)
+
+
+class LFedNestNonAlt(_Nest):
+    """Light FedNest without alternation: each client runs the whole nested loop alone, [x_i, y_i] is averaged once.
+
+    Departures: as in `LFedNest`. Exchanges a round: 1.
+
+    Reference: Tarzanagh et al. 2022, Appendix H.1.
+    """
+
+    local_curvature = True
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Both levels on the client."""
+        step = _hessian_step(self, state)
+
+        def nested(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
+            inner, outer = jax.random.split(k)
+            seen = c.seen(state.x, _draws(self))
+            local = lambda t, y: local_inner(self, c, state.x, y, seen, jax.random.fold_in(inner, t))
+            y = c.loop(self.lower_rounds, local, state.y)
+            return local_outer(self, c, state.x, y, step, outer), y
+
+        x, y = fed.mean(fed.map(nested, key), name="x, y")
+        return state._replace(x=fed.problem.project_upper(x), y=y)
+
+
+# The optimizers of the two levels.
+
+
+def fed_inn(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, key: Array) -> tree.Tree:
+    """FedInn (Alg. 4): SVRG on y. Two exchanges."""
+    k1, k2 = jax.random.split(key)
+    anchor = lambda c, k, z: c.g_y(x, y, c.lower(k, h.anchor_batch, seen=z))  # line 4
+    q = fed.mean(fed.map(anchor, k1, seen), name="q")  # line 6
+
+    def local(c: Client, k: Array, z: Any) -> tree.Tree:  # lines 7–12
+        count, order = jax.random.split(k)
+        steps = c.steps(h.lower_local_steps, count, h.batch_size, "lower")
+        gradient = lambda y, v: c.g_y(x, y, c.lower(order, h.batch_size, v, seen=z))
+        return svrg(c, gradient, y, q, _local_step(h, h.lower_step, steps), steps)
+
+    return fed.mean(fed.map(local, k2, seen), name="y")  # line 13
+
+
+def lfed_inn(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, key: Array) -> tree.Tree:
+    """LFedInn (Alg. 6): local SGD on y. One exchange."""
+    return fed.mean(fed.map(lambda c, k, z: local_inner(h, c, x, y, z, k), key, seen), name="y")
+
+
+def local_inner(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, seen: Any, key: Array) -> tree.Tree:
+    """Alg. 6, lines 3–6, on one client."""
+    count, order = jax.random.split(key)
+    steps = c.steps(h.lower_local_steps, count, h.batch_size, "lower")
+    gradient = lambda y, v: c.g_y(x, y, c.lower(order, h.batch_size, v, seen=seen))
+    return sgd(c, gradient, y, _local_step(h, h.lower_step, steps), steps)
+
+
+def fed_out(
+    h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, hessian_step: Any, key: Array
+) -> tree.Tree:
+    """FedOut (Alg. 2): SVRG on x, where only the direct part of the hypergradient is corrected locally."""
+    k0, k1, k2 = jax.random.split(key, 3)
+    p = fed_ihgp(h, fed, x, y, seen, hessian_step, k0)  # line 3
+
+    def hypergradient(c: Client, k: Array) -> tree.Tree:  # lines 5–6
+        ku, kl = jax.random.split(k)
+        direct = c.f_x(x, y, c.upper(ku, h.batch_size))
+        return direct if p is None else tree.sub(direct, c.g_xy(x, y, c.lower(kl, h.batch_size), p))
+
+    anchor = fed.mean(fed.map(hypergradient, k1), name="h")  # line 8
+
+    def local(c: Client, k: Array) -> tree.Tree:  # lines 9–14
+        count, order = jax.random.split(k)
+        steps = c.steps(h.upper_local_steps, count, h.batch_size, "upper")
+        gradient = lambda x, v: c.f_x(x, y, c.upper(order, h.batch_size, v))
+        return svrg(c, gradient, x, anchor, _local_step(h, h.upper_step, steps), steps)
+
+    return fed.problem.project_upper(fed.mean(fed.map(local, k2), name="x"))  # line 15
+
+
+def fed_ihgp(
+    h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, hessian_step: Any, key: Array
+) -> tree.Tree | None:
+    """FedIHGP (Alg. 3): p ≈ [mean ∇²_y g_i]⁻¹ mean ∇_y f_i. None where there is no implicit part."""
+    if isinstance(fed.problem, Minimax):
+        return None
+    k0, k1, k2, k3 = jax.random.split(key, 4)
+    cohort = fed.resample(k3) if h.resample else fed
+    b = cohort.mean(cohort.map(lambda c, k: c.f_y(x, y, c.upper(k, h.batch_size)), k0), name="p")  # lines 2–6
+    if isinstance(fed.problem, Compositional):
+        return b
+
+    def product(p: tree.Tree, n: Any) -> tree.Tree:  # lines 11–15
+        cohort = fed.resample(jax.random.fold_in(k3, n + 1)) if h.resample else fed
+        own = None if h.resample else seen
+        hessian = lambda c, k, z: c.g_yy(x, y, c.lower(k, h.batch_size, seen=z), p)
+        return cohort.mean(cohort.map(hessian, jax.random.fold_in(k1, n), own), name="Hp")
+
+    return inverse_hessian.solve(h.neumann, fed.loop, product, b, hessian_step, h.neumann_terms, k2)
+
+
+def lfed_out(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
+    """LFedOut (Alg. 5): local SGD on x. One exchange."""
+    x = fed.mean(fed.map(lambda c, k: local_outer(h, c, x, y, hessian_step, k), key), name="x")
+    return fed.problem.project_upper(x)
+
+
+def local_outer(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
+    """Alg. 5, lines 4–10, on one client."""
+    count, noise = jax.random.split(key)
+    steps = c.steps(h.upper_local_steps, count, h.batch_size, "upper")
+    gradient = lambda x, v: _local_hypergradient(h, c, x, y, hessian_step, jax.random.fold_in(noise, v))
+    return sgd(c, gradient, x, _local_step(h, h.upper_step, steps), steps)
+
+
+def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
+    """Alg. 5, lines 5–8: the client's own hypergradient, one ξ for both parts of ∇f."""
+    k0, k1, k2, k3 = jax.random.split(key, 4)
+    batch = c.upper(k0, h.batch_size)
+    if isinstance(c.problem, Minimax):
+        return c.f_x(x, y, batch)
+    f_x, v = c.f_x_and_y(x, y, batch)
+    if isinstance(c.problem, Bilevel):
+        product = lambda v, n: c.g_yy(x, y, c.lower(jax.random.fold_in(k1, n), h.batch_size), v)
+        v = inverse_hessian.solve(h.neumann, c.loop, product, v, hessian_step, h.neumann_terms, k2)
+    return tree.sub(f_x, c.g_xy(x, y, c.lower(k3, h.batch_size), v))
+
+
+# Small things that several of them need.
+
+
+def _repeat(fed: Fed, times: int, once: Callable[[Any, Array], Any], y: tree.Tree, key: Array) -> tree.Tree:
+    """Alg. 1, lines 5–7."""
+    return fed.loop(times, lambda t, y: once(y, jax.random.fold_in(key, t)), y)
+
+
+def _seen(fed: Fed, x: tree.Tree, key: Array, draws: int | None = None) -> PerClient | None:
+    """What each client sees of its lower data at x, which stays fixed for the round; None without features."""
+    if fed.problem.features is None:
+        return None
+    return fed.map(lambda c, k: c.seen(x, draws), key)
+
+
+def _draws(h: _Nest) -> int | None:
+    """How many samples the lower level draws in a round, where that is known."""
+    if isinstance(h.lower_local_steps, int) and h.batch_size is not None:
+        return h.lower_rounds * h.lower_local_steps * h.batch_size
+    return None
+
+
+def _local_step(h: _Nest, step: Any, steps: Count) -> Any:
+    return step / steps if h.scale_steps else step
+
+
+def _hessian_step(h: _Nest, state: State) -> Any:
+    return state.hessian_step if isinstance(h.hessian_step, str) else h.hessian_step
+
+
+def _curvature(fed: Fed, x: tree.Tree, y: tree.Tree, key: Array, local: bool) -> Array:
+    """About the largest eigenvalue of the mean of the clients' Hessians, or (`local`) of any one of them."""
+    k0, k1 = jax.random.split(key)
+    if local:
+        own = lambda c: lambda v, n: c.g_yy(x, y, c.lower(k0), v)
+        estimate = lambda c, k: inverse_hessian.largest_eigenvalue(c.loop, own(c), y, _POWER_ITERATIONS, k)
+        return jnp.max(fed.gather(fed.map(estimate, k1), name="curvature"))
+    product = lambda v, n: fed.mean(fed.map(lambda c, k: c.g_yy(x, y, c.lower(k), v), k0), name="curvature")
+    return inverse_hessian.largest_eigenvalue(fed.loop, product, y, _POWER_ITERATIONS, k1)

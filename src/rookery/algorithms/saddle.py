@@ -1,0 +1,119 @@
+"""FedAvg and SCAFFOLD for saddle points: simultaneous local descent on x and ascent on y (Hou et al. 2021)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from rookery import tree
+from rookery.fed import Client, Fed, Step, Steps
+from rookery.problems import Minimax
+
+
+class State(NamedTuple):
+    """The two variables, and for SCAFFOLD the server's control variates of both."""
+
+    x: tree.Tree
+    y: tree.Tree
+    control: Any = None
+
+
+def _directions(c: Client, z: tuple[tree.Tree, tree.Tree], batch: Any) -> tuple[tree.Tree, tree.Tree]:
+    """∇_x f and −∇_y f at z = (x, y): the gradient of each player's own loss."""
+    f_x, f_y = c.f_x_and_y(*z, batch)
+    return f_x, tree.scale(-1.0, f_y)
+
+
+@dataclass(frozen=True)
+class FedAvgSaddle:
+    """FedAvg-S: local steps on both variables at once, then the mean. With one client it is SGDA.
+
+    Solves minimax problems: x ← x − α ∇_x f_i, y ← y − β (−∇_y f_i), both at the values before the step.
+
+    Departures: none. Exchanges a round: 1.
+
+    Reference: Hou, Thekumparampil, Fanti and Oh, Efficient Algorithms for Federated Saddle Point Optimization, 2021.
+    """
+
+    upper_step: Step = 0.01  # α
+    lower_step: Step = 0.01  # β
+    local_steps: Steps = 1  # τ_i
+    batch_size: int | None = None  # of ξ; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Minimax,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start."""
+        return State(x, y)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps, then the mean."""
+
+        def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
+            count, order = jax.random.split(k)
+            steps = c.steps(self.local_steps, count, self.batch_size, "upper")
+
+            def both(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+                d_x, d_y = _directions(c, z, c.upper(order, self.batch_size, v))
+                return tree.step(z[0], self.upper_step, d_x), tree.step(z[1], self.lower_step, d_y)
+
+            return c.loop(steps, both, (state.x, state.y))
+
+        x, y = fed.mean(fed.map(local, key), name="x, y")
+        return State(fed.problem.project_upper(x), y)
+
+
+@dataclass(frozen=True)
+class ScaffoldSaddle:
+    """SCAFFOLD-S: FedAvg-S with control variates kept by the clients (c_i) and the server (c). One client: SGDA.
+
+    Solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i); afterwards
+    c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + (P/n)·mean_S(c_i⁺ − c_i).
+
+    Departures: the mean of the c_i⁺ − c_i is weighted by p_i, as the mean of the variables is; server step 1.
+    Exchanges a round: 1, which carries the variables and the change of the control variates.
+
+    Reference: Hou et al. 2021, with Karimireddy et al., SCAFFOLD, ICML 2020.
+    """
+
+    upper_step: Step = 0.01  # α
+    lower_step: Step = 0.01  # β
+    local_steps: Steps = 1  # τ_i
+    batch_size: int | None = None  # of ξ; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Minimax,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start: c = 0."""
+        return State(x, y, tree.zeros_like((x, y)))
+
+    def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
+        """What a client remembers: c_i, 0 at first."""
+        return tree.zeros_like((x, y))
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps with both corrections, then the mean."""
+        z = (state.x, state.y)
+
+        def local(c: Client, k: Array, own: Any) -> tuple[Any, Any]:
+            count, order = jax.random.split(k)
+            steps = c.steps(self.local_steps, count, self.batch_size, "upper")
+            correction = tree.sub(state.control, own)
+
+            def both(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+                d_x, d_y = tree.add(_directions(c, z, c.upper(order, self.batch_size, v)), correction)
+                return tree.step(z[0], self.upper_step, d_x), tree.step(z[1], self.lower_step, d_y)
+
+            last = c.loop(steps, both, z)
+            moved = tree.sub(z, last)
+            progress = (
+                tree.scale(1 / (steps * self.upper_step), moved[0]),
+                tree.scale(1 / (steps * self.lower_step), moved[1]),
+            )
+            change = tree.sub(progress, state.control)  # c_i⁺ − c_i
+            return (last, change), tree.add(own, change)
+
+        (x, y), change = fed.mean(fed.map_state(local, key), name="x, y, c")
+        control = tree.add(state.control, tree.scale(fed.cohort_size / fed.n, change))
+        return State(fed.problem.project_upper(x), y, control)

@@ -1,0 +1,62 @@
+"""Checkpoints: one file of arrays and one JSON header, written whole or not at all. No pickle."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_FORMAT = 1
+
+
+def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extra: dict[str, Any], best: Any) -> None:
+    """Write the run as it stands after `done` rounds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"format": _FORMAT, "identity": identity, "round": done, "extra": extra}
+    arrays = {f"carry_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
+    if best is not None:
+        arrays |= {f"best_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves((best.x, best.y)))}
+    beside = path.with_name(path.name + ".writing")
+    with beside.open("wb") as file:
+        np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def load(path: str | Path, identity: dict[str, Any], carry: Any, start: Any) -> tuple[int, Any, dict[str, Any], Any]:
+    """The rounds done, the carry, the record's extra and the best (x, y); `carry` and `start` give the structures."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = dict(file)
+        header = json.loads(stored.pop("header").tobytes())
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a checkpoint of this program, or is damaged; delete it to start afresh."
+        ) from error
+    if header.get("format") != _FORMAT:
+        raise ValueError(f"{path} has the format {header.get('format')!r}, this version reads {_FORMAT}.")
+    for name, value in identity.items():
+        if header["identity"].get(name) != value:
+            raise ValueError(
+                f"{path} belongs to another run: its {name} is {header['identity'].get(name)!r}, this run's {value!r}. "
+                "Give another checkpoint file, or delete this one."
+            )
+    carry = _fill(path, carry, stored, "carry")
+    best = _fill(path, start, stored, "best") if header["extra"]["best"] is not None else None
+    return header["round"], carry, header["extra"], best
+
+
+def _fill(path: str | Path, like: Any, stored: dict[str, np.ndarray], name: str) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+    values = [stored.get(f"{name}_{i}") for i in range(len(leaves))]
+    for value, leaf in zip(values, leaves, strict=True):
+        if value is None or (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(
+                f"{path} belongs to another run: its arrays have other shapes or types; delete it or name another."
+            )
+    return jax.tree.unflatten(structure, [jnp.asarray(value) for value in values])

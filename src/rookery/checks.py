@@ -1,0 +1,154 @@
+"""The border: what is given to `solve`, checked before anything is compiled. A message says what, where and the fix."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import hyperparameters
+from rookery.clients import Clients, Source
+from rookery.fed import Algorithm
+from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, inner_value_like
+
+
+def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, Any]:
+    """x and y as arrays."""
+    if not isinstance(problem, Bilevel | Minimax | Compositional | SingleLevel):
+        raise TypeError(
+            f"problem is a {type(problem).__name__}; give a Bilevel, Minimax, Compositional or SingleLevel."
+        )
+    if not isinstance(clients, Clients):
+        raise TypeError(f"clients is a {type(clients).__name__}; give rk.Clients(lower=[...], upper=[...]).")
+    if isinstance(problem, SingleLevel):
+        return _arrays(init, "x"), ()
+    if not (isinstance(init, tuple) and len(init) == 2):
+        given = f"a tuple of {len(init)}" if isinstance(init, tuple) else f"a {type(init).__name__}"
+        raise ValueError(f"init is {given}; a {type(problem).__name__} problem starts from a pair (x, y).")
+    x = _arrays(init[0], "x")
+    if init[1] is None and isinstance(problem, Compositional):
+        return x, inner_value_like(problem, x, _one_sample(clients.lower))
+    return x, _arrays(init[1], "y")
+
+
+def _arrays(value: Any, name: str) -> Any:
+    def check(path: Any, leaf: Any) -> Any:
+        where = f"init: {name}" + (jax.tree_util.keystr(path) if path else "")
+        if not isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array) or isinstance(leaf, bool):
+            raise ValueError(f"{where} is a {type(leaf).__name__}; a variable is a pytree of floating-point arrays.")
+        array = jnp.array(np.asarray(leaf, float) if isinstance(leaf, int | float) else leaf)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"{where} has the type {array.dtype}; a variable is floating point: use .astype(float).")
+        if not bool(jnp.all(jnp.isfinite(array))):
+            raise ValueError(f"{where} is not finite (NaN or infinity); start from numbers.")
+        return array
+
+    if not jax.tree.leaves(value):
+        raise ValueError(f"init: {name} holds no arrays ({value!r}); give the {name} to start from.")
+    return jax.tree_util.tree_map_with_path(check, value)
+
+
+def check_run(
+    problem: Problem,
+    clients: Clients,
+    algorithm: Algorithm,
+    x: Any,
+    y: Any,
+    rounds: int,
+    cohort: int | None,
+    every: int,
+) -> int:
+    """Raise at the first thing that is wrong; the cohort's size if nothing is."""
+    _check_pair(problem, clients, algorithm)
+    hyperparameters.check(algorithm, clients.n)
+    for name, value, least in (("rounds", rounds, 0), ("every", every, 1)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name}={value!r} is not an integer, at least {least}.")
+    if cohort is None:
+        cohort = clients.n
+    if not isinstance(cohort, int | np.integer) or not 1 <= cohort <= clients.n:
+        raise ValueError(
+            f"cohort={cohort!r}: the federation has {clients.n} clients; give a whole number from 1 to {clients.n}, or "
+            "None for all of them."
+        )
+    _check_losses(problem, clients, x, y)
+    return int(cohort)
+
+
+def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> None:
+    kind, name = type(problem).__name__, type(algorithm).__name__
+    if isinstance(algorithm, type):
+        raise TypeError(
+            f"algorithm is the class {algorithm.__name__} itself; give an instance: {algorithm.__name__}(...)."
+        )
+    solves = getattr(algorithm, "solves", ())
+    if not isinstance(problem, solves):
+        can = ", ".join(cls.__name__ for cls in solves) or "nothing"
+        way = ""
+        if Bilevel in solves and hasattr(problem, "as_bilevel"):
+            way = " Give it problem.as_bilevel()."
+        raise ValueError(f"{name} does not solve {kind} problems (it solves: {can}).{way}")
+    scope = getattr(problem, "lower_scope", getattr(problem, "inner_scope", "global"))
+    if scope not in ("global", "client"):
+        raise ValueError(f'{kind}: scope {scope!r} is not known; give "global" or "client".')
+    if scope != getattr(algorithm, "scope", "global"):
+        level = "lower level" if isinstance(problem, Bilevel) else "inner function"
+        one, other = ("each client's own", "one for all") if scope == "client" else ("one for all", "each client's own")
+        raise ValueError(f"{name} needs a {level} that is {other}; this problem's is {one} (scope {scope!r}).")
+    if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
+        raise ValueError(f"A {kind} problem has one data set, these clients have two: give upper=[...] alone.")
+
+
+def _one_sample(source: Source) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), source.rows)
+
+
+def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
+    upper, lower = _one_sample(clients.upper), _one_sample(clients.lower)
+    losses = [("upper" if isinstance(problem, Bilevel) else _first_field(problem), problem.f, upper)]
+    if isinstance(problem, Bilevel):
+        losses.append(("lower", problem.g, lower))
+    if isinstance(problem, Compositional):
+        _check_inner(problem, x, y, lower)
+    for name, loss, batch in losses:
+        where = f"{type(problem).__name__}.{name}"
+        try:
+            value = jax.eval_shape(loss, x, y, batch)
+        except Exception as error:
+            raise ValueError(
+                f"{where} fails on init and a batch of one sample: {_first_line(error)} (Check that init has the "
+                f"structure the loss expects: x is {_shape(x)}, y is {_shape(y)}, a batch is {_shape(batch)}.)"
+            ) from error
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape != ():
+            given = f"an array of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+            raise ValueError(f"{where} returns {given}; a loss is one number, the mean over the batch: use jnp.mean.")
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{where} returns a number of type {dtype}; a loss is real and floating point.")
+
+
+def _first_field(problem: Any) -> str:
+    return {"Minimax": "objective", "Compositional": "outer", "SingleLevel": "loss"}[type(problem).__name__]
+
+
+def _check_inner(problem: Compositional, x: Any, y: Any, batch: Any) -> None:
+    try:
+        value = jax.eval_shape(problem.inner, x, batch)
+    except Exception as error:
+        raise ValueError(
+            f"Compositional.inner fails on init and a batch of one sample: {_first_line(error)} (x is {_shape(x)}, a "
+            f"batch is {_shape(batch)}.)"
+        ) from error
+    if _shape(value) != _shape(y):
+        raise ValueError(f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.")
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {line}".rstrip(": ") + "."
+
+
+def _shape(value: Any) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    each = [f"{jax.tree_util.keystr(path)} {leaf.shape}".strip() for path, leaf in leaves]
+    return "; ".join(each) if len(each) <= 6 else "; ".join(each[:5]) + f"; and {len(each) - 5} more"

@@ -1,0 +1,64 @@
+"""Partitioners: pure functions of (labels, clients, seed) that give each client the indices of its samples."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+Parts = list[Int[np.ndarray, " own"]]
+
+
+def iid(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0) -> Parts:
+    """A random split into parts of equal size, up to one sample.
+
+    >>> [len(part) for part in iid(range(10), clients=3)]
+    [4, 3, 3]
+    """
+    _check(len(labels), clients)
+    return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), clients)]
+
+
+def shards(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, per_client: int = 2) -> Parts:
+    """The pathological non-i.i.d. split of McMahan et al. (2017): sort by label, cut into equal shards, deal them out.
+
+    Most clients then hold `per_client` labels (two by default).
+    """
+    _check(len(labels), clients * per_client)
+    rng = np.random.default_rng(seed)
+    by_label = np.argsort(np.asarray(labels), kind="stable")
+    pieces = np.array_split(by_label, clients * per_client)
+    dealt = rng.permutation(len(pieces)).reshape(clients, per_client)
+    return [np.sort(np.concatenate([pieces[j] for j in own])) for own in dealt]
+
+
+def dirichlet(
+    labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, alpha: float = 0.5, least: int = 2
+) -> Parts:
+    """Label skew of Hsu et al. (2019): each class is divided among the clients in proportions drawn from Dir(alpha).
+
+    A small alpha makes the clients differ more. Clients left with fewer than `least` samples are given some of the
+    largest client's.
+    """
+    labels = np.asarray(labels)
+    _check(len(labels), clients * least)
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha!r} is not a positive number.")
+    rng = np.random.default_rng(seed)
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        own = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(own)
+        for part, piece in zip(parts, np.split(own, cuts.astype(int)), strict=True):
+            part.extend(piece.tolist())
+    while min(map(len, parts)) < least:
+        smallest, largest = min(parts, key=len), max(parts, key=len)
+        smallest.append(largest.pop(rng.integers(len(largest))))
+    return [np.sort(np.asarray(part)) for part in parts]
+
+
+def _check(samples: int, needed: int) -> None:
+    if needed < 1 or samples < needed:
+        raise ValueError(f"{samples} samples cannot be divided into {needed} parts; use fewer clients or more data.")
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {"iid": iid, "shards": shards, "dirichlet": dirichlet}

@@ -1,0 +1,1 @@
+"""Engines: what gives the primitives of `fed` their meaning."""

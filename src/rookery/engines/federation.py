@@ -1,0 +1,445 @@
+"""The lock-step engine: a coordinator and sites that share algorithm, problem and seed, and exchange arrays.
+
+Every side runs the same round. `map` is lazy, and an exchange is the only point where anything crosses: asked for
+exchange k, a site replays the results before it and computes its own k-th value alone; the coordinator reduces the
+replies and goes on. Each such piece is one compiled function of (state, results so far, data, key), with k static.
+
+This file knows no transport: a site turns bytes into bytes, and the coordinator is given a function that carries them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rookery.clients import Clients, Count, sample_cohort
+from rookery.engines import wire
+from rookery.engines.simulation import Amounts, Carry
+from rookery.fed import WORK, Algorithm, Client, Exchange, describe
+from rookery.hyperparameters import Split, at_round, join
+from rookery.problems import Problem
+
+Phase = Literal["init", "round"]
+Transport = Callable[[int, bytes], bytes]  # (client, request) -> reply
+
+
+class _Stop(Exception):
+    """Ends a replay where something is needed that only the outside can give."""
+
+    def __init__(self, kind: Literal["exchange", "count"], value: Any, name: str = "", fresh: bool = False) -> None:
+        super().__init__(kind)
+        self.kind, self.value, self.name, self.fresh = kind, value, name, fresh
+
+
+@dataclass
+class _Script:
+    """A replay under way: the results and loop counts that are known, and how far it has come."""
+
+    results: Sequence[PyTree[Array]]
+    counts: tuple[int, ...]
+    structure: Callable[[int, tuple[int, ...], "_Lazy", str], Any]
+    abstract: bool = False  # only shapes matter: results are made up, loops run once
+    exchanges: int = 0
+    loops: int = 0
+    maps: int = 0
+    work: dict[int, Array] = field(default_factory=dict)  # of the maps that were computed
+    touched: bool = False  # whether a client's memory was used
+
+
+class _Lazy:
+    """A per-client value, computed when somebody needs it, and then once."""
+
+    def __init__(self, compute: Callable[[bool], Any]) -> None:
+        self._compute: Callable[[bool], Any] | None = compute
+        self._value: Any = None
+
+    def force(self, keep: bool = True) -> Any:
+        """The value; kept, unless it is wanted for its shape alone."""
+        if self._compute is None:
+            return self._value
+        if not keep:
+            return self._compute(False)
+        self._value, self._compute = self._compute(True), None
+        return self._value
+
+    def shapes(self) -> Any:
+        """The shapes of the value, without computing it."""
+        return jax.eval_shape(lambda: self.force(keep=False))
+
+
+class LockstepFed:
+    """`Fed` for one side of the protocol."""
+
+    def __init__(
+        self, problem: Problem, n: int, cohort_size: int, script: _Script, client: Callable[[], Client], memory: Any,
+        ids: Any,
+    ) -> None:  # fmt: skip
+        self.problem, self.n, self.cohort_size = problem, n, cohort_size
+        self._script, self._client, self._ids = script, client, ids
+        self._fresh = False
+        self._memory = _Lazy(lambda keep: memory)
+
+    def map(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
+        """See `Fed.map`."""
+        place, script = self._script.maps, self._script
+        script.maps += 1
+
+        def compute(keep: bool) -> Any:
+            client = self._client()
+            own = [v and v.force(keep) for v in values]
+            value = fn(client, jax.random.fold_in(key, client.id), *own)
+            if keep:
+                script.work[place] = client.work
+            return value
+
+        return _Lazy(compute)
+
+    def map_state(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
+        """See `Fed.map_state`."""
+        self._script.touched = True
+        both = self.map(fn, key, self._memory, *values)
+        self._memory = _Lazy(lambda keep: both.force(keep)[1])
+        return _Lazy(lambda keep: both.force(keep)[0])
+
+    def mean(self, value: _Lazy, name: str = "mean") -> Any:
+        """See `Fed.mean`."""
+        return self._exchange("mean", value, name)
+
+    def sum(self, value: _Lazy, name: str = "sum") -> Any:
+        """See `Fed.sum`."""
+        return self._exchange("sum", value, name)
+
+    def gather(self, value: _Lazy, name: str = "gather") -> Any:
+        """See `Fed.gather`."""
+        return self._exchange("gather", value, name)
+
+    def _exchange(self, kind: str, value: _Lazy, name: str) -> Any:
+        script, k = self._script, self._script.exchanges
+        script.exchanges += 1
+        if k < len(script.results):
+            structure, _ = script.structure(k, script.counts[: script.loops], value, kind)
+            return jax.tree.unflatten(structure, script.results[k])
+        if script.abstract:
+            made_up = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), value.shapes())
+            if kind == "gather":
+                made_up = jax.tree.map(lambda a: jnp.zeros((self.cohort_size, *a.shape), a.dtype), made_up)
+            return made_up
+        raise _Stop("exchange", (kind, value, self._ids), name, self._fresh)
+
+    def loop(self, n: Count, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+        """See `Fed.loop`."""
+        script = self._script
+        if script.abstract:
+            return body(0, carry)
+        if not isinstance(n, int):
+            if script.loops == len(script.counts):
+                raise _Stop("count", n)
+            n = script.counts[script.loops]
+            script.loops += 1
+        for i in range(n):
+            carry = body(i, carry)
+        return carry
+
+    def resample(self, key: Array) -> "LockstepFed":
+        """See `Fed.resample`."""
+        ids = sample_cohort(key, self.n, self.cohort_size)
+        fed = LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids)
+        fed._fresh = True
+        return fed
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What every side knows and no message carries."""
+
+    problem: Problem
+    fixed: Algorithm
+    n: int
+    cohort: int
+
+
+@dataclass
+class _Piece:
+    """One compiled piece of a round, and what was learnt when it was traced."""
+
+    run: Callable[..., Any]
+    kind: str = ""
+    name: str = ""
+    fresh: bool = False
+    reduction: str = ""
+    structure: Any = None  # of what it returns
+    maps: tuple[int, ...] = ()  # the maps it computes
+    touched: bool = False
+
+
+@cache
+def _structures(setting: _Setting, phase: Phase) -> dict[Any, Any]:
+    """The structure and the shapes of each exchange's value, by its number and the loop counts before it."""
+    return {}
+
+
+@cache
+def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...], at_site: bool) -> _Piece:
+    """The piece of a phase after `known` exchanges."""
+    structures = _structures(setting, phase)
+
+    def structure(k: int, before: tuple[int, ...], value: _Lazy, kind: str) -> Any:
+        if (k, before) not in structures:
+            shapes = value.shapes()
+            structures[k, before] = jax.tree.structure(shapes), describe(shapes)
+        return structures[k, before]
+
+    def run(
+        traced: Any, state: Any, results: Any, data: Clients, identity: Any, memory: Any, t: Any, seed: Array
+    ) -> Any:
+        algorithm = at_round(join(setting.fixed, traced), t if phase == "round" else 0)
+        client = lambda: Client(setting.problem, data, 0, identity)
+        script = _Script(results, counts, structure)
+        whole = setting.n if phase == "init" else setting.cohort
+        choice, noise = jax.random.split(jax.random.fold_in(seed, t + 1))
+        ids = sample_cohort(choice, setting.n, whole)
+        fed = LockstepFed(setting.problem, setting.n, whole, script, client, memory, ids)
+        try:
+            if phase == "init":
+                after = algorithm.init(fed, *state, jax.random.fold_in(seed, 0))
+            else:
+                after = algorithm.round(fed, state, noise)
+            piece.kind = "done"
+            out = fed._memory.force() if at_site else after
+        except _Stop as stop:
+            piece.kind, piece.name, piece.fresh = stop.kind, stop.name, stop.fresh
+            if stop.kind == "exchange":
+                piece.reduction, value, ids = stop.value
+                structure(known, counts[: script.loops], value, piece.reduction)
+                out = value.force() if at_site else ids
+            else:
+                out = stop.value
+        piece.structure, piece.maps, piece.touched = jax.tree.structure(out), tuple(sorted(script.work)), script.touched
+        return jax.tree.leaves(out), [script.work[place] for place in piece.maps]
+
+    piece = _Piece(jax.jit(run))
+    return piece
+
+
+def _state_like(setting: _Setting, traced: Any, start: Any, data: Clients) -> Any:
+    """The shapes of the algorithm's state, from an abstract run of `init`."""
+
+    def init(traced: Any, start: Any, data: Clients) -> Any:
+        algorithm = at_round(join(setting.fixed, traced), 0)
+        script = _Script([], (), lambda *_: None, abstract=True)
+        client = lambda: Client(setting.problem, data, 0, 0)
+        memory = _first_memory(setting, traced, start)
+        fed = LockstepFed(setting.problem, setting.n, setting.n, script, client, memory, None)
+        return algorithm.init(fed, *start, jax.random.key(0))
+
+    return jax.eval_shape(init, traced, start, data)
+
+
+def _first_memory(setting: _Setting, traced: Any, start: Any) -> Any:
+    algorithm = at_round(join(setting.fixed, traced), 0)
+    return algorithm.memory(*start) if hasattr(algorithm, "memory") else None
+
+
+class Site:
+    """One client: its own data and memory, and what everybody knows. Bytes in, bytes out."""
+
+    def __init__(
+        self, setting: _Setting, traced: dict[str, Any], identity: int, data: Clients, start: tuple[Any, Any], seed: int
+    ) -> None:
+        self._setting, self._traced, self._identity, self._data, self._start = setting, traced, identity, data, start
+        self._seed = jax.random.key(seed)
+        self._memory = _first_memory(setting, traced, start)
+        self._state_structure = jax.tree.structure(_state_like(setting, traced, start, data))
+        self._at: tuple[Phase, int] | None = None
+        self._state: Any = None
+        self._results: list[list[Any]] = []
+        self._counts: tuple[int, ...] = ()
+        self._counted: set[int] = set()
+
+    def handle(self, request: bytes) -> bytes:
+        """Answer a request; the answer "resync" asks for it again with everything from the round's start on."""
+        header, arrays = wire.decode(request)
+        moment = (header["phase"], header["round"])
+        leaves = [arrays.pop(0) for _ in range(header["state"])]
+        if header["from"] == 0 and leaves:
+            structure = jax.tree.structure(self._start) if header["phase"] == "init" else self._state_structure
+            if moment != self._at:
+                self._counted = set()
+            self._at, self._state, self._results, self._counts = moment, jax.tree.unflatten(structure, leaves), [], ()
+        elif moment != self._at or len(self._results) < header["from"]:
+            return wire.encode({"answer": "resync"}, [])
+        del self._results[header["from"] :]
+        for length in header["results"]:
+            self._results.append([arrays.pop(0) for _ in range(length)])
+        piece, value, work = self._next(header["counts"])
+        if header["op"] == "finish":
+            self._memory = jax.tree.unflatten(piece.structure, value)
+            return wire.encode({"answer": "finished", "work": work}, [])
+        return wire.encode({"answer": "value", "work": work, "shape": piece.name}, value)
+
+    def _next(self, counts: list[int]) -> tuple[_Piece, list[Any], list[Any]]:
+        phase, t = self._at  # type: ignore[misc]
+        piece = _piece(self._setting, phase, len(self._results), tuple(counts), True)
+        value, work = piece.run(
+            self._traced, self._state, self._results, self._data, self._identity, self._memory, t, self._seed
+        )
+        new = [(place, w.tolist()) for place, w in zip(piece.maps, work, strict=True) if place not in self._counted]
+        self._counted.update(place for place, _ in new)
+        return piece, value, new
+
+
+class Coordinator:
+    """The server: it holds the state and the weights, no data, and reduces what the sites reply."""
+
+    def __init__(
+        self, setting: _Setting, traced: dict[str, Any], weights: np.ndarray, template: Clients, start: Any, seed: int,
+        send: Transport,
+    ) -> None:  # fmt: skip
+        self._setting, self._traced, self._weights, self._template = setting, traced, weights, template
+        self._memory = _first_memory(setting, traced, start)  # for its shapes: a site's own never leaves it
+        self._seed, self._send = jax.random.key(seed), send
+
+    def run(self, phase: Phase, state: Any, t: int) -> tuple[Any, Amounts]:
+        """One phase: the state after it, and what it cost."""
+        exchanges: dict[Exchange, dict[str, int]] = {}
+        work: dict[int, dict[int, list[int]]] = {}  # by map and client
+        results: list[list[Any]] = []
+        counts: tuple[int, ...] = ()
+        cohort: list[int] = []
+        has: int | None = None  # results that the round's cohort has been sent; None: not even the state
+        while True:
+            piece = _piece(self._setting, phase, len(results), counts, False)
+            leaves, _ = piece.run(self._traced, state, results, self._template, 0, self._memory, t, self._seed)
+            if piece.kind == "count":
+                counts = (*counts, int(leaves[0]))
+                continue
+            header = {"phase": phase, "round": t, "counts": counts}
+            if piece.kind == "done":
+                break
+            ids = np.asarray(leaves[0]).tolist()
+            since = None if piece.fresh else has
+            replies, up, down = self._ask(ids, {**header, "op": "reply"}, state, results, since, work)
+            reduced = self._reduce(piece.reduction, ids, replies)
+            if not piece.fresh:
+                has, cohort = len(results), ids
+            results.append(reduced)
+            shape = _structures(self._setting, phase)[len(results) - 1, counts][1]
+            _count(exchanges, piece.name, piece.reduction, shape, up, _nbytes(reduced), down)
+        if piece.touched:
+            if has is None:  # no exchange of the round's own cohort before
+                cohort = list(range(self._setting.n)) if phase == "init" else self._cohort(t)
+            _, _, down = self._ask(cohort, {**header, "op": "finish"}, state, results, has, work)
+            finish = _count(exchanges, "finish", "finish", "", 0, 0, down)
+            finish["count"] = 0
+        totals = np.zeros(len(WORK), np.int64)
+        busiest = 0
+        for by_client in work.values():
+            each = np.array(list(by_client.values()))
+            totals += each.sum(axis=0)
+            busiest += int((each[:, 0] + each[:, 1]).max())
+        after = jax.tree.unflatten(piece.structure, leaves)
+        return after, Amounts(exchanges, 0, totals, busiest)  # type: ignore[arg-type]
+
+    def _cohort(self, t: int) -> list[int]:
+        choice, _ = jax.random.split(jax.random.fold_in(self._seed, t + 1))
+        return np.asarray(sample_cohort(choice, self._setting.n, self._setting.cohort)).tolist()
+
+    def _ask(
+        self, ids: list[int], header: dict[str, Any], state: Any, results: list[list[Any]], has: int | None,
+        work: dict[int, dict[int, list[int]]],
+    ) -> tuple[list[list[Any]], int, int]:  # fmt: skip
+        """Every site's reply, and the bytes of arrays that one of them sent and was sent."""
+        request, down = self._request(header, state, results, has)
+        replies, up = [], 0
+        for identity in ids:
+            answer, arrays = wire.decode(self._send(identity, request))
+            if answer["answer"] == "resync":
+                again, _ = self._request(header, state, results, None)
+                answer, arrays = wire.decode(self._send(identity, again))
+            for place, amounts in answer["work"]:
+                work.setdefault(place, {})[identity] = amounts
+            replies.append(arrays)
+            up = _nbytes(arrays)
+        return replies, up, down
+
+    def _request(self, header: dict[str, Any], state: Any, results: Any, has: int | None) -> tuple[bytes, int]:
+        leaves = jax.tree.leaves(state) if has is None else []
+        begin = 0 if has is None else has
+        new = results[begin:]
+        about = {**header, "state": len(leaves), "from": begin, "results": [len(r) for r in new]}
+        arrays = leaves + [leaf for r in new for leaf in r]
+        return wire.encode(about, arrays), _nbytes(arrays)
+
+    def _reduce(self, kind: str, ids: list[int], replies: list[list[Any]]) -> list[Any]:
+        p = self._weights[ids]
+        p = p / p.sum() if kind == "mean" else p * (self._setting.n / len(ids))
+        stacked = [np.stack(leaf) for leaf in zip(*replies, strict=True)]
+        if kind == "gather":
+            return [jnp.asarray(s) for s in stacked]
+        return [jnp.asarray(np.tensordot(p.astype(s.dtype), s, axes=1)) for s in stacked]
+
+
+def _nbytes(arrays: Sequence[Any]) -> int:
+    return sum(a.size * a.dtype.itemsize for a in arrays)
+
+
+def _count(exchanges: Any, name: str, kind: Any, shape: str, up: int, result: int, down: int) -> dict[str, int]:
+    same = [exchange for exchange in exchanges if exchange[1:] == (name, kind, shape, up, result)]
+    exchange = same[0] if same else Exchange(len(exchanges), name, kind, shape, up, result)
+    entry = exchanges.get(exchange, {"count": 0, "up": 0, "down": 0})
+    exchanges[exchange] = {"count": entry["count"] + 1, "up": entry["up"] + up, "down": entry["down"] + down}
+    return exchanges[exchange]
+
+
+class Federation:
+    """The lock-step engine with all its sites in this process: the proof that an algorithm is honest.
+
+    Each site holds its own data and memory only, and what it exchanges with the coordinator are bytes. A run gives the
+    same numbers as in the `Simulation`, up to rounding, and the same ledger.
+    """
+
+    def __init__(self) -> None:
+        self._sites: list[Site] = []
+        self._coordinator: Coordinator | None = None
+
+    def start(
+        self, problem: Problem, clients: Clients, split: Split, x: Any, y: Any, seed: int
+    ) -> tuple[Carry, Amounts]:
+        """Set up the sites, and run the algorithm's `init` over them."""
+        self._given = (problem, clients, split, x, y, seed)
+        self._open(clients.n)
+        state, amounts = self._coordinator.run("init", (x, y), 0)  # type: ignore[union-attr]
+        return Carry(state, None), amounts
+
+    def _open(self, cohort: int) -> None:
+        problem, clients, split, x, y, seed = self._given
+        setting = _Setting(problem, split.fixed, clients.n, cohort)
+        if not self._sites:
+            self._sites = [
+                Site(setting, split.traced, i, Clients(**clients.client_data(i)), (x, y), seed)
+                for i in range(clients.n)
+            ]
+        for site in self._sites:
+            site._setting = setting
+        template = Clients(**jax.tree.map(lambda a: a[:1] if hasattr(a, "shape") else a, clients.client_data(0)))
+        weights = np.asarray(clients.weights)
+        send = lambda i, request: self._sites[i].handle(request)
+        self._coordinator = Coordinator(setting, split.traced, weights, template, (x, y), seed, send)
+
+    def advance(
+        self, problem: Problem, clients: Clients, split: Split, cohort: int, carry: Carry, start: int, rounds: int,
+        limit: int, seed: int,
+    ) -> tuple[Carry, list[Amounts]]:  # fmt: skip
+        """`rounds` more rounds."""
+        self._open(cohort)
+        costs = []
+        for t in range(start, start + rounds):
+            state, amounts = self._coordinator.run("round", carry.state, t)  # type: ignore[union-attr]
+            carry = Carry(state, None)
+            costs.append(amounts)
+        return carry, costs

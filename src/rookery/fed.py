@@ -1,0 +1,290 @@
+"""What an algorithm is written in: the client as seen from inside a map, the primitives, and what they count."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from rookery import tree
+from rookery.clients import Batch, Chunks, Clients, Count, Rows
+from rookery.problems import Problem
+
+C = TypeVar("C")
+Data = Batch | Chunks
+Schedule = Callable[[Count], Any]
+if TYPE_CHECKING:
+    Step = Any
+else:
+    Step = float | Schedule  # a number or a schedule, which is a number again inside a round
+Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
+
+WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a client counts of its own work
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉."""
+
+    passes: float
+
+
+class Client:
+    """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
+
+    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
+    the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
+    """
+
+    def __init__(self, problem: Problem, clients: Clients, place: Count, identity: Count, debug: bool = False) -> None:
+        self.problem = problem
+        self.id = identity
+        self._done: list[Count] = [0] * len(WORK)
+        self._views = {"lower": clients.view("lower", place), "upper": clients.view("upper", place)}
+        self._all = {level: view.all() for level, view in self._views.items()}  # outside any local loop
+        self._replace = clients.replace
+        self._debug = debug
+
+    # The data.
+
+    def lower(self, key: Array, size: int | None = None, step: Count = 0, seen: Rows | None = None) -> Data:
+        """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
+
+        `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
+        """
+        return self._draw("lower", key, size, step, seen)
+
+    def upper(self, key: Array, size: int | None = None, step: Count = 0) -> Data:
+        """The same of the upper data."""
+        return self._draw("upper", key, size, step, None)
+
+    def _draw(self, level: Literal["lower", "upper"], key: Array, size: int | None, step: Count, seen: Any) -> Data:
+        view = self._views[level]
+        if size is not None:
+            batch: Data = view.draw(key, size, step, self._replace, seen)
+        elif seen is not None:
+            whole = self._all[level]
+            assert isinstance(whole, Batch)
+            batch = Batch(seen, whole.mask, seen=True)
+        else:
+            batch = self._all[level]
+        self._count(f"samples_{level}", _samples(batch))
+        return batch
+
+    def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
+        """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
+
+        None if the problem has no features, if fewer than a whole data set of samples will be used (`uses`), or if the
+        clients' sizes differ so much that padding would waste the work.
+        """
+        whole = self._all["lower"]
+        if self.problem.features is None or isinstance(whole, Chunks):
+            return None
+        if uses is not None and uses < self._views["lower"].widest:
+            return None
+        return self.problem.features(x, whole.rows)
+
+    def steps(self, local_steps: Steps, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
+        """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
+        if isinstance(local_steps, int):
+            return local_steps
+        if isinstance(local_steps, tuple):
+            low, high = local_steps
+            return jax.random.randint(key, (), low, high + 1)
+        if isinstance(local_steps, Epochs):
+            view = self._views[level]
+            if size is None:
+                return -int(-local_steps.passes // 1)
+            passes = local_steps.passes * jnp.asarray(view.size, jnp.float32) / jnp.minimum(size, view.size)
+            if view.widest == view.narrowest:
+                return int(-(-local_steps.passes * view.widest // min(size, view.widest)))
+            return jnp.ceil(passes).astype(jnp.int32)
+        return jnp.asarray(local_steps)[self.id]
+
+    # The oracles.
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The upper loss."""
+        return self._mean(self.problem.f, batch, lambda f: f(x, y))
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The lower loss."""
+        return self._mean(self._lower_loss(batch), batch, lambda g: g(x, y))
+
+    def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_x f."""
+        self._count("gradients")
+        return self._mean(self.problem.f, batch, lambda f: jax.grad(f)(x, y))
+
+    def f_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y f."""
+        self._count("gradients")
+        return self._mean(self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y))
+
+    def f_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """∇_x f and ∇_y f on one batch, in one evaluation."""
+        self._count("gradients")
+        return self._mean(self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y))
+
+    def g_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y g."""
+        self._count("gradients")
+        return self._mean(self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
+
+    def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_y g · v."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.jvp(lambda y: jax.grad(g, 1)(x, y), (y,), (v,))[1]
+
+        return self._mean(self._lower_loss(batch), batch, product)
+
+    def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not be one of `seen`: x moves."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
+
+        return self._mean(self.problem.g, batch, product)  # type: ignore[union-attr]
+
+    def _lower_loss(self, batch: Data) -> Callable[..., Any]:
+        seen = isinstance(batch, Batch) and batch.seen
+        return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
+
+    def _mean(self, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
+        """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
+        if isinstance(batch, Batch):
+            if batch.mask is None:
+                return of(lambda *z: loss(*z, batch.rows))
+            return tree.scale(1 / jnp.sum(batch.mask), of(_sum_of_marked(loss, batch)))
+        piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
+        total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
+        return tree.scale(1 / batch.total, total)
+
+    # Counting.
+
+    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
+        """n times carry = body(i, carry), on this client; n may differ by client. Work done inside is counted."""
+        if self._debug:
+            for i in range(int(n)):
+                carry = body(i, carry)
+                check_finite(carry, f"local step {i} of {int(n)}")
+            return carry
+        before, nothing = self._done, jnp.zeros(len(WORK), jnp.int32)
+
+        def step(i: Array, state: tuple[C, Array]) -> tuple[C, Array]:
+            carry, work = state
+            self._done = [0] * len(WORK)
+            carry = body(i, carry)
+            return carry, work + self.work
+
+        carry, work = jax.lax.fori_loop(0, n, step, (carry, nothing))
+        self._done = [done + more for done, more in zip(before, work, strict=True)]
+        return carry
+
+    @property
+    def work(self) -> Int[Array, " 4"]:
+        """What this client has done so far, in the order of WORK."""
+        return jnp.stack([jnp.asarray(done, jnp.int32) for done in self._done])
+
+    def _count(self, what: str, amount: Count = 1) -> None:
+        self._done[WORK.index(what)] += amount
+
+
+def _samples(batch: Data) -> Count:
+    if isinstance(batch, Chunks):
+        return batch.total
+    return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
+
+
+def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
+    """The sum over the marked rows of the loss on each of them alone."""
+
+    def total(*z: tree.Tree) -> Float[Array, ""]:
+        alone = jax.vmap(lambda row: loss(*z, jax.tree.map(lambda a: a[None], row)))(batch.rows)
+        return jnp.sum(alone, where=batch.mask)
+
+    return total
+
+
+class NonFiniteError(FloatingPointError):
+    """A value became infinite or not a number; the message says where."""
+
+
+def check_finite(value: PyTree[Any], where: str) -> None:
+    """Raise NonFiniteError if a number in value is not finite."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.all(jnp.isfinite(leaf))):
+            raise NonFiniteError(f"{where}: {tree.path_name(path)} is not finite")
+
+
+class Exchange(NamedTuple):
+    """An exchange as it was traced: what it is called, how it reduces, and what each client sends and is sent back."""
+
+    order: int  # its place among the round's exchanges
+    name: str
+    kind: Literal["mean", "sum", "gather", "finish"]
+    shape: str
+    reply_bytes: int
+    result_bytes: int
+
+
+def describe(value: PyTree[Any]) -> str:
+    """The shapes in a value, for the list of exchanges: `(200, 10) + (10)`."""
+    shapes = ["(" + ", ".join(map(str, leaf.shape)) + ")" for leaf in jax.tree.leaves(value)]
+    return " + ".join(shapes) if len(shapes) <= 4 else f"{' + '.join(shapes[:3])} + {len(shapes) - 3} more"
+
+
+class PerClient(Protocol):
+    """A value that every client of the cohort has and nobody else sees: what `fed.map` gives."""
+
+
+class Fed(Protocol):
+    """The primitives, as an engine provides them to an algorithm's `init` and `round`."""
+
+    problem: Problem
+    n: int  # clients in the federation
+    cohort_size: int  # P, clients in this round
+
+    def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
+        """fn(client, key, *values) on every client of the cohort; `values` are the client's own of earlier maps."""
+
+    def map_state(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
+        """The same, for fn(client, key, memory, *values) -> (value, memory), where memory stays with the client."""
+
+    def mean(self, value: PerClient, name: str = "mean") -> Any:
+        """One exchange: Σ p_i v_i / Σ p_i over the cohort."""
+
+    def sum(self, value: PerClient, name: str = "sum") -> Any:
+        """One exchange: Σ (n/P) p_i v_i over the cohort, unbiased for the sum over all clients."""
+
+    def gather(self, value: PerClient, name: str = "gather") -> Any:
+        """One exchange: the replies themselves, stacked; small, and not aggregated."""
+
+    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
+        """n times carry = body(i, carry), where the body exchanges."""
+
+    def resample(self, key: Array) -> "Fed":
+        """The same federation with a fresh cohort of the same size, for one exchange of its own."""
+
+
+class Algorithm(Protocol):
+    """An algorithm: a frozen record of hyperparameters with two pure methods.
+
+    `init` makes the state from x and y; the state is a NamedTuple whose fields include x (and y). `round` takes it one
+    round further. Methods whose clients remember something between rounds have a third, `memory(x, y)`: what a client
+    remembers before its first round.
+    """
+
+    solves: ClassVar[tuple[type, ...]]
+
+    def init(self, fed: Fed, x: Any, y: Any, key: Array) -> Any:
+        """The first state; may exchange, and then reaches every client."""
+
+    def round(self, fed: Fed, state: Any, key: Array) -> Any:
+        """The state after one more round."""

@@ -1,0 +1,139 @@
+"""Hyperparameters: which are traced and which are static, schedules, and the checks that go with each word."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.clients import Count
+from rookery.fed import Algorithm, Epochs
+
+
+class Split(NamedTuple):
+    """An algorithm in two parts: the record with its floats and arrays taken out, and those, to be traced."""
+
+    fixed: Any
+    traced: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """Stands in the record for a value that is traced."""
+
+
+def split(algorithm: Algorithm) -> Split:
+    """Take the floats and arrays out of the record, so that changing them does not compile anything again."""
+    traced: dict[str, Any] = {}
+    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, field.name)
+        if _is_float(field, value):
+            traced[field.name] = float(value)
+        elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
+            traced[field.name] = jnp.asarray(value)
+    return Split(dataclasses.replace(algorithm, **dict.fromkeys(traced, _Traced())), traced)  # type: ignore[type-var]
+
+
+def join(fixed: Any, traced: dict[str, Any]) -> Any:
+    """The inverse of split."""
+    return dataclasses.replace(fixed, **traced)
+
+
+def at_round(algorithm: Any, t: Count) -> Any:
+    """The record with every schedule replaced by its value in round t."""
+    now = {}
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        if callable(value):
+            now[field.name] = value(t)
+    return dataclasses.replace(algorithm, **now)
+
+
+def _is_float(field: Any, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or field.type is float or float in typing.get_args(field.type)
+
+
+def _positive(value: Any) -> str | None:
+    return None if np.isfinite(value) and value > 0 else "a positive number"
+
+
+def _local_steps(value: Any) -> str | None:
+    if isinstance(value, Epochs):
+        return None if value.passes > 0 else "Epochs of a positive number"
+    if isinstance(value, tuple):
+        good = len(value) == 2 and all(isinstance(v, int) for v in value) and 1 <= value[0] <= value[1]
+        return None if good else "a range (low, high) of integers with 1 <= low <= high"
+    if isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
+        array = np.asarray(value)
+        good = array.ndim == 1 and np.issubdtype(array.dtype, np.integer) and (array >= 1).all()
+        return None if good else "one positive integer for each client"
+    return _count(1)(value)
+
+
+def _count(least: int) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if good else f"an integer, at least {least}"
+
+    return check
+
+
+def _or(special: tuple[Any, ...], check: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    def either(value: Any) -> str | None:
+        if any(value is s or (isinstance(value, str) and value == s) for s in special):
+            return None
+        expected = check(value)
+        return expected and f"{expected}, or {' or '.join(map(repr, special))}"
+
+    return either
+
+
+def _one_of(*names: str) -> Callable[[Any], str | None]:
+    return lambda value: None if value in names else "one of " + ", ".join(map(repr, names))
+
+
+def _boolean(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "True or False"
+
+
+# The same word means the same thing in every algorithm, so what it may be is written once.
+RULES: dict[str, Callable[[Any], str | None]] = {
+    "step": _positive,
+    "upper_step": _positive,
+    "lower_step": _positive,
+    "server_step": _positive,
+    "hessian_step": _or(("auto",), _positive),
+    "local_steps": _local_steps,
+    "lower_local_steps": _local_steps,
+    "upper_local_steps": _local_steps,
+    "lower_rounds": _count(1),
+    "neumann": _one_of("sum", "random", "cg"),
+    "neumann_terms": _count(1),
+    "batch_size": _or((None,), _count(1)),
+    "anchor_batch": _or((None,), _count(1)),
+    "resample": _boolean,
+    "scale_steps": _boolean,
+}
+
+
+def check(algorithm: Algorithm, n: int) -> None:
+    """Raise ValueError at the first hyperparameter that is not what its word asks for."""
+    name = type(algorithm).__name__
+    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, field.name)
+        rule = RULES.get(field.name)
+        if rule is None:
+            continue
+        where = ""
+        if callable(value):
+            where, value = " in round 0", value(0)
+            value = value if isinstance(value, int | float | str) else float(value)
+        expected = rule(value)
+        if expected:
+            raise ValueError(f"{name}: {field.name}={value!r}{where} is not {expected}.")
+        if "local_steps" in field.name and not isinstance(value, int | tuple | Epochs) and len(value) != n:
+            raise ValueError(f"{name}: {field.name} has {len(value)} entries; give one for each of the {n} clients.")

@@ -1,0 +1,1 @@
+"""Parts: what two algorithms share."""

@@ -1,0 +1,76 @@
+"""Products with an inverse Hessian from Hessian-vector products alone, on one client or over the federation."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rookery import tree
+
+Product = Callable[[tree.Tree, Any], tree.Tree]  # (v, n) -> H·v, on the n-th minibatch
+Loop = Callable[..., Any]  # fed.loop where a product is an exchange, client.loop where it is not
+Method = Literal["sum", "random", "cg"]
+
+
+def solve(
+    method: Method, loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int, key: Array
+) -> tree.Tree:
+    """About H⁻¹b, by `terms` products (fewer in the random case).
+
+    "sum": the Neumann series step·Σ_{n=0}^{terms} (I − step·H)ⁿ b.
+    "random": terms·step·(I − step·H)^{N'} b with N' uniform in 0..terms−1: in the mean, the series with `terms` terms.
+    "cg": `terms` iterations of conjugate gradients. Every product then uses the same minibatch, for one fixed system.
+    """
+    if method == "sum":
+        return _neumann_sum(loop, product, b, step, terms)
+    if method == "random":
+        return _neumann_random(loop, product, b, step, terms, key)
+    return _conjugate_gradients(loop, product, b, terms)
+
+
+def _neumann_sum(loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int) -> tree.Tree:
+    def add_term(n: Any, carry: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+        p, total = carry
+        p = tree.step(p, step, product(p, n))
+        return p, tree.add(total, p)
+
+    p = tree.scale(step, b)
+    return loop(terms, add_term, (p, p))[1]
+
+
+def _neumann_random(loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int, key: Array) -> tree.Tree:
+    count = jax.random.randint(key, (), 0, terms)
+    return loop(count, lambda n, p: tree.step(p, step, product(p, n)), tree.scale(terms * step, b))
+
+
+def _conjugate_gradients(loop: Loop, product: Product, b: tree.Tree, terms: int) -> tree.Tree:
+    def ratio(a: Float[Array, ""], over: Float[Array, ""]) -> Float[Array, ""]:
+        return jnp.where(over > 0, a / jnp.where(over > 0, over, 1), 0)  # 0 once the residual has vanished
+
+    def iterate(_: Any, carry: tuple[tree.Tree, tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        p, residual, direction = carry
+        image = product(direction, 0)
+        size = ratio(tree.dot(residual, residual), tree.dot(direction, image))
+        rest = tree.step(residual, size, image)
+        turn = ratio(tree.dot(rest, rest), tree.dot(residual, residual))
+        return tree.step(p, -size, direction), rest, tree.add(rest, tree.scale(turn, direction))
+
+    return loop(terms, iterate, (tree.zeros_like(b), b, b))[0]
+
+
+def largest_eigenvalue(loop: Loop, product: Product, like: tree.Tree, iterations: int, key: Array) -> Float[Array, ""]:
+    """About ‖H‖, from below, by power iterations from a random vector in the shape of `like`."""
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, len(leaves))
+    start = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+
+    def iterate(n: Any, carry: tuple[tree.Tree, Array]) -> tuple[tree.Tree, Array]:
+        v, _ = carry
+        size = tree.norm(v)
+        image = product(tree.scale(1 / size, v), n)
+        return image, tree.norm(image)
+
+    v = jax.tree.unflatten(structure, start)
+    return loop(iterations, iterate, (v, tree.norm(v)))[1]

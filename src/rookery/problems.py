@@ -1,0 +1,163 @@
+"""The problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data.
+
+Every problem shows the algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower
+one. What makes a class special (no implicit part, an identity Hessian) is the algorithm's to use.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from rookery import tree
+
+Loss = Callable[..., Float[Array, ""]]
+Projection = Callable[[tree.Tree], tree.Tree]
+Scope = Literal["global", "client"]
+
+
+def _keep(x: tree.Tree) -> tree.Tree:
+    return x
+
+
+@dataclass(frozen=True)
+class Bilevel:
+    """min over x of mean f_i(x, y*(x)), where y*(x) minimises mean g_i(x, y).
+
+    Arguments:
+        upper: f(x, y, batch), a scalar: the mean over the batch.
+        lower: g(x, y, batch), likewise; strongly convex in y for the theory to hold.
+        lower_scope: "global", one y for all clients; or "client", y_i*(x) minimises the client's own g_i.
+        features: optional, features(x, batch): what both losses see of a batch. It may depend on x, not on y, and keeps
+            the batch's leading axis. A method that moves only y then computes it once and not at every step. With it,
+            the losses are called with features(x, batch) in the place of batch.
+        project_upper: keeps x in its set after each server step.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ridge = Bilevel(
+        ...     upper=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2),
+        ...     lower=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        ... )
+        >>> ridge.lower_scope
+        'global'
+    """
+
+    upper: Loss
+    lower: Loss
+    lower_scope: Scope = "global"
+    features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
+    project_upper: Projection = _keep
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The upper loss on a batch."""
+        return self.upper(x, y, batch if self.features is None else self.features(x, batch))
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The lower loss on a batch."""
+        return self.lower(x, y, batch if self.features is None else self.features(x, batch))
+
+    def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any]) -> Float[Array, ""]:
+        """The lower loss on a batch that `features` has been applied to already."""
+        return self.lower(x, y, seen)
+
+
+@dataclass(frozen=True)
+class Minimax:
+    """min over x, max over y of mean f_i(x, y); strongly concave in y for the theory to hold.
+
+    Arguments:
+        objective: f(x, y, batch), a scalar: the mean over the batch.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    objective: Loss
+    project_upper: Projection = _keep
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The objective, which x lowers."""
+        return self.objective(x, y, batch)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """Minus the objective, which y lowers."""
+        return -self.objective(x, y, batch)
+
+    def as_bilevel(self) -> Bilevel:
+        """The same problem with g = −f, for methods that know bilevel problems only."""
+        return Bilevel(upper=self.f, lower=self.g, project_upper=self.project_upper)
+
+
+@dataclass(frozen=True)
+class Compositional:
+    """min over x of h(x) + f(g(x)) with g = mean g_i (or, with client scope, of mean f_i(g_i(x))).
+
+    Arguments:
+        inner: g(x, batch), the inner function's value: an array or pytree, the mean over the batch.
+        outer: f(value), or f(value, batch) where the outer function is stochastic and the client's own.
+        extra: h(x, batch), a loss beside it, or None.
+        inner_scope: "global", the inner function is the mean over the clients; or "client", each client's own.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    inner: Callable[[tree.Tree, PyTree[Any]], tree.Tree]
+    outer: Callable[..., Float[Array, ""]]
+    extra: Loss | None = None
+    inner_scope: Scope = "global"
+    project_upper: Projection = _keep
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """f(y) + h(x), where y stands for the inner value."""
+        value = self.outer(y, batch) if _takes_batch(self.outer) else self.outer(y)
+        return value if self.extra is None else value + self.extra(x, batch)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
+        gap = tree.sub(y, self.inner(x, batch))
+        return 0.5 * tree.dot(gap, gap)
+
+    def as_bilevel(self) -> Bilevel:
+        """The same problem with y tracking the inner value, for methods that know bilevel problems only."""
+        return Bilevel(upper=self.f, lower=self.g, lower_scope=self.inner_scope, project_upper=self.project_upper)
+
+
+@dataclass(frozen=True)
+class SingleLevel:
+    """min over x of mean f_i(x): what FedAvg and FedSVRG solve.
+
+    Arguments:
+        loss: f(x, batch), a scalar: the mean over the batch.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    loss: Loss
+    project_upper: Projection = _keep
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The loss; there is no y."""
+        return self.loss(x, batch)
+
+
+Problem = Bilevel | Minimax | Compositional | SingleLevel
+
+
+def _takes_batch(outer: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(outer).parameters.values()
+    except (TypeError, ValueError):  # a built-in or a C function such as jnp.sum's wrappers
+        return False
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) >= 2
+
+
+def inner_value_like(problem: Compositional, x: tree.Tree, batch: PyTree[Any]) -> tree.Tree:
+    """Zeros in the shape of the inner function's value: where y starts if nothing better is given."""
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(problem.inner, x, batch))

@@ -1,0 +1,293 @@
+"""`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rookery import checkpoints, hyperparameters
+from rookery.checks import check_run, start_values
+from rookery.clients import Clients
+from rookery.engines.simulation import Amounts, Simulation
+from rookery.fed import WORK, Algorithm
+from rookery.problems import Problem
+
+COUNTED = ("exchanges", "bytes_up", "bytes_down", "samples_busiest", *WORK)
+_AT_ONCE = 256  # rounds in one compiled call at most, and
+_SECONDS_AT_ONCE = 0.5  # about how long such a call may take, so that progress is seen and Ctrl-C is heard
+
+
+@dataclass(frozen=True)
+class Best:
+    """The state with the highest value of the metric that `keep_best` names."""
+
+    round: int
+    value: float
+    x: Any
+    y: Any
+
+
+@dataclass
+class Run:
+    """What `solve` returns.
+
+    Attributes:
+        x, y: the variables at the end (y is empty for single-level problems).
+        history: a DataFrame with a row for each evaluation: round, exchanges, bytes_up, bytes_down, samples_upper,
+            samples_lower, samples_busiest, gradients, products, seconds (all from the start on) and the metrics.
+            `samples_busiest` follows, at each step of the protocol, the client that has the most to do: what a run in
+            lock-step waits for. `seconds` is the rounds' alone, with compilation, without evaluation.
+        exchanges: a DataFrame of the last round's exchanges: name, kind, shape of one reply, how often, bytes.
+        best: see `Best`; None without `keep_best`.
+        state: the algorithm's whole state.
+        interrupted: whether Ctrl-C or a callback ended the run early.
+    """
+
+    history: pd.DataFrame
+    exchanges: pd.DataFrame
+    state: Any
+    best: Best | None = None
+    interrupted: bool = False
+    rounds: int = field(default=0)
+
+    @property
+    def x(self) -> Any:
+        """The upper variable."""
+        return self.state.x
+
+    @property
+    def y(self) -> Any:
+        """The lower variable."""
+        return self.state.y
+
+    def __repr__(self) -> str:
+        last: Any = self.history.iloc[-1].drop(["round", *COUNTED, "seconds"]) if len(self.history) else {}
+        metrics = "".join(f", {name}={value:.4g}" for name, value in last.items())
+        return f"Run(rounds={self.rounds}{metrics}{', interrupted' if self.interrupted else ''})"
+
+
+Evaluate = Callable[[Any, Any], dict[str, Any]]
+
+
+def solve(
+    problem: Problem,
+    clients: Clients,
+    algorithm: Algorithm,
+    init: Any,
+    rounds: int,
+    *,
+    cohort: int | None = None,
+    seed: int = 0,
+    evaluate: Evaluate | None = None,
+    every: int = 1,
+    engine: Any = None,
+    checkpoint: str | Path | None = None,
+    keep_best: str | None = None,
+    callbacks: Sequence[Callable[[Run], Any]] = (),
+    progress: bool | str | None = None,
+) -> Run:
+    """Run an algorithm on a problem.
+
+    Arguments:
+        problem: `Bilevel`, `Minimax`, `Compositional` or `SingleLevel`.
+        clients: the federation's data.
+        algorithm: `rk.FedNest(...)` and so on.
+        init: (x, y), pytrees of floating-point arrays; x alone for single-level problems. For compositional problems y
+            may be None: it then starts at zero.
+        rounds: how many rounds.
+        cohort: clients per round, drawn afresh each round; None: all of them.
+        seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.
+        evaluate: evaluate(x, y) -> {metric: number}, called at the start, every `every` rounds and at
+            the end.
+        every: rounds from one evaluation to the next.
+        engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
+        checkpoint: a file. The run is saved there at every evaluation, and goes on from there if the file is that of
+            the same run, cut short.
+        keep_best: a metric; the state where it is highest is kept in `Run.best` ("-loss": where it is lowest).
+        callbacks: each is called with the run so far after every evaluation; one that returns True ends the run.
+        progress: show a bar with the metrics and the time left (a string is its title); None: if standard error is a
+            terminal.
+
+    Ctrl-C ends the run after the rounds under way and returns it as far as it got; a second one stops at once.
+    """
+    x, y = start_values(problem, clients, init)
+    cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every)
+    engine = engine or Simulation()
+    split = hyperparameters.split(algorithm)
+    record = _Record(evaluate, keep_best)
+
+    begin = time.perf_counter()
+    carry, amounts = engine.start(problem, clients, split, x, y, seed)
+    record.add([amounts], clients.n, time.perf_counter() - begin)
+    identity = {
+        "algorithm": repr(algorithm)
+        if all(not callable(v) for v in vars(algorithm).values())
+        else type(algorithm).__name__,
+        "seed": seed,
+        "cohort": cohort,
+        "clients": clients.n,
+    }
+    done = 0
+    if checkpoint is not None and Path(checkpoint).exists():
+        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, (x, y))
+        record.restore(extra, best)
+    else:
+        record.evaluate(0, carry.state)
+
+    at_once, limit = 1, min(every, _AT_ONCE, max(rounds, 1))
+    stopped = False
+    with _bar(progress, algorithm, rounds, done) as bar, _interrupts() as interrupt:
+        bar(done, record.rows[-1])
+        while done < rounds and not (stopped or interrupt.is_set()):
+            to_evaluation = min(every - done % every, rounds - done)
+            count = min(to_evaluation, limit, at_once)
+            begin = time.perf_counter()
+            carry, costs = engine.advance(problem, clients, split, cohort, carry, done, count, limit, seed)
+            jax.block_until_ready(carry)
+            seconds = time.perf_counter() - begin
+            at_once = max(1, min(2 * count, int(_SECONDS_AT_ONCE * count / seconds)))
+            done += count
+            record.add(costs, cohort, seconds)
+            if done % every == 0 or done == rounds or interrupt.is_set():
+                record.evaluate(done, carry.state)
+                if checkpoint is not None:
+                    checkpoints.save(checkpoint, identity, done, carry, record.extra(), record.best)
+                so_far = record.run(carry.state, done, interrupted=False)
+                stopped = any([callback(so_far) is True for callback in callbacks])
+            bar(done, record.rows[-1])
+        ended_early = done < rounds
+    return record.run(carry.state, done, interrupted=ended_early)
+
+
+class _Record:
+    """The history as it grows."""
+
+    def __init__(self, evaluate: Evaluate | None, keep_best: str | None) -> None:
+        self._evaluate, self._keep_best = evaluate, keep_best
+        self.counts = dict.fromkeys(COUNTED, 0)
+        self.seconds = 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.best: Best | None = None
+        self._last: list[dict[str, Any]] = []
+
+    def add(self, costs: Sequence[Amounts], cohort: int, seconds: float) -> None:
+        self.seconds += seconds
+        for cost in costs:
+            for entry in cost.exchanges.values():
+                self.counts["exchanges"] += int(entry["count"])
+                self.counts["bytes_up"] += cohort * int(entry["up"])
+                self.counts["bytes_down"] += cohort * int(entry["down"])
+            self.counts["samples_busiest"] += int(cost.busiest)
+            for name, amount in zip(WORK, np.asarray(cost.work), strict=True):
+                self.counts[name] += int(amount)
+        self._last = [
+            {
+                "name": exchange.name,
+                "kind": exchange.kind,
+                "shape": exchange.shape,
+                "count": int(entry["count"]),
+                "bytes_up": cohort * int(entry["up"]),
+                "bytes_down": cohort * int(entry["down"]),
+            }
+            for exchange, entry in sorted(costs[-1].exchanges.items())
+            if int(entry["count"]) or int(entry["down"])
+        ]
+
+    def evaluate(self, done: int, state: Any) -> None:
+        metrics = {} if self._evaluate is None else self._evaluate(state.x, state.y)
+        taken = sorted({"round", "seconds", *COUNTED} & set(metrics))
+        if taken:
+            raise ValueError(
+                f"evaluate returns {taken[0]!r}, a name that the history uses itself; call it something else."
+            )
+        metrics = {name: float(value) for name, value in metrics.items()}
+        self.rows.append({"round": done, **self.counts, "seconds": self.seconds, **metrics})
+        if self._keep_best is not None:
+            self._compare(done, state, metrics)
+
+    def _compare(self, done: int, state: Any, metrics: dict[str, float]) -> None:
+        assert self._keep_best is not None
+        name = self._keep_best.removeprefix("-")
+        if name not in metrics:
+            known = ", ".join(metrics) or "nothing"
+            raise ValueError(f"keep_best={self._keep_best!r}: evaluate returns no such metric, but {known}.")
+        value = -metrics[name] if self._keep_best.startswith("-") else metrics[name]
+        best = -np.inf
+        if self.best is not None:
+            best = -self.best.value if self._keep_best.startswith("-") else self.best.value
+        if value > best:
+            copy = jax.tree.map(np.asarray, (state.x, state.y))  # the run goes on in the state's own buffers
+            self.best = Best(done, metrics[name], *copy)
+
+    def run(self, state: Any, done: int, interrupted: bool) -> Run:
+        # The next rounds give up the state's buffers: a run that is handed out keeps its own copy.
+        own = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, state)
+        columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
+        exchanges = pd.DataFrame(self._last, columns=columns)
+        return Run(pd.DataFrame(self.rows), exchanges, own, self.best, interrupted, done)
+
+    def extra(self) -> dict[str, Any]:
+        best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
+        return {"counts": self.counts, "seconds": self.seconds, "rows": self.rows, "last": self._last, "best": best}
+
+    def restore(self, extra: dict[str, Any], best: Any) -> None:
+        self.counts, self.seconds, self.rows, self._last = (extra[k] for k in ("counts", "seconds", "rows", "last"))
+        self.best = None if extra["best"] is None else Best(extra["best"]["round"], extra["best"]["value"], *best)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second raises KeyboardInterrupt."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _bar(progress: bool | str | None, algorithm: Any, rounds: int, done: int) -> Iterator[Callable[..., None]]:
+    show = sys.stderr.isatty() if progress is None else bool(progress)
+    if not show:
+        yield lambda done, row: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[metrics]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        title = progress if isinstance(progress, str) else type(algorithm).__name__
+        task = bar.add_task(title, total=rounds, completed=done, metrics="")
+        start = ("round", "seconds", *COUNTED)
+
+        def update(done: int, row: dict[str, Any]) -> None:
+            metrics = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in start)
+            bar.update(task, completed=done, metrics=metrics)
+
+        yield update

@@ -1,0 +1,168 @@
+"""Heterogeneous quadratics at both levels, whose lower solution, hypergradient and optimum have closed forms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rookery.clients import Clients
+from rookery.problems import Bilevel
+from rookery.tasks.task import Task
+
+Vector = Float[np.ndarray, " d"]
+
+
+def _lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+    """g = ½ yᵀAy − yᵀ(Bx + b), the mean over the batch."""
+    a, b, shift = (jnp.mean(batch[name], axis=0) for name in ("A", "B", "b"))
+    return 0.5 * y @ a @ y - y @ (b @ x + shift)
+
+
+def _upper(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+    """f = ½ yᵀCy − cᵀy + ½ xᵀDx − dᵀx + xᵀEy, the mean over the batch."""
+    c, d, e, c1, d1 = (jnp.mean(batch[name], axis=0) for name in ("C", "D", "E", "c", "d"))
+    return 0.5 * y @ c @ y - c1 @ y + 0.5 * x @ d @ x - d1 @ x + x @ e @ y
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The closed forms, from the clients' mean matrices."""
+
+    A: np.ndarray
+    B: np.ndarray
+    b: np.ndarray
+    C: np.ndarray
+    D: np.ndarray
+    E: np.ndarray
+    c: np.ndarray
+    d: np.ndarray
+
+    def y(self, x: Vector) -> Vector:
+        """y*(x) = A⁻¹(Bx + b)."""
+        return np.linalg.solve(self.A, self.B @ x + self.b)
+
+    def p(self, x: Vector, y: Vector) -> Vector:
+        """[∇²_y g]⁻¹ ∇_y f at (x, y)."""
+        return np.linalg.solve(self.A, self.C @ y - self.c + self.E.T @ x)
+
+    def hypergradient(self, x: Vector, y: Vector | None = None) -> Vector:
+        """∇_x f − ∇²_xy g [∇²_y g]⁻¹ ∇_y f at (x, y), by default at y*(x), where it is the gradient of Φ."""
+        y = self.y(x) if y is None else y
+        return self.D @ x - self.d + self.E @ y + self.B.T @ self.p(x, y)
+
+    @property
+    def x(self) -> Vector:
+        """The optimum: ∇Φ is affine."""
+        at_zero = self.hypergradient(np.zeros(len(self.d)))
+        matrix = np.stack([self.hypergradient(unit) - at_zero for unit in np.eye(len(self.d))], axis=1)
+        return np.linalg.solve(matrix, -at_zero)
+
+
+def quadratic(
+    clients: int = 10,
+    upper_dim: int = 3,
+    lower_dim: int = 4,
+    samples: int = 1,
+    noise: float = 0.0,
+    heterogeneity: float = 1.0,
+    weights: Sequence[float] | str | None = None,
+    sizes: Sequence[int] | None = None,
+    seed: int = 0,
+    replace: bool = False,
+) -> Task:
+    """Bilevel quadratics with curvature between 1 and 5 at both levels.
+
+    Arguments:
+        clients: how many.
+        upper_dim, lower_dim: of x and y.
+        samples: per client and level; `sizes` gives each client its own number.
+        noise: how much a client's samples differ from each other, in every matrix and vector (their mean does not).
+        heterogeneity: how much the clients differ.
+        weights: p_i, as in `Clients`.
+        seed: of the problem.
+        replace: as in `Clients`.
+
+    `Task.evaluate` gives `distance` = ‖x − x*‖², `gradient` = ‖∇Φ(x)‖² and `lower_gap` = ‖y − y*(x)‖²; the closed forms
+    themselves are `solution(task)`.
+    """
+    rng = np.random.default_rng(seed)
+    counts = [samples] * clients if sizes is None else list(sizes)
+    base_b, base_e = rng.normal(size=(lower_dim, upper_dim)), 0.3 * rng.normal(size=(upper_dim, lower_dim))
+    lower, upper = [], []
+    for count in counts:
+        matrices = {
+            "A": _definite(rng, lower_dim, heterogeneity),
+            "B": base_b + 0.3 * heterogeneity * rng.normal(size=base_b.shape),
+            "b": heterogeneity * rng.normal(size=lower_dim),
+            "C": _definite(rng, lower_dim, heterogeneity),
+            "D": _definite(rng, upper_dim, heterogeneity),
+            "E": base_e + 0.1 * heterogeneity * rng.normal(size=base_e.shape),
+            "c": heterogeneity * rng.normal(size=lower_dim),
+            "d": heterogeneity * rng.normal(size=upper_dim),
+        }
+        rows = {name: _spread(rng, value, count, noise, name in "ACD") for name, value in matrices.items()}
+        lower.append({name: rows[name] for name in ("A", "B", "b")})
+        upper.append({name: rows[name] for name in ("C", "D", "E", "c", "d")})
+    data = Clients(lower, upper, weights, replace=replace)
+    closed = _solve(data)
+    best = closed.x
+
+    def evaluate(x: Any, y: Any) -> dict[str, float]:
+        x, y = np.asarray(x, float), np.asarray(y, float)
+        return {
+            "distance": float(np.sum((x - best) ** 2)),
+            "gradient": float(np.sum(closed.hypergradient(x) ** 2)),
+            "lower_gap": float(np.sum((y - closed.y(x)) ** 2)),
+        }
+
+    return Task(
+        name="quadratic",
+        problem=Bilevel(_upper, _lower),
+        clients=data,
+        init=(np.ones(upper_dim), np.ones(lower_dim)),
+        evaluate=evaluate,
+        metric="distance",
+        rounds=200,
+        every=20,
+        defaults={
+            "upper_step": 0.05,
+            "lower_step": 0.1,
+            "lower_rounds": 3,
+            "lower_local_steps": 3,
+            "neumann_terms": 20,
+            "hessian_step": 0.2,
+        },
+    )
+
+
+def solution(task: Task) -> Solution:
+    """The closed forms of a quadratic task."""
+    return _solve(task.clients)
+
+
+def _solve(clients: Clients) -> Solution:
+    p = np.asarray(clients.weights, float)
+    mean = {}
+    for source in (clients.lower, clients.upper):
+        for name, rows in source.rows.items():
+            own = np.split(np.asarray(rows, float), np.asarray(source.offsets)[1:])
+            mean[name] = np.tensordot(p, np.stack([part.mean(axis=0) for part in own]), axes=1)
+    return Solution(**mean)
+
+
+def _definite(rng: np.random.Generator, size: int, heterogeneity: float) -> np.ndarray:
+    """A symmetric matrix with eigenvalues in [1, 1 + 4·heterogeneity], at most 5, in random directions."""
+    basis, _ = np.linalg.qr(rng.normal(size=(size, size)))
+    return basis @ np.diag(1 + min(heterogeneity, 1.0) * rng.uniform(0, 4, size)) @ basis.T
+
+
+def _spread(rng: np.random.Generator, mean: np.ndarray, count: int, noise: float, symmetric: bool) -> np.ndarray:
+    if noise == 0 or count == 1:
+        return np.repeat(mean[None], count, axis=0)
+    away = noise * rng.normal(size=(count, *mean.shape))
+    if symmetric:
+        away = (away + away.swapaxes(1, 2)) / 2
+    return mean + away - away.mean(axis=0)

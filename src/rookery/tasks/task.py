@@ -1,0 +1,43 @@
+"""The record that every task returns."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rookery.clients import Clients
+from rookery.fed import Algorithm
+from rookery.problems import Problem
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem, its data and what else a run needs.
+
+    Attributes:
+        name: what it is called on the command line.
+        problem, clients, init: what `solve` takes.
+        evaluate: the metrics, likewise.
+        metric: the one to look at first.
+        rounds, cohort, every: defaults for a run.
+        defaults: hyperparameters that work, by word; an algorithm takes those it has.
+        single_level: the same data for single-level methods (FedAvg): all variables trained at once; None if there is
+            no such reading.
+    """
+
+    name: str
+    problem: Problem
+    clients: Clients
+    init: Any
+    evaluate: Callable[[Any, Any], dict[str, Any]]
+    metric: str
+    rounds: int = 100
+    cohort: int | None = None
+    every: int = 10
+    defaults: dict[str, Any] = field(default_factory=dict)
+    single_level: "Task | None" = None
+
+    def algorithm(self, cls: type, **given: Any) -> Algorithm:
+        """An algorithm with this task's defaults for it, but for what is given."""
+        fields = {f.name for f in dataclasses.fields(cls)}
+        return cls(**({name: value for name, value in self.defaults.items() if name in fields} | given))

@@ -1,0 +1,55 @@
+"""Arithmetic on pytrees: the few operations that the algorithms are written in."""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+Tree: TypeAlias = Any  # a pytree of floating-point arrays
+Scalar = float | Float[Array, ""]
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a − b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def scale(c: Scalar, a: Tree) -> Tree:
+    """c·a."""
+    return jax.tree.map(lambda leaf: c * leaf, a)
+
+
+def step(z: Tree, size: Scalar, direction: Tree) -> Tree:
+    """z − size·direction: the one form that every update of every algorithm has."""
+    return jax.tree.map(lambda leaf, d: leaf - size * d, z, direction)
+
+
+def dot(a: Tree, b: Tree) -> Float[Array, ""]:
+    """⟨a, b⟩ over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda u, v: jnp.sum(u * v), a, b)), start=jnp.zeros(()))
+
+
+def norm(a: Tree) -> Float[Array, ""]:
+    """The Euclidean norm over all leaves."""
+    return jnp.sqrt(dot(a, a))
+
+
+def zeros_like(a: Tree) -> Tree:
+    """Zeros in the shape of a."""
+    return jax.tree.map(jnp.zeros_like, a)
+
+
+def nbytes(a: PyTree[Any]) -> int:
+    """The bytes that the arrays of a take, as they would be sent."""
+    return sum(int(leaf.size) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(a))
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+    """A leaf's place in its pytree, for messages."""
+    return jax.tree_util.keystr(path) or "(the array itself)"
