@@ -25,7 +25,7 @@ class Batch(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """A whole data set in masked pieces, for clients of very unequal sizes: `get(i)` for i < pieces, `total` samples."""
+    """A whole data set in masked pieces, for clients of very unequal sizes: get(i) for i < pieces, `total` samples."""
 
     get: Callable[[Count], Batch]
     pieces: Int[Array, ""]
@@ -113,21 +113,22 @@ def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: 
     The swap-or-not shuffle of Hoang, Morris and Rogaway (CRYPTO 2012): a bijection for any size, computed place by
     place. No permutation is sorted or stored, and clients of different sizes cost the same.
     """
-    salts = jax.random.bits(key, (_SHUFFLE_ROUNDS, 2), jnp.uint32)
+    words = jax.random.key_data(key)
     size = jnp.asarray(size, jnp.int32)
     x = rank.astype(jnp.int32)
-    drift = epoch.astype(jnp.uint32) * np.uint32(0x9E3779B9)
+    drift = _mix(epoch.astype(jnp.uint32) ^ words[0])
 
     def swap_or_not(i: Array, x: Int[Array, " k"]) -> Int[Array, " k"]:
-        fraction = (_mix(salts[i, 0] ^ drift) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
+        salt = _mix(drift + words[1] + i.astype(jnp.uint32) * np.uint32(0x9E3779B9))
+        fraction = (salt >> 8).astype(jnp.float32) * np.float32(2.0**-24)
         pivot = jnp.minimum((fraction * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
         partner = pivot - x
         partner = jnp.where(partner < 0, partner + size, partner)
         larger = jnp.maximum(x, partner).astype(jnp.uint32)
-        swap = _mix(larger ^ salts[i, 1] ^ drift) >> 31 == 1
+        swap = _mix(larger ^ ~salt) >> 31 == 1
         return jnp.where(swap, partner, x)
 
-    return jax.lax.fori_loop(0, _SHUFFLE_ROUNDS, swap_or_not, x)
+    return jax.lax.fori_loop(np.int32(0), np.int32(_SHUFFLE_ROUNDS), swap_or_not, x)
 
 
 def _mix(h: Array) -> Array:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from rookery import tree
@@ -42,6 +43,7 @@ class Client:
         self.problem = problem
         self.id = identity
         self._done: list[Count] = [0] * len(WORK)
+        self._looped: Any = np.zeros(len(WORK), np.int32)
         self._views = {"lower": clients.view("lower", place), "upper": clients.view("upper", place)}
         self._all = {level: view.all() for level, view in self._views.items()}  # outside any local loop
         self._replace = clients.replace
@@ -175,22 +177,24 @@ class Client:
                 carry = body(i, carry)
                 check_finite(carry, f"local step {i} of {int(n)}")
             return carry
-        before, nothing = self._done, jnp.zeros(len(WORK), jnp.int32)
+        before, looped, nothing = self._done, self._looped, np.zeros(len(WORK), np.int32)
 
         def step(i: Array, state: tuple[C, Array]) -> tuple[C, Array]:
             carry, work = state
-            self._done = [0] * len(WORK)
+            self._done, self._looped = [0] * len(WORK), nothing
             carry = body(i, carry)
             return carry, work + self.work
 
-        carry, work = jax.lax.fori_loop(0, n, step, (carry, nothing))
-        self._done = [done + more for done, more in zip(before, work, strict=True)]
+        carry, work = jax.lax.fori_loop(0, n, step, (carry, jnp.asarray(nothing)))
+        self._done, self._looped = before, looped + work
         return carry
 
     @property
     def work(self) -> Int[Array, " 4"]:
         """What this client has done so far, in the order of WORK."""
-        return jnp.stack([jnp.asarray(done, jnp.int32) for done in self._done])
+        if all(isinstance(done, int) for done in self._done):
+            return jnp.asarray(np.array(self._done, np.int32) + self._looped)
+        return jnp.stack([jnp.asarray(done, jnp.int32) for done in self._done]) + self._looped
 
     def _count(self, what: str, amount: Count = 1) -> None:
         self._done[WORK.index(what)] += amount

@@ -15,15 +15,15 @@ from rookery.parts import inverse_hessian
 from rookery.parts.local import sgd, svrg
 from rookery.problems import Bilevel, Compositional, Minimax
 
-_POWER_ITERATIONS = 10
+_POWER_ITERATIONS, _LOCAL_POWER_ITERATIONS = 10, 5
 
 
 class State(NamedTuple):
-    """The two variables, and 1/ℓ where it was estimated."""
+    """The two variables; and, where ℓ is estimated, the power iteration's vector, whose norm is the estimate."""
 
     x: tree.Tree
     y: tree.Tree
-    hessian_step: Any = None
+    probe: tree.Tree = None
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,14 @@ class _Nest:
     scale_steps: bool = False  # α_i = α/τ_i and β_i = β/τ_i, as in the theory
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel, Minimax, Compositional)
-    local_curvature: ClassVar[bool]  # which Hessian 1/ℓ must bound: each client's own, or the mean
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start; with hessian_step="auto", after estimating ℓ."""
+        """The start; with hessian_step="auto", after a first estimate of ℓ."""
         if self.hessian_step != "auto" or not isinstance(fed.problem, Bilevel):
             return State(x, y)
-        return State(x, y, 1 / (2 * _curvature(fed, x, y, key, self.local_curvature)))
+        k0, k1 = jax.random.split(key)
+        product = lambda v, _: fed.mean(fed.map(lambda c, k: c.g_yy(x, y, c.lower(k), v), k0), name="Hv")
+        return State(x, y, inverse_hessian.power_iteration(fed.loop, product, y, _POWER_ITERATIONS, k1))
 
 
 class FedNest(_Nest):
@@ -66,8 +67,8 @@ class FedNest(_Nest):
         clients send ∇²_y g_i·p and the server forms p − p/ℓ (Alg. 3 line 13 does it on the client: the same mean);
         `neumann="sum"`, the default, is the deterministic series with N + 1 terms; "random" is Alg. 3; "cg" is ours;
         FedIHGP uses the round's cohort unless `resample=True` (Alg. 3 line 10; Lemma 2.2 needs it);
-        `hessian_step="auto"` takes ℓ as twice the estimate of 10 federated power iterations at the start, as exchanges
-        of round 0.
+        `hessian_step="auto"`, the default, takes ℓ as twice the estimate of a power iteration: 10 of its steps at the
+        start (exchanges of round 0) and one in every round, which rides with x in its exchange.
 
     Exchanges a round: bilevel 2T + N + 3 (N' for N if random), minimax 2T + 2, compositional 2T + 3.
 
@@ -85,15 +86,12 @@ class FedNest(_Nest):
     Reference: Tarzanagh et al., FedNest: Federated Bilevel, Minimax, and Compositional Optimization, ICML 2022.
     """
 
-    local_curvature = False
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1, lines 4–9."""
         inner, outer = jax.random.split(key)
         seen = _seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
-        x = fed_out(self, fed, state.x, y, seen, _hessian_step(self, state), outer)
-        return state._replace(x=x, y=y)
+        return State(*fed_out(self, fed, state, y, seen, outer))
 
 
 class LFedNest(_Nest):
@@ -102,23 +100,20 @@ class LFedNest(_Nest):
     Round (Alg. 1 with Alg. 6 and 5): T times y ← LFedInn(x, y); then x ← LFedOut(x, y).
 
     Departures: in Alg. 5, ∇_x f_i(y…) is read as ∇_y f_i(x_{i,ν}, y), and the compositional y_{i,ν} as the y of the
-    broadcast (typos); `neumann` and `hessian_step` as in `FedNest`, on the client's own Hessian (the "auto" ℓ is twice
-    the largest of the clients' estimates, one exchange at the start).
+    broadcast (typos); `neumann` as in `FedNest`, but on the client's own Hessian; `hessian_step` too, but "auto" takes
+    the larger of the mean Hessian's estimate and the client's own, from 5 power iterations on the client.
 
     Exchanges a round: T + 1. `anchor_batch` and `resample` are not used.
 
     Reference: Tarzanagh et al. 2022, Appendix A.
     """
 
-    local_curvature = True
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light optimizers."""
         inner, outer = jax.random.split(key)
         seen = _seen(fed, state.x, key, _draws(self))
         y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
-        x = lfed_out(self, fed, state.x, y, _hessian_step(self, state), outer)
-        return state._replace(x=x, y=y)
+        return State(*lfed_out(self, fed, state, y, seen, outer))
 
 
 class FedNestSGD(_Nest):
@@ -129,15 +124,12 @@ class FedNestSGD(_Nest):
     Reference: Tarzanagh et al. 2022, Table 2.
     """
 
-    local_curvature = False
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light inner optimizer."""
         inner, outer = jax.random.split(key)
         seen = _seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
-        x = fed_out(self, fed, state.x, y, seen, _hessian_step(self, state), outer)
-        return state._replace(x=x, y=y)
+        return State(*fed_out(self, fed, state, y, seen, outer))
 
 
 class LFedNestSVRG(_Nest):
@@ -148,15 +140,12 @@ class LFedNestSVRG(_Nest):
     Reference: Tarzanagh et al. 2022, Table 2.
     """
 
-    local_curvature = True
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light outer optimizer."""
         inner, outer = jax.random.split(key)
         seen = _seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
-        x = lfed_out(self, fed, state.x, y, _hessian_step(self, state), outer)
-        return state._replace(x=x, y=y)
+        return State(*lfed_out(self, fed, state, y, seen, outer))
 
 
 class LFedNestNonAlt(_Nest):
@@ -167,21 +156,18 @@ class LFedNestNonAlt(_Nest):
     Reference: Tarzanagh et al. 2022, Appendix H.1.
     """
 
-    local_curvature = True
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Both levels on the client."""
-        step = _hessian_step(self, state)
 
-        def nested(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
+        def nested(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
             inner, outer = jax.random.split(k)
             seen = c.seen(state.x, _draws(self))
             local = lambda t, y: local_inner(self, c, state.x, y, seen, jax.random.fold_in(inner, t))
             y = c.loop(self.lower_rounds, local, state.y)
-            return local_outer(self, c, state.x, y, step, outer), y
+            return *local_outer(self, c, state, y, seen, outer), y
 
-        x, y = fed.mean(fed.map(nested, key), name="x, y")
-        return state._replace(x=fed.problem.project_upper(x), y=y)
+        x, probe, y = fed.mean(fed.map(nested, key), name="x, y")
+        return State(fed.problem.project_upper(x), y, probe)
 
 
 # The optimizers of the two levels.
@@ -216,11 +202,12 @@ def local_inner(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, seen: Any, key:
 
 
 def fed_out(
-    h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, hessian_step: Any, key: Array
-) -> tree.Tree:
+    h: _Nest, fed: Fed, state: State, y: tree.Tree, seen: PerClient | None, key: Array
+) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
     """FedOut (Alg. 2): SVRG on x, where only the direct part of the hypergradient is corrected locally."""
     k0, k1, k2 = jax.random.split(key, 3)
-    p = fed_ihgp(h, fed, x, y, seen, hessian_step, k0)  # line 3
+    x = state.x
+    p = fed_ihgp(h, fed, x, y, seen, _hessian_step(h, state), k0)  # line 3
 
     def hypergradient(c: Client, k: Array) -> tree.Tree:  # lines 5–6
         ku, kl = jax.random.split(k)
@@ -229,13 +216,15 @@ def fed_out(
 
     anchor = fed.mean(fed.map(hypergradient, k1), name="h")  # line 8
 
-    def local(c: Client, k: Array) -> tree.Tree:  # lines 9–14
+    def local(c: Client, k: Array, z: Any) -> tuple[tree.Tree, tree.Tree]:  # lines 9–14
         count, order = jax.random.split(k)
         steps = c.steps(h.upper_local_steps, count, h.batch_size, "upper")
         gradient = lambda x, v: c.f_x(x, y, c.upper(order, h.batch_size, v))
-        return svrg(c, gradient, x, anchor, _local_step(h, h.upper_step, steps), steps)
+        x_i = svrg(c, gradient, x, anchor, _local_step(h, h.upper_step, steps), steps)
+        return x_i, _probed(c, state.probe, x, y, z, k)
 
-    return fed.problem.project_upper(fed.mean(fed.map(local, k2), name="x"))  # line 15
+    x, probe = fed.mean(fed.map(local, k2, seen), name="x")  # line 15
+    return fed.problem.project_upper(x), y, probe
 
 
 def fed_ihgp(
@@ -245,32 +234,39 @@ def fed_ihgp(
     if isinstance(fed.problem, Minimax):
         return None
     k0, k1, k2, k3 = jax.random.split(key, 4)
-    cohort = fed.resample(k3) if h.resample else fed
-    b = cohort.mean(cohort.map(lambda c, k: c.f_y(x, y, c.upper(k, h.batch_size)), k0), name="p")  # lines 2–6
+    cohort, own = (fed.resample(k3), None) if h.resample else (fed, seen)
+    f_y = cohort.mean(cohort.map(lambda c, k: c.f_y(x, y, c.upper(k, h.batch_size)), k0), name="p")  # lines 2–6
     if isinstance(fed.problem, Compositional):
-        return b
+        return f_y
 
     def product(p: tree.Tree, n: Any) -> tree.Tree:  # lines 11–15
         cohort = fed.resample(jax.random.fold_in(k3, n + 1)) if h.resample else fed
-        own = None if h.resample else seen
         hessian = lambda c, k, z: c.g_yy(x, y, c.lower(k, h.batch_size, seen=z), p)
         return cohort.mean(cohort.map(hessian, jax.random.fold_in(k1, n), own), name="Hp")
 
-    return inverse_hessian.solve(h.neumann, fed.loop, product, b, hessian_step, h.neumann_terms, k2)
+    return inverse_hessian.solve(h.neumann, fed.loop, product, f_y, hessian_step, h.neumann_terms, k2)
 
 
-def lfed_out(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
+def lfed_out(
+    h: _Nest, fed: Fed, state: State, y: tree.Tree, seen: PerClient | None, key: Array
+) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
     """LFedOut (Alg. 5): local SGD on x. One exchange."""
-    x = fed.mean(fed.map(lambda c, k: local_outer(h, c, x, y, hessian_step, k), key), name="x")
-    return fed.problem.project_upper(x)
+    x, probe = fed.mean(fed.map(lambda c, k, z: local_outer(h, c, state, y, z, k), key, seen), name="x")
+    return fed.problem.project_upper(x), y, probe
 
 
-def local_outer(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
-    """Alg. 5, lines 4–10, on one client."""
+def local_outer(h: _Nest, c: Client, state: State, y: tree.Tree, seen: Any, key: Array) -> tuple[tree.Tree, tree.Tree]:
+    """Alg. 5, lines 4–10, on one client; and the client's part of the probe."""
     count, noise = jax.random.split(key)
     steps = c.steps(h.upper_local_steps, count, h.batch_size, "upper")
+    hessian_step, probe = h.hessian_step, None
+    if state.probe is not None:
+        probe = _probed(c, state.probe, state.x, y, seen, key)
+        again = lambda _, v: _probed(c, v, state.x, y, seen, key)
+        own = c.loop(_LOCAL_POWER_ITERATIONS - 1, again, probe)
+        hessian_step = 1 / (2 * jnp.maximum(tree.norm(state.probe), tree.norm(own)))
     gradient = lambda x, v: _local_hypergradient(h, c, x, y, hessian_step, jax.random.fold_in(noise, v))
-    return sgd(c, gradient, x, _local_step(h, h.upper_step, steps), steps)
+    return sgd(c, gradient, state.x, _local_step(h, h.upper_step, steps), steps), probe
 
 
 def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
@@ -313,15 +309,10 @@ def _local_step(h: _Nest, step: Any, steps: Count) -> Any:
 
 
 def _hessian_step(h: _Nest, state: State) -> Any:
-    return state.hessian_step if isinstance(h.hessian_step, str) else h.hessian_step
+    """1/ℓ: as given, or from the power iteration, with a factor 2 of headroom."""
+    return h.hessian_step if state.probe is None else 1 / (2 * tree.norm(state.probe))
 
 
-def _curvature(fed: Fed, x: tree.Tree, y: tree.Tree, key: Array, local: bool) -> Array:
-    """About the largest eigenvalue of the mean of the clients' Hessians, or (`local`) of any one of them."""
-    k0, k1 = jax.random.split(key)
-    if local:
-        own = lambda c: lambda v, n: c.g_yy(x, y, c.lower(k0), v)
-        estimate = lambda c, k: inverse_hessian.largest_eigenvalue(c.loop, own(c), y, _POWER_ITERATIONS, k)
-        return jnp.max(fed.gather(fed.map(estimate, k1), name="curvature"))
-    product = lambda v, n: fed.mean(fed.map(lambda c, k: c.g_yy(x, y, c.lower(k), v), k0), name="curvature")
-    return inverse_hessian.largest_eigenvalue(fed.loop, product, y, _POWER_ITERATIONS, k1)
+def _probed(c: Client, probe: tree.Tree, x: tree.Tree, y: tree.Tree, seen: Any, key: Array) -> tree.Tree:
+    """The client's part of one more power iteration, if ℓ is estimated at all."""
+    return None if probe is None else c.g_yy(x, y, c.lower(key, seen=seen), inverse_hessian.unit(probe))

@@ -61,9 +61,18 @@ class Ledger:
 
     def exchanged(self, exchange: Exchange, has: Count) -> None:
         """An exchange by a cohort that has been sent `has` bytes before."""
+        self._add(exchange, {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has})
+
+    def _add(self, exchange: Exchange, now: dict[str, Count]) -> None:
         before = self.amounts.exchanges.get(exchange, {"count": 0, "up": 0, "down": 0})
-        now = {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has}
         self.amounts.exchanges[exchange] = {name: before[name] + now[name] for name in now}
+
+    def add(self, more: Amounts) -> None:
+        """Add what a loop has cost, except for `known`, which it has kept up itself."""
+        for exchange, entry in sorted(more.exchanges.items()):
+            self._add(self.named(*exchange[1:]), entry)
+        work, busiest = self.amounts.work + more.work, self.amounts.busiest + more.busiest
+        self.amounts = self.amounts._replace(work=work, busiest=busiest)
 
     def returned(self, exchange: Exchange) -> None:
         """The exchange's result is there, to be sent out with the next broadcast."""
@@ -162,28 +171,35 @@ class SimulatedFed:
             for i in range(int(n)):
                 carry = body(i, carry)
             return carry
-        ledger = self.ledger
+        ledger, before = self.ledger, self.ledger.amounts
 
-        def step(i: Any, state: tuple[Any, Amounts, Count, Any]) -> tuple[Any, Amounts, Count, Any]:
-            carry, ledger.amounts, self.has, self.memory = state
-            ledger.amounts = ledger.amounts._replace(exchanges=dict(ledger.amounts.exchanges))
+        @jax.jit  # so that looking at its shapes and looping over it trace it once
+        def step(i: Any, carry: Any, known: Count, has: Count, memory: Any) -> tuple[Any, Amounts, Count, Any]:
+            ledger.amounts, self.has, self.memory = Amounts({}, known, jnp.asarray(_NO_WORK), jnp.int32(0)), has, memory
             carry = body(i, carry)
-            return carry, ledger.amounts, self.has, self.memory
+            return carry, _as_arrays(ledger.amounts), _as_arrays(self.has), self.memory
 
-        as_arrays = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.int32))
-        before = (carry, as_arrays(ledger.amounts), as_arrays(self.has), self.memory)
-        # The names of the body's exchanges are not known before it is traced: look once, then start them at zero.
-        names = jax.eval_shape(step, 0, before)[1].exchanges
-        nothing = {"count": 0, "up": 0, "down": 0}
-        exchanges = as_arrays({name: before[1].exchanges.get(name, nothing) for name in names})
-        before = (carry, before[1]._replace(exchanges=exchanges), before[2], before[3])
-        carry, ledger.amounts, self.has, self.memory = jax.lax.fori_loop(0, n, step, before)
+        def add(i: Any, state: tuple[Any, Amounts, Count, Any]) -> tuple[Any, Amounts, Count, Any]:
+            carry, total, has, memory = state
+            carry, now, has, memory = step(i, carry, total.known, has, memory)
+            return carry, tree.add(total, now)._replace(known=now.known), has, memory
+
+        first = jnp.int32(0), carry, _as_arrays(before.known), _as_arrays(self.has), self.memory
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, *first)[1])
+        start = carry, nothing._replace(known=first[2]), first[3], self.memory
+        times = np.int32(n) if isinstance(n, int) else n.astype(jnp.int32)
+        carry, now, self.has, self.memory = jax.lax.fori_loop(np.int32(0), times, add, start)
+        ledger.amounts = before._replace(known=now.known)
+        ledger.add(now)
         return carry
 
     def resample(self, key: Array) -> "SimulatedFed":
         """See `Fed.resample`."""
         ids = sample_cohort(key, self.n, self.cohort_size)
         return SimulatedFed(self.problem, self.clients, ids, self.ledger, None, self.block, self.debug)
+
+
+_as_arrays = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.int32))
 
 
 def _weighted(p: Float[Array, " cohort"], v: Array) -> Array:
@@ -278,16 +294,22 @@ def _advance(
     engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, limit: int, clients: Clients, traced: Any,
     carry: Carry, start: Count, rounds: Count, key: Array,
 ) -> tuple[Carry, Amounts]:  # fmt: skip
-    one = partial(_round, engine, problem, fixed, cohort, clients, traced)
-    shapes = jax.eval_shape(one, carry, 0, key)[1]
-    costs = jax.tree.map(lambda s: jnp.zeros((limit, *s.shape), s.dtype), shapes)
+    one = jax.jit(partial(_round, engine, problem, fixed, cohort, clients, traced))
+    start = jnp.asarray(start, jnp.int32)
+    shapes = jax.eval_shape(one, carry, start, key)[1]
+    leaves, structure = jax.tree.flatten(shapes)
+    costs = jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.int32)  # one row for each round, as numbers
 
-    def body(i: Array, both: tuple[Carry, Amounts]) -> tuple[Carry, Amounts]:
+    def body(i: Array, both: tuple[Carry, Array]) -> tuple[Carry, Array]:
         carry, costs = both
         carry, cost = one(carry, start + i, key)
-        return carry, jax.tree.map(lambda all, now: all.at[i].set(now), costs, cost)
+        row = jnp.concatenate([jnp.asarray(leaf, jnp.int32).ravel() for leaf in jax.tree.leaves(cost)])
+        return carry, costs.at[i].set(row)
 
-    return jax.lax.fori_loop(0, rounds, body, (carry, costs))
+    carry, costs = jax.lax.fori_loop(jnp.int32(0), jnp.asarray(rounds, jnp.int32), body, (carry, costs))
+    columns = jnp.split(costs, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
+    each = [column.reshape(limit, *leaf.shape) for column, leaf in zip(columns, leaves, strict=True)]
+    return carry, jax.tree.unflatten(structure, each)
 
 
 def _advance_one_by_one(

@@ -60,17 +60,14 @@ def _conjugate_gradients(loop: Loop, product: Product, b: tree.Tree, terms: int)
     return loop(terms, iterate, (tree.zeros_like(b), b, b))[0]
 
 
-def largest_eigenvalue(loop: Loop, product: Product, like: tree.Tree, iterations: int, key: Array) -> Float[Array, ""]:
-    """About ‖H‖, from below, by power iterations from a random vector in the shape of `like`."""
+def power_iteration(loop: Loop, product: Product, like: tree.Tree, iterations: int, key: Array) -> tree.Tree:
+    """H·u after `iterations` power iterations from a random vector in the shape of `like`; its norm nears ‖H‖."""
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
     start = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
+    return loop(iterations, lambda n, v: product(unit(v), n), jax.tree.unflatten(structure, start))
 
-    def iterate(n: Any, carry: tuple[tree.Tree, Array]) -> tuple[tree.Tree, Array]:
-        v, _ = carry
-        size = tree.norm(v)
-        image = product(tree.scale(1 / size, v), n)
-        return image, tree.norm(image)
 
-    v = jax.tree.unflatten(structure, start)
-    return loop(iterations, iterate, (v, tree.norm(v)))[1]
+def unit(v: tree.Tree) -> tree.Tree:
+    """v in unit length."""
+    return tree.scale(1 / tree.norm(v), v)

@@ -66,7 +66,8 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
     test, train = order[:360], order[360:]
     parts = [train[part] for part in PARTITIONS[partition](labels[train], clients, seed)]
     rng = np.random.default_rng([seed, 1])
-    lower, upper = [], []
+    lower: list[Any] = []
+    upper: list[Any] = []
     for part in parts:
         mixed = rng.permutation(part)
         for level, own in ((lower, mixed[: len(mixed) // 2]), (upper, mixed[len(mixed) // 2 :])):
@@ -93,7 +94,7 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
         init=(x, y),
         evaluate=evaluate,
         defaults={
-            "upper_step": 0.5,
+            "upper_step": 0.1,
             "lower_step": 0.1,
             "lower_local_steps": 10,
             "neumann_terms": 5,

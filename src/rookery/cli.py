@@ -1,0 +1,490 @@
+"""The command line: reads what is asked, hands it to the library, and shows the answer. One clear line for bad input."""
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+
+import rookery as rk
+from rookery import checks, hyperparameters, report
+from rookery import demo as demonstration
+from rookery.problems import Bilevel, SingleLevel
+from rookery.registry import ALGORITHMS, TASKS, find, key
+from rookery.tasks.task import Task
+
+app = typer.Typer(
+    help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with the clients.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else there.")]
+
+
+def main() -> None:
+    """The entry point. What typer itself refuses is told in one line too."""
+    try:
+        status = app(args=sys.argv[1:] or ["--help"], prog_name="rookery", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _complain(error.format_message())
+        status = 2
+    sys.exit(status or 0)
+
+
+@contextmanager
+def _border() -> Iterator[None]:
+    """Bad input ends in one line and code 2; numbers that are not finite, in one line and code 1."""
+    try:
+        yield
+    except rk.NonFiniteError as error:
+        _complain(f"The run broke down: {error}. Smaller steps may help.")
+        raise typer.Exit(1) from None
+    except (ValueError, OSError) as error:
+        _complain(str(error))
+        raise typer.Exit(2) from None
+
+
+def _complain(message: str) -> None:
+    print("rookery: " + " ".join(message.split()), file=sys.stderr)
+
+
+def _say(quiet: bool, as_json: bool, *what: Any) -> None:
+    if not (quiet or as_json):
+        console = Console()
+        for item in what:
+            console.print(item, highlight=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(rk.__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Options of the program itself; the help text is that of `app`."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = Path("rookery-demo"),
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Train three methods on handwritten digits, alike and unlike clients: a table and a picture, in under a minute."""
+    with _border():
+        result = demonstration.demo(out, progress=not (quiet or json))
+        if json:
+            print(report.to_json(result.numbers()))
+        _say(quiet, json, result.table(), f"The picture: {result.picture}")
+
+
+@app.command("list")
+def list_names(
+    what: Annotated[str | None, typer.Argument(help="algorithms, tasks, experiments or datasets; all if left out.")] = None,
+    json: AsJson = False,
+) -> None:
+    """What there is to run."""
+    with _border():
+        kinds = {
+            "algorithms": _algorithm_names,
+            "tasks": _task_names,
+            "experiments": _experiment_names,
+            "datasets": _dataset_names,
+        }
+        chosen = list(kinds) if what is None else [find("list of", what, kinds)[0]]
+        frames = {kind: kinds[kind]() for kind in chosen}
+        if json:
+            print(report.to_json({kind: frame.to_dict("records") for kind, frame in frames.items()}))
+            return
+        for kind, frame in frames.items():
+            _say(False, False, report.table(frame, kind.capitalize()) if len(frame) else f"No {kind} are installed.")
+
+
+def _algorithm_names() -> pd.DataFrame:
+    rows = [
+        {"name": name, "solves": ", ".join(kind.__name__ for kind in cls.solves), "what it is": _first_line(cls)}  # type: ignore[attr-defined]
+        for name, cls in ALGORITHMS.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _task_names() -> pd.DataFrame:
+    rows = [
+        {"name": name, "settings": ", ".join(inspect.signature(make).parameters), "what it is": _first_line(make)}
+        for name, make in TASKS.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def _experiment_names() -> pd.DataFrame:
+    from rookery.experiments import EXPERIMENTS  # it is large, and only two commands need it
+
+    rows = [{"name": name, "what it is": _about(entry)} for name, entry in EXPERIMENTS.items()]
+    return pd.DataFrame(rows)
+
+
+def _dataset_names() -> pd.DataFrame:
+    from rookery import data
+
+    return pd.DataFrame([{"name": n, "what it is": _about(d)} for n, d in getattr(data, "DATASETS", {}).items()])
+
+
+def _about(entry: Any) -> str:
+    for name in ("about", "title", "description"):
+        if isinstance(getattr(entry, name, None), str):
+            return getattr(entry, name)
+    return _first_line(entry)
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="A task; see `rookery list tasks`.")],
+    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `rookery list algorithms`.")] = "FedNest",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A hyperparameter of the algorithm, or a setting of the task: upper_step=0.1, batch_size=none, "
+            "local_steps=5..15 (a range), local_steps=epochs:2. Repeat it for more.",
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many; the task has a default.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Clients in each round; the task has a default.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in all; the task has a default.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data are dealt out: iid, shards or dirichlet.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the task and of the run.")] = 0,
+    every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Slowly, client by client; name the place of the first NaN.")
+    ] = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Run an algorithm on a task."""
+    with _border():
+        task_name, make = find("task", task, TASKS)
+        algorithm_name, cls = find("algorithm", algorithm, ALGORITHMS)
+        given, arguments = _settings(settings or [], algorithm_name, cls, task_name, make)
+        for name, value in (("clients", clients), ("partition", partition), ("seed", seed)):
+            if value is not None:
+                _check_argument(task_name, make, name, value)
+                arguments[name] = value
+        chosen, note = _fit(make(**arguments), cls)
+        method = chosen.algorithm(cls, **given)
+        _check_method(method, chosen)
+        size = chosen.cohort if cohort is None else cohort
+        description = {
+            "task": task_name,
+            "task_settings": arguments,
+            "algorithm": algorithm_name,
+            "hyperparameters": {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},  # type: ignore[arg-type]
+            "seed": seed,
+            "cohort": chosen.clients.n if size is None else size,
+            "rounds": chosen.rounds if rounds is None else rounds,
+            "version": rk.__version__,
+        }
+        if note and not quiet:
+            print(note, file=sys.stderr)
+        _prepare_folder(out, resume, description)
+        result = rk.solve(
+            chosen.problem,
+            chosen.clients,
+            method,
+            chosen.init,
+            description["rounds"],
+            cohort=size,
+            seed=seed,
+            evaluate=chosen.evaluate,
+            every=chosen.every if every is None else every,
+            engine=rk.Simulation(debug=True) if debug else None,
+            checkpoint=None if out is None else out / "checkpoint.npz",
+            keep_best=("" if report.rises(chosen.metric) else "-") + chosen.metric,
+            progress=False if quiet or json else None,
+        )
+        if out is not None:
+            report.write_run(out, description, result, chosen.metric)
+        if json:
+            print(report.to_json({**description, **report.summary(result), "metric": chosen.metric, "out": out}))
+        _say(quiet, json, *_tables(description, result))
+        _warn(result, chosen.metric, debug)
+        if result.interrupted:
+            _complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
+            raise typer.Exit(130)
+
+
+def _fit(task: Task, cls: Any) -> tuple[Task, str]:
+    """The task as this algorithm can take it, and a line to say so where that is not how it was stated."""
+    kind = type(task.problem)
+    if kind in cls.solves:
+        return task, ""
+    if SingleLevel in cls.solves and task.single_level is not None:
+        return task.single_level, ""
+    if Bilevel in cls.solves and hasattr(task.problem, "as_bilevel"):
+        init = checks.start_values(task.problem, task.clients, task.init)
+        note = f"{cls.__name__} solves bilevel problems: the {kind.__name__.lower()} problem is handed over as one."
+        return dataclasses.replace(task, problem=task.problem.as_bilevel(), init=init), note
+    return task, ""  # solve says why not
+
+
+def _check_method(method: Any, task: Task) -> None:
+    try:
+        hyperparameters.check(method, task.clients.n)
+    except TypeError:  # a word in the place of a number
+        for field in dataclasses.fields(method):
+            value = getattr(method, field.name)
+            if isinstance(value, str) and isinstance(field.default, int | float):
+                raise ValueError(f"{type(method).__name__}: {field.name}={value!r} is not a number.") from None
+        raise
+
+
+def _prepare_folder(out: Path | None, resume: bool, description: dict[str, Any]) -> None:
+    """Refuse to write over a run, or to go on with another one; then mark the folder as this run's."""
+    if out is None:
+        if resume:
+            raise ValueError("--resume needs --out DIR: the folder of the run to go on with.")
+        return
+    saved = out / "run.json"
+    if saved.exists() or (out / "checkpoint.npz").exists():
+        if not resume:
+            raise ValueError(f"{out} holds a run already: go on with --resume, or give another --out.")
+        before = report.read_description(out)
+        now = report.plain(description)
+        for name in ("task", "task_settings", "algorithm", "hyperparameters", "seed", "cohort"):
+            if before.get(name) != now[name]:
+                raise ValueError(
+                    f"{out} holds another run: its {name.replace('_', ' ')} is {before.get(name)}, here it is "
+                    f"{now[name]}. Give the same settings, or another --out."
+                )
+        return  # run.json stays as it is until there is something new to say
+    report.write_description(out, description)
+
+
+def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
+    short = report.summary(result)
+    rows: list[dict[str, Any]] = [
+        {"": name, "first": short["first"][name], "last": short["last"][name]} for name in short["last"]
+    ]
+    up, down = short["bytes_up_per_round"], short["bytes_down_per_round"]
+    costs = {
+        "exchanges per round": short["exchanges_per_round"],
+        "sent per round": f"{report.size(up)} up, {report.size(down)} down",
+        "seconds": short["seconds"],
+    }
+    rows += [{"": name, "first": "", "last": report.number(value)} for name, value in costs.items()]
+    title = f"{description['algorithm']} on {description['task']}, {result.rounds} rounds, {description['cohort']} clients each"
+    exchanges = result.exchanges.assign(
+        bytes_up=result.exchanges["bytes_up"].map(report.size), bytes_down=result.exchanges["bytes_down"].map(report.size)
+    ).rename(columns={"bytes_up": "up", "bytes_down": "down"})
+    return [report.table(pd.DataFrame(rows), title), report.table(exchanges, "The exchanges of a round")]
+
+
+def _warn(result: rk.Run, metric: str, debug: bool) -> None:
+    bad = result.history[~result.history[metric].map(pd.notna)]
+    if len(bad) and not debug:
+        _complain(
+            f"{metric} is not a number from round {int(bad['round'].iloc[0])} on: try smaller steps; --debug names the "
+            "client and the step where it begins."
+        )
+
+
+# What --set understands.
+
+
+def value_of(text: str) -> Any:
+    """The value that a text on the command line stands for.
+
+    >>> [value_of(text) for text in ("3", "0.1", "1e-3", "true", "none", "auto", "5..15", "5,15")]
+    [3, 0.1, 0.001, True, None, 'auto', (5, 15), (5, 15)]
+    >>> value_of("epochs:2")
+    Epochs(passes=2.0)
+    """
+    text = text.strip()
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    pair = re.fullmatch(r"([^,]+?)(?:\.\.|,)([^,]+)", text)
+    if pair:
+        return (value_of(pair[1]), value_of(pair[2]))
+    if text.lower().startswith("epochs:"):
+        passes = value_of(text[len("epochs:") :])
+        if not isinstance(passes, int | float):
+            raise ValueError(f"{text!r}: epochs: is followed by a number, as in epochs:5.")
+        return rk.Epochs(float(passes))
+    return text
+
+
+def _settings(
+    given: list[str], algorithm: str, cls: Any, task: str, make: Callable[..., Task]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is set of the algorithm, and what of the task."""
+    of_algorithm = [field.name for field in dataclasses.fields(cls)]
+    of_task = [name for name in inspect.signature(make).parameters if name not in ("clients", "partition", "seed")]
+    hyper: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    for entry in given:
+        name, sign, text = entry.partition("=")
+        name = name.strip().replace("-", "_")
+        if not sign or not name or not text.strip():
+            raise ValueError(f"--set {entry!r} is not of the form key=value, as in --set upper_step=0.1.")
+        if name in ("clients", "partition", "seed", "rounds", "cohort", "every"):
+            raise ValueError(f"--set {entry!r}: that has an option of its own, --{name} {text}.")
+        key(f"{algorithm} on {task}", name, [*of_algorithm, *of_task])
+        value = value_of(text)
+        if name in of_algorithm:
+            hyper[name] = value
+        else:
+            _check_argument(task, make, name, value)
+            arguments[name] = value
+    return hyper, arguments
+
+
+def _check_argument(task: str, make: Callable[..., Task], name: str, value: Any) -> None:
+    """The task's function has such an argument, and the value is of its default's type."""
+    parameters = inspect.signature(make).parameters
+    if name not in parameters:
+        if name == "seed":
+            return
+        raise ValueError(f"The task {task} has no {name}; its settings are: {', '.join(parameters)}.")
+    default = parameters[name].default
+    kinds: dict[type, tuple[Any, str]] = {
+        bool: (bool, "true or false"),
+        int: (int, "a whole number"),
+        float: (int | float, "a number"),
+        str: (str, "a word"),
+    }
+    kind, expected = kinds.get(type(default), (object, ""))
+    if not isinstance(value, kind) or (isinstance(value, bool) and type(default) is not bool and kind is not object):
+        raise ValueError(f"{task}: {name}={value!r} is not {expected}.")
+    if name == "partition":
+        find("partition", value, rk.data.PARTITIONS)
+    if name == "clients" and value < 1:
+        raise ValueError(f"{task}: clients={value} is not a whole number, at least 1.")
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="See `rookery list experiments`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The same code, scaled down to minutes or less.")] = False,
+    out: Out = None,
+    seeds: Annotated[int | None, typer.Option(help="How many; the experiment has a default.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are, or are to be put.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a figure or a table of a paper: numbers, a picture, and its claims, checked."""
+    from rookery import experiments
+
+    with _border():
+        name, _ = find("experiment", experiment, experiments.EXPERIMENTS)
+        if seeds is not None and seeds < 1:
+            raise ValueError(f"--seeds {seeds} is not a whole number, at least 1.")
+        folder = experiments.reproduce(name, out or Path("runs") / name, quick, seeds, data_dir, not quiet)
+        _say(quiet, False, f"Written to {folder}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that `rookery run --out` wrote.")],
+    by: Annotated[str, typer.Option(help="rounds, exchanges, bytes, samples or seconds.")] = "rounds",
+    metric: Annotated[str | None, typer.Option(help="Which one; the first run's main metric if left out.")] = None,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Show saved runs side by side: a table and a picture. Runs that differ in the seed alone share a line."""
+    with _border():
+        by = find("measure", by, report.ACROSS)[0]
+        saved = [report.read_run(folder) for folder in runs]
+        common = [m for m in report.metrics(saved[0][1]) if all(m in history for _, history in saved)]
+        if not common:
+            raise ValueError("These runs have no metric in common.")
+        metric = find("common metric", metric or saved[0][0]["metric"], dict.fromkeys(common))[0]
+        labels = _labels([description for description, _ in saved])
+        frame = pd.concat(
+            report.across(history).assign(label=label, seed=description["seed"], run=str(folder))
+            for label, folder, (description, history) in zip(labels, runs, saved, strict=True)
+        )
+        if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
+        rows = pd.DataFrame([_row(own, metric) for _, own in frame.groupby("run", sort=False)])
+        report.save(report.compared(frame, by, metric), out)
+        if json:
+            print(report.to_json({"by": by, "metric": metric, "runs": rows.to_dict("records"), "picture": str(out)}))
+        shown = rows.assign(bytes=rows["bytes"].map(report.size))
+        tasks = ", ".join(dict.fromkeys(description["task"] for description, _ in saved))
+        _say(quiet, json, report.table(shown, f"{metric} on {tasks}"), f"The picture: {out}")
+
+
+def _row(own: pd.DataFrame, metric: str) -> dict[str, Any]:
+    last = own.iloc[-1]
+    best = own[metric].max() if report.rises(metric) else own[metric].min()
+    return {
+        "run": last["run"],
+        "method": last["label"],
+        "seed": int(last["seed"]),
+        f"{metric}, last": float(last[metric]),
+        f"{metric}, best": float(best),
+        "rounds": int(last["round"]),
+        "exchanges": int(last["exchanges"]),
+        "bytes": int(last["bytes_up"] + last["bytes_down"]),
+        "samples": int(last["samples"]),
+        "seconds": float(last["seconds"]),
+    }
+
+
+def _labels(descriptions: list[dict[str, Any]]) -> list[str]:
+    """The algorithm's name; and what else tells the runs apart, but for the seed."""
+    flat = [
+        {"task": d["task"], "cohort": d["cohort"]}
+        | {name: value for name, value in d["task_settings"].items() if name != "seed"}
+        | d["hyperparameters"]
+        for d in descriptions
+    ]
+    labels = []
+    for d, own in zip(descriptions, flat, strict=True):
+        rivals = [other for e, other in zip(descriptions, flat, strict=True) if e["algorithm"] == d["algorithm"]]
+        differing = [name for name in own if any(other.get(name) != own[name] for other in rivals)]
+        labels.append(", ".join([d["algorithm"], *(f"{name}={own[name]}" for name in differing)]))
+    return labels
+
+
+@app.command()
+def bench(quiet: Quiet = False, json: AsJson = False) -> None:
+    """Measure the speed of this machine on fixed work."""
+    from rookery import bench as benchmark
+
+    with _border():
+        result = benchmark.run()
+        if json:
+            print(report.to_json(result))
+        flat = pd.json_normalize(report.plain(result), sep=" ").iloc[0]
+        _say(quiet, json, report.table(pd.DataFrame({"": flat.index, "value": flat.to_list()})))
+
+
+if __name__ == "__main__":
+    main()

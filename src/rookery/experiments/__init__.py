@@ -1,0 +1,35 @@
+"""Experiments: one file per paper, its figures and tables, their claims checked. `reproduce` runs one by name."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rookery.experiments.experiment import Claim, Config, Experiment, Finding, run_experiment
+from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*_FEDNEST,)}
+
+
+def reproduce(
+    name: str,
+    out: str | Path,
+    quick: bool = False,
+    seeds: int | Sequence[int] | None = None,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+) -> Path:
+    """Run an experiment and write its numbers, picture, claims and summary into the folder `out`.
+
+    Arguments:
+        name: one of `EXPERIMENTS`.
+        out: where to; runs that are there already and have not changed are not computed again.
+        quick: the same code scaled down.
+        seeds: which ones, or how many, instead of the experiment's own.
+        data_dir: where the data sets are; None: `ROOKERY_DATA`, or the user's cache.
+        progress: show bars.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"There is no experiment {name!r}; there are: {', '.join(EXPERIMENTS)}.")
+    return run_experiment(EXPERIMENTS[name], out, quick, seeds, data_dir, progress)
+
+
+__all__ = ["EXPERIMENTS", "Claim", "Config", "Experiment", "Finding", "reproduce"]

@@ -1,0 +1,320 @@
+"""Tables, pictures and saved runs: the methods' colours, the look of every figure, and the files that a run leaves."""
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from rookery.solve import COUNTED, Run
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
+_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+# The methods that often share a picture, each with its own look. A name that is not here gets one from its letters.
+_STYLES: dict[str, tuple[str, str, str]] = {
+    "fednest": (BLUE, "-", "o"),
+    "lfednest": (VERMILION, "-", "s"),
+    "fedavg": (GREY, "-", "D"),
+    "fednestsgd": (SKY, "--", "v"),
+    "lfednestsvrg": (ORANGE, "--", "^"),
+    "lfednestnonalt": (PURPLE, "-.", "P"),
+    "fedavgsaddle": (GREY, "--", "D"),
+    "fedavgs": (GREY, "--", "D"),
+    "scaffoldsaddle": (GREEN, "--", "X"),
+    "scaffolds": (GREEN, "--", "X"),
+    "fedsvrg": (GREEN, "-", "v"),
+    "fedbio": (PURPLE, "-", "^"),
+    "fedbioacc": (GREEN, "-", "P"),
+    "simfbo": (ORANGE, "-", "X"),
+    "feddro": (SKY, "-", "o"),
+}
+
+
+def style(name: str) -> dict[str, Any]:
+    """The colour, line and marker of a method: the same in every picture, whatever else is in it.
+
+    >>> style("LFedNest-SVRG") == style("LFedNestSVRG")
+    True
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if plain in _STYLES:
+        colour, line, marker = _STYLES[plain]
+    else:
+        number = zlib.crc32(plain.encode())
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = _LINES[number // 7 % len(_LINES)]
+        marker = _MARKERS[number // 28 % len(_MARKERS)]
+    return {"color": colour, "linestyle": line, "marker": marker}
+
+
+def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The looks of names that share a picture: each one's own, but for names that would look alike."""
+    looks: dict[str, dict[str, Any]] = {}
+    spare = [(colour, line) for line in _LINES for colour in _COLOURS]
+    for name in names:
+        look = style(name)
+        taken = [(other["color"], other["linestyle"]) for other in looks.values()]
+        if (look["color"], look["linestyle"]) in taken:
+            colour, line = next(pair for pair in spare if pair not in taken)
+            look = {**look, "color": colour, "linestyle": line}
+        looks[name] = look
+    return looks
+
+
+def figure(rows: int = 1, cols: int = 1, width: float | None = None, height: float | None = None) -> tuple[Figure, Any]:
+    """A figure with a grid of plain axes, always as a two-dimensional array; width and height in inches, in all."""
+    fig = Figure(figsize=(width or 4.6 * cols, height or 3.5 * rows), layout="constrained")
+    axes = fig.subplots(rows, cols, squeeze=False)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(GREY)
+        ax.tick_params(color=GREY)
+        ax.grid(axis="y", color="#e4e4e4", linewidth=0.8)
+        ax.set_axisbelow(True)
+    return fig, axes
+
+
+def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
+    """The words of one panel: a title on the left, and what the axes are."""
+    if title:
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    if x:
+        ax.set_xlabel(x)
+    if y:
+        ax.set_ylabel(y)
+
+
+def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = "seed", **look: Any) -> None:
+    """The mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
+
+    Rows are matched by `round` where the frame has it (bytes or seconds of the same round may differ between seeds),
+    else by x. `look` changes the style that belongs to the label.
+    """
+    frame = frame.dropna(subset=[x, y])
+    at = "round" if "round" in frame else x
+    groups = frame.groupby(at, sort=True)
+    place, middle = groups[x].mean().to_numpy(float), groups[y].mean().to_numpy(float)
+    drawn = {**style(label), "linewidth": 1.8, "markersize": 4.5, **look}
+    if len(place) > 12:
+        first = zlib.crc32(label.encode()) % 4  # the markers of different lines then seldom hide each other
+        drawn.setdefault("markevery", (first, max(1, len(place) // 8)))
+    ax.plot(place, middle, label=label, **drawn)
+    if seed in frame and frame[seed].nunique() > 1:
+        low, high = groups[y].min().to_numpy(float), groups[y].max().to_numpy(float)
+        ax.fill_between(place, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend without a frame, where it hides least."""
+    ax.legend(**{"frameon": False, "fontsize": 9, **options})
+
+
+def save(fig: Figure, path: str | Path) -> Path:
+    """Write the figure (the ending says how: .png, .pdf, .svg) and make its folder if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=160, facecolor="white")
+    return path
+
+
+def number(value: Any) -> str:
+    """A number as a person reads it.
+
+    >>> [number(v) for v in (0.93333, 12345, 1e-9, float("nan"), "x")]
+    ['0.9333', '12345', '1e-09', 'nan', 'x']
+    """
+    if isinstance(value, bool | str) or value is None:
+        return str(value)
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    return f"{float(value):.4g}"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them.
+
+    >>> [size(n) for n in (12, 3400, 5.6e6, 7.8e9)]
+    ['12 B', '3.4 kB', '5.6 MB', '7.8 GB']
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def table(frame: pd.DataFrame, title: str = "") -> Table:
+    """A frame as a table for the terminal: its first column to the left, numbers and sizes to the right."""
+    grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    for place, name in enumerate(frame.columns):
+        words = (
+            place == 0
+            or not frame[name].map(lambda v: bool(re.match(r"[-+.\d]", number(v)) or number(v) == "nan")).all()
+        )
+        grid.add_column(str(name), justify="left" if words else "right")
+    for row in frame.itertuples(index=False):
+        grid.add_row(*(number(value) for value in row))
+    return grid
+
+
+# Metrics.
+
+ACROSS = {
+    "rounds": "rounds",
+    "exchanges": "exchanges (each: every client sends once)",
+    "bytes": "megabytes sent, both ways",
+    "samples": "samples used",
+    "seconds": "seconds",
+}
+
+
+def rises(metric: str) -> bool:
+    """Whether more of this metric is better; of the others (losses, distances) less is."""
+    return any(word in metric.lower() for word in ("accuracy", "auc", "f1", "precision", "recall"))
+
+
+def metrics(history: pd.DataFrame) -> list[str]:
+    """The columns of a history that `evaluate` gave."""
+    return [name for name in history.columns if name not in ("round", "seconds", *COUNTED)]
+
+
+def across(history: pd.DataFrame) -> pd.DataFrame:
+    """The history with a column for each thing that a run can be measured by; see ACROSS."""
+    return history.assign(
+        rounds=history["round"],
+        bytes=(history["bytes_up"] + history["bytes_down"]) / 1e6,
+        samples=history["samples_upper"] + history["samples_lower"],
+    )
+
+
+def scale(ax: Axes, metric: str, values: Sequence[float]) -> None:
+    """A logarithmic axis for a metric that falls by orders of magnitude, a plain one for the rest."""
+    finite = [v for v in values if math.isfinite(v)]
+    if finite and not rises(metric) and min(finite) > 0 and max(finite) > 30 * min(finite):
+        ax.set_yscale("log")
+
+
+# Saved runs.
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: numbers that are not finite become null, arrays lists, other things their text."""
+    if isinstance(value, dict):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray | jax.Array) and value.ndim > 0):
+        return [plain(entry) for entry in value]
+    if isinstance(value, bool | str | int) or value is None:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating | jax.Array | np.ndarray):
+        return float(value) if math.isfinite(value) else None
+    return repr(value)
+
+
+def to_json(value: Any) -> str:
+    """The value as JSON text."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What a run came to: the metrics at both ends, what a round costs, and the round's exchanges."""
+    first, last = run.history.iloc[0], run.history.iloc[-1]
+    rounds = max(1, int(last["round"] - first["round"]))
+    return {
+        "rounds_done": run.rounds,
+        "interrupted": run.interrupted,
+        "first": {name: float(first[name]) for name in metrics(run.history)},
+        "last": {name: float(last[name]) for name in metrics(run.history)},
+        "best": None if run.best is None else {"round": run.best.round, "value": run.best.value},
+        "exchanges_per_round": float(last["exchanges"] - first["exchanges"]) / rounds,
+        "bytes_up_per_round": float(last["bytes_up"] - first["bytes_up"]) / rounds,
+        "bytes_down_per_round": float(last["bytes_down"] - first["bytes_down"]) / rounds,
+        "seconds": float(last["seconds"]),
+        "exchanges": run.exchanges.to_dict("records"),
+    }
+
+
+def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) -> None:
+    """Save a run: run.json, history.csv, exchanges.csv, state.npz, best.npz and picture.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_description(folder, {**description, **summary(run), "metric": metric})
+    run.history.to_csv(folder / "history.csv", index=False)
+    run.exchanges.to_csv(folder / "exchanges.csv", index=False)
+    np.savez(folder / "state.npz", **named_arrays(run.state))
+    if run.best is not None:
+        best = {"round": run.best.round, "value": run.best.value, "x": run.best.x, "y": run.best.y}
+        np.savez(folder / "best.npz", **named_arrays(best))
+    save(picture(run.history, metric, f"{description['algorithm']} on {description['task']}"), folder / "picture.png")
+
+
+def write_description(folder: Path, description: dict[str, Any]) -> None:
+    """Write run.json, which marks a folder as a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(to_json(description) + "\n")
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What run.json says."""
+    try:
+        return dict(json.loads((folder / "run.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is not a run: no readable run.json, as `rookery run --out` writes it.") from error
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The description and the history of a saved run."""
+    description = read_description(folder)
+    try:
+        return description, pd.read_csv(folder / "history.csv")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`.") from error
+
+
+def named_arrays(value: Any) -> dict[str, Any]:
+    """The arrays of a pytree by their places in it: x/w, y/b."""
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "value": np.asarray(leaf) for path, leaf in leaves
+    }
+
+
+def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
+    """One run: the metric over rounds and over exchanges."""
+    fig, axes = figure(1, 2, width=9.2, height=3.6)
+    history = across(history)
+    for ax, by in zip(axes[0], ("rounds", "exchanges"), strict=True):
+        band(ax, history, by, metric, label=title, color=BLUE, linestyle="-", marker="o")
+        scale(ax, metric, history[metric].tolist())
+        label(ax, x=ACROSS[by], y=metric.replace("_", " ") if by == "rounds" else "")
+    fig.suptitle(title, fontsize=12, fontweight="bold")
+    return fig
+
+
+def compared(runs: pd.DataFrame, by: str, metric: str) -> Figure:
+    """Several runs, a line for each `label`: the metric over rounds, exchanges, bytes, samples or seconds."""
+    fig, axes = figure(1, 1, width=6.4, height=4.2)
+    ax = axes[0, 0]
+    looks = styles(list(runs["label"].unique()))
+    for name, own in runs.groupby("label", sort=False):
+        band(ax, own, by, metric, label=str(name), **looks[str(name)])
+    scale(ax, metric, runs[metric].tolist())
+    label(ax, x=ACROSS[by], y=metric.replace("_", " "))
+    legend(ax)
+    return fig
