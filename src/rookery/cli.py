@@ -1,4 +1,4 @@
-"""The command line: reads what is asked, hands it to the library, and shows the answer. One clear line for bad input."""
+"""The command line: reads what is asked, hands it to the library, shows the answer; one clear line for bad input."""
 
 import dataclasses
 import inspect
@@ -6,9 +6,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import typer
 from rich.console import Console
@@ -16,18 +18,21 @@ from rich.console import Console
 import rookery as rk
 from rookery import checks, hyperparameters, report
 from rookery import demo as demonstration
+from rookery.data import DATASETS, PARTITIONS
 from rookery.problems import Bilevel, SingleLevel
 from rookery.registry import ALGORITHMS, TASKS, find, key
 from rookery.tasks.task import Task
 
 app = typer.Typer(
-    help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with the clients.",
+    help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with clients.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else there.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else there.")
+]
 
 
 def main() -> None:
@@ -61,9 +66,9 @@ def _complain(message: str) -> None:
 
 def _say(quiet: bool, as_json: bool, *what: Any) -> None:
     if not (quiet or as_json):
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else 120)
         for item in what:
-            console.print(item, highlight=False)
+            console.print(item, highlight=False, markup=False, soft_wrap=isinstance(item, str))
 
 
 def _version(asked: bool) -> None:
@@ -95,24 +100,32 @@ def demo(
 
 @app.command("list")
 def list_names(
-    what: Annotated[str | None, typer.Argument(help="algorithms, tasks, experiments or datasets; all if left out.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help="algorithms, tasks, experiments or datasets; or the name of one algorithm or task."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """What there is to run."""
+    """What there is to run; of one algorithm or task, what can be set."""
     with _border():
-        kinds = {
+        kinds: dict[str, Callable[[], pd.DataFrame]] = {
             "algorithms": _algorithm_names,
             "tasks": _task_names,
             "experiments": _experiment_names,
             "datasets": _dataset_names,
         }
-        chosen = list(kinds) if what is None else [find("list of", what, kinds)[0]]
-        frames = {kind: kinds[kind]() for kind in chosen}
+        if what is None:
+            frames = {kind: make() for kind, make in kinds.items()}
+        else:
+            single = {name: partial(_parameters, thing) for name, thing in [*ALGORITHMS.items(), *TASKS.items()]}
+            kind, make = find("list of", what, kinds | single)
+            frames = {kind: make()}
         if json:
             print(report.to_json({kind: frame.to_dict("records") for kind, frame in frames.items()}))
             return
         for kind, frame in frames.items():
-            _say(False, False, report.table(frame, kind.capitalize()) if len(frame) else f"No {kind} are installed.")
+            title = kind.capitalize() if kind in kinds else kind
+            _say(False, False, report.table(frame, title) if len(frame) else f"There are no {kind}.")
 
 
 def _algorithm_names() -> pd.DataFrame:
@@ -139,12 +152,18 @@ def _experiment_names() -> pd.DataFrame:
 
 
 def _dataset_names() -> pd.DataFrame:
-    from rookery import data
+    return pd.DataFrame([{"name": name, "what it is": about} for name, about in DATASETS.items()])
 
-    return pd.DataFrame([{"name": n, "what it is": _about(d)} for n, d in getattr(data, "DATASETS", {}).items()])
+
+def _parameters(thing: Any) -> pd.DataFrame:
+    """What can be set of an algorithm or a task: each name with its default."""
+    parameters = inspect.signature(thing).parameters.values()
+    return pd.DataFrame([{"setting": p.name, "default": str(p.default)} for p in parameters])
 
 
 def _about(entry: Any) -> str:
+    if isinstance(entry, str):
+        return entry
     for name in ("about", "title", "description"):
         if isinstance(getattr(entry, name, None), str):
             return getattr(entry, name)
@@ -192,42 +211,43 @@ def run(
                 arguments[name] = value
         chosen, note = _fit(make(**arguments), cls)
         method = chosen.algorithm(cls, **given)
-        _check_method(method, chosen)
-        size = chosen.cohort if cohort is None else cohort
-        description = {
+        rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
+        size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every)
+        description: dict[str, Any] = {
             "task": task_name,
             "task_settings": arguments,
             "algorithm": algorithm_name,
             "hyperparameters": {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},  # type: ignore[arg-type]
             "seed": seed,
-            "cohort": chosen.clients.n if size is None else size,
-            "rounds": chosen.rounds if rounds is None else rounds,
+            "cohort": size,
+            "rounds": rounds,
             "version": rk.__version__,
         }
         if note and not quiet:
             print(note, file=sys.stderr)
         _prepare_folder(out, resume, description)
-        result = rk.solve(
-            chosen.problem,
-            chosen.clients,
-            method,
-            chosen.init,
-            description["rounds"],
-            cohort=size,
-            seed=seed,
-            evaluate=chosen.evaluate,
-            every=chosen.every if every is None else every,
-            engine=rk.Simulation(debug=True) if debug else None,
-            checkpoint=None if out is None else out / "checkpoint.npz",
-            keep_best=("" if report.rises(chosen.metric) else "-") + chosen.metric,
-            progress=False if quiet or json else None,
-        )
+        with np.errstate(all="ignore"):  # a run that overflows is told of below, once
+            result = rk.solve(
+                chosen.problem,
+                chosen.clients,
+                method,
+                chosen.init,
+                rounds,
+                cohort=size,
+                seed=seed,
+                evaluate=chosen.evaluate,
+                every=every,
+                engine=rk.Simulation(debug=True) if debug else None,
+                checkpoint=None if out is None else out / "checkpoint.npz",
+                keep_best=("" if report.rises(chosen.metric) else "-") + chosen.metric,
+                progress=False if quiet or json else None,
+            )
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
         if json:
             print(report.to_json({**description, **report.summary(result), "metric": chosen.metric, "out": out}))
         _say(quiet, json, *_tables(description, result))
-        _warn(result, chosen.metric, debug)
+        _warn(result, chosen.metric)
         if result.interrupted:
             _complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
             raise typer.Exit(130)
@@ -247,13 +267,17 @@ def _fit(task: Task, cls: Any) -> tuple[Task, str]:
     return task, ""  # solve says why not
 
 
-def _check_method(method: Any, task: Task) -> None:
+def _check_run(task: Task, method: Any, rounds: int, cohort: int | None, every: int) -> int:
+    """What `solve` would refuse, before a folder is made; the cohort's size."""
+    start = checks.start_values(task.problem, task.clients, task.init)
     try:
-        hyperparameters.check(method, task.clients.n)
+        return checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every)
     except TypeError:  # a word in the place of a number
         for field in dataclasses.fields(method):
             value = getattr(method, field.name)
-            if isinstance(value, str) and isinstance(field.default, int | float):
+            try:
+                hyperparameters.RULES.get(field.name, lambda value: None)(value)
+            except TypeError:
                 raise ValueError(f"{type(method).__name__}: {field.name}={value!r} is not a number.") from None
         raise
 
@@ -292,18 +316,20 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
         "seconds": short["seconds"],
     }
     rows += [{"": name, "first": "", "last": report.number(value)} for name, value in costs.items()]
-    title = f"{description['algorithm']} on {description['task']}, {result.rounds} rounds, {description['cohort']} clients each"
+    what = f"{description['algorithm']} on {description['task']}"
+    title = f"{what}, {result.rounds} rounds of {description['cohort']} clients"
     exchanges = result.exchanges.assign(
-        bytes_up=result.exchanges["bytes_up"].map(report.size), bytes_down=result.exchanges["bytes_down"].map(report.size)
+        bytes_up=result.exchanges["bytes_up"].map(report.size),
+        bytes_down=result.exchanges["bytes_down"].map(report.size),
     ).rename(columns={"bytes_up": "up", "bytes_down": "down"})
     return [report.table(pd.DataFrame(rows), title), report.table(exchanges, "The exchanges of a round")]
 
 
-def _warn(result: rk.Run, metric: str, debug: bool) -> None:
-    bad = result.history[~result.history[metric].map(pd.notna)]
-    if len(bad) and not debug:
+def _warn(result: rk.Run, metric: str) -> None:
+    bad = result.history[~np.isfinite(result.history[metric])]
+    if len(bad):
         _complain(
-            f"{metric} is not a number from round {int(bad['round'].iloc[0])} on: try smaller steps; --debug names the "
+            f"{metric} is not finite from round {int(bad['round'].iloc[0])} on: try smaller steps; --debug names the "
             "client and the step where it begins."
         )
 
@@ -382,7 +408,7 @@ def _check_argument(task: str, make: Callable[..., Task], name: str, value: Any)
     if not isinstance(value, kind) or (isinstance(value, bool) and type(default) is not bool and kind is not object):
         raise ValueError(f"{task}: {name}={value!r} is not {expected}.")
     if name == "partition":
-        find("partition", value, rk.data.PARTITIONS)
+        find("partition", value, PARTITIONS)
     if name == "clients" and value < 1:
         raise ValueError(f"{task}: clients={value} is not a whole number, at least 1.")
 
@@ -447,8 +473,8 @@ def _row(own: pd.DataFrame, metric: str) -> dict[str, Any]:
         "run": last["run"],
         "method": last["label"],
         "seed": int(last["seed"]),
-        f"{metric}, last": float(last[metric]),
-        f"{metric}, best": float(best),
+        "last": float(last[metric]),
+        "best": float(best),
         "rounds": int(last["round"]),
         "exchanges": int(last["exchanges"]),
         "bytes": int(last["bytes_up"] + last["bytes_down"]),

@@ -41,7 +41,7 @@ def key(owner: str, name: str, known: Iterable[str]) -> str:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     plain: dict[Any, str] = {_plain(entry): entry for entry in known}
-    close = [plain[entry] for entry in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.7)]
+    close = [plain[entry] for entry in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.6)]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"there are: {', '.join(sorted(plain.values()))}."

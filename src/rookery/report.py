@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from rookery.solve import COUNTED, Run
 
@@ -159,15 +161,12 @@ def size(count: float) -> str:
 
 def table(frame: pd.DataFrame, title: str = "") -> Table:
     """A frame as a table for the terminal: its first column to the left, numbers and sizes to the right."""
-    grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for place, name in enumerate(frame.columns):
-        words = (
-            place == 0
-            or not frame[name].map(lambda v: bool(re.match(r"[-+.\d]", number(v)) or number(v) == "nan")).all()
-        )
-        grid.add_column(str(name), justify="left" if words else "right")
+        numeric = frame[name].map(lambda v: re.match(r"[-+.\d]|nan$|never$|$", number(v)) is not None).all()
+        grid.add_column(Text(str(name)), justify="right" if numeric and place else "left")
     for row in frame.itertuples(index=False):
-        grid.add_row(*(number(value) for value in row))
+        grid.add_row(*(Text(number(value)) for value in row))
     return grid
 
 
@@ -284,7 +283,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     try:
         return description, pd.read_csv(folder / "history.csv")
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`.") from error
+        raise ValueError(
+            f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`."
+        ) from error
 
 
 def named_arrays(value: Any) -> dict[str, Any]:

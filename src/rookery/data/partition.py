@@ -1,6 +1,7 @@
 """Partitioners: pure functions of (labels, clients, seed) that give each client the indices of its samples."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
@@ -62,3 +63,27 @@ def _check(samples: int, needed: int) -> None:
 
 
 PARTITIONS: dict[str, Callable[..., Parts]] = {"iid": iid, "shards": shards, "dirichlet": dirichlet}
+
+
+def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: str | Path) -> Path:
+    """Write a picture of who holds what: clients across, classes down, the darker the more samples."""
+    from matplotlib.colors import PowerNorm
+
+    from rookery import report
+
+    labels = np.asarray(labels)
+    counts = np.stack([np.bincount(labels[part], minlength=int(labels.max()) + 1) for part in parts], axis=1)
+    classes, clients = counts.shape
+    width, height = min(12.0, max(5.0, 2.5 + 0.09 * clients)), min(8.0, 1.8 + 0.22 * classes)
+    fig, axes = report.figure(1, 1, width=width, height=height)
+    ax = axes[0, 0]
+    ax.grid(visible=False)
+    scale = PowerNorm(0.5, vmin=0, vmax=counts.max())  # so that small shares are seen beside large ones
+    image = ax.imshow(counts, cmap="Blues", norm=scale, aspect="auto", interpolation="nearest")
+    sizes = counts.sum(axis=0)
+    each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+    report.label(ax, "client", "class", f"{clients} clients, {each} samples each")
+    if classes <= 20:
+        ax.set_yticks(range(classes))
+    fig.colorbar(image, ax=ax, label="samples", pad=0.01)
+    return report.save(fig, path)

@@ -1,8 +1,9 @@
 """The lock-step engine: a coordinator and sites that share algorithm, problem and seed, and exchange arrays.
 
-Every side runs the same round. `map` is lazy, and an exchange is the only point where anything crosses: asked for
-exchange k, a site replays the results before it and computes its own k-th value alone; the coordinator reduces the
-replies and goes on. Each such piece is one compiled function of (state, results so far, data, key), with k static.
+Every side runs the same round. `map` is lazy, and an exchange is the only point where anything crosses: the coordinator
+asks its sites, reduces their replies and goes on with the result; a site that is asked for exchange k replays the
+results before it and computes its own k-th value alone, in one compiled function of (state, results so far, data, key),
+with k static. So a site that forgot everything but its data and memory can always catch up.
 
 This file knows no transport: a site turns bytes into bytes, and the coordinator is given a function that carries them.
 """
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from rookery.clients import Clients, Count, sample_cohort
 from rookery.engines import wire
@@ -28,27 +29,12 @@ Phase = Literal["init", "round"]
 Transport = Callable[[int, bytes], bytes]  # (client, request) -> reply
 
 
-class _Stop(Exception):
-    """Ends a replay where something is needed that only the outside can give."""
+class _Reached(Exception):
+    """Ends a site's replay at the exchange it was asked for."""
 
-    def __init__(self, kind: Literal["exchange", "count"], value: Any, name: str = "", fresh: bool = False) -> None:
-        super().__init__(kind)
-        self.kind, self.value, self.name, self.fresh = kind, value, name, fresh
-
-
-@dataclass
-class _Script:
-    """A replay under way: the results and loop counts that are known, and how far it has come."""
-
-    results: Sequence[PyTree[Array]]
-    counts: tuple[int, ...]
-    structure: Callable[[int, tuple[int, ...], "_Lazy", str], Any]
-    abstract: bool = False  # only shapes matter: results are made up, loops run once
-    exchanges: int = 0
-    loops: int = 0
-    maps: int = 0
-    work: dict[int, Array] = field(default_factory=dict)  # of the maps that were computed
-    touched: bool = False  # whether a client's memory was used
+    def __init__(self, value: "_Lazy") -> None:
+        super().__init__()
+        self.value = value
 
 
 class _Lazy:
@@ -72,17 +58,29 @@ class _Lazy:
         return jax.eval_shape(lambda: self.force(keep=False))
 
 
+@dataclass
+class _Script:
+    """How far one side has come in a round; cohorts of one round share it."""
+
+    exchange: Callable[..., Any]  # (k, kind, value, name, ids) -> the result; ids is None for the round's cohort
+    count: Callable[[int, Count], int]  # (j, n) -> how often the j-th loop of traced length runs
+    exchanges: int = 0
+    loops: int = 0
+    maps: int = 0
+    work: dict[int, Array] = field(default_factory=dict)  # of the maps that were computed
+    touched: bool = False  # whether the clients' memory was used
+
+
 class LockstepFed:
     """`Fed` for one side of the protocol."""
 
     def __init__(
         self, problem: Problem, n: int, cohort_size: int, script: _Script, client: Callable[[], Client], memory: Any,
-        ids: Any,
+        ids: Any = None,
     ) -> None:  # fmt: skip
         self.problem, self.n, self.cohort_size = problem, n, cohort_size
         self._script, self._client, self._ids = script, client, ids
-        self._fresh = False
-        self._memory = _Lazy(lambda keep: memory)
+        self.memory = _Lazy(lambda keep: memory)
 
     def map(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
         """See `Fed.map`."""
@@ -102,8 +100,8 @@ class LockstepFed:
     def map_state(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
         """See `Fed.map_state`."""
         self._script.touched = True
-        both = self.map(fn, key, self._memory, *values)
-        self._memory = _Lazy(lambda keep: both.force(keep)[1])
+        both = self.map(fn, key, self.memory, *values)
+        self.memory = _Lazy(lambda keep: both.force(keep)[1])
         return _Lazy(lambda keep: both.force(keep)[0])
 
     def mean(self, value: _Lazy, name: str = "mean") -> Any:
@@ -119,28 +117,14 @@ class LockstepFed:
         return self._exchange("gather", value, name)
 
     def _exchange(self, kind: str, value: _Lazy, name: str) -> Any:
-        script, k = self._script, self._script.exchanges
-        script.exchanges += 1
-        if k < len(script.results):
-            structure, _ = script.structure(k, script.counts[: script.loops], value, kind)
-            return jax.tree.unflatten(structure, script.results[k])
-        if script.abstract:
-            made_up = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), value.shapes())
-            if kind == "gather":
-                made_up = jax.tree.map(lambda a: jnp.zeros((self.cohort_size, *a.shape), a.dtype), made_up)
-            return made_up
-        raise _Stop("exchange", (kind, value, self._ids), name, self._fresh)
+        self._script.exchanges += 1
+        return self._script.exchange(self._script.exchanges - 1, kind, value, name, self._ids)
 
     def loop(self, n: Count, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         """See `Fed.loop`."""
-        script = self._script
-        if script.abstract:
-            return body(0, carry)
         if not isinstance(n, int):
-            if script.loops == len(script.counts):
-                raise _Stop("count", n)
-            n = script.counts[script.loops]
-            script.loops += 1
+            self._script.loops += 1
+            n = self._script.count(self._script.loops - 1, n)
         for i in range(n):
             carry = body(i, carry)
         return carry
@@ -148,9 +132,7 @@ class LockstepFed:
     def resample(self, key: Array) -> "LockstepFed":
         """See `Fed.resample`."""
         ids = sample_cohort(key, self.n, self.cohort_size)
-        fed = LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids)
-        fed._fresh = True
-        return fed
+        return LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids)
 
 
 @dataclass(frozen=True)
@@ -162,19 +144,21 @@ class _Setting:
     n: int
     cohort: int
 
+    def run(self, traced: Any, phase: Phase, script: _Script, client: Callable[[], Client], memory: Any, state: Any,
+            t: Count, seed: Array) -> tuple[LockstepFed, Any]:  # fmt: skip
+        """Run `init` or a round over the script; what it leaves behind, and the state after it."""
+        algorithm = at_round(join(self.fixed, traced), t)
+        if phase == "init":
+            fed = LockstepFed(self.problem, self.n, self.n, script, client, memory)
+            return fed, algorithm.init(fed, *state, jax.random.fold_in(seed, 0))
+        fed = LockstepFed(self.problem, self.n, self.cohort, script, client, memory)
+        _, noise = jax.random.split(jax.random.fold_in(seed, t + 1))
+        return fed, algorithm.round(fed, state, noise)
 
-@dataclass
-class _Piece:
-    """One compiled piece of a round, and what was learnt when it was traced."""
-
-    run: Callable[..., Any]
-    kind: str = ""
-    name: str = ""
-    fresh: bool = False
-    reduction: str = ""
-    structure: Any = None  # of what it returns
-    maps: tuple[int, ...] = ()  # the maps it computes
-    touched: bool = False
+    def ids(self, phase: Phase, t: int, seed: Array) -> list[int]:
+        """Who takes part."""
+        choice, _ = jax.random.split(jax.random.fold_in(seed, t + 1))
+        return np.asarray(sample_cohort(choice, self.n, self.n if phase == "init" else self.cohort)).tolist()
 
 
 @cache
@@ -183,61 +167,64 @@ def _structures(setting: _Setting, phase: Phase) -> dict[Any, Any]:
     return {}
 
 
-@cache
-def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...], at_site: bool) -> _Piece:
-    """The piece of a phase after `known` exchanges."""
-    structures = _structures(setting, phase)
+def _structure(setting: _Setting, phase: Phase, k: int, counts: tuple[int, ...], value: _Lazy) -> Any:
+    known = _structures(setting, phase)
+    if (k, counts) not in known:
+        shapes = value.shapes()
+        known[k, counts] = jax.tree.structure(shapes), describe(shapes)
+    return known[k, counts]
 
-    def structure(k: int, before: tuple[int, ...], value: _Lazy, kind: str) -> Any:
-        if (k, before) not in structures:
-            shapes = value.shapes()
-            structures[k, before] = jax.tree.structure(shapes), describe(shapes)
-        return structures[k, before]
+
+@dataclass
+class _Piece:
+    """A site's part of a round up to one exchange, compiled, and what was learnt when it was traced."""
+
+    run: Callable[..., Any]
+    maps: tuple[int, ...] = ()  # the maps it computes
+    structure: Any = None  # of what it returns
+
+
+@cache
+def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...], last: bool) -> _Piece:
+    """The value for the exchange after `known` others; or, if they were all, the client's memory."""
 
     def run(
         traced: Any, state: Any, results: Any, data: Clients, identity: Any, memory: Any, t: Any, seed: Array
     ) -> Any:
-        algorithm = at_round(join(setting.fixed, traced), t if phase == "round" else 0)
+        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any) -> Any:
+            if k == known:
+                raise _Reached(value)
+            structure, _ = _structure(setting, phase, k, counts[: script.loops], value)
+            return jax.tree.unflatten(structure, results[k])
+
+        script = _Script(exchange, lambda j, _: counts[j])
         client = lambda: Client(setting.problem, data, 0, identity)
-        script = _Script(results, counts, structure)
-        whole = setting.n if phase == "init" else setting.cohort
-        choice, noise = jax.random.split(jax.random.fold_in(seed, t + 1))
-        ids = sample_cohort(choice, setting.n, whole)
-        fed = LockstepFed(setting.problem, setting.n, whole, script, client, memory, ids)
         try:
-            if phase == "init":
-                after = algorithm.init(fed, *state, jax.random.fold_in(seed, 0))
-            else:
-                after = algorithm.round(fed, state, noise)
-            piece.kind = "done"
-            out = fed._memory.force() if at_site else after
-        except _Stop as stop:
-            piece.kind, piece.name, piece.fresh = stop.kind, stop.name, stop.fresh
-            if stop.kind == "exchange":
-                piece.reduction, value, ids = stop.value
-                structure(known, counts[: script.loops], value, piece.reduction)
-                out = value.force() if at_site else ids
-            else:
-                out = stop.value
-        piece.structure, piece.maps, piece.touched = jax.tree.structure(out), tuple(sorted(script.work)), script.touched
+            fed, _ = setting.run(traced, phase, script, client, memory, state, t, seed)
+            out = fed.memory.force()
+        except _Reached as reached:
+            out = reached.value.force()
+        piece.maps, piece.structure = tuple(sorted(script.work)), jax.tree.structure(out)
         return jax.tree.leaves(out), [script.work[place] for place in piece.maps]
 
     piece = _Piece(jax.jit(run))
     return piece
 
 
-def _state_like(setting: _Setting, traced: Any, start: Any, data: Clients) -> Any:
-    """The shapes of the algorithm's state, from an abstract run of `init`."""
+def _state_structure(setting: _Setting, traced: Any, start: Any, data: Clients) -> Any:
+    """The structure of the algorithm's state, from a run of `init` in which only shapes matter."""
 
     def init(traced: Any, start: Any, data: Clients) -> Any:
-        algorithm = at_round(join(setting.fixed, traced), 0)
-        script = _Script([], (), lambda *_: None, abstract=True)
+        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any) -> Any:
+            lead = (setting.n,) if kind == "gather" else ()
+            return jax.tree.map(lambda s: jnp.zeros(lead + s.shape, s.dtype), value.shapes())
+
+        script = _Script(exchange, lambda j, _: 1)
         client = lambda: Client(setting.problem, data, 0, 0)
         memory = _first_memory(setting, traced, start)
-        fed = LockstepFed(setting.problem, setting.n, setting.n, script, client, memory, None)
-        return algorithm.init(fed, *start, jax.random.key(0))
+        return setting.run(traced, "init", script, client, memory, start, 0, jax.random.key(0))[1]
 
-    return jax.eval_shape(init, traced, start, data)
+    return jax.tree.structure(jax.eval_shape(init, traced, start, data))
 
 
 def _first_memory(setting: _Setting, traced: Any, start: Any) -> Any:
@@ -254,11 +241,10 @@ class Site:
         self._setting, self._traced, self._identity, self._data, self._start = setting, traced, identity, data, start
         self._seed = jax.random.key(seed)
         self._memory = _first_memory(setting, traced, start)
-        self._state_structure = jax.tree.structure(_state_like(setting, traced, start, data))
+        self._state_structure = _state_structure(setting, traced, start, data)
         self._at: tuple[Phase, int] | None = None
         self._state: Any = None
         self._results: list[list[Any]] = []
-        self._counts: tuple[int, ...] = ()
         self._counted: set[int] = set()
 
     def handle(self, request: bytes) -> bytes:
@@ -270,27 +256,30 @@ class Site:
             structure = jax.tree.structure(self._start) if header["phase"] == "init" else self._state_structure
             if moment != self._at:
                 self._counted = set()
-            self._at, self._state, self._results, self._counts = moment, jax.tree.unflatten(structure, leaves), [], ()
+            self._at, self._state, self._results = moment, jax.tree.unflatten(structure, leaves), []
         elif moment != self._at or len(self._results) < header["from"]:
             return wire.encode({"answer": "resync"}, [])
         del self._results[header["from"] :]
         for length in header["results"]:
             self._results.append([arrays.pop(0) for _ in range(length)])
-        piece, value, work = self._next(header["counts"])
-        if header["op"] == "finish":
-            self._memory = jax.tree.unflatten(piece.structure, value)
-            return wire.encode({"answer": "finished", "work": work}, [])
-        return wire.encode({"answer": "value", "work": work, "shape": piece.name}, value)
-
-    def _next(self, counts: list[int]) -> tuple[_Piece, list[Any], list[Any]]:
-        phase, t = self._at  # type: ignore[misc]
-        piece = _piece(self._setting, phase, len(self._results), tuple(counts), True)
+        finish = header["op"] == "finish"
+        piece = _piece(self._setting, header["phase"], len(self._results), tuple(header["counts"]), finish)
         value, work = piece.run(
-            self._traced, self._state, self._results, self._data, self._identity, self._memory, t, self._seed
+            self._traced,
+            self._state,
+            self._results,
+            self._data,
+            self._identity,
+            self._memory,
+            header["round"],
+            self._seed,
         )
         new = [(place, w.tolist()) for place, w in zip(piece.maps, work, strict=True) if place not in self._counted]
         self._counted.update(place for place, _ in new)
-        return piece, value, new
+        if finish:
+            self._memory = jax.tree.unflatten(piece.structure, value)
+            return wire.encode({"answer": "finished", "work": new}, [])
+        return wire.encode({"answer": "value", "work": new}, value)
 
 
 class Coordinator:
@@ -309,45 +298,37 @@ class Coordinator:
         exchanges: dict[Exchange, dict[str, int]] = {}
         work: dict[int, dict[int, list[int]]] = {}  # by map and client
         results: list[list[Any]] = []
-        counts: tuple[int, ...] = ()
-        cohort: list[int] = []
-        has: int | None = None  # results that the round's cohort has been sent; None: not even the state
-        while True:
-            piece = _piece(self._setting, phase, len(results), counts, False)
-            leaves, _ = piece.run(self._traced, state, results, self._template, 0, self._memory, t, self._seed)
-            if piece.kind == "count":
-                counts = (*counts, int(leaves[0]))
-                continue
-            header = {"phase": phase, "round": t, "counts": counts}
-            if piece.kind == "done":
-                break
-            ids = np.asarray(leaves[0]).tolist()
-            since = None if piece.fresh else has
+        counts: list[int] = []
+        has: list[int | None] = [None]  # how many results the round's cohort has been sent; None: not even the state
+        everyone = self._setting.ids(phase, t, self._seed)
+        header = {"phase": phase, "round": t, "counts": counts}
+
+        def exchange(k: int, kind: str, value: _Lazy, name: str, fresh: Any) -> Any:
+            structure, shape = _structure(self._setting, phase, k, tuple(counts), value)
+            ids, since = (everyone, has[0]) if fresh is None else (np.asarray(fresh).tolist(), None)
             replies, up, down = self._ask(ids, {**header, "op": "reply"}, state, results, since, work)
-            reduced = self._reduce(piece.reduction, ids, replies)
-            if not piece.fresh:
-                has, cohort = len(results), ids
-            results.append(reduced)
-            shape = _structures(self._setting, phase)[len(results) - 1, counts][1]
-            _count(exchanges, piece.name, piece.reduction, shape, up, _nbytes(reduced), down)
-        if piece.touched:
-            if has is None:  # no exchange of the round's own cohort before
-                cohort = list(range(self._setting.n)) if phase == "init" else self._cohort(t)
-            _, _, down = self._ask(cohort, {**header, "op": "finish"}, state, results, has, work)
-            finish = _count(exchanges, "finish", "finish", "", 0, 0, down)
-            finish["count"] = 0
-        totals = np.zeros(len(WORK), np.int64)
-        busiest = 0
+            if fresh is None:
+                has[0] = len(results)
+            results.append(self._reduce(kind, ids, replies))
+            _count(exchanges, name, kind, shape, up, _nbytes(results[-1]), down)
+            return jax.tree.unflatten(structure, results[-1])
+
+        def count(j: int, n: Count) -> int:
+            counts.append(int(n))
+            return counts[-1]
+
+        script = _Script(exchange, count)
+        client = lambda: Client(self._setting.problem, self._template, 0, 0)
+        _, after = self._setting.run(self._traced, phase, script, client, self._memory, state, t, self._seed)
+        if script.touched:
+            _, _, down = self._ask(everyone, {**header, "op": "finish"}, state, results, has[0], work)
+            _count(exchanges, "finish", "finish", "", 0, 0, down)["count"] = 0
+        totals, busiest = np.zeros(len(WORK), np.int64), 0
         for by_client in work.values():
             each = np.array(list(by_client.values()))
             totals += each.sum(axis=0)
             busiest += int((each[:, 0] + each[:, 1]).max())
-        after = jax.tree.unflatten(piece.structure, leaves)
         return after, Amounts(exchanges, 0, totals, busiest)  # type: ignore[arg-type]
-
-    def _cohort(self, t: int) -> list[int]:
-        choice, _ = jax.random.split(jax.random.fold_in(self._seed, t + 1))
-        return np.asarray(sample_cohort(choice, self._setting.n, self._setting.cohort)).tolist()
 
     def _ask(
         self, ids: list[int], header: dict[str, Any], state: Any, results: list[list[Any]], has: int | None,

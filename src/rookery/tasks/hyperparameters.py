@@ -54,10 +54,11 @@ def hyperparameters(clients: int = 10, partition: str = "iid", noise: int = 30, 
     features, labels = load_breast_cancer(return_X_y=True)
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     rng = np.random.default_rng(seed)
-    features = np.concatenate([features, rng.normal(size=(len(labels), noise))], axis=1).astype(np.float32)
+    features = np.concatenate([features, rng.normal(size=(len(labels), noise))], axis=1)
     order = rng.permutation(len(labels))
     test, train = order[:129], order[129:]
-    lower, upper = [], []
+    lower: list[Any] = []
+    upper: list[Any] = []
     for part in PARTITIONS[partition](labels[train], clients, seed):
         mixed = rng.permutation(train[part])
         for level, own in ((lower, mixed[: len(mixed) // 2]), (upper, mixed[len(mixed) // 2 :])):
@@ -68,7 +69,7 @@ def hyperparameters(clients: int = 10, partition: str = "iid", noise: int = 30, 
         name="hyperparameters",
         problem=tuning_problem(),
         clients=data,
-        init=(np.full(count, np.log(START), np.float32), {"w": np.zeros(count, np.float32), "b": np.float32(0)}),
+        init=(np.full(count, np.log(START)), {"w": np.zeros(count), "b": np.zeros(())}),
         evaluate=_metrics(_rows(features, labels, test), data),
         metric="loss",
         rounds=150,
@@ -85,7 +86,7 @@ def hyperparameters(clients: int = 10, partition: str = "iid", noise: int = 30, 
 
 
 def _rows(features: np.ndarray, labels: np.ndarray, own: np.ndarray) -> dict[str, np.ndarray]:
-    return {"features": features[own], "label": labels[own].astype(np.float32)}
+    return {"features": features[own], "label": labels[own].astype(float)}
 
 
 def _metrics(test: Any, clients: Clients) -> Any:

@@ -1,0 +1,195 @@
+"""The speed of this machine on fixed work: the FedNest paper's hyper-representation round, against a yardstick.
+
+The yardstick is one float32 product of 10×300×784 with 784×200, taken in the same run, so that a slow or noisy machine
+cancels out. A plain per-client PyTorch loop of the same arithmetic is timed beside it where PyTorch is installed.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery import hyperparameters
+from rookery.algorithms import FedNest
+from rookery.clients import Clients
+from rookery.engines.simulation import Simulation
+from rookery.fed import Epochs
+from rookery.tasks.hyperrep import layers, representation_problem
+
+COHORT, SAMPLES, INPUTS, WIDTH, CLASSES, BATCH = 10, 300, 784, 200, 10, 64
+PASSES, TERMS, STEP, HESSIAN_STEP = 5, 5, 0.01, 0.1
+
+
+def run(repeats: int = 7, torch: bool | None = None, scale: bool = True) -> dict[str, Any]:
+    """All measurements; times are the best of `repeats`, in seconds. `torch` None: if it is installed."""
+    product, the_round, compilation = yardstick(), paper_round(100), 0.0
+    begin = time.perf_counter()
+    the_round(1)
+    compilation = time.perf_counter() - begin
+    contenders: dict[str, Callable[[], Any]] = {"yardstick": product, "round": lambda: the_round(5)}
+    if torch is not False:
+        loop = torch_round()
+        if loop is None and torch:
+            raise ValueError("PyTorch is not installed; for the comparison: pip install torch==2.13.0")
+        if loop is not None:
+            contenders["torch"] = loop
+    best = interleaved(contenders, repeats)
+    best["round"] /= 5
+    result: dict[str, Any] = {
+        "yardstick_seconds": best["yardstick"],
+        "round_seconds": best["round"],
+        "round_in_yardsticks": best["round"] / best["yardstick"],
+        "compilation_seconds": compilation,
+        "torch_seconds": best.get("torch"),
+        "torch_in_rounds": best["torch"] / best["round"] if "torch" in best else None,
+    }
+    if scale:
+        small, large = 1_000, 100_000
+        sized = {n: cohort_round(n) for n in (small, large)}
+        for one in sized.values():
+            one(1)
+        times = interleaved({str(n): partial(one, 5) for n, one in sized.items()}, repeats)
+        result["seconds_1000_clients"] = times[str(small)] / 5
+        result["seconds_100000_clients"] = times[str(large)] / 5
+        result["growth_1000_to_100000_clients"] = times[str(large)] / times[str(small)]
+    return result
+
+
+def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The best time of each, taken in turn, so that a busy moment does not hit one of them alone."""
+    best = dict.fromkeys(contenders, float("inf"))
+    for work in contenders.values():
+        jax.block_until_ready(work())
+    for _ in range(repeats):
+        for name, work in contenders.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(work())
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return best
+
+
+def yardstick() -> Callable[[], Any]:
+    """One product of 10×300×784 with 784×200."""
+    rng = np.random.default_rng(0)
+    a = jnp.asarray(rng.normal(size=(COHORT, SAMPLES, INPUTS)), jnp.float32)
+    b = jnp.asarray(rng.normal(size=(INPUTS, WIDTH)), jnp.float32)
+    product = jax.jit(jnp.matmul)
+    return lambda: product(a, b)
+
+
+def paper_round(clients: int) -> Callable[[int], Any]:
+    """k rounds of FedNest: 100 clients × 300 + 300 samples, 10 per round, MLP 784-200-10, batch 64, 5 epochs, N = 5."""
+    method = FedNest(
+        upper_step=STEP,
+        lower_step=STEP,
+        lower_local_steps=Epochs(PASSES),
+        neumann_terms=TERMS,
+        hessian_step=HESSIAN_STEP,
+        batch_size=BATCH,
+    )
+    return _rounds(
+        method, _clients(clients, SAMPLES, INPUTS), layers(jax.random.key(0), INPUTS, WIDTH, CLASSES), COHORT
+    )
+
+
+def cohort_round(clients: int) -> Callable[[int], Any]:
+    """k rounds with a cohort of 100 out of many small clients."""
+    method = FedNest(lower_local_steps=10, hessian_step=HESSIAN_STEP, batch_size=4)
+    return _rounds(method, _clients(clients, 8, 32), layers(jax.random.key(0), 32, 64, CLASSES), 100)
+
+
+def _clients(clients: int, samples: int, inputs: int) -> Clients:
+    rng = np.random.default_rng(1)
+    images = rng.random(size=(2, clients, samples, inputs), dtype=np.float32)
+    labels = rng.integers(CLASSES, size=(2, clients, samples), dtype=np.int32)
+    levels = [[{"image": i, "label": l} for i, l in zip(images[k], labels[k], strict=True)] for k in (0, 1)]
+    return Clients(lower=levels[0], upper=levels[1])
+
+
+def _rounds(method: Any, data: Clients, start: Any, cohort: int) -> Callable[[int], Any]:
+    problem, engine, split = representation_problem(), Simulation(), hyperparameters.split(method)
+    held, _ = engine.start(problem, data, split, start[0], start[1], 0)
+    carry = [held]
+
+    def rounds(k: int) -> Any:
+        carry[0], _ = engine.advance(problem, data, split, cohort, carry[0], 0, k, 5, 0)
+        return carry[0]
+
+    return rounds
+
+
+def torch_round() -> Callable[[], Any] | None:
+    """The same round as a plain loop over the clients in PyTorch, or None where PyTorch is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.manual_seed(0)
+    images = torch.rand(2, COHORT, SAMPLES, INPUTS)
+    labels = torch.randint(CLASSES, (2, COHORT, SAMPLES))
+    w, b = torch.randn(INPUTS, WIDTH) / INPUTS**0.5, torch.zeros(WIDTH)
+    v, c = torch.randn(WIDTH, CLASSES) / WIDTH**0.5, torch.zeros(CLASSES)
+    steps = -(-PASSES * SAMPLES // BATCH)
+
+    def loss(x: Any, y: Any, data: Any) -> Any:
+        hidden = torch.relu(data[0] @ x[0] + x[1])
+        return torch.nn.functional.cross_entropy(hidden @ y[0] + y[1], data[1])
+
+    def ask(*values: Any) -> Any:
+        return [value.detach().requires_grad_() for value in values]
+
+    def batch(level: int, i: int) -> Any:
+        pick = torch.randperm(SAMPLES)[:BATCH]
+        return images[level, i][pick], labels[level, i][pick]
+
+    def mean(replies: Any) -> Any:
+        return [torch.stack(leaf).mean(0) for leaf in zip(*replies, strict=True)]
+
+    def g_y(x: Any, y: Any, data: Any) -> Any:
+        y = ask(*y)
+        return torch.autograd.grad(loss(x, y, data), y)
+
+    def once() -> Any:
+        x, y = [w, b], [v, c]
+        q = mean([g_y(x, y, (images[0, i], labels[0, i])) for i in range(COHORT)])
+        locals_ = []
+        for i in range(COHORT):
+            own = y
+            for _ in range(steps):
+                data = batch(0, i)
+                here, there = g_y(x, own, data), g_y(x, y, data)
+                own = [o - STEP * (h - t + a) for o, h, t, a in zip(own, here, there, q, strict=True)]
+            locals_.append(own)
+        y = mean(locals_)
+        replies = []
+        for i in range(COHORT):
+            asked = ask(*y)
+            replies.append(torch.autograd.grad(loss(x, asked, batch(1, i)), asked))
+        p = [HESSIAN_STEP * r for r in mean(replies)]
+        total = p
+        for _ in range(TERMS):
+            replies = []
+            for i in range(COHORT):
+                asked = ask(*y)
+                first = torch.autograd.grad(loss(x, asked, batch(0, i)), asked, create_graph=True)
+                inner = sum((f * s).sum() for f, s in zip(first, p, strict=True))
+                replies.append(torch.autograd.grad(inner, asked))
+            p = [s - HESSIAN_STEP * r for s, r in zip(p, mean(replies), strict=True)]
+            total = [t + s for t, s in zip(total, p, strict=True)]
+        replies = []
+        for i in range(COHORT):
+            up = ask(*x)
+            direct = torch.autograd.grad(loss(up, y, batch(1, i)), up)
+            up, asked = ask(*x), ask(*y)
+            first = torch.autograd.grad(loss(up, asked, batch(0, i)), asked, create_graph=True)
+            inner = sum((f * s).sum() for f, s in zip(first, total, strict=True))
+            mixed = torch.autograd.grad(inner, up)
+            replies.append([d - m for d, m in zip(direct, mixed, strict=True)])
+        h = mean(replies)
+        return mean([[a - STEP * d for a, d in zip(x, h, strict=True)] for _ in range(COHORT)])
+
+    return once
