@@ -52,7 +52,7 @@ class Run:
         exchanges: a DataFrame of the last round's exchanges: name, kind, shape of one reply, how often, bytes.
         best: see `Best`; None without `keep_best`.
         state: the algorithm's whole state.
-        interrupted: whether Ctrl-C or a callback ended the run early.
+        interrupted: whether Ctrl-C was pressed, or a callback ended the run early.
     """
 
     history: pd.DataFrame
@@ -167,7 +167,7 @@ def solve(
                 so_far = record.run(carry.state, done, interrupted=False)
                 stopped = any([callback(so_far) is True for callback in callbacks])
             bar(done, record.rows[-1])
-        ended_early = done < rounds
+        ended_early = done < rounds or interrupt.is_set()
     return record.run(carry.state, done, interrupted=ended_early)
 
 

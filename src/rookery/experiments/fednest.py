@@ -271,10 +271,10 @@ fig4 = Experiment(
         "steps .001; FedNest and LFedNest: T = 10 inner rounds of 50 local steps, then 500 outer ones; FedAvg-S and "
         "SCAFFOLD-S: 500 steps on both variables at once. Full gradients: the only randomness is in the problem and, "
         "in the sampled runs, in the choice of clients. With one seed the three s have the same draws, scaled, so a "
-        "floor that comes from the b_i is proportional to s² by construction. *End* and *floor* are the mean of ‖x‖² + ‖y‖² over the last "
-        f"quarter of the rounds, then over the seeds; a method has converged at {CONVERGED:g}. Straight lines are "
-        f"fitted above {ROUNDING:g}, where rounding begins to show. The distance is taken every 4 "
-        "rounds. Bands: lowest to highest of the seeds."
+        "floor that comes from the b_i is proportional to s² by construction. *End* and *floor* are the mean of "
+        "‖x‖² + ‖y‖² over the last quarter of the rounds, then over the seeds; a method has converged at "
+        f"{CONVERGED:g}. Straight lines are fitted above {ROUNDING:g}, where rounding begins to show. The distance is "
+        "taken every 4 rounds. Bands: lowest to highest of the seeds."
     ),
     runs=fig4_runs,
     picture=fig4_picture,

@@ -1,5 +1,6 @@
 """Hyper-representation: the upper level learns a representation, the lower level a classifier on top of it."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -25,6 +26,10 @@ def _cross_entropy(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]))
 
 
+def _joint(z: Any, batch: Any) -> Float[Array, ""]:
+    return _cross_entropy(z[0], z[1], hidden(z[0], batch))
+
+
 def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]:
     """A hidden layer and an output layer, initialised as PyTorch's linear layers are: U(−1/√fan-in, 1/√fan-in)."""
     keys = jax.random.split(key, 4)
@@ -39,6 +44,7 @@ def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]
     return layer(keys[0], keys[1], inputs, width), layer(keys[2], keys[3], width, outputs)
 
 
+@cache
 def representation_problem(penalty: float = 0.0) -> Bilevel:
     """The problem alone: cross-entropy at both levels, penalty/2·‖y‖² beside it at the lower one."""
 
@@ -75,12 +81,11 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
     data = Clients(lower, upper)
     x, y = layers(jax.random.key(seed), images.shape[1], width, 10)
     evaluate = test_metrics(images[test], labels[test])
-    joint = SingleLevel(lambda z, batch: _cross_entropy(z[0], z[1], hidden(z[0], batch)))
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), a, b) for a, b in zip(lower, upper, strict=True)]
     common: dict[str, Any] = {"metric": "accuracy", "rounds": 200, "cohort": min(10, clients), "every": 10}
     single = Task(
         name="hyperrep",
-        problem=joint,
+        problem=SingleLevel(_joint),
         clients=Clients(upper=pooled),
         init=(x, y),
         evaluate=lambda z, _: evaluate(*z),
@@ -94,7 +99,7 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
         init=(x, y),
         evaluate=evaluate,
         defaults={
-            "upper_step": 0.1,
+            "upper_step": 0.03,
             "lower_step": 0.1,
             "lower_local_steps": 10,
             "neumann_terms": 5,
@@ -106,16 +111,16 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
 
 
 def test_metrics(images: np.ndarray, labels: np.ndarray) -> Any:
-    """evaluate(x, y) on these images: accuracy and loss, compiled."""
+    """evaluate(x, y) on these images: accuracy and loss."""
     batch = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
+    return lambda x, y: _metrics(x, y, batch)
 
-    @jax.jit
-    def metrics(x: Any, y: Any, batch: Any) -> dict[str, Array]:
-        seen = hidden(x, batch)
-        scores = seen["image"] @ y["w"] + y["b"]
-        return {
-            "accuracy": jnp.mean(jnp.argmax(scores, axis=1) == batch["label"]),
-            "loss": _cross_entropy(x, y, seen),
-        }
 
-    return lambda x, y: metrics(x, y, batch)
+@jax.jit
+def _metrics(x: Any, y: Any, batch: Any) -> dict[str, Array]:
+    seen = hidden(x, batch)
+    scores = seen["image"] @ y["w"] + y["b"]
+    return {
+        "accuracy": jnp.mean(jnp.argmax(scores, axis=1) == batch["label"]),
+        "loss": _cross_entropy(x, y, seen),
+    }

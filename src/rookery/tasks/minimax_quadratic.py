@@ -1,5 +1,6 @@
 """The minimax quadratic of Section 4.3 of the FedNest paper."""
 
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,15 @@ from jaxtyping import Array, Float
 from rookery.clients import Clients
 from rookery.problems import Minimax
 from rookery.tasks.task import Task
+
+
+@cache
+def _problem(penalty: float) -> Minimax:
+    def objective(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+        t, b = jnp.mean(batch["t"]), jnp.mean(batch["b"], axis=0)
+        return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * penalty * x @ x
+
+    return Minimax(objective)
 
 
 def minimax_quadratic(
@@ -30,17 +40,13 @@ def minimax_quadratic(
     b = spread * rng.normal(size=(clients, dim))
     b -= b.mean(axis=0)
 
-    def objective(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        t, b = jnp.mean(batch["t"]), jnp.mean(batch["b"], axis=0)
-        return -(0.5 * y @ y - b @ y + t * (y @ x)) + 0.5 * penalty * x @ x
-
     def evaluate(x: Any, y: Any) -> dict[str, float]:
         in_x, in_y = float(np.sum(np.asarray(x, float) ** 2)), float(np.sum(np.asarray(y, float) ** 2))
         return {"distance": in_x + in_y, "x_distance": in_x, "y_distance": in_y}
 
     return Task(
         name="minimax-quadratic",
-        problem=Minimax(objective),
+        problem=_problem(penalty),
         clients=Clients(upper=[{"t": t[i : i + 1], "b": b[i : i + 1]} for i in range(clients)]),
         init=(np.full(dim, 10.0), np.full(dim, 10.0)),
         evaluate=evaluate,

@@ -1,0 +1,189 @@
+"""What every algorithm promises, on every class of problem it claims."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines import simulation
+from rookery.tasks.quadratic import solution
+
+from .cases import EXCHANGES, SETTINGS, case, method, names, pairs
+
+PAIRS = pairs()
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
+    """Both have the same structure and the same numbers."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=tolerance, atol=tolerance)
+
+
+def ledger(run: rk.Run) -> Any:
+    return run.history.drop(columns="seconds").to_dict("list"), run.exchanges.to_dict("list")
+
+
+def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
+    assert set(SETTINGS) == set(names())
+    assert set(EXCHANGES) == set(PAIRS)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_lockstep_equals_simulation(name: str, kind: str) -> None:
+    """A coordinator and sites that exchange bytes alone give the same numbers and the same ledger."""
+    it = case(kind)
+    arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
+    here = rk.solve(*arguments, rounds=3, cohort=3, seed=7)
+    there = rk.solve(*arguments, rounds=3, cohort=3, seed=7, engine=rk.Federation())
+    close(here.state, there.state)
+    assert ledger(here) == ledger(there)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_exchanges_are_those_of_the_paper(name: str, kind: str) -> None:
+    it = case(kind)
+    run = rk.solve(it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init, rounds=3, cohort=3, seed=7)
+    assert np.diff(run.history["exchanges"]).tolist() == [EXCHANGES[name, kind]] * 3
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_blocks_do_not_matter(name: str, kind: str) -> None:
+    it = case(kind)
+    arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
+    whole = rk.solve(*arguments, rounds=3, cohort=3, seed=7)
+    blocks = rk.solve(*arguments, rounds=3, cohort=3, seed=7, engine=rk.Simulation(block=2))
+    close(whole.state, blocks.state, 1e-12)
+    assert ledger(whole) == ledger(blocks)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_full_batches_order_copies_and_no_compilation(name: str, kind: str) -> None:
+    """With full batches and all clients, neither their order nor compilation matters, and copies are one client."""
+    it = case(kind)
+    steps = {field: 2 for field in ("lower_local_steps", "local_steps") if field in SETTINGS[name]}
+    full = method(name, batch_size=None, **steps)
+    solve = lambda clients, **how: rk.solve(it.problem, clients, full, it.init, rounds=2, seed=1, **how).state
+    forward = solve(it.clients([0, 1, 2], [1, 2, 3]))
+    backward = solve(it.clients([2, 1, 0], [3, 2, 1]))
+    close(forward, backward, 1e-12)
+    stepwise = solve(it.clients([0, 1, 2], [1, 2, 3]), engine=rk.Simulation(debug=True))
+    close(forward, stepwise, 1e-12)
+    alone, copies = solve(it.clients([1])), solve(it.clients([1, 1, 1]))
+    close(alone, copies, 1e-12)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_single_precision_stays_single(name: str, kind: str) -> None:
+    it = case(kind)
+    single = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
+    clients = rk.Clients(**single(it.data))
+    run = rk.solve(it.problem, clients, method(name), single(it.init), rounds=1)
+    assert jax.tree.structure((run.x, run.y)) == jax.tree.structure(
+        (single(it.init), ()) if kind == "SingleLevel" else single(it.init)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves((run.x, run.y))} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_sweep_over_a_float_compiles_once(name: str) -> None:
+    it = case(getattr(rk, name).solves[0].__name__)
+    clients = it.clients(weights=[1, 2, 1, 3])
+    floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
+    assert floats
+    run = lambda **given: rk.solve(it.problem, clients, method(name, **given), it.init, rounds=3, cohort=3, seed=7)
+    before = run()
+    compiled = simulation._advance_compiled._cache_size()
+    for field in floats:
+        other = run(**{field: 0.5 * getattr(method(name), field)})
+        assert not np.allclose(jax.tree.leaves(other.x)[0], jax.tree.leaves(before.x)[0], rtol=1e-12), field
+    assert simulation._advance_compiled._cache_size() == compiled
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_schedule_is_its_value_in_each_round(name: str) -> None:
+    it = case(getattr(rk, name).solves[0].__name__)
+    clients = it.clients(weights=[1, 2, 1, 3])
+    field = "step" if name in ("FedAvg", "FedSVRG") else "upper_step"
+    constant = rk.solve(it.problem, clients, method(name, **{field: 0.03}), it.init, rounds=3, cohort=3)
+    scheduled = rk.solve(it.problem, clients, method(name, **{field: lambda t: 0.03 + 0.0 * t}), it.init, 3, cohort=3)
+    decaying = rk.solve(it.problem, clients, method(name, **{field: lambda t: 0.03 / (1 + t)}), it.init, 3, cohort=3)
+    close(constant.state, scheduled.state, 1e-14)
+    with pytest.raises(AssertionError):
+        close(constant.state, decaying.state, 1e-6)
+
+
+def _solution(kind: str) -> Any:
+    """A case of equal clients with its exact solution, and its clients."""
+    it = case(kind)
+    if kind == "Bilevel":
+        task = rk.tasks.quadratic(clients=3, heterogeneity=1.0, seed=2)
+        closed = solution(task)
+        return task.problem, task.clients, (closed.x, closed.y(closed.x))
+    if kind == "Minimax":
+        task = rk.tasks.minimax_quadratic(clients=5, spread=2.0, seed=1)
+        return task.problem, task.clients, (np.zeros(10), np.zeros(10))
+    problem = rk.SingleLevel(lambda x, b: jnp.mean(jnp.sum((x - b["t"]) ** 2 * b["w"], axis=-1)))
+    rows = [{"t": np.full((1, 2), float(i)), "w": np.full((1, 2), 1.0 + i)} for i in range(3)]
+    best = sum(i * (1.0 + i) for i in range(3)) / sum(1.0 + i for i in range(3))
+    assert it is not None
+    return problem, rk.Clients(upper=rows), np.full(2, best)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("FedNest", "Bilevel"), ("FedNest", "Minimax"), ("FedSVRG", "SingleLevel")],
+)
+def test_a_solution_stays_put(name: str, kind: str) -> None:
+    """Methods that correct client drift have the exact solution of heterogeneous clients as a fixed point."""
+    problem, clients, best = _solution(kind)
+    given: dict[str, Any] = {"batch_size": None}
+    if name == "FedNest":
+        given |= {"neumann": "cg", "neumann_terms": 12, "lower_local_steps": np.arange(1, clients.n + 1)}
+    run = rk.solve(problem, clients, method(name, **given), best, rounds=5)
+    x, y = (best, ()) if kind == "SingleLevel" else best
+    close((run.x, run.y), (x, y), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["LFedNest", "LFedNestNonAlt", "FedNestSGD", "LFedNestSVRG"])
+def test_a_solution_of_equal_clients_stays_put(name: str) -> None:
+    """Methods without that correction keep the solution where the clients are equal: all their signs are right."""
+    task = rk.tasks.quadratic(clients=1, seed=2)
+    closed = solution(task)
+    best = (closed.x, closed.y(closed.x))
+    given = {"batch_size": None, "neumann": "cg", "neumann_terms": 12}
+    run = rk.solve(task.problem, task.clients, method(name, **given), best, rounds=5)
+    close((run.x, run.y), best, 1e-9)
+
+
+def test_random_number_of_terms_and_fresh_cohorts_in_lockstep() -> None:
+    """The random N' and cohorts drawn anew for each exchange agree too, exchange by exchange."""
+    it = case("Bilevel")
+    for given in (
+        {"neumann": "random", "neumann_terms": 4, "resample": True},
+        {"neumann": "cg", "hessian_step": "auto"},
+    ):
+        arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method("FedNest", **given), it.init)
+        here = rk.solve(*arguments, rounds=4, cohort=2, seed=3)
+        there = rk.solve(*arguments, rounds=4, cohort=2, seed=3, engine=rk.Federation())
+        close(here.state, there.state)
+        assert ledger(here) == ledger(there)
+
+
+def test_a_site_that_forgot_catches_up() -> None:
+    """A site that lost the round's earlier results asks for them and goes on with the same numbers."""
+    it = case("Minimax")
+    arguments = (it.problem, it.clients(), method("ScaffoldSaddle"), it.init)
+    expected = rk.solve(*arguments, rounds=4, cohort=3, seed=3)
+
+    class Forgetful(rk.Federation):
+        def _open(self, cohort: int) -> None:
+            super()._open(cohort)
+            for site in self._sites[::2]:
+                site._at, site._results, site._state = None, [], None
+
+    close(expected.state, rk.solve(*arguments, rounds=4, cohort=3, seed=3, engine=Forgetful()).state)

@@ -1,0 +1,333 @@
+"""The clients' data and oracles: unequal sizes, weights, derivatives by finite differences, features."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import rookery as rk
+from rookery import tree
+from rookery.clients import Batch, Chunks
+from rookery.fed import Client
+
+KEY = jax.random.key(0)
+
+# How a whole data set is taken: one slice, one masked gather, masked pieces of 16 (or more) samples.
+IN_PIECES = pytest.mark.xfail(strict=True, reason="Client._mean divides by an int32 total in single precision")
+SIZES = {"plain": [4, 4, 4, 4], "masked": [1, 5, 3, 7], "chunked": [3, 1, 60, 16, 17, 32]}
+
+
+def samples(sizes: list[int], seed: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [{"a": rng.normal(size=(s, 3)), "t": rng.normal(size=s)} for s in sizes]
+
+
+def robust(x: Any, batch: Any) -> Any:
+    """Not quadratic, a mean over the batch, and a term without data."""
+    return jnp.mean(jnp.log(jnp.cosh(batch["a"] @ x - batch["t"]))) + 0.05 * x @ x
+
+
+def robust_gradient(x: np.ndarray, own: dict[str, np.ndarray]) -> np.ndarray:
+    each = [np.tanh(a @ x - t) * a for a, t in zip(own["a"], own["t"], strict=True)]
+    return np.mean(each, axis=0) + 0.1 * x
+
+
+@pytest.mark.parametrize("regime", ["plain", "masked", pytest.param("chunked", marks=IN_PIECES)])
+def test_full_batch_gradient_of_every_client(regime: str) -> None:
+    data = samples(SIZES[regime])
+    clients = rk.Clients(upper=data)
+    expected_kind = {"plain": (Batch, None), "masked": (Batch, None), "chunked": (Chunks, 22)}[regime]
+    problem, x = rk.SingleLevel(robust), np.array([0.5, -1.0, 0.2])
+
+    def gradient(i: Any) -> Any:
+        c = Client(problem, clients, i, i)
+        whole = c.upper(KEY)
+        assert isinstance(whole, expected_kind[0])
+        return c.f_x(jnp.asarray(x), (), whole), c.f(jnp.asarray(x), (), whole), c.work
+
+    assert clients.upper.chunk == expected_kind[1]
+    found, values, work = jax.jit(jax.vmap(gradient))(jnp.arange(len(data)))
+    for i, own in enumerate(data):
+        np.testing.assert_allclose(found[i], robust_gradient(x, own), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(values[i], robust(x, own), rtol=1e-12)
+        assert work[i].tolist() == [len(own["t"]), 0, 1, 0]
+
+
+def test_data_in_pieces_to_single_precision() -> None:
+    data = samples(SIZES["chunked"])
+    clients = rk.Clients(upper=data)
+    problem, x = rk.SingleLevel(robust), np.array([0.5, -1.0, 0.2])
+    for i, own in enumerate(data):
+        c = Client(problem, clients, i, i)
+        np.testing.assert_allclose(
+            c.f_x(jnp.asarray(x), (), c.upper(KEY)), robust_gradient(x, own), rtol=1e-6, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("regime", ["plain", pytest.param("masked", marks=pytest.mark.xfail(strict=True)), "chunked"])
+def test_single_precision_stays_single(regime: str) -> None:
+    """Also where double precision is enabled: a loss of float32 arrays has float32 gradients."""
+    data = [jax.tree.map(lambda a: a.astype(np.float32), own) for own in samples(SIZES[regime])]
+    c = Client(rk.SingleLevel(robust), rk.Clients(upper=data), 0, 0)
+    assert c.f_x(jnp.zeros(3, jnp.float32), (), c.upper(KEY)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("regime", SIZES)
+def test_nothing_is_padded(regime: str) -> None:
+    sizes = SIZES[regime]
+    clients = rk.Clients(lower=samples(sizes), upper=samples(sizes[::-1]))
+    for source, own in ((clients.lower, sizes), (clients.upper, sizes[::-1])):
+        assert {leaf.shape[0] for leaf in jax.tree.leaves(source.rows)} == {sum(own)}
+        assert np.asarray(source.sizes).tolist() == own
+    assert clients.lower_sizes.tolist() == sizes
+    assert clients.upper_sizes.tolist() == sizes[::-1]
+
+
+def test_what_a_client_holds() -> None:
+    low, up = samples([2, 3]), samples([4, 1], seed=1)
+    held = rk.Clients(low, up, replace=True).client_data(1)
+    np.testing.assert_array_equal(held["lower"][0]["a"], low[1]["a"])
+    np.testing.assert_array_equal(held["upper"][0]["t"], up[1]["t"])
+    assert rk.Clients(**held).n == 1
+    assert rk.Clients(**held).replace
+
+
+def test_one_data_set_serves_both_levels() -> None:
+    for given in ({"lower": samples([2, 3])}, {"upper": samples([2, 3])}):
+        clients = rk.Clients(**given)
+        assert clients.one_data_set
+        assert clients.lower is clients.upper
+    assert not rk.Clients(samples([2]), samples([2])).one_data_set
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [(None, [1 / 3] * 3), ("size", [0.2, 0.3, 0.5]), ([1, 3, 4], [0.125, 0.375, 0.5]), ([0.0, 1.0, 0.0], [0, 1, 0])],
+)
+def test_weights(weights: Any, expected: list[float]) -> None:
+    for given in ({"lower": samples([2, 3, 5]), "upper": samples([1, 1, 9])}, {"upper": samples([2, 3, 5])}):
+        np.testing.assert_allclose(rk.Clients(**given, weights=weights).weights, expected, rtol=1e-14)
+
+
+# Numbers of local steps.
+
+
+@pytest.mark.parametrize(
+    ("sizes", "passes", "batch", "expected"),
+    [
+        ([12, 12], 2, 4, [6, 6]),
+        ([12, 12], 1, 5, [3, 3]),  # ⌈12/5⌉
+        ([12, 3, 8], 2, 5, [5, 2, 4]),  # ⌈24/5⌉; a client with fewer samples has one step an epoch; ⌈16/5⌉
+        ([12, 3], 0.5, 2, [3, 1]),
+        ([12, 3], 2, None, [2, 2]),  # full batches: one step an epoch
+        ([12, 3], 1.5, None, [2, 2]),
+    ],
+)
+def test_epochs(sizes: list[int], passes: float, batch: int | None, expected: list[int]) -> None:
+    clients = rk.Clients(upper=samples(sizes))
+    problem = rk.SingleLevel(robust)
+    count = lambda i: Client(problem, clients, i, i).steps(rk.Epochs(passes), KEY, batch, "upper")
+    assert [int(count(i)) for i in range(len(sizes))] == expected
+
+
+def test_a_range_of_local_steps_is_drawn_uniformly() -> None:
+    c = Client(rk.SingleLevel(robust), rk.Clients(upper=samples([2])), 0, 0)
+    drawn = jax.vmap(lambda key: c.steps((2, 4), key, None, "upper"))(jax.random.split(KEY, 6000))
+    counts = np.bincount(np.asarray(drawn))
+    assert counts[:2].tolist() == [0, 0]
+    assert len(counts) == 5
+    assert np.abs(counts[2:] - 2000).max() < 5 * np.sqrt(2000)
+
+
+def test_local_steps_by_client() -> None:
+    clients = rk.Clients(upper=samples([2, 2, 2]))
+    steps = [int(Client(rk.SingleLevel(robust), clients, 0, i).steps([5, 1, 3], KEY, None, "upper")) for i in range(3)]
+    assert steps == [5, 1, 3]  # by the client's number, whatever its place in the cohort
+
+
+# The oracles, by finite differences of the losses alone.
+
+X = {"u": jnp.array([0.4, -0.7]), "s": jnp.array(0.3)}
+Y = {"w": jnp.array([[0.2, -0.5], [0.1, 0.6]])}
+V = {"w": jnp.array([[1.0, 0.3], [-0.4, 0.8]])}
+
+
+def upper(x: Any, y: Any, b: Any) -> Any:
+    return jnp.mean(jnp.sin(b["a"][:, :2] @ y["w"] @ x["u"]) + jnp.exp(x["s"]) * b["t"]) + jnp.sum(y["w"] ** 2) * x["s"]
+
+
+def lower(x: Any, y: Any, b: Any) -> Any:
+    scores = b["a"][:, :2] @ y["w"]
+    fit = jnp.mean(jnp.log1p(jnp.exp(scores @ x["u"] - b["t"])))
+    return fit + 0.5 * jnp.exp(x["s"]) * jnp.sum(y["w"] ** 2) + jnp.sum(x["u"] @ y["w"])
+
+
+NONLINEAR = rk.Bilevel(upper, lower)
+
+
+def differences(fn: Callable[[Any], Any], z: Any, size: float = 1e-5) -> np.ndarray:
+    """∂fn/∂z by central differences, the entries of z first."""
+    flat, back = ravel_pytree(z)
+    value = jax.jit(jax.vmap(lambda step: ravel_pytree(fn(back(flat + step)))[0]))
+    steps = size * jnp.eye(flat.size)
+    return np.asarray(value(steps) - value(-steps)) / (2 * size)
+
+
+def near(found: Any, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(ravel_pytree(found)[0], expected.ravel(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("regime", ["plain", "masked"])
+def test_oracles_by_finite_differences(regime: str) -> None:
+    low, up = samples(SIZES[regime], 1), samples(SIZES[regime][::-1], 2)
+    i = 1
+    f, g = (lambda x, y: upper(x, y, up[i])), (lambda x, y: lower(x, y, low[i]))
+
+    @jax.jit
+    def oracles(i: Any) -> dict[str, Any]:
+        c = Client(NONLINEAR, rk.Clients(low, up), i, i)
+        mine, yours = c.lower(KEY), c.upper(KEY)
+        return {
+            "f": c.f(X, Y, yours),
+            "g": c.g(X, Y, mine),
+            "f_x": c.f_x(X, Y, yours),
+            "f_y": c.f_y(X, Y, yours),
+            "f_x_and_y": c.f_x_and_y(X, Y, yours),
+            "g_y": c.g_y(X, Y, mine),
+            "g_yy": c.g_yy(X, Y, mine, V),
+            "g_xy": c.g_xy(X, Y, mine, V),
+        }
+
+    found = oracles(jnp.asarray(i))
+    np.testing.assert_allclose(found["f"], f(X, Y), rtol=1e-12)
+    np.testing.assert_allclose(found["g"], g(X, Y), rtol=1e-12)
+    f_x, f_y = differences(lambda x: f(x, Y), X), differences(lambda y: f(X, y), Y)
+    near(found["f_x"], f_x)
+    near(found["f_y"], f_y)
+    near(found["f_x_and_y"][0], f_x)
+    near(found["f_x_and_y"][1], f_y)
+    near(found["g_y"], differences(lambda y: g(X, y), Y))
+    # The products with a vector, from the explicit matrices of second derivatives.
+    v = np.asarray(ravel_pytree(V)[0])
+    near(found["g_yy"], differences(lambda y: jax.grad(g, 1)(X, y), Y) @ v)
+    near(found["g_xy"], differences(lambda x: jax.grad(g, 1)(x, Y), X) @ v)
+
+
+# Problems that have a bilevel form.
+
+
+def test_minimax_as_bilevel() -> None:
+    problem = rk.Minimax(upper, project_upper=lambda x: tree.scale(0.5, x))
+    bilevel, batch = problem.as_bilevel(), samples([4])[0]
+    assert float(bilevel.f(X, Y, batch)) == float(upper(X, Y, batch))
+    assert float(bilevel.g(X, Y, batch)) == -float(upper(X, Y, batch))
+    near(jax.grad(bilevel.g, 1)(X, Y, batch), -differences(lambda y: upper(X, y, batch), Y))
+    assert bilevel.project_upper is problem.project_upper
+    assert bilevel.lower_scope == "global"
+
+
+def inner(x: Any, b: Any) -> Any:
+    return {"w": jnp.mean(jnp.tanh(jnp.outer(x["u"], x["u"]) + b["t"][:, None, None]) * x["s"], axis=0)}
+
+
+def outer_with_batch(value: Any, b: Any) -> Any:
+    return jnp.mean(jnp.sum(value["w"] ** 2) * b["t"] ** 2)
+
+
+def outer_alone(value: Any) -> Any:
+    return jnp.sum(jnp.exp(value["w"]))
+
+
+def extra(x: Any, b: Any) -> Any:
+    return jnp.mean(jnp.cos(b["a"][:, :2] @ x["u"])) * x["s"]
+
+
+@pytest.mark.parametrize("regime", ["plain", "masked"])
+def test_compositional_as_bilevel(regime: str) -> None:
+    """∇_y g = y − r(x), ∇²_y g = I, ∇²_xy g·v = −∇r(x)ᵀv, ∇_y f = ∇f(y), ∇_x f = ∇h(x)."""
+    low, up = samples(SIZES[regime], 1), samples(SIZES[regime][::-1], 2)
+    problem = rk.Compositional(inner, outer_with_batch, extra, inner_scope="client")
+    bilevel = problem.as_bilevel()
+    assert bilevel.lower_scope == "client"
+    i = 2
+
+    @jax.jit
+    def oracles(i: Any) -> Any:
+        c = Client(bilevel, rk.Clients(low, up), i, i)
+        mine, yours = c.lower(KEY), c.upper(KEY)
+        products = c.g_yy(X, Y, mine, V), c.g_xy(X, Y, mine, V)
+        return c.g_y(X, Y, mine), *products, c.f_y(X, Y, yours), c.f_x(X, Y, yours)
+
+    g_y, g_yy, g_xy, f_y, f_x = oracles(jnp.asarray(i))
+    r = lambda x: inner(x, low[i])
+    near(g_y, np.asarray(Y["w"] - r(X)["w"]))
+    near(g_yy, np.asarray(V["w"]))
+    near(g_xy, -differences(r, X) @ np.asarray(V["w"]).ravel())
+    near(f_y, differences(lambda y: outer_with_batch(y, up[i]), Y))
+    near(f_x, differences(lambda x: extra(x, up[i]), X))
+
+
+def test_the_outer_function_may_leave_out_the_batch() -> None:
+    batch = samples([3])[0]
+    assert float(rk.Compositional(inner, outer_alone).f(X, Y, batch)) == float(outer_alone(Y))
+    both = rk.Compositional(inner, outer_alone, extra).f(X, Y, batch)
+    np.testing.assert_allclose(both, outer_alone(Y) + extra(X, batch), rtol=1e-14)
+
+
+# Features.
+
+
+def hidden(x: Any, batch: Any) -> Any:
+    return {**batch, "a": jnp.tanh(batch["a"][:, :2] * x["u"])}
+
+
+def on_hidden(x: Any, y: Any, b: Any) -> Any:
+    return jnp.mean((jnp.sum(b["a"] @ y["w"], axis=1) - b["t"]) ** 2) + 0.1 * jnp.exp(x["s"]) * jnp.sum(y["w"] ** 2)
+
+
+WITH = rk.Bilevel(on_hidden, on_hidden, features=hidden)
+WITHOUT = rk.Bilevel(*[lambda x, y, b: on_hidden(x, y, hidden(x, b))] * 2)
+
+
+@pytest.mark.parametrize("regime", ["plain", "masked"])
+@pytest.mark.parametrize("size", [None, 2])
+def test_features_change_no_gradient(regime: str, size: int | None) -> None:
+    clients = rk.Clients(samples(SIZES[regime], 1), samples(SIZES[regime], 2))
+
+    @jax.jit
+    def oracles(i: Any) -> list[Any]:
+        found = []
+        for problem in (WITH, WITHOUT):
+            c = Client(problem, clients, i, i)
+            seen = c.seen(X)
+            assert (seen is None) == (problem is WITHOUT)
+            ready, fresh, upper = c.lower(KEY, size, 1, seen=seen), c.lower(KEY, size, 1), c.upper(KEY, size, 1)
+            assert ready.seen == (problem is WITH)
+            on_y = c.g_y(X, Y, ready), c.g_yy(X, Y, ready, V)
+            found.append((on_y, c.g_xy(X, Y, fresh, V), c.f_x(X, Y, upper), c.f_y(X, Y, upper)))
+        return found
+
+    a, b = (ravel_pytree(found)[0] for found in oracles(jnp.asarray(1)))
+    np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+    assert np.abs(a).min() > 1e-4  # x and y matter in all of them
+
+
+def test_features_are_left_out_where_they_would_cost_more() -> None:
+    c = Client(WITH, rk.Clients(samples([4, 4])), 0, 0)
+    assert c.seen(X, uses=3) is None  # fewer samples than the whole data set
+    assert c.seen(X, uses=4) is not None
+    assert Client(WITH, rk.Clients(samples(SIZES["chunked"])), 0, 0).seen(X) is None
+
+
+@pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNestNonAlt])
+def test_features_change_no_run(cls: type) -> None:
+    clients = rk.Clients(samples(SIZES["plain"], 1), samples(SIZES["plain"], 2))
+    method = cls(upper_step=0.1, lower_step=0.1, lower_local_steps=3, neumann_terms=2, hessian_step=0.2)
+    runs = [rk.solve(problem, clients, method, (X, Y), 4, every=4) for problem in (WITH, WITHOUT)]
+    for a, b in zip(jax.tree.leaves(runs[0].state), jax.tree.leaves(runs[1].state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+    assert not np.allclose(runs[0].x["u"], X["u"])

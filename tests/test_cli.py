@@ -1,0 +1,306 @@
+"""The command line, as a user meets it: what it prints, what it writes, and how it refuses."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import cli, demo
+from rookery.registry import ALGORITHMS, TASKS
+
+SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments):
+    """The one line on standard error of a call that must end with code 2."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rookery: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two finished runs of six rounds."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        result = invoke(*SMALL, "--rounds", 6, "--seed", seed, "--out", folder / str(seed))
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+# Lists.
+
+
+def test_list_names_everything():
+    result = invoke("list")
+    assert result.exit_code == 0
+    for name in [*ALGORITHMS, *TASKS, "digits"]:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("what", ["algorithms", "tasks", "experiments", "datasets"])
+def test_lists_as_json(what):
+    entries = json.loads(invoke("list", what, "--json").stdout)[what]
+    assert entries
+    assert all(entry["name"] and entry["what it is"] for entry in entries)
+
+
+def test_list_of_one_algorithm_gives_its_settings():
+    entries = json.loads(invoke("list", "fednest", "--json").stdout)["FedNest"]
+    assert {"setting": "neumann", "default": "sum"} in entries
+
+
+# Runs.
+
+
+def test_a_run_prints_its_metrics_and_exchanges():
+    result = invoke(*SMALL, "--rounds", 2)
+    assert result.exit_code == 0, result.output
+    for word in ("LFedNest on quadratic", "distance", "exchanges per round", "sent per round", "seconds", "mean"):
+        assert word in result.stdout
+
+
+def test_quiet_prints_nothing_and_json_only_json():
+    assert invoke(*SMALL, "--rounds", 2, "--quiet").output == ""
+    result = invoke(*SMALL, "--rounds", 2, "--set", "upper_step=1", "--set", "noise=0", "--json")
+    told = json.loads(result.stdout)
+    assert told["hyperparameters"]["upper_step"] == 1
+    assert told["task_settings"] == {"noise": 0, "clients": 3, "seed": 0}
+    assert told["rounds_done"] == 2
+    assert set(told["last"]) == {"distance", "gradient", "lower_gap"}
+
+
+def test_a_saved_run_holds_what_is_promised(saved):
+    names = {path.name for path in (saved / "0").iterdir()}
+    assert names >= {"run.json", "history.csv", "exchanges.csv", "state.npz", "best.npz", "picture.png"}
+    description = json.loads((saved / "0" / "run.json").read_text())
+    assert (description["task"], description["algorithm"], description["seed"]) == ("quadratic", "LFedNest", 0)
+    assert (description["rounds"], description["cohort"], description["version"]) == (6, 3, rk.__version__)
+    assert pd.read_csv(saved / "0" / "history.csv")["round"].tolist() == [0, 2, 4, 6]
+
+
+def test_resume_gives_the_run_that_was_not_cut_short(saved, tmp_path):
+    assert invoke(*SMALL, "--rounds", 2, "--out", tmp_path / "r").exit_code == 0
+    result = invoke(*SMALL, "--rounds", 6, "--out", tmp_path / "r", "--resume")
+    assert result.exit_code == 0, result.output
+    whole, resumed = (pd.read_csv(folder / "history.csv") for folder in (saved / "0", tmp_path / "r"))
+    pd.testing.assert_frame_equal(whole.drop(columns="seconds"), resumed.drop(columns="seconds"))
+    with np.load(saved / "0" / "state.npz") as a, np.load(tmp_path / "r" / "state.npz") as b:
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_a_run_is_not_written_over(saved):
+    before = (saved / "0" / "run.json").read_text()
+    assert "holds a run already" in refused(*SMALL, "--rounds", 6, "--out", saved / "0")
+    assert "holds another run" in refused(*SMALL, "--rounds", 6, "--out", saved / "0", "--seed", 5, "--resume")
+    assert (saved / "0" / "run.json").read_text() == before
+    assert "--resume needs --out" in refused(*SMALL, "--resume")
+
+
+def test_bad_input_leaves_no_folder(tmp_path):
+    assert "cohort=99" in refused(*SMALL, "--cohort", 99, "--out", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_run_that_breaks_down_says_so():
+    result = invoke(*SMALL, "--rounds", 40, "--set", "upper_step=1e8", "--json")
+    assert result.exit_code == 0
+    assert "not finite from round" in result.stderr
+    assert json.loads(result.stdout)["last"]["distance"] is None
+    result = invoke(*SMALL, "--rounds", 40, "--set", "upper_step=1e200", "--set", "neumann_terms=1", "--debug")
+    assert result.exit_code == 1
+    assert "client" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "quadratik"], "did you mean quadratic"),
+        (["run", "quadratic", "--algorithm", "LFedNset"], "LFedNest"),
+        (["run", "quadratic", "--algorithm", "zzz"], "there are: FedAvg"),
+        (["run", "quadratic", "--set", "uper_step=1"], "did you mean upper_step"),
+        (["run", "quadratic", "--algorithm", "FedAvg"], "does not solve Bilevel"),
+        (["run", "quadratic", "--partition", "iid"], "has no partition"),
+        (["run", "hyperparameters", "--partition", "idd"], "did you mean iid?"),
+        (["run", "hyperparameters", "--clients", "0"], "at least 1"),
+        (["run", "hyperparameters", "--clients", "5000"], "use fewer clients"),
+        (["run", "quadratic", "--rounds", "-1"], "rounds=-1"),
+        (["run", "quadratic", "--every", "0"], "every=0"),
+        (["reproduce", "fednest-fg4"], "did you mean fednest-fig4"),
+        (["reproduce", "fednest-fig4", "--seeds", "0"], "at least 1"),
+        (["list", "taks"], "did you mean tasks"),
+        (["compare", "nowhere"], "nowhere is not a run"),
+    ],
+)
+def test_unknown_names_and_values(arguments, said):
+    assert said in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("upper_step", "not of the form key=value"),
+        ("upper_step=", "not of the form key=value"),
+        ("upper_step=fast", "upper_step='fast' is not"),
+        ("upper_step=-1", "is not a positive number"),
+        ("upper_step=none", "upper_step=None is not"),
+        ("lower_rounds=1.5", "is not an integer"),
+        ("lower_local_steps=5..2", "low, high"),
+        ("lower_local_steps=epochs:many", "epochs: is followed by a number"),
+        ("neumann=sun", "is not one of 'sum'"),
+        ("batch_size=0", "at least 1"),
+        ("resample=maybe", "is not True or False"),
+        ("samples=few", "is not a whole number"),
+        ("heterogeneity=true", "is not a number"),
+        ("seed=3", "--seed 3"),
+    ],
+)
+def test_bad_settings(setting, said):
+    assert said in refused("run", "quadratic", "--set", setting)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-2.5e-3", -0.0025),
+        ("True", True),
+        ("false", False),
+        ("None", None),
+        ("auto", "auto"),
+        ("5..15", (5, 15)),
+        ("5,15", (5, 15)),
+        ("epochs:5", rk.Epochs(5.0)),
+        ("random", "random"),
+    ],
+)
+def test_values(text, value):
+    read = cli.value_of(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["run"], ["run", "quadratic", "--rounds", "x"], ["run", "--what"]]
+)
+def test_what_typer_refuses_is_one_line_too(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rookery", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) == 1
+
+
+# How a task is handed to an algorithm.
+
+
+@dataclass(frozen=True)
+class BilevelOnly:
+    """Stands for a method that knows bilevel problems alone."""
+
+    solves: ClassVar[tuple[type, ...]] = (rk.Bilevel,)
+
+
+def test_minimax_is_handed_over_as_bilevel_and_said_so():
+    task, note = cli._fit(rk.tasks.minimax_quadratic(clients=3), BilevelOnly)
+    assert isinstance(task.problem, rk.Bilevel)
+    assert "handed over as one" in note
+    unchanged, note = cli._fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
+    assert isinstance(unchanged.problem, rk.Minimax)
+    assert note == ""
+
+
+def test_single_level_methods_get_the_single_level_reading():
+    task, _ = cli._fit(rk.tasks.hyperrep(clients=5), rk.FedAvg)
+    assert isinstance(task.problem, rk.SingleLevel)
+
+
+# Comparisons.
+
+
+def test_compare_shows_runs_side_by_side(saved, tmp_path):
+    picture = tmp_path / "new" / "c.png"
+    result = invoke("compare", saved / "0", saved / "1", "--by", "bytes", "--out", picture)
+    assert result.exit_code == 0, result.output
+    assert "distance on quadratic" in result.stdout
+    assert result.stdout.count("LFedNest") == 2
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(
+        invoke("compare", saved / "0", saved / "1", "--metric", "gradient", "--out", picture, "--json").stdout
+    )
+    assert told["metric"] == "gradient"
+    assert [row["seed"] for row in told["runs"]] == [0, 1]
+
+
+def test_compare_tells_apart_runs_of_one_method():
+    base = {"task": "t", "cohort": 3, "task_settings": {"seed": 0}, "seed": 0}
+    one = {**base, "algorithm": "FedNest", "hyperparameters": {"upper_step": 0.1, "lower_step": 1}}
+    two = {**base, "algorithm": "FedNest", "hyperparameters": {"upper_step": 0.2, "lower_step": 1}}
+    three = {**base, "algorithm": "FedAvg", "hyperparameters": {"step": 0.2}}
+    again = {**one, "seed": 7, "task_settings": {"seed": 7}}
+    assert cli._labels([one, two, three]) == ["FedNest, upper_step=0.1", "FedNest, upper_step=0.2", "FedAvg"]
+    assert cli._labels([one, again]) == ["FedNest", "FedNest"]
+
+
+def test_compare_refuses(saved, tmp_path):
+    assert "did you mean bytes" in refused("compare", saved / "0", "--by", "byte")
+    assert "did you mean distance" in refused("compare", saved / "0", "--metric", "distanc")
+    assert "ends in .png" in refused("compare", saved / "0", "--out", tmp_path / "c.txt")
+    assert "is not a run" in refused("compare", saved / "0", tmp_path)
+
+
+# The rest, end to end.
+
+
+def test_the_demo_from_end_to_end(tmp_path):
+    result = demo.demo(tmp_path / "demo", rounds=4, every=2, seeds=1, progress=False)
+    assert result.picture.read_bytes().startswith(b"\x89PNG")
+    rows = result.rows()
+    assert len(rows) == 6
+    assert rows["megabytes"].gt(0).all()
+    by_method = rows.groupby("method")["exchanges"].first()
+    assert by_method["FedNest"] > by_method["LFedNest"] > by_method["FedAvg"] == 4
+    assert json.loads(cli.report.to_json(result.numbers()))["results"][0]["method"] == "FedNest"
+    assert pd.read_csv(tmp_path / "demo" / "demo.csv")["seed"].unique().tolist() == [0]
+
+
+def test_the_program_itself(tmp_path):
+    program = Path(sys.executable).with_name("rookery")
+    call = [program, "run", "quadratic", "--algorithm", "LFedNest", "--rounds", "2", "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds_done"] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_reproduce_and_bench_hand_over(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("rookery.experiments.reproduce", lambda *given: asked.append(given) or given[1])
+    result = invoke("reproduce", "fednest_fig4", "--quick", "--seeds", 2, "--out", tmp_path, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert asked == [("fednest-fig4", tmp_path, True, 2, None, False)]
+    monkeypatch.setattr("rookery.bench.run", lambda: {"round_seconds": 0.5, "torch_seconds": None})
+    assert json.loads(invoke("bench", "--json").stdout) == {"round_seconds": 0.5, "torch_seconds": None}
+    assert "round_seconds" in invoke("bench").stdout

@@ -1,0 +1,371 @@
+"""`solve`: the history, the best state, callbacks, checkpoints, schedules, sweeps, Ctrl-C and the debugging engine."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import rookery as rk
+from rookery.engines import simulation
+
+COUNTED = [
+    "exchanges",
+    "bytes_up",
+    "bytes_down",
+    "samples_busiest",
+    "samples_upper",
+    "samples_lower",
+    "gradients",
+    "products",
+]
+CURVATURE, TARGET = [1.0, 2.0, 4.0], [1.0, -1.0, 3.0]
+
+
+def loss(x: Any, batch: Any) -> Any:
+    """½ a (x − t)² a sample."""
+    return jnp.mean(0.5 * batch["a"][:, None] * (x - batch["t"][:, None]) ** 2) * x.shape[0]
+
+
+def saddle(x: Any, y: Any, batch: Any) -> Any:
+    a, t = jnp.mean(batch["a"]), jnp.mean(batch["t"])
+    return 0.5 * a * x @ x - t * jnp.sum(x) + x @ y - 0.5 * a * y @ y
+
+
+SINGLE, SADDLE = rk.SingleLevel(loss), rk.Minimax(saddle)
+CLIENTS = rk.Clients(upper=[{"a": np.array([a]), "t": np.array([t])} for a, t in zip(CURVATURE, TARGET, strict=True)])
+START = np.array([5.0, -2.0])
+
+
+def value(x: Any, y: Any = None) -> dict[str, Any]:
+    return {"size": jnp.sum(x**2), "first": x[0]}
+
+
+def run(rounds: int, **given: Any) -> rk.Run:
+    method = given.pop("method", rk.FedAvg(step=0.1, local_steps=2))
+    return rk.solve(SINGLE, CLIENTS, method, START, rounds, **{"evaluate": value} | given)
+
+
+def by_hand(rounds: int, step: Any = 0.1, local_steps: int = 2) -> np.ndarray:
+    """x at the start and after every round of FedAvg."""
+    x, seen = START, [START]
+    for t in range(rounds):
+        own = []
+        for a, target in zip(CURVATURE, TARGET, strict=True):
+            x_i = x
+            for _ in range(local_steps):
+                x_i = x_i - (step(t) if callable(step) else step) * a * (x_i - target)
+            own.append(x_i)
+        x = np.mean(own, axis=0)
+        seen.append(x)
+    return np.stack(seen)
+
+
+def same(a: rk.Run, b: rk.Run) -> None:
+    """Exactly the same run, but for the clock."""
+    pd.testing.assert_frame_equal(
+        a.history.drop(columns="seconds"), b.history.drop(columns="seconds"), check_exact=True
+    )
+    pd.testing.assert_frame_equal(a.exchanges, b.exchanges)
+    assert jax.tree.structure(a.state) == jax.tree.structure(b.state)
+    for u, v in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
+        np.testing.assert_array_equal(u, v)
+
+
+# The history.
+
+
+def test_columns_and_counts() -> None:
+    found = run(4)
+    assert list(found.history.columns) == ["round", *COUNTED, "seconds", "size", "first"]
+    assert found.history["round"].tolist() == [0, 1, 2, 3, 4]
+    rounds = found.history["round"].to_numpy()
+    x_bytes = START.nbytes
+    for name, each in {
+        "exchanges": 1,
+        "bytes_up": 3 * x_bytes,
+        "bytes_down": 3 * x_bytes,
+        "samples_busiest": 2,
+        "samples_upper": 6,
+        "samples_lower": 0,
+        "gradients": 6,
+        "products": 0,
+    }.items():
+        assert found.history[name].tolist() == (each * rounds).tolist(), name
+    assert (np.diff(found.history["seconds"]) > 0).all()
+    x = by_hand(4)
+    np.testing.assert_allclose(found.history["size"], np.sum(x**2, axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.history["first"], x[:, 0], rtol=1e-12)
+    assert found.exchanges.to_dict("records") == [
+        {"name": "x", "kind": "mean", "shape": "(2)", "count": 1, "bytes_up": 3 * x_bytes, "bytes_down": 3 * x_bytes}
+    ]
+    assert repr(found).startswith("Run(rounds=4, size=")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"), [(6, 2, [0, 2, 4, 6]), (7, 3, [0, 3, 6, 7]), (2, 5, [0, 2]), (0, 1, [0])]
+)
+def test_when_it_is_evaluated(rounds: int, every: int, expected: list[int]) -> None:
+    """At the start, every `every` rounds and at the end, on the variables of that very round."""
+    found = run(rounds, every=every)
+    assert found.history["round"].tolist() == expected
+    np.testing.assert_allclose(found.history["first"], by_hand(rounds)[expected, 0], rtol=1e-12)
+    np.testing.assert_allclose(found.x, by_hand(rounds)[-1], rtol=1e-12)
+    assert found.rounds == rounds
+    assert not found.interrupted
+
+
+def test_many_rounds_in_one_call_are_the_same_run() -> None:
+    """The rounds are grouped by the clock: their number in a call must not matter."""
+    one_by_one, grouped = run(40, every=1), run(40, every=40)
+    np.testing.assert_allclose(grouped.x, one_by_one.x, rtol=1e-13)
+    last = lambda r: r.history.drop(columns=["seconds", "size", "first"]).iloc[-1].tolist()
+    assert last(one_by_one) == last(grouped)
+
+
+def test_without_evaluate() -> None:
+    found = run(3, evaluate=None)
+    assert list(found.history.columns) == ["round", *COUNTED, "seconds"]
+    assert found.best is None
+
+
+# The best state.
+
+
+def wave(x: Any, y: Any) -> dict[str, float]:
+    """A metric that is best in the middle of the run: x crosses 2.2 on its way."""
+    off = float(jnp.abs(x[0] - 2.2))
+    return {"accuracy": -off, "loss": off}
+
+
+@pytest.mark.parametrize("keep_best", ["accuracy", "-loss"])
+def test_keep_best(keep_best: str) -> None:
+    x = by_hand(12)
+    best = int(np.argmin(np.abs(x[:, 0] - 2.2)))
+    assert 0 < best < 12
+    assert abs(x[best, 0] - 2.2) < 0.9 * np.abs(np.delete(x[:, 0], best) - 2.2).min()
+    found = run(12, evaluate=wave, keep_best=keep_best)
+    assert found.best is not None
+    assert found.best.round == best
+    np.testing.assert_allclose(found.best.x, x[best], rtol=1e-12)  # its own copy: later rounds have not run over it
+    name = keep_best.removeprefix("-")
+    assert found.best.value == found.history[name][best]
+    np.testing.assert_allclose(found.x, x[-1], rtol=1e-12)
+
+
+def test_the_first_of_equals_is_kept_and_nan_is_never_best() -> None:
+    scores = iter([np.nan, 1.0, 2.0, 2.0, np.nan])
+    found = run(4, evaluate=lambda x, y: {"score": next(scores)}, keep_best="score")
+    assert found.best is not None
+    assert (found.best.round, found.best.value) == (2, 2.0)
+
+
+# Callbacks.
+
+
+def test_callbacks_see_the_run_so_far() -> None:
+    seen: list[rk.Run] = []
+    run(5, every=2, callbacks=[seen.append])
+    assert [r.rounds for r in seen] == [2, 4, 5]
+    assert [len(r.history) for r in seen] == [2, 3, 4]
+    x = by_hand(5)
+    for r in seen:  # each keeps its own state, although the run has gone on
+        np.testing.assert_allclose(r.x, x[r.rounds], rtol=1e-12)
+
+
+def test_a_callback_ends_the_run() -> None:
+    also = []
+    found = run(10, every=2, callbacks=[lambda r: r.rounds >= 4, also.append])
+    assert found.rounds == 4
+    assert found.interrupted
+    assert found.history["round"].tolist() == [0, 2, 4]
+    assert len(also) == 2  # the others are still called
+    np.testing.assert_allclose(found.x, by_hand(4)[-1], rtol=1e-12)
+    assert run(3, callbacks=[lambda r: 1]).rounds == 3  # only True itself ends it
+
+
+# Checkpoints.
+
+SCAFFOLD: dict[str, Any] = {
+    "problem": SADDLE,
+    "clients": CLIENTS,
+    "algorithm": rk.ScaffoldSaddle(upper_step=0.1, lower_step=0.1, local_steps=(1, 3)),
+    "init": (START, np.array([0.5, 0.5])),
+    "rounds": 9,
+    "cohort": 2,
+    "seed": 3,
+    "every": 2,
+    "evaluate": lambda x, y: {"x0": x[0], "far": jnp.abs(x[1] + 1)},
+    "keep_best": "-far",
+}
+
+
+@pytest.mark.parametrize("stop", [2, 4, 8])
+def test_resumed_is_uninterrupted(tmp_path: Path, stop: int) -> None:
+    """State, clients' memory, cohorts, drawn local steps, history and the best: all as if nothing had happened."""
+    file = tmp_path / "deep" / "run.npz"
+    whole = rk.solve(**SCAFFOLD)
+    first = rk.solve(**SCAFFOLD, checkpoint=file, callbacks=[lambda r: r.rounds >= stop])
+    assert first.rounds == stop
+    resumed = rk.solve(**SCAFFOLD, checkpoint=file)
+    same(resumed, whole)
+    assert resumed.best is not None
+    assert whole.best is not None
+    assert (resumed.best.round, resumed.best.value) == (whole.best.round, whole.best.value)
+    np.testing.assert_array_equal(resumed.best.x, whole.best.x)
+    np.testing.assert_array_equal(resumed.best.y, whole.best.y)
+    assert resumed.history["seconds"].iloc[-1] > first.history["seconds"].iloc[-1]  # the clock goes on, too
+    assert [path.name for path in file.parent.iterdir()] == ["run.npz"]  # nothing half-written is left
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    file = tmp_path / "run.npz"
+    whole = rk.solve(**SCAFFOLD, checkpoint=file)
+    calls: list[Any] = []
+    again = rk.solve(**SCAFFOLD | {"evaluate": lambda x, y: calls.append(1) or {}}, checkpoint=file)
+    same(again, whole)
+    assert not calls
+
+
+def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "run.npz"
+    run(4, every=2, checkpoint=file)
+    same(run(8, every=2, checkpoint=file), run(8, every=2))
+
+
+# Schedules and sweeps.
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_schedule_is_its_value_in_each_round(every: int) -> None:
+    schedule = lambda t: 0.2 / (1.0 + t)
+    found = run(7, every=every, method=rk.FedAvg(step=schedule, local_steps=2))
+    expected = by_hand(7, schedule)
+    np.testing.assert_allclose(found.x, expected[-1], rtol=1e-12)
+    np.testing.assert_allclose(found.history["first"], expected[found.history["round"], 0], rtol=1e-12)
+    assert np.abs(expected[-1] - by_hand(7, lambda t: schedule(t + 1))[-1]).max() > 1e-2  # the first round is round 0
+
+
+def test_a_schedule_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
+    method, file = rk.FedAvg(step=lambda t: 0.2 / (1.0 + t), local_steps=2), tmp_path / "run.npz"
+    run(3, method=method, checkpoint=file)
+    np.testing.assert_allclose(run(7, method=method, checkpoint=file).x, by_hand(7, method.step)[-1], rtol=1e-12)
+
+
+def test_a_sweep_over_a_float_compiles_once() -> None:
+    run(2)
+    before = simulation._advance_compiled._cache_size(), simulation._start_compiled._cache_size()
+    for step in (0.2, 0.3, 1):  # an int where a float is asked for is one
+        np.testing.assert_allclose(
+            run(2, method=rk.FedAvg(step=step, local_steps=2)).x, by_hand(2, step)[-1], rtol=1e-12
+        )
+    run(2, seed=5)
+    assert (simulation._advance_compiled._cache_size(), simulation._start_compiled._cache_size()) == before
+    run(2, method=rk.FedAvg(step=0.2, local_steps=3))  # whereas an int is static
+    assert simulation._advance_compiled._cache_size() == before[0] + 1
+
+
+# Seeds.
+
+
+def test_the_seed_decides_the_run() -> None:
+    runs = [rk.solve(**SCAFFOLD | {"seed": seed}) for seed in (3, 3, 4)]
+    same(runs[0], runs[1])
+    assert not np.allclose(runs[0].x, runs[2].x)
+
+
+# Ctrl-C.
+
+
+def test_ctrl_c_returns_the_run_so_far() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def press(r: rk.Run) -> None:
+        if r.rounds == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = run(50, callbacks=[press])
+    assert found.interrupted
+    assert found.rounds == 3
+    assert found.history["round"].tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(found.x, by_hand(3)[-1], rtol=1e-12)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert run(2).rounds == 2  # and the next run is not interrupted
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    def press(r: rk.Run) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(50, callbacks=[press])
+
+
+def test_ctrl_c_between_two_evaluations(tmp_path: Path) -> None:
+    """In a process of its own: the run ends within moments, with a row and a checkpoint for where it stopped."""
+    script = textwrap.dedent("""
+        import os, signal, sys, threading, time
+        import jax.numpy as jnp, numpy as np
+        import rookery as rk
+
+        problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+        clients = rk.Clients(upper=[np.array([1.0]), np.array([3.0])])
+        threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.perf_counter()
+        run = rk.solve(problem, clients, rk.FedAvg(step=0.01), np.zeros(()), 10**9, every=10**9,
+                       evaluate=lambda x, y: {"x": x}, checkpoint=sys.argv[1])
+        rows = run.history["round"].tolist()
+        print(run.interrupted, rows == [0, run.rounds], 0 < run.rounds < 10**9, time.perf_counter() - begin < 20)
+        print(np.isclose(run.history["x"].iloc[-1], float(run.x)))
+    """)
+    file = tmp_path / "run.npz"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["True", "True", "True", "True", "True"], done.stdout + done.stderr
+    assert file.exists()
+
+
+def test_a_run_in_a_thread() -> None:
+    """Where signals cannot be handled, a run goes on without."""
+    found: list[rk.Run] = []
+    thread = threading.Thread(target=lambda: found.append(run(2)))
+    thread.start()
+    thread.join()
+    np.testing.assert_allclose(found[0].x, by_hand(2)[-1], rtol=1e-12)
+
+
+# The debugging engine.
+
+
+def test_debug_equals_compiled() -> None:
+    given = SCAFFOLD | {"rounds": 4}
+    compiled, plain = rk.solve(**given), rk.solve(**given, engine=rk.Simulation(debug=True))
+    for u, v in zip(jax.tree.leaves(compiled.state), jax.tree.leaves(plain.state), strict=True):
+        np.testing.assert_allclose(u, v, rtol=1e-12, atol=1e-14)
+    exact = ["round", *COUNTED]
+    pd.testing.assert_frame_equal(compiled.history[exact], plain.history[exact])
+
+
+def test_debug_names_client_round_and_local_step() -> None:
+    """Client 1 multiplies x by −10¹⁰⁰ at every local step: the fourth of the first round is infinite."""
+    data = [{"a": np.array([a]), "t": np.array([0.0])} for a in (1.0, 1e100, 2.0)]
+    clients, method = rk.Clients(upper=data), rk.FedAvg(step=1.0, local_steps=5)
+    with pytest.raises(
+        rk.NonFiniteError, match=r"round 1, client 1, in the map at single_level.py:\d+, local step 3 of 5"
+    ):
+        rk.solve(SINGLE, clients, method, np.ones(1), 3, engine=rk.Simulation(debug=True))
+    # With one local step it takes rounds instead: 10¹⁰⁰ᵗ/3 after round t.
+    method = rk.FedAvg(step=1.0, local_steps=1)
+    with pytest.raises(rk.NonFiniteError, match=r"round 4, client 1, .*local step 0 of 1"):
+        rk.solve(SINGLE, clients, method, np.ones(1), 6, engine=rk.Simulation(debug=True))
