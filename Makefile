@@ -8,7 +8,7 @@ demo: setup
 	$(BIN)/rookery demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 lint: setup
 	$(BIN)/ruff check .

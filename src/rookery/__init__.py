@@ -1,6 +1,6 @@
 """Rookery: federated nested optimization. State the problem once as plain JAX losses, and pick a method by name."""
 
-from rookery import tasks
+from rookery import tasks, theory
 from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
 from rookery.clients import Clients
@@ -26,5 +26,6 @@ __all__ = [
     "SingleLevel",
     "solve",
     "tasks",
+    "theory",
     *_algorithms,
 ]

@@ -162,11 +162,11 @@ class Client:
         if isinstance(batch, Batch):
             if batch.mask is None:
                 return of(lambda *z: loss(*z, batch.rows))
-            return tree.scale(1 / jnp.sum(batch.mask), of(_sum_of_marked(loss, batch)))
+            return _over(of(_sum_of_marked(loss, batch)), jnp.sum(batch.mask))
         piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
         total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
-        return tree.scale(1 / batch.total, total)
+        return _over(total, batch.total)
 
     # Counting.
 
@@ -198,6 +198,10 @@ class Client:
 
     def _count(self, what: str, amount: Count = 1) -> None:
         self._done[WORK.index(what)] += amount
+
+
+def _over(total: C, count: Int[Array, ""]) -> C:
+    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
 
 def _samples(batch: Data) -> Count:

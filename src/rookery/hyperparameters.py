@@ -58,7 +58,8 @@ def _is_float(field: Any, value: Any) -> bool:
 
 
 def _positive(value: Any) -> str | None:
-    return None if np.isfinite(value) and value > 0 else "a positive number"
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return None if number and np.isfinite(value) and value > 0 else "a positive number"
 
 
 def _local_steps(value: Any) -> str | None:

@@ -1,5 +1,6 @@
 """Arithmetic on pytrees: the few operations that the algorithms are written in."""
 
+import functools
 from typing import Any, TypeAlias
 
 import jax
@@ -32,7 +33,8 @@ def step(z: Tree, size: Scalar, direction: Tree) -> Tree:
 
 def dot(a: Tree, b: Tree) -> Float[Array, ""]:
     """⟨a, b⟩ over all leaves."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda u, v: jnp.sum(u * v), a, b)), start=jnp.zeros(()))
+    products = jax.tree.leaves(jax.tree.map(lambda u, v: jnp.sum(u * v), a, b))
+    return functools.reduce(jnp.add, products)
 
 
 def norm(a: Tree) -> Float[Array, ""]:

@@ -15,6 +15,13 @@ from rookery.tasks.quadratic import solution
 from .cases import EXCHANGES, SETTINGS, case, method, names, pairs
 
 PAIRS = pairs()
+FIRST = [(name, getattr(rk, name).solves[0].__name__) for name in names()]
+
+
+def together(cases: list[tuple[str, str]]) -> Any:
+    """One test for each case; those of one case go to one worker, which then compiles it once."""
+    each = [pytest.param(*case, marks=pytest.mark.xdist_group("-".join(case))) for case in cases]
+    return pytest.mark.parametrize(("name", "kind"), each)
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
@@ -33,7 +40,7 @@ def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
     assert set(EXCHANGES) == set(PAIRS)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@together(PAIRS)
 def test_lockstep_equals_simulation(name: str, kind: str) -> None:
     """A coordinator and sites that exchange bytes alone give the same numbers and the same ledger."""
     it = case(kind)
@@ -44,14 +51,14 @@ def test_lockstep_equals_simulation(name: str, kind: str) -> None:
     assert ledger(here) == ledger(there)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@together(PAIRS)
 def test_exchanges_are_those_of_the_paper(name: str, kind: str) -> None:
     it = case(kind)
     run = rk.solve(it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init, rounds=3, cohort=3, seed=7)
     assert np.diff(run.history["exchanges"]).tolist() == [EXCHANGES[name, kind]] * 3
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@together(FIRST)
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     it = case(kind)
     arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
@@ -61,7 +68,7 @@ def test_blocks_do_not_matter(name: str, kind: str) -> None:
     assert ledger(whole) == ledger(blocks)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@together(PAIRS)
 def test_full_batches_order_copies_and_no_compilation(name: str, kind: str) -> None:
     """With full batches and all clients, neither their order nor compilation matters, and copies are one client."""
     it = case(kind)
@@ -77,7 +84,7 @@ def test_full_batches_order_copies_and_no_compilation(name: str, kind: str) -> N
     close(alone, copies, 1e-12)
 
 
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
+@together(PAIRS)
 def test_single_precision_stays_single(name: str, kind: str) -> None:
     it = case(kind)
     single = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
@@ -89,9 +96,9 @@ def test_single_precision_stays_single(name: str, kind: str) -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves((run.x, run.y))} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_sweep_over_a_float_compiles_once(name: str) -> None:
-    it = case(getattr(rk, name).solves[0].__name__)
+@together(FIRST)
+def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
+    it = case(kind)
     clients = it.clients(weights=[1, 2, 1, 3])
     floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
     assert floats
@@ -102,19 +109,6 @@ def test_a_sweep_over_a_float_compiles_once(name: str) -> None:
         other = run(**{field: 0.5 * getattr(method(name), field)})
         assert not np.allclose(jax.tree.leaves(other.x)[0], jax.tree.leaves(before.x)[0], rtol=1e-12), field
     assert simulation._advance_compiled._cache_size() == compiled
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_schedule_is_its_value_in_each_round(name: str) -> None:
-    it = case(getattr(rk, name).solves[0].__name__)
-    clients = it.clients(weights=[1, 2, 1, 3])
-    field = "step" if name in ("FedAvg", "FedSVRG") else "upper_step"
-    constant = rk.solve(it.problem, clients, method(name, **{field: 0.03}), it.init, rounds=3, cohort=3)
-    scheduled = rk.solve(it.problem, clients, method(name, **{field: lambda t: 0.03 + 0.0 * t}), it.init, 3, cohort=3)
-    decaying = rk.solve(it.problem, clients, method(name, **{field: lambda t: 0.03 / (1 + t)}), it.init, 3, cohort=3)
-    close(constant.state, scheduled.state, 1e-14)
-    with pytest.raises(AssertionError):
-        close(constant.state, decaying.state, 1e-6)
 
 
 def _solution(kind: str) -> Any:
@@ -134,10 +128,7 @@ def _solution(kind: str) -> Any:
     return problem, rk.Clients(upper=rows), np.full(2, best)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("FedNest", "Bilevel"), ("FedNest", "Minimax"), ("FedSVRG", "SingleLevel")],
-)
+@together([("FedNest", "Bilevel"), ("FedNest", "Minimax"), ("FedSVRG", "SingleLevel")])
 def test_a_solution_stays_put(name: str, kind: str) -> None:
     """Methods that correct client drift have the exact solution of heterogeneous clients as a fixed point."""
     problem, clients, best = _solution(kind)

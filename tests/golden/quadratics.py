@@ -36,19 +36,27 @@ def _own_mean(samples: Sample, value: Callable[[Sample], np.ndarray]) -> np.ndar
     return total / count
 
 
+def _tanh(s: Sample, x: Vector, y: Vector) -> float:
+    """The derivative of log cosh at hᵀx + kᵀy."""
+    return float(np.tanh(s["h"] @ x + s["k"] @ y))
+
+
 @dataclass
 class Bilevel:
-    """g = ½ yᵀAy − yᵀ(Bx + b) + log cosh(uᵀy + wᵀx), f = ½ yᵀCy − cᵀy + ½ xᵀDx − dᵀx + xᵀEy."""
+    """Both levels quadratic but for one term.
+
+    g = ½ yᵀAy − yᵀ(Bx + b) + log cosh(uᵀy + wᵀx), f = ½ yᵀCy − cᵀy + ½ xᵀDx − dᵀx + xᵀEy + log cosh(hᵀx + kᵀy).
+    """
 
     lower: list[Sample]
     upper: list[Sample]
     p: Vector
 
     def f_x(self, i: int, x: Vector, y: Vector) -> Vector:
-        return _own_mean(self.upper[i], lambda s: s["D"] @ x - s["d"] + s["E"] @ y)
+        return _own_mean(self.upper[i], lambda s: s["D"] @ x - s["d"] + s["E"] @ y + _tanh(s, x, y) * s["h"])
 
     def f_y(self, i: int, x: Vector, y: Vector) -> Vector:
-        return _own_mean(self.upper[i], lambda s: s["C"] @ y - s["c"] + s["E"].T @ x)
+        return _own_mean(self.upper[i], lambda s: s["C"] @ y - s["c"] + s["E"].T @ x + _tanh(s, x, y) * s["k"])
 
     def g_y(self, i: int, x: Vector, y: Vector) -> Vector:
         return _own_mean(
@@ -70,25 +78,25 @@ class Bilevel:
 
 @dataclass
 class Minimax:
-    """f = ½ xᵀDx − dᵀx + xᵀEy − ½ yᵀCy + cᵀy. Its bilevel form has g = −f."""
+    """f = ½ xᵀDx − dᵀx + xᵀEy − ½ yᵀCy + cᵀy + log cosh(hᵀx + kᵀy). Its bilevel form has g = −f."""
 
     upper: list[Sample]
     p: Vector
 
     def f_x(self, i: int, x: Vector, y: Vector) -> Vector:
-        return _own_mean(self.upper[i], lambda s: s["D"] @ x - s["d"] + s["E"] @ y)
+        return _own_mean(self.upper[i], lambda s: s["D"] @ x - s["d"] + s["E"] @ y + _tanh(s, x, y) * s["h"])
 
     def f_y(self, i: int, x: Vector, y: Vector) -> Vector:
-        return _own_mean(self.upper[i], lambda s: s["E"].T @ x - s["C"] @ y + s["c"])
+        return _own_mean(self.upper[i], lambda s: s["E"].T @ x - s["C"] @ y + s["c"] + _tanh(s, x, y) * s["k"])
 
     def g_y(self, i: int, x: Vector, y: Vector) -> Vector:
         return -self.f_y(i, x, y)
 
     def g_yy(self, i: int, x: Vector, y: Vector) -> Matrix:
-        return _own_mean(self.upper[i], lambda s: s["C"])
+        return _own_mean(self.upper[i], lambda s: s["C"] - (1 - _tanh(s, x, y) ** 2) * np.outer(s["k"], s["k"]))
 
     def g_xy(self, i: int, x: Vector, y: Vector) -> Matrix:
-        return _own_mean(self.upper[i], lambda s: -s["E"])
+        return _own_mean(self.upper[i], lambda s: -s["E"] - (1 - _tanh(s, x, y) ** 2) * np.outer(s["h"], s["k"]))
 
 
 @dataclass
@@ -150,14 +158,18 @@ def _bilevel_lower(x: Any, y: Any, batch: Any) -> Any:
     return 0.5 * y @ a @ y - y @ (b @ x + shift) + smooth
 
 
+def _coupling(x: Any, y: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.log(jnp.cosh(batch["h"] @ x + batch["k"] @ y)))
+
+
 def _bilevel_upper(x: Any, y: Any, batch: Any) -> Any:
     c2, d2, e, c, d = (jnp.mean(batch[name], axis=0) for name in ("C", "D", "E", "c", "d"))
-    return 0.5 * y @ c2 @ y - c @ y + 0.5 * x @ d2 @ x - d @ x + x @ e @ y
+    return 0.5 * y @ c2 @ y - c @ y + 0.5 * x @ d2 @ x - d @ x + x @ e @ y + _coupling(x, y, batch)
 
 
 def _saddle(x: Any, y: Any, batch: Any) -> Any:
     c2, d2, e, c, d = (jnp.mean(batch[name], axis=0) for name in ("C", "D", "E", "c", "d"))
-    return 0.5 * x @ d2 @ x - d @ x + x @ e @ y - 0.5 * y @ c2 @ y + c @ y
+    return 0.5 * x @ d2 @ x - d @ x + x @ e @ y - 0.5 * y @ c2 @ y + c @ y + _coupling(x, y, batch)
 
 
 def _inner(x: Any, batch: Any) -> Any:
@@ -215,6 +227,7 @@ def data(sizes: tuple[int, ...], seed: int, **shapes: tuple[int, ...]) -> list[S
 
 
 _UPPER = {"C": (Y_DIM, Y_DIM), "D": (X_DIM, X_DIM), "E": (X_DIM, Y_DIM), "c": (Y_DIM,), "d": (X_DIM,)}
+_UPPER |= {"h": (X_DIM,), "k": (Y_DIM,)}
 _LOWER = {"A": (Y_DIM, Y_DIM), "B": (Y_DIM, X_DIM), "b": (Y_DIM,), "u": (Y_DIM,), "w": (X_DIM,)}
 _INNER = {"M": (Y_DIM, X_DIM), "m": (Y_DIM,), "W": (Y_DIM, X_DIM)}
 _OUTER = {"Q": (Y_DIM, Y_DIM), "q": (Y_DIM,), "D": (X_DIM, X_DIM), "d": (X_DIM,)}

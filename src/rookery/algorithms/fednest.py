@@ -68,7 +68,8 @@ class FedNest(_Nest):
         `neumann="sum"`, the default, is the deterministic series with N + 1 terms; "random" is Alg. 3; "cg" is ours;
         FedIHGP uses the round's cohort unless `resample=True` (Alg. 3 line 10; Lemma 2.2 needs it);
         `hessian_step="auto"`, the default, takes ℓ as twice the estimate of a power iteration: 10 of its steps at the
-        start (exchanges of round 0) and one in every round, which rides with x in its exchange.
+        start (exchanges of round 0) and one in every round, which rides with x in its exchange; a term of the series
+        that grows all the same is cut back (`parts/inverse_hessian.py`).
 
     Exchanges a round: bilevel 2T + N + 3 (N' for N if random), minimax 2T + 2, compositional 2T + 3.
 
@@ -244,7 +245,7 @@ def fed_ihgp(
         hessian = lambda c, k, z: c.g_yy(x, y, c.lower(k, h.batch_size, seen=z), p)
         return cohort.mean(cohort.map(hessian, jax.random.fold_in(k1, n), own), name="Hp")
 
-    return inverse_hessian.solve(h.neumann, fed.loop, product, f_y, hessian_step, h.neumann_terms, k2)
+    return inverse_hessian.solve(h.neumann, fed.loop, product, f_y, hessian_step, h.neumann_terms, k2, _estimated(h))
 
 
 def lfed_out(
@@ -278,7 +279,7 @@ def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessia
     f_x, v = c.f_x_and_y(x, y, batch)
     if isinstance(c.problem, Bilevel):
         product = lambda v, n: c.g_yy(x, y, c.lower(jax.random.fold_in(k1, n), h.batch_size), v)
-        v = inverse_hessian.solve(h.neumann, c.loop, product, v, hessian_step, h.neumann_terms, k2)
+        v = inverse_hessian.solve(h.neumann, c.loop, product, v, hessian_step, h.neumann_terms, k2, _estimated(h))
     return tree.sub(f_x, c.g_xy(x, y, c.lower(k3, h.batch_size), v))
 
 
@@ -306,6 +307,10 @@ def _draws(h: _Nest) -> int | None:
 
 def _local_step(h: _Nest, step: Any, steps: Count) -> Any:
     return step / steps if h.scale_steps else step
+
+
+def _estimated(h: _Nest) -> bool:
+    return isinstance(h.hessian_step, str)
 
 
 def _hessian_step(h: _Nest, state: State) -> Any:

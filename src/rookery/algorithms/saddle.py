@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
@@ -69,9 +70,10 @@ class ScaffoldSaddle:
     """SCAFFOLD-S: FedAvg-S with control variates kept by the clients (c_i) and the server (c). One client: SGDA.
 
     Solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i); afterwards
-    c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + (P/n)·mean_S(c_i⁺ − c_i).
+    c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + Σ_S p_i (c_i⁺ − c_i), so that c = Σ p_i c_i
+    throughout (with equal weights, SCAFFOLD's c + (1/n) Σ_S).
 
-    Departures: the mean of the c_i⁺ − c_i is weighted by p_i, as the mean of the variables is; server step 1.
+    Departures: the weights; server step 1.
     Exchanges a round: 1, which carries the variables and the change of the control variates.
 
     Reference: Hou et al. 2021, with Karimireddy et al., SCAFFOLD, ICML 2020.
@@ -112,8 +114,9 @@ class ScaffoldSaddle:
                 tree.scale(1 / (steps * self.lower_step), moved[1]),
             )
             change = tree.sub(progress, state.control)  # c_i⁺ − c_i
-            return (last, change), tree.add(own, change)
+            return (last, change, jnp.ones(())), tree.add(own, change)
 
-        (x, y), change = fed.mean(fed.map_state(local, key), name="x, y, c")
-        control = tree.add(state.control, tree.scale(fed.cohort_size / fed.n, change))
+        variables, change, weight = fed.sum(fed.map_state(local, key), name="x, y, c")
+        x, y = jax.tree.map(lambda a: a / weight.astype(a.dtype), variables)  # the cohort's mean
+        control = tree.add(state.control, tree.scale(fed.cohort_size / fed.n, change))  # c + Σ_S p_i (c_i⁺ − c_i)
         return State(fed.problem.project_upper(x), y, control)

@@ -96,6 +96,7 @@ class Experiment:
         picture: a figure of the results.
         claims: what is checked.
         differences: every known difference from the paper, in words.
+        family: experiments of one family share their stored runs, so that a run which two of them need is computed once.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Experiment:
     picture: Callable[[pd.DataFrame], Figure]
     claims: tuple[Claim, ...]
     differences: tuple[str, ...] = ()
+    family: str | None = None
 
 
 def run_experiment(
@@ -118,9 +120,9 @@ def run_experiment(
 ) -> Path:
     """Compute what is missing and write `results.csv`, the picture, `claims.json` and `summary.md` into `out`.
 
-    Every finished (configuration, seed) is stored at once under `out/runs`, named by a fingerprint of what it was run
-    with, so a second call computes only what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only
-    the run under way.
+    Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the folder
+    `FAMILY-runs` beside `out`), named by a fingerprint of what it was run with, so a second call computes only what is
+    missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run under way.
     """
     out = Path(out)
     configs = experiment.runs(quick)
@@ -132,14 +134,15 @@ def run_experiment(
     names = [config.name for config in configs]
     assert len(set(names)) == len(names), "two configurations share a name"
 
-    stored = {(c.name, s): _path(out, c, s) for c in configs for s in c.seeds}
+    folder = runs_folder(experiment, out)
+    stored = {(c.name, s): _path(folder, c, s) for c in configs for s in c.seeds}
     missing = [(c, s) for c in configs for s in c.seeds if not _is_complete(stored[c.name, s], c)]
     with _bars(experiment.name, len(stored), len(stored) - len(missing), progress) as bars:
         for done, (config, seed) in enumerate(missing):
             run = _run(config, seed, data_dir, bars(f"{config.name}, seed {seed}", config.rounds))
             if run.interrupted:
                 there = len(stored) - len(missing) + done
-                raise KeyboardInterrupt(f"{there} of {len(stored)} runs are stored in {out}; the same call goes on.")
+                raise KeyboardInterrupt(f"{there} of {len(stored)} runs are stored in {folder}; the same call goes on.")
             _write(stored[config.name, seed], run.history.to_csv(index=False))
 
     results = pd.concat([_read(stored[c.name, s], c, s) for c in configs for s in c.seeds], ignore_index=True)
@@ -249,9 +252,15 @@ def _code(thing: Any) -> str:
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
-def _path(out: Path, config: Config, seed: int) -> Path:
+def runs_folder(experiment: Experiment, out: str | Path) -> Path:
+    """Where the runs of an experiment that is written into `out` are stored."""
+    out = Path(out)
+    return out / "runs" if experiment.family is None else out.absolute().parent / f"{experiment.family}-runs"
+
+
+def _path(folder: Path, config: Config, seed: int) -> Path:
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", config.name).strip("-").lower()
-    return out / "runs" / f"{plain}.seed{seed}.{fingerprint(config, seed)}.csv"
+    return folder / f"{plain}.seed{seed}.{fingerprint(config, seed)}.csv"
 
 
 def _is_complete(path: Path, config: Config) -> bool:
@@ -273,7 +282,7 @@ def _read(path: Path, config: Config, seed: int) -> pd.DataFrame:
 def _write(path: Path, text: str) -> None:
     """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".writing")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.writing")  # another process may be writing the same run
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
 

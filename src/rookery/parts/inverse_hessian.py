@@ -15,34 +15,46 @@ Method = Literal["sum", "random", "cg"]
 
 
 def solve(
-    method: Method, loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int, key: Array
+    method: Method,
+    loop: Loop,
+    product: Product,
+    b: tree.Tree,
+    step: tree.Scalar,
+    terms: int,
+    key: Array,
+    guard: bool = False,
 ) -> tree.Tree:
     """About H⁻¹b, by `terms` products (fewer in the random case).
 
     "sum": the Neumann series step·Σ_{n=0}^{terms} (I − step·H)ⁿ b.
     "random": terms·step·(I − step·H)^{N'} b with N' uniform in 0..terms−1: in the mean, the series with `terms` terms.
     "cg": `terms` iterations of conjugate gradients. Every product then uses the same minibatch, for one fixed system.
+
+    `guard` is for a step that is an estimate. I − step·H lengthens no vector as long as step·H ≤ 2: where one grows, the
+    step was too large for that minibatch, and the vector is cut back to its length before.
     """
+
+    def contract(p: tree.Tree, n: Any) -> tree.Tree:
+        after = tree.step(p, step, product(p, n))
+        if not guard:
+            return after
+        return tree.scale(jnp.minimum(1, tree.norm(p) / jnp.maximum(tree.norm(after), 1e-30)), after)
+
     if method == "sum":
-        return _neumann_sum(loop, product, b, step, terms)
+        return _neumann_sum(loop, contract, tree.scale(step, b), terms)
     if method == "random":
-        return _neumann_random(loop, product, b, step, terms, key)
+        count = jax.random.randint(key, (), 0, terms)
+        return loop(count, lambda n, p: contract(p, n), tree.scale(terms * step, b))
     return _conjugate_gradients(loop, product, b, terms)
 
 
-def _neumann_sum(loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int) -> tree.Tree:
+def _neumann_sum(loop: Loop, contract: Product, p: tree.Tree, terms: int) -> tree.Tree:
     def add_term(n: Any, carry: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
         p, total = carry
-        p = tree.step(p, step, product(p, n))
+        p = contract(p, n)
         return p, tree.add(total, p)
 
-    p = tree.scale(step, b)
     return loop(terms, add_term, (p, p))[1]
-
-
-def _neumann_random(loop: Loop, product: Product, b: tree.Tree, step: tree.Scalar, terms: int, key: Array) -> tree.Tree:
-    count = jax.random.randint(key, (), 0, terms)
-    return loop(count, lambda n, p: tree.step(p, step, product(p, n)), tree.scale(terms * step, b))
 
 
 def _conjugate_gradients(loop: Loop, product: Product, b: tree.Tree, terms: int) -> tree.Tree:

@@ -2,8 +2,9 @@
 
 from rookery.tasks.hyperparameters import hyperparameters
 from rookery.tasks.hyperrep import hyperrep
+from rookery.tasks.loss_tuning import loss_tuning
 from rookery.tasks.minimax_quadratic import minimax_quadratic
 from rookery.tasks.quadratic import quadratic
 from rookery.tasks.task import Task
 
-__all__ = ["Task", "hyperparameters", "hyperrep", "minimax_quadratic", "quadratic"]
+__all__ = ["Task", "hyperparameters", "hyperrep", "loss_tuning", "minimax_quadratic", "quadratic"]

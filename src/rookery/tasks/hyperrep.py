@@ -1,7 +1,9 @@
 """Hyper-representation: the upper level learns a representation, the lower level a classifier on top of it."""
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,11 @@ import optax
 from jaxtyping import Array, Float
 from sklearn.datasets import load_digits
 
+from rookery import tree
 from rookery.clients import Clients
-from rookery.data import PARTITIONS
+from rookery.data import PARTITIONS, load
+from rookery.fed import Epochs
+from rookery.parts import inverse_hessian
 from rookery.problems import Bilevel, SingleLevel
 from rookery.tasks.task import Task
 
@@ -54,50 +59,121 @@ def representation_problem(penalty: float = 0.0) -> Bilevel:
     return Bilevel(upper=_cross_entropy, lower=lower, features=hidden)
 
 
-def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty: float = 1e-3, seed: int = 0) -> Task:
-    """An MLP on scikit-learn's bundled handwritten digits: hidden layer upper, output layer lower.
+def hyperrep(
+    clients: int | None = None,
+    partition: str = "iid",
+    width: int | None = None,
+    penalty: float = 1e-3,
+    seed: int = 0,
+    data: str = "digits",
+    share: bool = False,
+    data_dir: str | Path | None = None,
+) -> Task:
+    """An MLP on handwritten digits: hidden layer upper, output layer lower.
 
     Arguments:
-        clients: how many; each one's samples are split evenly into training (lower) and validation (upper) data.
+        clients: how many (None: 50 for digits, 100 for MNIST); each one's samples are split evenly into training (lower)
+            and validation (upper) data.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
-        width: of the hidden layer.
+        width: of the hidden layer (None: 64 for digits, 200 for MNIST).
         penalty: of the lower level, penalty/2·‖y‖².
         seed: of the split and of the start.
+        data: "digits", scikit-learn's bundled ones, 8×8; or "mnist", 28×28, normalised by its mean and deviation: at the
+            sizes of Section 4.1 of the FedNest paper and with the steps of its authors' scripts.
+        share: evaluate how much of the hypergradient is implicit, too: ‖∇²_xy g·p‖/‖∇_x f‖ on at most 2,000 samples of
+            each level from all clients, where p ≈ [∇²_y g]⁻¹∇_y f comes from 10 iterations of conjugate gradients
+            (`implicit_share`), or from the Neumann series with N = 5 and 1/ℓ = 1/(2‖∇²_y g‖), which is shorter
+            (`implicit_share_series`).
+        data_dir: where the MNIST files are; see `rookery.data.load`.
 
     `Task.evaluate` gives the accuracy and the loss on test images that no client has.
     """
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16.0).astype(np.float32)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    test, train = order[:360], order[360:]
-    parts = [train[part] for part in PARTITIONS[partition](labels[train], clients, seed)]
+    settings = _setting(data)
+    clients, width = clients or settings.clients, width or settings.width
+    images, labels, test_images, test_labels = settings.images(seed, data_dir)
     rng = np.random.default_rng([seed, 1])
     lower: list[Any] = []
     upper: list[Any] = []
-    for part in parts:
+    for part in PARTITIONS[partition](labels, clients, seed):
         mixed = rng.permutation(part)
         for level, own in ((lower, mixed[: len(mixed) // 2]), (upper, mixed[len(mixed) // 2 :])):
-            level.append({"image": images[own], "label": labels[own].astype(np.int32)})
-    data = Clients(lower, upper)
+            level.append({"image": images[own], "label": labels[own]})
+    federation = Clients(lower, upper)
     x, y = layers(jax.random.key(seed), images.shape[1], width, 10)
-    evaluate = test_metrics(images[test], labels[test])
+    problem = representation_problem(penalty)
+    metrics = test_metrics(test_images, test_labels)
+    evaluate = metrics
+    if share:
+        implicit = implicit_share(problem, federation, seed)
+        evaluate = lambda x, y: {**metrics(x, y), **implicit(x, y)}
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), a, b) for a, b in zip(lower, upper, strict=True)]
-    common: dict[str, Any] = {"metric": "accuracy", "rounds": 200, "cohort": min(10, clients), "every": 10}
+    common: dict[str, Any] = {
+        "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
+    }  # fmt: skip
     single = Task(
         name="hyperrep",
-        problem=SingleLevel(_joint),
+        problem=_single_level(),
         clients=Clients(upper=pooled),
         init=(x, y),
-        evaluate=lambda z, _: evaluate(*z),
-        defaults={"step": 0.1, "local_steps": 10, "batch_size": 8},
+        evaluate=lambda z, _: metrics(*z),
+        defaults=settings.single,
         **common,
     )
     return Task(
         name="hyperrep",
-        problem=representation_problem(penalty),
-        clients=data,
+        problem=problem,
+        clients=federation,
         init=(x, y),
         evaluate=evaluate,
+        defaults=settings.defaults,
+        single_level=single,
+        **common,
+    )
+
+
+@cache
+def _single_level() -> SingleLevel:
+    return SingleLevel(_joint)
+
+
+class _Setting(NamedTuple):
+    """What goes with a data set."""
+
+    images: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+    clients: int
+    width: int
+    rounds: int
+    defaults: dict[str, Any]
+    single: dict[str, Any]
+
+
+def digit_images(seed: int, data_dir: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The bundled digits, scaled to [0, 1]: images and labels to train, and 360 to test, drawn at random."""
+    images, labels = load_digits(return_X_y=True)
+    images, labels = (images / 16.0).astype(np.float32), labels.astype(np.int32)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    test, train = order[:360], order[360:]
+    return images[train], labels[train], images[test], labels[test]
+
+
+def mnist_images(seed: int = 0, data_dir: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """MNIST as it is published, normalised: images and labels to train, and to test."""
+    mnist = load("mnist", data_dir)
+
+    def normalised(images: np.ndarray) -> np.ndarray:
+        levels = ((np.arange(256) / 255 - MNIST_MEAN) / MNIST_DEVIATION).astype(np.float32)
+        return levels[images.reshape(len(images), -1)]
+
+    return normalised(mnist.train), mnist.train_labels, normalised(mnist.test), mnist.test_labels
+
+
+MNIST_MEAN, MNIST_DEVIATION = 0.1307, 0.3081
+SETTINGS = {
+    "digits": _Setting(
+        digit_images,
+        clients=50,
+        width=64,
+        rounds=200,
         defaults={
             "upper_step": 0.03,
             "lower_step": 0.1,
@@ -105,9 +181,61 @@ def hyperrep(clients: int = 50, partition: str = "iid", width: int = 64, penalty
             "neumann_terms": 5,
             "batch_size": 8,
         },
-        single_level=single,
-        **common,
-    )
+        single={"step": 0.1, "local_steps": 10, "batch_size": 8},
+    ),
+    "mnist": _Setting(
+        mnist_images,
+        clients=100,
+        width=200,
+        rounds=500,
+        defaults={
+            "upper_step": 0.01,
+            "lower_step": 0.01,
+            "lower_local_steps": Epochs(5),
+            "neumann_terms": 5,
+            "batch_size": 64,
+        },
+        single={"step": 0.01, "local_steps": Epochs(5), "batch_size": 64},
+    ),
+}
+
+
+def _setting(data: str) -> _Setting:
+    if data not in SETTINGS:
+        raise ValueError(f"data={data!r} is not known; there are: {', '.join(SETTINGS)}.")
+    return SETTINGS[data]
+
+
+def implicit_share(problem: Bilevel, clients: Clients, seed: int, samples: int = 2000) -> Any:
+    """share(x, y): the norm of the hypergradient's implicit part over that of its direct part, on a fixed sample."""
+    rng = np.random.default_rng([seed, 2])
+
+    def some(rows: Any) -> Any:
+        own = rng.permutation(len(jax.tree.leaves(rows)[0]))[:samples]
+        return jax.tree.map(lambda a: a[own], rows)
+
+    lower, upper = some(clients.lower.rows), some(clients.upper.rows)
+    return lambda x, y: _shares(problem, x, y, lower, upper)
+
+
+@partial(jax.jit, static_argnums=0)
+def _shares(problem: Bilevel, x: Any, y: Any, lower: Any, upper: Any) -> dict[str, Float[Array, ""]]:
+    seen = lower if problem.features is None else problem.features(x, lower)
+    f_x, f_y = jax.grad(problem.f, (0, 1))(x, y, upper)
+    g_y = lambda y: jax.grad(problem.g_seen, 1)(x, y, seen)
+    product = lambda v, _: jax.jvp(g_y, (y,), (v,))[1]
+    loop = lambda n, body, carry: jax.lax.fori_loop(0, n, body, carry)
+    key = jax.random.key(0)
+    largest = tree.norm(inverse_hessian.power_iteration(loop, product, y, 10, key))
+
+    def share(p: Any) -> Float[Array, ""]:
+        implicit = jax.grad(lambda x: jax.jvp(lambda y: problem.g(x, y, lower), (y,), (p,))[1])(x)
+        return tree.norm(implicit) / tree.norm(f_x)
+
+    return {
+        "implicit_share": share(inverse_hessian.solve("cg", loop, product, f_y, 0.0, 10, key)),
+        "implicit_share_series": share(inverse_hessian.solve("sum", loop, product, f_y, 1 / (2 * largest), 5, key)),
+    }
 
 
 def test_metrics(images: np.ndarray, labels: np.ndarray) -> Any:

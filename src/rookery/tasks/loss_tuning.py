@@ -1,0 +1,229 @@
+"""Loss tuning: the upper level learns the parameters of a training loss, so that rare classes are learnt as well."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from rookery.clients import Clients
+from rookery.data import PARTITIONS, long_tailed
+from rookery.fed import Epochs
+from rookery.problems import Bilevel, SingleLevel
+from rookery.tasks.hyperrep import digit_images, mnist_images
+from rookery.tasks.task import Task
+
+LARGEST_WEIGHT, LARGEST_SHIFT, SCALES = 3.0, 5.0, (0.2, 5.0)  # of log ω and of l, either way; and of Δ
+
+
+def scores(y: Any, images: Float[Array, "n pixels"]) -> Float[Array, "n classes"]:
+    """The network's output: linear layers with ReLU between them."""
+    *hidden, last = y
+    for layer in hidden:
+        images = jax.nn.relu(images @ layer["w"] + layer["b"])
+    return images @ last["w"] + last["b"]
+
+
+def vs_loss(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+    """The VS-loss of Kini et al. (2021): ω_y·log(1 + Σ_{k≠y} exp(l_k − l_y + Δ_k f_k − Δ_y f_y)), the batch's mean.
+
+    It is the cross-entropy of the scores Δ_k f_k + l_k, with a weight for each class. x = {"weight": log ω,
+    "additive": l, "multiplicative": Δ}.
+    """
+    adjusted = x["multiplicative"] * scores(y, batch["image"]) + x["additive"]
+    each = optax.softmax_cross_entropy_with_integer_labels(adjusted, batch["label"])
+    return jnp.mean(jnp.exp(x["weight"])[batch["label"]] * each)
+
+
+def balanced_loss(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+    """Plain cross-entropy with the samples' own weights, the batch's mean; it does not depend on x."""
+    each = optax.softmax_cross_entropy_with_integer_labels(scores(y, batch["image"]), batch["label"])
+    return jnp.mean(batch["balance"] * each)
+
+
+def _plain_loss(y: Any, batch: Any) -> Float[Array, ""]:
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores(y, batch["image"]), batch["label"]))
+
+
+def _bounded(x: Any) -> Any:
+    return {
+        "weight": jnp.clip(x["weight"], -LARGEST_WEIGHT, LARGEST_WEIGHT),
+        "additive": jnp.clip(x["additive"], -LARGEST_SHIFT, LARGEST_SHIFT),
+        "multiplicative": jnp.clip(x["multiplicative"], *SCALES),
+    }
+
+
+@cache
+def tuning_problem(penalty: float = 0.0) -> Bilevel:
+    """The problem alone: the VS-loss, and penalty/2·‖y‖² beside it, at the lower level, the balanced loss at the upper.
+
+    log ω stays in [−3, 3], l in [−5, 5] and Δ in [0.2, 5].
+    """
+
+    def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
+        return vs_loss(x, y, batch) + 0.5 * penalty * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
+
+    return Bilevel(upper=balanced_loss, lower=lower, project_upper=_bounded)
+
+
+@cache
+def _untuned_problem(penalty: float) -> SingleLevel:
+    def loss(y: Any, batch: Any) -> Float[Array, ""]:
+        return _plain_loss(y, batch) + 0.5 * penalty * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
+
+    return SingleLevel(loss)
+
+
+class _Setting(NamedTuple):
+    """What goes with a data set."""
+
+    clients: int
+    widths: tuple[int, ...]
+    largest: int
+    ratio: float
+    rounds: int
+    defaults: dict[str, Any]
+
+
+SETTINGS = {
+    "digits": _Setting(
+        clients=20,
+        widths=(32, 16),
+        largest=120,
+        ratio=0.05,
+        rounds=200,
+        defaults={
+            "upper_step": 1.0,
+            "lower_step": 0.1,
+            "lower_local_steps": Epochs(5),
+            "neumann_terms": 5,
+            "hessian_step": 0.1,
+            "batch_size": 8,
+        },
+    ),
+    "mnist": _Setting(
+        clients=100,
+        widths=(200, 100),
+        largest=6000,
+        ratio=0.01,
+        rounds=1000,
+        defaults={
+            "upper_step": 2.0,
+            "lower_step": 0.01,
+            "lower_local_steps": Epochs(5),
+            "neumann_terms": 5,
+            "hessian_step": 0.01,
+            "batch_size": 64,
+        },
+    ),
+}
+
+
+def loss_tuning(
+    clients: int | None = None,
+    partition: str = "iid",
+    penalty: float = 0.0,
+    seed: int = 0,
+    data: str = "digits",
+    data_dir: str | Path | None = None,
+) -> Task:
+    """A loss function learnt for long-tailed handwritten digits: VS-loss parameters upper, an MLP lower.
+
+    Arguments:
+        clients: how many (None: 20 for digits, 100 for MNIST); each one's samples are split 80/20 into training (lower)
+            and validation (upper) data. One client holds everything: the centralised problem.
+        partition: "iid", "shards" (two label shards per client) or "dirichlet".
+        penalty: of the lower level, penalty/2·‖y‖².
+        seed: of the choice of samples, of the split and of the start.
+        data: "digits", scikit-learn's bundled ones, class k of them 120·0.05^{k/9} times, with an MLP 64-32-16-10; or
+            "mnist" at the sizes of Section 4.2 of the FedNest paper: class k min(its size, 6000·0.01^{k/9}) times, 14,814
+            images in all, with an MLP 784-200-100-10.
+        data_dir: where the MNIST files are; see `rookery.data.load`.
+
+    The upper loss is a mean over batches like every other: a validation sample of class k has the weight n/(K·n_k), where
+    n_k of the n samples of the whole long-tailed set (of all clients, both levels) are in class k. The mean over all
+    validation samples is then the mean over the classes of their mean losses, up to the chance of the 80/20 split. A
+    client needs to know the n_k for it. There is no direct gradient: the upper loss does not depend on x.
+
+    `Task.evaluate` gives, on test images that no client has, the class-balanced `accuracy` (the mean of the classes' own)
+    and `loss`, and the accuracy on the three rarest classes, `tail_accuracy`. `Task.single_level` is the same training
+    without tuning: plain cross-entropy on the training samples, the lower level with x at its start.
+    """
+    if data not in SETTINGS:
+        raise ValueError(f"data={data!r} is not known; there are: {', '.join(SETTINGS)}.")
+    settings = SETTINGS[data]
+    clients = clients or settings.clients
+    images, labels, test_images, test_labels = (digit_images if data == "digits" else mnist_images)(seed, data_dir)
+    kept = long_tailed(labels, settings.largest, settings.ratio, seed)
+    images, labels = images[kept], labels[kept]
+    counts = np.bincount(labels)
+    balance = (len(labels) / (len(counts) * counts))[labels].astype(np.float32)
+    rng = np.random.default_rng([seed, 1])
+    lower: list[Any] = []
+    upper: list[Any] = []
+    for part in PARTITIONS[partition](labels, clients, seed):
+        mixed = rng.permutation(part)
+        cut = min(max(round(0.8 * len(mixed)), 1), len(mixed) - 1)
+        lower.append({"image": images[mixed[:cut]], "label": labels[mixed[:cut]]})
+        own = mixed[cut:]
+        upper.append({"image": images[own], "label": labels[own], "balance": balance[own]})
+    x = {"weight": np.zeros(10, np.float32), "additive": np.zeros(10, np.float32)}
+    x["multiplicative"] = np.ones(10, np.float32)
+    y = network(jax.random.key(seed), (images.shape[1], *settings.widths, 10))
+    evaluate = balanced_metrics(test_images, test_labels)
+    common: dict[str, Any] = {
+        "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
+    }  # fmt: skip
+    steps = {"step": "lower_step", "local_steps": "lower_local_steps", "batch_size": "batch_size"}
+    single = Task(
+        name="loss-tuning",
+        problem=_untuned_problem(penalty),
+        clients=Clients(upper=lower, weights="size"),
+        init=y,
+        evaluate=lambda y, _: evaluate(None, y),
+        defaults={name: settings.defaults[other] for name, other in steps.items()},
+        **common,
+    )
+    return Task(
+        name="loss-tuning",
+        problem=tuning_problem(penalty),
+        clients=Clients(lower, upper, weights="size"),
+        init=(x, y),
+        evaluate=evaluate,
+        defaults=settings.defaults,
+        single_level=single,
+        **common,
+    )
+
+
+def network(key: Array, widths: tuple[int, ...]) -> tuple[Any, ...]:
+    """Linear layers of these widths, initialised as PyTorch's are: U(−1/√fan-in, 1/√fan-in)."""
+    layers = []
+    for fan_in, out in zip(widths[:-1], widths[1:], strict=True):
+        key, kw, kb = jax.random.split(key, 3)
+        draw = lambda k, shape, bound=fan_in**-0.5: jax.random.uniform(k, shape, minval=-bound, maxval=bound)
+        layers.append({"w": draw(kw, (fan_in, out)), "b": draw(kb, (out,))})
+    return tuple(layers)
+
+
+def balanced_metrics(images: np.ndarray, labels: np.ndarray) -> Any:
+    """evaluate(x, y) on these images: every class counts the same, however many there are of it."""
+    counts = np.bincount(labels)
+    batch = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
+    balance = jnp.asarray((len(labels) / (len(counts) * counts))[labels], jnp.float32)
+    return lambda x, y: _metrics(y, {**batch, "balance": balance})
+
+
+@jax.jit
+def _metrics(y: Any, batch: Any) -> dict[str, Array]:
+    right = jnp.argmax(scores(y, batch["image"]), axis=1) == batch["label"]
+    tail = batch["label"] >= 7
+    return {
+        "accuracy": jnp.mean(batch["balance"] * right),
+        "loss": balanced_loss(None, y, batch),
+        "tail_accuracy": jnp.sum(batch["balance"] * right, where=tail) / jnp.sum(batch["balance"], where=tail),
+    }

@@ -1,0 +1,45 @@
+"""The documents are true: their code runs, and so do the README's commands."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def test_the_page_on_adding_an_algorithm(tmp_path: Path) -> None:
+    (page,) = blocks("docs/add-an-algorithm.md", "python")
+    use = """
+import jax.numpy as jnp
+problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+clients = rk.Clients(upper=[jnp.array([1.0]), jnp.array([3.0])])
+for engine in (None, rk.Federation(), rk.Simulation(debug=True)):
+    run = rk.solve(problem, clients, FedSGD(), jnp.zeros(()), rounds=60, engine=engine)
+    assert abs(float(run.x) - 2) < 1e-4 and run.history["exchanges"].iloc[-1] == 60
+"""
+    script = tmp_path / "page.py"
+    script.write_text(page + use)
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
+
+
+def test_the_readme_example_is_the_example_that_is_run() -> None:
+    (shown, *_) = blocks("README.md", "python")
+    code = (ROOT / "examples" / "hyperparameters.py").read_text()
+    for line in filter(None, shown.splitlines()):
+        assert line in code, line
+
+
+@pytest.mark.parametrize("command", [c for block in blocks("README.md", "console") for c in block.splitlines()])
+def test_readme_commands(command: str, tmp_path: Path) -> None:
+    """Every command shown runs (the long ones are shown with their options for a short run)."""
+    program, *arguments = shlex.split(command.split("#")[0].removeprefix("$ "))
+    assert program == "rookery"
+    subprocess.run([sys.executable, "-m", "rookery.cli", *arguments], check=True, cwd=tmp_path, capture_output=True)

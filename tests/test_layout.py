@@ -1,0 +1,84 @@
+"""The architecture, held by a test: imports point one way, and what is public is documented."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import rookery as rk
+from rookery import algorithms
+
+SOURCE = Path(rk.__file__).parent
+# A module may import those of a lower number, and of its own package.
+LAYERS = [
+    {"tree"},
+    {"problems", "clients"},
+    {"fed"},
+    {"parts", "hyperparameters"},
+    {"algorithms"},
+    {"engines", "checkpoints", "checks"},
+    {"solve"},
+    {"report"},
+    {"data"},
+    {"tasks"},
+    {"theory", "experiments", "registry", "bench", "demo"},
+    {"cli"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of rookery that a file imports, whether at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "rookery":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rookery."):
+            found.add(node.module.split(".")[1])  # type: ignore[union-attr]
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("rookery.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert own in RANK, f"{own} has no place in LAYERS"
+    wrong = {name for name in imported(path) - {own, "__version__"} if RANK[name] >= RANK[own]}
+    assert not wrong, f"{own} imports {sorted(wrong)}"
+
+
+def test_algorithms_do_not_import_each_other() -> None:
+    for path in (SOURCE / "algorithms").glob("[!_]*.py"):
+        assert "algorithms" not in imported(path), path.name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_file_says_what_belongs_in_it(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_an_algorithm_documents_itself(name: str) -> None:
+    cls = getattr(rk, name)
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    text = inspect.getdoc(cls) or ""
+    for part in ("Departures:", "Exchanges a round:", "Reference:"):
+        assert part in text, f"{name}: no {part!r} in its docstring"
+
+
+@pytest.mark.parametrize("name", rk.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    thing = getattr(rk, name)
+    assert inspect.getdoc(thing), f"{name} has no docstring"
+
+
+def test_the_method_table_lists_every_algorithm() -> None:
+    text = (SOURCE.parents[1] / "README.md").read_text()
+    listed = set(re.findall(r"`(\w+)`", text))
+    assert set(algorithms.__all__) <= listed
