@@ -64,7 +64,7 @@ def refused(call: Callable[[], Any], message: str, kind: type[Exception] = Value
         ([rows(), {"a": np.ones((3, 2))}], r"lower: client 1's data has the structure"),
         ([rows(), {"a": np.ones((2, 5)), "t": np.ones(2)}], r"client 1's \['a'\] has .*shape \(5,\).*0's \(2,\)"),
         ([rows(), {"a": np.ones((2, 2)), "t": 1.0}], r"client 1's \['t'\] is a single number; .*leading axis"),
-        ([{"a": np.array(["cat", "dog"])}], r"\['a'\] has the type .*arrays of numbers"),
+        ([{"a": np.array(["cat", "dog"])}], r"\['a'\] has the type .*arrays of real numbers"),
         ([], r"lower is an empty list: .*at least one client"),
     ],
 )  # fmt: skip
@@ -222,8 +222,13 @@ def test_things_of_the_wrong_kind() -> None:
         ({"upper_step": 0.0}, r"upper_step=0.0 is not a positive number"),
         ({"lower_step": float("nan")}, r"lower_step=nan is not a positive number"),
         ({"lower_step": float("inf")}, r"lower_step=inf is not a positive number"),
+        ({"lower_step": "0.1"}, r"lower_step='0.1' is not a positive number"),
+        ({"lower_step": None}, r"lower_step=None is not a positive number"),
+        ({"lower_step": True}, r"lower_step=True is not a positive number"),
+        ({"lower_step": [0.1, 0.2]}, r"lower_step=\[0.1, 0.2\] is not a positive number"),
         ({"upper_step": lambda t: 0.1 * t - 0.5}, r"upper_step=-0.5 in round 0 is not a positive number"),
         ({"hessian_step": 0.0}, r"hessian_step=0.0 is not a positive number, or 'auto'"),
+        ({"hessian_step": "Auto"}, r"hessian_step='Auto' is not a positive number, or 'auto'"),
         ({"neumann": "exact"}, r"neumann='exact' is not one of 'sum', 'random', 'cg'"),
         ({"neumann_terms": 0}, r"neumann_terms=0 is not an integer, at least 1"),
         ({"neumann_terms": 2.5}, r"neumann_terms=2.5 is not an integer"),
@@ -274,22 +279,40 @@ def test_a_metric_with_a_taken_name() -> None:
     [
         ({"seed": 1}, r"belongs to another run: its seed is 0, this run's 1\. Give another checkpoint file, or delete"),
         ({"cohort": 2}, r"another run: its cohort is 3, this run's 2"),
-        ({"algorithm": rk.FedAvg(step=0.2)}, r"another run: its algorithm is .*step=0.1.*, this run's .*step=0.2"),
+        ({"algorithm": rk.FedAvg(step=0.2)}, r"another run: its step is '0.1', this run's '0.2'"),
+        ({"algorithm": rk.FedAvg(step=lambda t: 0.1)}, r"another run: its step is '0.1', this run's \[0.1, "),
         ({"algorithm": rk.FedSVRG(step=0.1)}, r"another run: its algorithm is 'FedAvg.*, this run's 'FedSVRG"),
         ({"clients": rk.Clients(upper=[rows()] * 4)}, r"another run: its (cohort|clients) is 3, this run's 4"),
-        ({"init": np.ones((2, 1))}, r"another run: its arrays have other shapes"),
+        ({"init": np.zeros(2)}, r"another run: its start is"),
+        ({"clients": rk.Clients(upper=[rows(), rows(), rows(2, 3.0)])}, r"another run: its data is"),
+        ({"rounds": 0}, r"is 1 rounds on, more than rounds=0"),
     ],
 )
 def test_a_checkpoint_of_another_run(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     file = tmp_path / "run.npz"
     given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
     solve(**given, checkpoint=file)
-    problem = (
-        rk.SingleLevel(lambda x, b: jnp.mean((b["a"] @ x - b["t"][:, None]) ** 2)) if "init" in changed else SINGLE
-    )
     with pytest.raises(ValueError, match=message) as caught:
-        solve(**given | {"problem": problem} | changed, checkpoint=file)
+        solve(**given | changed, checkpoint=file)
     assert str(file) in str(caught.value)
+
+
+def test_other_slips_at_the_border(tmp_path: Path) -> None:
+    """A value of the wrong kind is named, before anything is compiled."""
+    given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
+    refused(lambda: rk.Clients(upper=rows()), "upper is a dict; give a list", TypeError)
+    refused(lambda: rk.Clients(upper=[rows()], weights=["a"]), "weights=.*one number per client")
+    refused(lambda: rk.Clients(upper=[{"a": np.ones(2, complex)}]), "complex128; data are arrays of real numbers")
+    refused(lambda: solve(**given, seed=1.5), "seed=1.5 is not an integer")
+    refused(lambda: solve(**given, engine=rk.Simulation), "give rk.Simulation", TypeError)
+    refused(lambda: solve(**given, callbacks=print), "callbacks is a function; give a list", TypeError)
+    refused(lambda: solve(**given | {"algorithm": rk.FedAvg(local_steps=lambda t: 1)}), "only a step size may be a sch")
+    python = rk.FedAvg(step=lambda t: 0.1 if t < 5 else 0.01)
+    refused(lambda: solve(**given | {"algorithm": python}), "schedule step can't be compiled")
+    with pytest.raises(ValueError, match="is a folder; give the name of a file"):
+        solve(**given, checkpoint=tmp_path)
+    with pytest.raises(TypeError, match="evaluate must return a dict of numbers"):
+        solve(**given, evaluate=lambda x, y: {"vector": x})
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "archive"])

@@ -314,25 +314,27 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
 def test_ctrl_c_between_two_evaluations(tmp_path: Path) -> None:
     """In a process of its own: the run ends within moments, with a row and a checkpoint for where it stopped."""
     script = textwrap.dedent("""
-        import os, signal, sys, threading, time
+        import os, signal, sys, threading
         import jax.numpy as jnp, numpy as np
         import rookery as rk
 
+        def evaluate(x, y):
+            if x == 0:  # at the start alone
+                threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            return {"x": x}
+
         problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
         clients = rk.Clients(upper=[np.array([1.0]), np.array([3.0])])
-        threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        begin = time.perf_counter()
-        run = rk.solve(problem, clients, rk.FedAvg(step=0.01), np.zeros(()), 10**9, every=10**9,
-                       evaluate=lambda x, y: {"x": x}, checkpoint=sys.argv[1])
-        rows = run.history["round"].tolist()
-        print(run.interrupted, rows == [0, run.rounds], 0 < run.rounds < 10**9, time.perf_counter() - begin < 20)
+        run = rk.solve(problem, clients, rk.FedAvg(step=0.01), np.zeros(()), 10**9, every=10**9, evaluate=evaluate,
+                       checkpoint=sys.argv[1])
+        print(run.interrupted, run.history["round"].tolist() == [0, run.rounds], 0 < run.rounds < 10**9)
         print(np.isclose(run.history["x"].iloc[-1], float(run.x)))
     """)
     file = tmp_path / "run.npz"
     done = subprocess.run(
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=120, check=True
     )
-    assert done.stdout.split() == ["True", "True", "True", "True", "True"], done.stdout + done.stderr
+    assert done.stdout.split() == ["True"] * 4, done.stdout + done.stderr
     assert file.exists()
 
 
@@ -362,10 +364,10 @@ def test_debug_names_client_round_and_local_step() -> None:
     data = [{"a": np.array([a]), "t": np.array([0.0])} for a in (1.0, 1e100, 2.0)]
     clients, method = rk.Clients(upper=data), rk.FedAvg(step=1.0, local_steps=5)
     with pytest.raises(
-        rk.NonFiniteError, match=r"round 1, client 1, in the map at single_level.py:\d+, local step 3 of 5"
+        rk.NonFiniteError, match=r"round 1, client 1, in the map at single_level.py:\d+, local step 4 of 5"
     ):
         rk.solve(SINGLE, clients, method, np.ones(1), 3, engine=rk.Simulation(debug=True))
     # With one local step it takes rounds instead: 10¹⁰⁰ᵗ/3 after round t.
     method = rk.FedAvg(step=1.0, local_steps=1)
-    with pytest.raises(rk.NonFiniteError, match=r"round 4, client 1, .*local step 0 of 1"):
+    with pytest.raises(rk.NonFiniteError, match=r"round 4, client 1, .*local step 1 of 1"):
         rk.solve(SINGLE, clients, method, np.ones(1), 6, engine=rk.Simulation(debug=True))

@@ -1,7 +1,9 @@
 """Checkpoints: one file of arrays and one JSON header, written whole or not at all. No pickle."""
 
+import dataclasses
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.clients import Clients
+
 _FORMAT = 1
+_ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
+
+
+def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int) -> dict[str, Any]:
+    """What must agree for a run to go on from a checkpoint: what its numbers depend on, but for the losses' code."""
+    hyperparameters = {}
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else repr(value)
+    return {
+        "algorithm": type(algorithm).__name__,
+        **hyperparameters,
+        "seed": seed,
+        "cohort": cohort,
+        "clients": clients.n,
+        "start": _digest(start),
+        "data": _digest(clients),
+    }
+
+
+def _digest(value: Any) -> str:
+    digest = 0
+    for leaf in jax.tree.leaves(value):
+        array = np.ascontiguousarray(leaf)
+        digest = zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype}{array.shape}".encode(), digest))
+    return f"{digest:08x}"
 
 
 def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extra: dict[str, Any], best: Any) -> None:
@@ -28,8 +58,12 @@ def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extr
     beside.replace(path)
 
 
-def load(path: str | Path, identity: dict[str, Any], carry: Any, start: Any) -> tuple[int, Any, dict[str, Any], Any]:
+def load(
+    path: str | Path, identity: dict[str, Any], carry: Any, start: Any, rounds: int
+) -> tuple[int, Any, dict[str, Any], Any]:
     """The rounds done, the carry, the record's extra and the best (x, y); `carry` and `start` give the structures."""
+    if Path(path).is_dir():
+        raise ValueError(f"checkpoint={str(path)!r} is a folder; give the name of a file.")
     try:
         with np.load(path, allow_pickle=False) as file:
             stored = dict(file)
@@ -46,6 +80,8 @@ def load(path: str | Path, identity: dict[str, Any], carry: Any, start: Any) -> 
                 f"{path} belongs to another run: its {name} is {header['identity'].get(name)!r}, this run's {value!r}. "
                 "Give another checkpoint file, or delete this one."
             )
+    if header["round"] > rounds:
+        raise ValueError(f"{path} is {header['round']} rounds on, more than rounds={rounds}; name another file.")
     carry = _fill(path, carry, stored, "carry")
     best = _fill(path, start, stored, "best") if header["extra"]["best"] is not None else None
     return header["round"], carry, header["extra"], best

@@ -57,12 +57,13 @@ def check_run(
     rounds: int,
     cohort: int | None,
     every: int,
+    seed: int,
 ) -> int:
     """Raise at the first thing that is wrong; the cohort's size if nothing is."""
     _check_pair(problem, clients, algorithm)
     hyperparameters.check(algorithm, clients.n)
-    for name, value, least in (("rounds", rounds, 0), ("every", every, 1)):
-        if not isinstance(value, int | np.integer) or value < least:
+    for name, value, least in (("rounds", rounds, 0), ("every", every, 1), ("seed", seed, 0)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r} is not an integer, at least {least}.")
     if cohort is None:
         cohort = clients.n

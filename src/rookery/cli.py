@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 import rookery as rk
-from rookery import checks, hyperparameters, report
+from rookery import checks, report
 from rookery import demo as demonstration
 from rookery.data import DATASETS, PARTITIONS
 from rookery.problems import Bilevel, SingleLevel
@@ -212,7 +212,7 @@ def run(
         chosen, note = _fit(make(**arguments), cls)
         method = chosen.algorithm(cls, **given)
         rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
-        size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every)
+        size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
         description: dict[str, Any] = {
             "task": task_name,
             "task_settings": arguments,
@@ -267,19 +267,10 @@ def _fit(task: Task, cls: Any) -> tuple[Task, str]:
     return task, ""  # solve says why not
 
 
-def _check_run(task: Task, method: Any, rounds: int, cohort: int | None, every: int) -> int:
+def _check_run(task: Task, method: Any, rounds: int, cohort: int | None, every: int, seed: int) -> int:
     """What `solve` would refuse, before a folder is made; the cohort's size."""
     start = checks.start_values(task.problem, task.clients, task.init)
-    try:
-        return checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every)
-    except TypeError:  # a word in the place of a number
-        for field in dataclasses.fields(method):
-            value = getattr(method, field.name)
-            try:
-                hyperparameters.RULES.get(field.name, lambda value: None)(value)
-            except TypeError:
-                raise ValueError(f"{type(method).__name__}: {field.name}={value!r} is not a number.") from None
-        raise
+    return checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every, seed)
 
 
 def _prepare_folder(out: Path | None, resume: bool, description: dict[str, Any]) -> None:

@@ -166,6 +166,9 @@ class Clients:
         *,
         replace: bool = False,
     ) -> None:
+        for name, given in (("lower", lower), ("upper", upper)):
+            if given is not None and not isinstance(given, list | tuple):
+                raise TypeError(f"{name} is a {type(given).__name__}; give a list with one entry per client.")
         if lower is None and upper is None:
             raise ValueError("Clients needs data: give lower=[...], upper=[...] or both, one entry per client.")
         if lower is not None and upper is not None and len(lower) != len(upper):
@@ -175,12 +178,12 @@ class Clients:
         self._lower = None if lower is None else _join(lower, "lower")
         self._upper = None if upper is None else _join(upper, "upper")
         n = int((self._lower or self._upper).sizes.shape[0])  # type: ignore[union-attr]
-        given: Any = weights
+        given_weights: Any = weights
         if isinstance(weights, str):
             if weights != "size":
                 raise ValueError(f'weights={weights!r} is not known: give numbers, "size" or None.')
-            given = self.lower_sizes.astype(float)
-        self.weights = _check_weights(given, n)
+            given_weights = self.lower_sizes.astype(float)
+        self.weights = _check_weights(given_weights, n)
         self.replace = replace
 
     @property
@@ -290,9 +293,11 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
     if ends[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{level}: {ends[-1]} samples in all; at most {np.iinfo(np.int32).max} can be indexed.")
     for name, array in zip(names, joined, strict=True):
-        if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
-            raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of numbers.")
-        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+        real = jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)
+        if not (real or array.dtype == bool):
+            raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
+        whole = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16
+        bad = np.flatnonzero(~np.isfinite(whole.reshape(len(array), -1)).all(axis=1))
         if bad.size:
             client = int(np.searchsorted(ends, bad[0], side="right"))
             row = int(bad[0] - (ends[client] - sizes[client]))
@@ -312,7 +317,10 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
 def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
     if weights is None:
         return jnp.full(n, 1.0 / n)
-    given = np.asarray(weights, float)
+    try:
+        given = np.asarray(weights, float)
+    except (TypeError, ValueError):
+        raise ValueError(f'weights={weights!r}: give one number per client, "size" or None.') from None
     if given.shape != (n,):
         raise ValueError(f"weights has the shape {given.shape}; give one number for each of the {n} clients.")
     if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):

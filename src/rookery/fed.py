@@ -170,14 +170,17 @@ class Client:
 
     # Counting.
 
-    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
-        """n times carry = body(i, carry), on this client; n may differ by client. Work done inside is counted."""
+    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, before: int = 0) -> C:
+        """n times carry = body(i, carry), on this client; n may differ by client. Work done inside is counted.
+
+        `before` is the number of steps taken before the loop, for the messages of a debugging run.
+        """
         if self._debug:
             for i in range(int(n)):
                 carry = body(i, carry)
-                check_finite(carry, f"local step {i} of {int(n)}")
+                check_finite(carry, f"local step {before + i + 1} of {before + int(n)}")
             return carry
-        before, looped, nothing = self._done, self._looped, np.zeros(len(WORK), np.int32)
+        done, looped, nothing = self._done, self._looped, np.zeros(len(WORK), np.int32)
 
         def step(i: Array, state: tuple[C, Array]) -> tuple[C, Array]:
             carry, work = state
@@ -186,7 +189,7 @@ class Client:
             return carry, work + self.work
 
         carry, work = jax.lax.fori_loop(0, n, step, (carry, jnp.asarray(nothing)))
-        self._done, self._looped = before, looped + work
+        self._done, self._looped = done, looped + work
         return carry
 
     @property

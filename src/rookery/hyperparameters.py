@@ -5,6 +5,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -59,6 +60,7 @@ def _is_float(field: Any, value: Any) -> bool:
 
 def _positive(value: Any) -> str | None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    number = number or (hasattr(value, "dtype") and np.ndim(value) == 0)
     return None if number and np.isfinite(value) and value > 0 else "a positive number"
 
 
@@ -121,6 +123,19 @@ RULES: dict[str, Callable[[Any], str | None]] = {
 }
 
 
+def _first_value(name: str, field: Any, schedule: Callable[[Count], Any]) -> float:
+    if float not in typing.get_args(field.type):
+        raise ValueError(f"{name}: {field.name} is a function; only a step size may be a schedule (round -> float).")
+    try:
+        shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
+        return float(schedule(0)) if shape.shape == () else float("nan")
+    except Exception as error:
+        raise ValueError(
+            f"{name}: the schedule {field.name} can't be compiled ({type(error).__name__}): it is given the round as a "
+            "traced integer, so write it with jax.numpy, jnp.where and the like, or take one of optax's."
+        ) from error
+
+
 def check(algorithm: Algorithm, n: int) -> None:
     """Raise ValueError at the first hyperparameter that is not what its word asks for."""
     name = type(algorithm).__name__
@@ -131,8 +146,7 @@ def check(algorithm: Algorithm, n: int) -> None:
             continue
         where = ""
         if callable(value):
-            where, value = " in round 0", value(0)
-            value = value if isinstance(value, int | float | str) else float(value)
+            where, value = " in round 0", _first_value(name, field, value)
         expected = rule(value)
         if expected:
             raise ValueError(f"{name}: {field.name}={value!r}{where} is not {expected}.")

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rookery import checkpoints, hyperparameters
 from rookery.checks import check_run, start_values
 from rookery.clients import Clients
+from rookery.engines.federation import Federation
 from rookery.engines.simulation import Amounts, Simulation
 from rookery.fed import WORK, Algorithm
 from rookery.problems import Problem
@@ -123,25 +125,26 @@ def solve(
     Ctrl-C ends the run after the rounds under way and returns it as far as it got; a second one stops at once.
     """
     x, y = start_values(problem, clients, init)
-    cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every)
-    engine = engine or Simulation()
+    cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every, seed)
+    rounds, every, seed = int(rounds), int(every), int(seed)
+    engine = Simulation() if engine is None else engine
+    if isinstance(engine, type) or not hasattr(engine, "advance"):
+        raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
+    if callable(callbacks):
+        raise TypeError("callbacks is a function; give a list of functions.")
     split = hyperparameters.split(algorithm)
     record = _Record(evaluate, keep_best)
 
     begin = time.perf_counter()
     carry, amounts = engine.start(problem, clients, split, x, y, seed)
     record.add([amounts], clients.n, time.perf_counter() - begin)
-    identity = {
-        "algorithm": repr(algorithm)
-        if all(not callable(v) for v in vars(algorithm).values())
-        else type(algorithm).__name__,
-        "seed": seed,
-        "cohort": cohort,
-        "clients": clients.n,
-    }
-    done = 0
+    done, identity = 0, {}
+    if checkpoint is not None:
+        if isinstance(engine, Federation):
+            raise ValueError("checkpoint= needs the Simulation: the sites of a Federation keep their own memory.")
+        identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort)
     if checkpoint is not None and Path(checkpoint).exists():
-        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, (x, y))
+        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, (x, y), rounds)
         record.restore(extra, best)
     else:
         record.evaluate(0, carry.state)
@@ -167,6 +170,10 @@ def solve(
                 so_far = record.run(carry.state, done, interrupted=False)
                 stopped = any([callback(so_far) is True for callback in callbacks])
             bar(done, record.rows[-1])
+        if record.rows[-1]["round"] != done:  # Ctrl-C between the last test for it and the next
+            record.evaluate(done, carry.state)
+            if checkpoint is not None:
+                checkpoints.save(checkpoint, identity, done, carry, record.extra(), record.best)
         ended_early = done < rounds or interrupt.is_set()
     return record.run(carry.state, done, interrupted=ended_early)
 
@@ -206,7 +213,10 @@ class _Record:
         ]
 
     def evaluate(self, done: int, state: Any) -> None:
-        metrics = {} if self._evaluate is None else self._evaluate(state.x, state.y)
+        # The next rounds give up the state's buffers: what `evaluate` sees is its own to keep.
+        metrics = {} if self._evaluate is None else self._evaluate(*jax.tree.map(jnp.copy, (state.x, state.y)))
+        if not isinstance(metrics, dict) or any(np.ndim(value) for value in metrics.values()):
+            raise TypeError("evaluate must return a dict of numbers, {name: number}.")
         taken = sorted({"round", "seconds", *COUNTED} & set(metrics))
         if taken:
             raise ValueError(

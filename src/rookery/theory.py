@@ -8,6 +8,7 @@ Read otherwise than printed:
     (27) has L_y in the last term of a_1, a_2 and a_3, where (51) and (54) have L_yx: L_yx;
     (64) has ℓ_{l,0}: ℓ_{f,0}; (65b) has μ_g and ℓ_{g,1}: μ_f and ℓ_{f,1}, as g = −f;
     (11) and D̃_f of (18) have ℓ_{f,1} where ∇_y f is bounded, which ℓ_{f,0} does: the larger of the two;
+    (56) caps β by 1/(8ℓ_{g,1}), Lemma C.3 by 1, too: by 1/max(1, 8ℓ_{g,1});
     (73b) caps β by 1/(8ℓ_{r,0}), but the lower Hessian is the identity and Lemma C.3 needs β < 1/(6ℓ_{g,1}), with
         ℓ_{g,1} = 1 at the least: 1/(8 max(1, ℓ_{r,0})).
 
@@ -86,11 +87,8 @@ class Constants:
         return self.kappa * max(self.l_f0, self.l_f1) * (1 - 1 / self.kappa) ** terms
 
     def neumann_terms(self, rounds: int) -> int:
-        """The least N with b ≤ K^{-1/4}, as Corollary 3.1 asks: of order κ_g log K."""
-        if self.kappa <= 1:
-            return 1
-        start = self.kappa * max(self.l_f0, self.l_f1) * rounds**0.25
-        return max(1, math.ceil(math.log(start) / -math.log1p(-1 / self.kappa)))
+        """N = ⌈κ_g log K⌉, as Corollary 3.1 asks; then b ≤ κ_g max(ℓ_{f,0}, ℓ_{f,1})/K."""
+        return max(1, math.ceil(self.kappa * math.log(rounds)))
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ class Steps:
     """The steps of (55) and what they are the least of."""
 
     alpha_1: float  # ᾱ1: descent of Φ, (51)
-    alpha_2: float  # ᾱ2: β stays below 1/(8ℓ_{g,1})
+    alpha_2: float  # ᾱ2: β stays below 1/(8ℓ_{g,1}), and 1
     alpha_3: float  # ᾱ3: drift of the local steps, (49)
     alpha_bar: float  # ᾱ
     beta_bar: float  # β̄: y keeps up with x, (54)
@@ -214,7 +212,7 @@ def steps(constants: Nested, rounds: int, lower_rounds: int | None = None, alpha
     beta_bar = (11 * s.m_f * s.l_y + s.eta_l_yx * s.d_f**2 * alpha_1 + s.m_f * s.l_y * alpha_1 / 2) / s.mu
     return Steps(
         alpha_1=alpha_1,
-        alpha_2=t / (8 * s.l_g * beta_bar),
+        alpha_2=t / (max(1.0, 8 * s.l_g) * beta_bar),
         alpha_3=1 / (216 * s.m_f**2 + 5 * s.m_f),
         alpha_bar=default_alpha if alpha_bar is None else alpha_bar,
         beta_bar=beta_bar,
@@ -232,8 +230,8 @@ def fednest(
 ) -> FedNest:
     """FedNest with the hyperparameters of Theorem 3.1 and Corollaries 3.1–3.3.
 
-    The steps are those of `steps`, shared out as α_i = α/τ_i and β_i = β/τ_i; N is the least with b ≤ K^{-1/4}, and
-    `hessian_step` 1/ℓ_{g,1}. FedIHGP is that of Lemma 2.2: the random one, with a fresh cohort for every product. The
+    The steps are those of `steps`, shared out as α_i = α/τ_i and β_i = β/τ_i; N is ⌈κ_g log K⌉ and `hessian_step`
+    1/ℓ_{g,1}. FedIHGP is that of Lemma 2.2: the random one, with a fresh cohort for every product. The
     anchors are as stochastic as the rest.
 
     Arguments:
@@ -244,7 +242,7 @@ def fednest(
     Example:
         >>> method = fednest(Constants(mu_g=1, l_f0=1, l_f1=0.1, l_g1=1.5), rounds=10_000, upper_local_steps=4)
         >>> f"{method.upper_step:.4f}, {method.lower_step:.4f}, T = {method.lower_rounds}, N = {method.neumann_terms}"
-        '0.0036, 0.0025, T = 6, N = 3'
+        '0.0036, 0.0025, T = 6, N = 14'
     """
     found = steps(constants, rounds, lower_rounds, alpha_bar)
     given: dict[str, Any] = {"scale_steps": True, "anchor_batch": others.get("batch_size")}
@@ -267,7 +265,7 @@ def fedsvrg(constants: SingleLevelConstants, rounds: int, alpha_bar: float = 1.0
         others: FedSVRG's other hyperparameters.
     """
     alpha = min(1 / (3 * constants.l_f * (1 + 8 * constants.l_f)), alpha_bar / math.sqrt(rounds))
-    given = {"scale_steps": True, "anchor_batch": others.get("batch_size")}
+    given: dict[str, Any] = {"scale_steps": True, "anchor_batch": others.get("batch_size")}
     return FedSVRG(**(given | {"step": alpha} | others))
 
 
@@ -275,8 +273,8 @@ def quadratic_constants(task: Task, radius: float | None = None) -> Constants:
     """The constants of a `quadratic` task, each the worst of its clients'.
 
     A quadratic's gradient and the noise of its Hessians' products have no bound over the whole space: ℓ_{f,0}, σ_f and
-    σ_{g,1} are bounds on a ball around the start. On quadratics, where ℓ_{g,2} = 0, the steps do not depend on them,
-    only N does, by ℓ_{f,0}.
+    σ_{g,1} are bounds on a ball around the start. On quadratics, where ℓ_{g,2} = 0, no hyperparameter depends on
+    them.
 
     Arguments:
         task: made by `rk.tasks.quadratic`, or with data of the same names.

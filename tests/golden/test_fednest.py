@@ -166,7 +166,6 @@ def test_light_random_neumann_is_redrawn_by_every_client_and_local_step() -> Non
         assert any(draws[a] != draws[b] for draws in found), "one draw serves two places"
 
 
-@pytest.mark.xfail(strict=True, reason="Client._mean divides by an int32 total in single precision")
 def test_data_in_pieces() -> None:
     ours, clients = q.bilevel(lower=q.ONE_LARGE_CLIENT)
     assert clients.lower.chunk is not None

@@ -17,7 +17,6 @@ from rookery.fed import Client
 KEY = jax.random.key(0)
 
 # How a whole data set is taken: one slice, one masked gather, masked pieces of 16 (or more) samples.
-IN_PIECES = pytest.mark.xfail(strict=True, reason="Client._mean divides by an int32 total in single precision")
 SIZES = {"plain": [4, 4, 4, 4], "masked": [1, 5, 3, 7], "chunked": [3, 1, 60, 16, 17, 32]}
 
 
@@ -36,7 +35,7 @@ def robust_gradient(x: np.ndarray, own: dict[str, np.ndarray]) -> np.ndarray:
     return np.mean(each, axis=0) + 0.1 * x
 
 
-@pytest.mark.parametrize("regime", ["plain", "masked", pytest.param("chunked", marks=IN_PIECES)])
+@pytest.mark.parametrize("regime", SIZES)
 def test_full_batch_gradient_of_every_client(regime: str) -> None:
     data = samples(SIZES[regime])
     clients = rk.Clients(upper=data)
@@ -57,18 +56,7 @@ def test_full_batch_gradient_of_every_client(regime: str) -> None:
         assert work[i].tolist() == [len(own["t"]), 0, 1, 0]
 
 
-def test_data_in_pieces_to_single_precision() -> None:
-    data = samples(SIZES["chunked"])
-    clients = rk.Clients(upper=data)
-    problem, x = rk.SingleLevel(robust), np.array([0.5, -1.0, 0.2])
-    for i, own in enumerate(data):
-        c = Client(problem, clients, i, i)
-        np.testing.assert_allclose(
-            c.f_x(jnp.asarray(x), (), c.upper(KEY)), robust_gradient(x, own), rtol=1e-6, atol=1e-7
-        )
-
-
-@pytest.mark.parametrize("regime", ["plain", pytest.param("masked", marks=pytest.mark.xfail(strict=True)), "chunked"])
+@pytest.mark.parametrize("regime", SIZES)
 def test_single_precision_stays_single(regime: str) -> None:
     """Also where double precision is enabled: a loss of float32 arrays has float32 gradients."""
     data = [jax.tree.map(lambda a: a.astype(np.float32), own) for own in samples(SIZES[regime])]

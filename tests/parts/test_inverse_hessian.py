@@ -101,6 +101,23 @@ def test_which_minibatch_each_product_uses(method: Any, expected: list[int]) -> 
     assert used == expected
 
 
+@pytest.mark.parametrize("step", [0.15, 0.6])  # I − step·H contracts; it does not, as 0.6·6 > 2
+def test_the_guard_cuts_back_what_grows(step: float) -> None:
+    p = step * B
+    total = p
+    for _ in range(30):
+        after = p - step * H @ p
+        p = after * min(1.0, np.linalg.norm(p) / np.linalg.norm(after))
+        total = total + p
+    key = jax.random.key(0)
+    found = inverse_hessian.solve("sum", loop, product, as_tree(B), step, 30, key, guard=True)
+    np.testing.assert_allclose(flat(found), total, rtol=1e-10)
+    plain = inverse_hessian.solve("sum", loop, product, as_tree(B), step, 30, key)
+    assert np.allclose(flat(plain), total) == (step == 0.15)  # where nothing grows it changes nothing
+    nothing = inverse_hessian.solve("sum", loop, product, as_tree(0 * B), step, 3, key, guard=True)
+    np.testing.assert_array_equal(flat(nothing), 0 * B)
+
+
 def largest(iterations: int, seed: int = 0) -> float:
     v = inverse_hessian.power_iteration(loop, product, as_tree(B), iterations, jax.random.key(seed))
     return float(jnp.linalg.norm(flat(v)))

@@ -320,6 +320,7 @@ def _advance_one_by_one(
     for t in range(start, start + rounds):
         try:
             carry, cost = _round(engine, problem, fixed, cohort, clients, traced, carry, t, key)
+            check_finite(carry.state, "the server, the state after the round")
         except NonFiniteError as error:
             raise NonFiniteError(f"round {t + 1}, {error}") from None
         costs.append(jax.device_get(cost))

@@ -5,8 +5,12 @@ from pathlib import Path
 
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding, run_experiment
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
+from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
+from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
 
-EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in (*_FEDNEST,)}
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (*_FEDNEST, *_FEDNEST_MNIST, *_FEDNEST_RATES)
+}
 
 
 def reproduce(

@@ -96,7 +96,9 @@ class Experiment:
         picture: a figure of the results.
         claims: what is checked.
         differences: every known difference from the paper, in words.
-        family: experiments of one family share their stored runs, so that a run which two of them need is computed once.
+        family: experiments of one family share their stored runs, so that a run which two of them need is computed
+        once. search: search(quick) gives the configurations that a value the paper does not give was chosen by; how
+            each of them ended is written to `search.csv` and into the summary.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Experiment:
     claims: tuple[Claim, ...]
     differences: tuple[str, ...] = ()
     family: str | None = None
+    search: Callable[[bool], list[Config]] | None = None
 
 
 def run_experiment(
@@ -120,9 +123,11 @@ def run_experiment(
 ) -> Path:
     """Compute what is missing and write `results.csv`, the picture, `claims.json` and `summary.md` into `out`.
 
-    Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the folder
-    `FAMILY-runs` beside `out`), named by a fingerprint of what it was run with, so a second call computes only what is
-    missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run under way.
+    An experiment with a search writes `search.csv`, too.
+
+    Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the
+    folder `FAMILY-runs` beside `out`), named by a fingerprint of what it was run with, so a second call computes only
+    what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run under way.
     """
     out = Path(out)
     configs = experiment.runs(quick)
@@ -131,12 +136,14 @@ def run_experiment(
         if not chosen:
             raise ValueError(f"seeds={seeds!r}: give at least one seed.")
         configs = [dataclasses.replace(config, seeds=chosen) for config in configs]
-    names = [config.name for config in configs]
+    searched = [] if experiment.search is None else experiment.search(quick)
+    names = [config.name for config in (*searched, *configs)]
     assert len(set(names)) == len(names), "two configurations share a name"
 
     folder = runs_folder(experiment, out)
-    stored = {(c.name, s): _path(folder, c, s) for c in configs for s in c.seeds}
-    missing = [(c, s) for c in configs for s in c.seeds if not _is_complete(stored[c.name, s], c)]
+    wanted = [(c, s) for c in (*searched, *configs) for s in c.seeds]
+    stored = {(c.name, s): _path(folder, c, s) for c, s in wanted}
+    missing = [(c, s) for c, s in wanted if not _is_complete(stored[c.name, s], c)]
     with _bars(experiment.name, len(stored), len(stored) - len(missing), progress) as bars:
         for done, (config, seed) in enumerate(missing):
             run = _run(config, seed, data_dir, bars(f"{config.name}, seed {seed}", config.rounds))
@@ -150,7 +157,11 @@ def run_experiment(
     _write(out / "results.csv", results.to_csv(index=False, float_format="%.10g"))
     report.save(experiment.picture(results), out / f"{experiment.name}.png")
     _write(out / "claims.json", json.dumps([_as_json(*pair) for pair in findings], indent=2, ensure_ascii=False) + "\n")
-    _write(out / "summary.md", summary(experiment, configs, results, findings, quick))
+    ends = [_read(stored[c.name, s], c, s).tail(1) for c in searched for s in c.seeds]
+    search = pd.concat(ends, ignore_index=True) if ends else None
+    if search is not None:
+        _write(out / "search.csv", search.to_csv(index=False, float_format="%.10g"))
+    _write(out / "summary.md", summary(experiment, configs, results, findings, quick, search))
     return out
 
 
@@ -313,6 +324,7 @@ def summary(
     results: pd.DataFrame,
     findings: Sequence[tuple[Claim, Finding]],
     quick: bool,
+    search: pd.DataFrame | None = None,
 ) -> str:
     """The Markdown page about one reproduction."""
     lines = [f"# {experiment.name}: {experiment.title}", "", experiment.paper, ""]
@@ -334,9 +346,19 @@ def summary(
     precision = "double" if all(c.float64 for c in configs) else "single"
     lines += ["", f"{results.groupby(['run', 'seed']).ngroups} runs in {precision} precision, {seconds:.0f} s of "]
     lines[-1] += f"computing in all (JAX {jax.__version__}, {jax.devices()[0].device_kind})."
+    if search is not None:
+        columns = ["run", "seed", "round", *report.metrics(search.drop(columns=_labels(search)))]
+        rows = [" | ".join(report.number(value) for value in row) for row in search[columns].itertuples(index=False)]
+        lines += ["", "## Search", "", "How the runs of the search ended (`search.csv`):", ""]
+        lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {row} |" for row in rows)]
     if experiment.differences:
         lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"
+
+
+def _labels(results: pd.DataFrame) -> list[str]:
+    """The columns that a configuration's own name and labels, and the seed, make."""
+    return list(results.columns[: results.columns.get_loc("round")])
 
 
 def _rows(configs: Sequence[Config]) -> list[str]:

@@ -1,10 +1,12 @@
-"""The rates of the FedNest paper's theory (Theorems 3.1–3.2, Corollaries 3.1–3.3, Lemma 2.2), measured on quadratics."""
+"""The rates of the FedNest paper's theory (Theorems 3.1–3.2, Corollaries 3.1–3.3, Lemma 2.2) on quadratics."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -23,17 +25,22 @@ from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 
 CLASSES = ("bilevel", "minimax", "compositional", "single level")
+SUMMED = "bilevel, summed series"  # the same problem and N, without the random choice of N'
 DIM, CLIENTS, SAMPLES = 4, 5, 64
 SCALE = 0.02  # of the upper loss: the theory's steps, which are not scale-free, are then of a useful size
-LOCAL_STEPS = np.array([1, 2, 3, 4, 5])  # τ_i
-ROOTS = (16, 28, 50, 90, 160)  # √K
-QUICK_ROOTS = (16, 28)
-LOWER_ROUNDS = 8  # T of bilevel and minimax
-TERMS = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # N
-RANDOM_TERMS = (1, 2, 4, 8, 12)
-QUICK_TERMS, QUICK_RANDOM_TERMS = (2, 4, 8), (2,)
-DRAWS, QUICK_DRAWS = 20_000, 2_000  # of the random hypergradient, a seed
-STILL = 1e-9  # the step of the runs that only draw hypergradients: x moves too little to matter
+MINIMAX_SCALE = 0.1  # of the only loss: less would need a lower step above 1, which Lemma C.3 forbids
+NOISE = 2.0  # standard deviation of a sample's vectors, which are of about unit length
+LOCAL_STEPS = np.array([1, 1, 2, 2, 3])  # τ_i
+ROOTS = (18, 32, 56, 100, 180)  # √K
+QUICK_ROOTS = (10, 20)
+QUICK_EVERY, QUICK_N = 5, 7  # the same at every K: one program for all
+LOWER_ROUNDS = 5  # T of bilevel and minimax
+TERMS = (2, 3, 4, 6, 8, 12, 16, 24)  # N
+RANDOM_TERMS = (2, 4, 8, 16)
+QUICK_TERMS, QUICK_RANDOM_TERMS = (2, 4), (2, 4)
+DRAWS, QUICK_DRAWS, PARTS = 20_000, 2_000, 50  # of the random hypergradient, a seed; and the parts that they come in
+TOLERANCE = 0.02  # of a slope, for the smallest K, where the start's share, 1 − exp(−2αλK), is not yet 1
+STILL = 1e-10  # the step of the runs that only draw hypergradients: x moves too little to matter
 SPREAD = 4.0  # κ of the lower Hessian in the runs about the bias
 
 Rows = list[dict[str, np.ndarray]]
@@ -50,14 +57,15 @@ def rates_task(seed: int, problem: str, noise: float) -> Task:
 @functools.cache
 def _problem(name: str, noise: float) -> Task:
     make = {"bilevel": _bilevel, "minimax": _minimax, "compositional": _compositional, "single level": _single_level}
-    return make[name](np.random.default_rng(CLASSES.index(name)), noise)
+    with jax.enable_x64(True):
+        return make[name](np.random.default_rng(CLASSES.index(name)), noise)
 
 
 def _bilevel(rng: np.random.Generator, noise: float) -> Task:
     """g_i = ½yᵀA_i y − yᵀ(B_i x + b), f_i = SCALE·(½‖y − c‖² + ½‖x − d‖²)."""
     still = SCALE * np.eye(DIM)
     lower: Rows = [
-        {"A": _alike(_definite(rng, 1.0, 1.5)), "B": _alike(0.4 * _turn(rng)), "b": _noisy(rng, noise)}
+        {"A": _alike(_definite(rng, 1.0, 1.25)), "B": _alike(0.35 * _turn(rng)), "b": _noisy(rng, noise)}
         for _ in range(CLIENTS)
     ]
     upper: Rows = [
@@ -73,9 +81,9 @@ def _bilevel(rng: np.random.Generator, noise: float) -> Task:
 
 
 def _minimax_objective(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-    """SCALE·(½‖x − d‖² − ½yᵀAy + yᵀ(Bx + b)), the mean over the batch."""
+    """½‖x − d‖² − ½yᵀAy + yᵀ(Bx + b), scaled, the mean over the batch."""
     a, b, shift, d = (jnp.mean(batch[name], axis=0) for name in ("A", "B", "b", "d"))
-    return SCALE * (0.5 * x @ x - d @ x - 0.5 * y @ a @ y + y @ (b @ x + shift))
+    return MINIMAX_SCALE * (0.5 * x @ x - d @ x - 0.5 * y @ a @ y + y @ (b @ x + shift))
 
 
 MINIMAX = Minimax(_minimax_objective)
@@ -84,13 +92,13 @@ MINIMAX = Minimax(_minimax_objective)
 def _minimax(rng: np.random.Generator, noise: float) -> Task:
     rows: Rows = [
         {
-            "A": _alike(_definite(rng, 1.0, 1.5)), "B": _alike(0.4 * _turn(rng)),
+            "A": _alike(_definite(rng, 1.0, 1.25)), "B": _alike(0.35 * _turn(rng)),
             "b": _noisy(rng, noise), "d": _noisy(rng, noise),
         }
         for _ in range(CLIENTS)
     ]  # fmt: skip
     a, b, shift, d = (_mean(rows, name) for name in ("A", "B", "b", "d"))
-    gradient = lambda x: SCALE * (x - d + b.T @ np.linalg.solve(a, b @ x + shift))
+    gradient = lambda x: MINIMAX_SCALE * (x - d + b.T @ np.linalg.solve(a, b @ x + shift))
     return _task(MINIMAX, Clients(upper=rows, replace=True), (np.ones(DIM), np.ones(DIM)), gradient)
 
 
@@ -108,8 +116,8 @@ COMPOSITIONAL = Compositional(_inner, _outer)
 
 
 def _compositional(rng: np.random.Generator, noise: float) -> Task:
-    lower: Rows = [{"R": _alike(_definite(rng, 0.9, 1.1)), "s": _noisy(rng, noise)} for _ in range(CLIENTS)]
-    upper: Rows = [{"c": _noisy(rng, 1.0)} for _ in range(CLIENTS)]  # D̃_f, and so the steps, depend on this noise
+    lower: Rows = [{"R": _alike(_definite(rng, 0.9, 1.0)), "s": _noisy(rng, noise)} for _ in range(CLIENTS)]
+    upper: Rows = [{"c": _noisy(rng, 0.3)} for _ in range(CLIENTS)]  # D̃_f, and so the steps, depend on this noise
     r, s, c = _mean(lower, "R"), _mean(lower, "s"), _mean(upper, "c")
     gradient = lambda x: SCALE * r.T @ (r @ x + s - c)
     return _task(COMPOSITIONAL, Clients(lower, upper, replace=True), (np.ones(DIM), np.ones(DIM)), gradient)
@@ -174,7 +182,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def _constants(name: str, noise: float) -> Any:
-    """The problem's constants; gradients are bounded on a ball of radius 5 around the origin."""
+    """The problem's constants; gradients are bounded on a ball of radius 4 around the origin."""
     task = _problem(name, noise)
     if name == "bilevel":
         return theory.quadratic_constants(task)
@@ -185,31 +193,38 @@ def _constants(name: str, noise: float) -> Any:
         curvature = []
         for c in own:
             a, b = c["upper"][0]["A"][0], c["upper"][0]["B"][0]
-            curvature.append((SCALE * np.linalg.eigvalsh(a)[0], SCALE * _norm(np.block([[np.eye(DIM), b.T], [b, -a]]))))
+            curvature.append((float(np.linalg.eigvalsh(a)[0]), _norm(np.block([[np.eye(DIM), b.T], [b, -a]]))))
         mu, smooth = min(m for m, _ in curvature), max(s for _, s in curvature)
-        return theory.MinimaxConstants(mu_f=float(mu), l_f0=6 * smooth, l_f1=smooth, sigma_f=2 * SCALE * noise)
+        return theory.MinimaxConstants(
+            mu_f=MINIMAX_SCALE * mu,
+            l_f0=MINIMAX_SCALE * 5 * smooth,
+            l_f1=MINIMAX_SCALE * smooth,
+            sigma_f=MINIMAX_SCALE * noise * math.sqrt(2 * DIM),
+        )
     return theory.CompositionalConstants(
-        l_f0=6 * SCALE,
+        l_f0=3 * SCALE,
         l_f1=SCALE,
         l_r0=max(_norm(c["lower"][0]["R"][0]) for c in own),
-        sigma_f=SCALE * math.sqrt(DIM),
+        sigma_f=SCALE * 0.3 * math.sqrt(DIM),
         sigma_r0=noise * math.sqrt(DIM),
     )
 
 
-def _method(name: str, noise: float, rounds: int, first: int) -> Algorithm:
+def _method(name: str, noise: float, rounds: int, first: int, **given: Any) -> Algorithm:
     """The theorem's method for K rounds; ᾱ is such that α is at its cap for the smallest K, `first`."""
-    constants = _constants(name, noise)
+    constants = _constants(_class(name), noise)
     others: dict[str, Any] = {"batch_size": 1}
+    if name in ("bilevel", SUMMED):
+        others |= {"resample": False, **given}  # every cohort is the whole federation
     if name == "single level":  # its cap is far above the others'
         cap = theory.fedsvrg(constants, 1, alpha_bar=math.inf).step / 8
-        return theory.fedsvrg(
-            constants, rounds, alpha_bar=cap * math.sqrt(first), local_steps=LOCAL_STEPS, **others
-        )
+        return theory.fedsvrg(constants, rounds, alpha_bar=cap * math.sqrt(first), local_steps=LOCAL_STEPS, **others)
     t = None if name == "compositional" else LOWER_ROUNDS
     bar = theory.steps(constants, rounds, t).cap * math.sqrt(first)
-    both = {"lower_local_steps": LOCAL_STEPS, "upper_local_steps": LOCAL_STEPS}
-    return theory.fednest(constants, rounds, t, alpha_bar=bar, **both, **others)
+    others |= {"lower_local_steps": LOCAL_STEPS, "upper_local_steps": LOCAL_STEPS}
+    if name == SUMMED:
+        others["neumann"] = "sum"
+    return theory.fednest(constants, rounds, t, alpha_bar=bar, **others)
 
 
 # The bias of the hypergradient. One round of FedNest with one outer step is x ← x − α·h, so h is read off the move.
@@ -219,6 +234,7 @@ def bias_task(seed: int, terms: int, step: float, rounds: int) -> Task:
     """At (x, y*(x)) of a bilevel quadratic: how far the mean of `rounds` hypergradients with N = terms is off.
 
     `bias` is its component along the closed form's, whose length is `closed_form`; `off` is what else there is of it.
+    All three are right at the end of the run. `closed_variance` is that of the component of one random hypergradient.
     """
     task = _bias_problem()
     closed = solution(task)
@@ -227,12 +243,16 @@ def bias_task(seed: int, terms: int, step: float, rounds: int) -> Task:
     left = np.linalg.matrix_power(np.eye(len(y0)) - hessian, terms) @ np.linalg.solve(closed.A, f_y)
     expected = -closed.B.T @ left
     length = float(np.linalg.norm(expected))
+    power = lambda n: np.linalg.matrix_power(np.eye(len(y0)) - hessian, n)
+    draws = [terms / _bias_constants().l_g1 * float(expected @ closed.B.T @ power(n) @ f_y) for n in range(terms)]
+    variance = float(np.var(draws)) / length**2
 
     def evaluate(x: Any, y: Any) -> dict[str, float]:
         error = (x0 - np.asarray(x, float)) / (step * rounds) - closed.hypergradient(x0, y0)
         along = float(error @ expected) / length
         return {
-            "bias": along, "closed_form": length, "off": float(np.linalg.norm(error - along * expected / length)),
+            "bias": along, "closed_form": length, "closed_variance": variance,
+            "off": float(np.linalg.norm(error - along * expected / length)),
             "bound": _bound(terms, float(np.linalg.norm(f_y))), "printed_bound": _bound(terms, _bias_constants().l_f1),
         }  # fmt: skip
 
@@ -248,7 +268,11 @@ def _bound(terms: int, factor: float) -> float:
 @functools.cache
 def _bias_problem() -> Task:
     """A bilevel quadratic with one sample a client, started at (x, y*(x))."""
-    rng = np.random.default_rng(10)
+    with jax.enable_x64(True):
+        return _biased(np.random.default_rng(10))
+
+
+def _biased(rng: np.random.Generator) -> Task:
     one = lambda value: value[None]
     lower = [
         {
@@ -289,35 +313,272 @@ def _bias_config(neumann: Any, terms: int, rounds: int, seeds: tuple[int, ...]) 
             hessian_step=1 / _bias_constants().l_g1,
         ),
         rounds=rounds,
-        every=rounds,
+        every=max(1, rounds // PARTS),
         seeds=seeds,
         float64=True,
     )
 
 
-NOISE = {"bilevel": 2.0, "minimax": 2.0, "compositional": 2.0, "single level": 2.0}
-
-
 def rates_runs(quick: bool) -> list[Config]:
     """Each class at each K, with its own step; then the hypergradient at each N."""
     roots, seeds = (QUICK_ROOTS, (0, 1)) if quick else (ROOTS, (0, 1, 2, 3, 4))
+    given: dict[str, Any] = {"neumann_terms": QUICK_N} if quick else {}
     configs = [
         Config(
             name=f"{name}, K = {root**2}",
             labels={"part": "rate", "problem": name, "K": root**2},
             task=rates_task,
-            settings={"problem": name, "noise": NOISE[name]},
-            algorithm=_method(name, NOISE[name], root**2, roots[0] ** 2),
+            settings={"problem": _class(name), "noise": NOISE},
+            algorithm=_method(name, NOISE, root**2, roots[0] ** 2, **given),
             rounds=root**2,
-            every=root // 2,
+            every=QUICK_EVERY
+            if quick
+            else root // 2,  # as many as √K: the start of a run, which is about √K long, is seen equally well
             seeds=seeds,
             float64=True,
         )
-        for name in CLASSES
+        for name in (*CLASSES, SUMMED)
         for root in roots
     ]
-    terms, random, draws = (
-        (QUICK_TERMS, QUICK_RANDOM_TERMS, QUICK_DRAWS) if quick else (TERMS, RANDOM_TERMS, DRAWS)
-    )
-    configs += [_bias_config("sum", n, 1, (0,)) for n in terms if n > 1]
+    terms, random, draws = (QUICK_TERMS, QUICK_RANDOM_TERMS, QUICK_DRAWS) if quick else (TERMS, RANDOM_TERMS, DRAWS)
+    configs += [_bias_config("sum", n, 1, (0,)) for n in terms]
     return configs + [_bias_config("random", n, draws, seeds) for n in random]
+
+
+def _class(name: str) -> str:
+    return "bilevel" if name == SUMMED else name
+
+
+# What the claims measure.
+
+
+def means(results: pd.DataFrame, problem: str) -> pd.DataFrame:
+    """(1/K) Σ ‖∇Φ(x^k)‖² by the trapezoid rule: a row for each seed, a column for each K."""
+    own = results[(results["part"] == "rate") & (results["problem"] == problem)]
+    area = lambda run: np.trapezoid(run["gradient"], run["round"]) / run["round"].max()
+    return own.groupby(["seed", "K"])[["round", "gradient"]].apply(area).unstack("K")
+
+
+def slope(table: pd.DataFrame) -> tuple[float, float]:
+    """The slope of the logarithms, fitted for each seed: its mean and standard error."""
+    k = np.log(table.columns.to_numpy(float))
+    each = np.array([np.polyfit(k, np.log(row), 1)[0] for row in table.to_numpy(float)])
+    return float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each)))
+
+
+def _no_flatter(results: pd.DataFrame, problem: str) -> Finding:
+    table = means(results, problem)
+    fitted, error = slope(table)
+    holds = fitted <= -0.5 + max(2 * error, TOLERANCE)
+    k = table.columns.to_numpy(float)
+    middle = table.mean().to_numpy()
+    figures: dict[str, float | list[float]] = {
+        "slope": fitted,
+        "standard error": error,
+        "slope from each K to the next": (np.diff(np.log(middle)) / np.diff(np.log(k))).tolist(),
+        f"mean ‖∇Φ‖² at K = {', '.join(f'{each:.0f}' for each in k)}": middle.tolist(),
+    }
+    return Finding(bool(holds), figures)
+
+
+def bilevel_rate(results: pd.DataFrame) -> Finding:
+    """The slope is no flatter than −1/2, within two standard errors or TOLERANCE."""
+    finding = _no_flatter(results, "bilevel")
+    why = (
+        "N grows with log K, as Corollary 3.1 asks, and with N the variance of the random hypergradient (see our "
+        "claim): (18), whose σ̃_f does not depend on N, misses a factor log K. Compare the summed series."
+    )
+    return Finding(finding.holds, finding.figures, "" if finding.holds else why)
+
+
+def minimax_rate(results: pd.DataFrame) -> Finding:
+    """Likewise."""
+    return _no_flatter(results, "minimax")
+
+
+def compositional_rate(results: pd.DataFrame) -> Finding:
+    """Likewise."""
+    return _no_flatter(results, "compositional")
+
+
+def single_level_rate(results: pd.DataFrame) -> Finding:
+    """Likewise."""
+    return _no_flatter(results, "single level")
+
+
+def summed_rate(results: pd.DataFrame) -> Finding:
+    """Likewise."""
+    return _no_flatter(results, SUMMED)
+
+
+def _biases(results: pd.DataFrame, neumann: str) -> pd.DataFrame:
+    """At the end of the runs: by N, the mean over the seeds and its standard error."""
+    own = results[(results["part"] == "bias") & (results["neumann"] == neumann)]
+    groups = own[own["round"] == own["round"].max()].groupby("N")
+    table = groups[["bias", "off", "closed_form", "bound", "printed_bound", "kappa"]].mean()
+    return table.assign(error=groups["bias"].sem())
+
+
+def bias_is_geometric(results: pd.DataFrame) -> Finding:
+    """From each N to the next the summed series' bias falls by (κ − 1)/κ or more a term."""
+    table = _biases(results, "sum")
+    terms, rate = table.index.to_numpy(float), 1 - 1 / float(table["kappa"].iloc[0])
+    each = (table["bias"].to_numpy()[1:] / table["bias"].to_numpy()[:-1]) ** (1 / np.diff(terms))
+    holds = bool((each <= rate * (1 + 1e-6)).all() and (table["bias"] > 0).all())
+    name = ", ".join(f"{a:.0f}–{b:.0f}" for a, b in itertools.pairwise(terms))
+    return Finding(holds, {"(κ − 1)/κ": rate, f"factor a term at N = {name}": each.tolist()})
+
+
+def bias_is_the_closed_form(results: pd.DataFrame) -> Finding:
+    """The measured bias of the summed series is −Bᵀ(I − A/ℓ)^N A⁻¹∇_y f."""
+    table = _biases(results, "sum")
+    relative = np.hypot(table["bias"] - table["closed_form"], table["off"]) / table["closed_form"]
+    return Finding(bool(relative.max() < 1e-6), {"largest relative difference": float(relative.max())})
+
+
+def random_has_that_bias(results: pd.DataFrame) -> Finding:
+    """The mean of the random hypergradients is off by the closed form, within four standard errors."""
+    table = _biases(results, "random")
+    away = (table["bias"] - table["closed_form"]) / table["error"]
+    figures: dict[str, float | list[float]] = {
+        f"measured at N = {', '.join(f'{n:.0f}' for n in table.index)}": table["bias"].tolist(),
+        "standard error": table["error"].tolist(),
+        "closed form": table["closed_form"].tolist(),
+    }
+    return Finding(bool((away.abs() < 4).all()), figures)
+
+
+def variance_grows(results: pd.DataFrame) -> Finding:
+    """The variance of one random hypergradient is the closed form's, within a third, and grows with N."""
+    own = results[(results["neumann"] == "random")]
+    terms, found, closed = sorted(own["N"].unique()), [], []
+    for n in terms:
+        parts = []
+        for _, run in own[own["N"] == n].groupby("seed"):
+            share = np.diff(run["round"]) / run["round"].max()
+            parts += [(np.diff(run["bias"]) / share, np.diff(run["round"]))]
+        values, lengths = (np.concatenate(part) for part in zip(*parts, strict=True))
+        found.append(float(np.var(values, ddof=1) * lengths.mean()))
+        closed.append(float(own[own["N"] == n]["closed_variance"].iloc[0]))
+    near = all(abs(a / b - 1) < 1 / 3 for a, b in zip(found, closed, strict=True))
+    figures: dict[str, float | list[float]] = {
+        f"variance at N = {', '.join(f'{n:.0f}' for n in terms)}": found,
+        "closed form": closed,
+        "as a power of N": float(np.polyfit(np.log(terms), np.log(found), 1)[0]),
+    }
+    note = (
+        "The mean of (N/ℓ)²(1 − λ/ℓ)^{2N'} over N' < N is about N/(λ(2ℓ − λ)). The second line of (10) bounds the "
+        "first moment only, and the σ̃_f of (18) has no N; with N = O(κ_g log K) the rate is "
+        "short of a factor log K."
+    )
+    return Finding(near and bool((np.diff(found) > 0).all()), figures, note)
+
+
+def bias_is_bounded(results: pd.DataFrame) -> Finding:
+    """The bias stays below b as printed in (11)."""
+    table = _biases(results, "sum")
+    over, right = (float((table["bias"] / table[name]).max()) for name in ("printed_bound", "bound"))
+    note = (
+        "(11) has ℓ_{f,1}, the Lipschitz constant of ∇f_i; what its proof bounds is ∇_y f_i itself, by ℓ_{f,0}. With "
+        "‖∇_y f‖ in its place the bound holds."
+    )
+    figures: dict[str, float | list[float]] = {"largest bias/b, as printed": over, "with ‖∇_y f‖ for ℓ_{f,1}": right}
+    return Finding(over <= 1, figures, "" if over <= 1 else note)
+
+
+# The picture.
+
+
+def rates_picture(results: pd.DataFrame) -> Figure:
+    """Left: mean ‖∇Φ‖² against K, over its value at the smallest K. Right: the hypergradient's bias against N."""
+    fig, axes = report.figure(1, 2, width=11.0, height=4.4)
+    left, right = axes[0]
+    looks = dict(
+        zip(
+            (*CLASSES, SUMMED),
+            (
+                {"color": report.BLUE, "marker": "o"}, {"color": report.VERMILION, "marker": "s"},
+                {"color": report.GREEN, "marker": "^"}, {"color": report.PURPLE, "marker": "D"},
+                {"color": report.SKY, "marker": "v"},
+            ),
+            strict=True,
+        )
+    )  # fmt: skip
+    for name, look in looks.items():
+        table = means(results, name)
+        table = table / table.iloc[:, 0].mean()
+        fitted, error = slope(table)
+        k, middle = table.columns.to_numpy(float), table.mean().to_numpy()
+        dashed = {"linestyle": "--"} if name == SUMMED else {}
+        spread = table.sem().to_numpy() * 2
+        text = f"{name}: {fitted:.3f} ± {2 * error:.3f}".replace("-", "−")
+        left.errorbar(k, middle, yerr=spread, label=text, capsize=3, linewidth=1.6, markersize=5, **look, **dashed)
+    left.plot(k, np.sqrt(k[0] / k), color=report.GREY, linestyle=":", linewidth=2, label="slope −1/2")
+    left.set_xscale("log")
+    left.set_yscale("log")
+    report.label(left, "rounds K, each its own run", "mean ‖∇Φ‖², over that at the smallest K", "Rate in K")
+    report.legend(left, title="fitted slope, ± two standard errors", title_fontsize=9)
+
+    summed, drawn = _biases(results, "sum"), _biases(results, "random")
+    right.plot(summed.index, summed["bias"], label="summed series", color=report.SKY, marker="v", linestyle="--")
+    both = {"color": report.BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
+    right.errorbar(drawn.index, drawn["bias"], yerr=2 * drawn["error"], label="random, mean of many draws", **both)
+    bound = {"color": report.GREY, "linestyle": ":", "linewidth": 2}
+    right.plot(summed.index, summed["bound"], label="κ‖∇_y f‖((κ − 1)/κ)ᴺ", **bound)
+    right.set_yscale("log")
+    report.label(right, "N", "bias of the hypergradient", f"Bias in N, κ = {summed['kappa'].iloc[0]:.2f}")
+    report.legend(right)
+    return fig
+
+
+rates = Experiment(
+    name="fednest-rates",
+    title="the rate of FedNest in K and the bias of its hypergradient in N, on quadratics",
+    paper=f"{PAPER}, ICML 2022, Theorems 3.1 and 3.2, Corollaries 3.1–3.3, Lemma 2.2. The paper has no such run.",
+    setup=(
+        f"Quadratics in {DIM} dimensions at either level, {CLIENTS} clients, all of them in every round, with Hessians "
+        f"of their own and τ_i = {', '.join(map(str, LOCAL_STEPS))} local steps; {SAMPLES} samples a client, which "
+        f"differ in their vectors (standard deviation {NOISE:g} a coordinate; the vectors themselves are of unit "
+        "length), drawn one by one with replacement in every step and anchor. One problem a class; seeds are of the "
+        "runs. The steps are "
+        "`rk.theory`'s: α = min{ᾱ1, ᾱ2, ᾱ3, ᾱ/√K}, β = β̄α/T, α_i = α/τ_i, β_i = β/τ_i, N = ⌈κ_g log K⌉; ᾱ, which is "
+        "free, is such that α is at its cap for the smallest K (an eighth of the cap at the single level), and falls "
+        f"as 1/√K from there. T = {LOWER_ROUNDS} (bilevel, minimax), 1 (compositional). The upper losses are scaled by "
+        f"{SCALE:g} ({MINIMAX_SCALE:g}, minimax): the theory's constants are not scale-free, and for a loss of unit "
+        "size ᾱ3 would be the least of the four up to K of some 10⁵. Each K is a run of its own. The mean of "
+        "‖∇Φ‖² over its rounds is from the closed form, every √K/2 rounds, by the trapezoid rule; a line is fitted to "
+        "the logarithms for each seed. *No flatter* means: the mean slope is at most −1/2 plus two "
+        f"standard errors, or plus {TOLERANCE:g} if that is more: at the smallest K the start has not quite died away "
+        "(a factor 1 − exp(−2αλK)), which flattens the line by up to .01; the slopes from each K to the next show "
+        "it.\n\n"
+        "Bias: a bilevel quadratic without noise, at (x, y*(x)); the summed series from one round, the random one as "
+        f"the mean over {DRAWS} rounds a seed whose steps of {STILL:g} leave x where it is. N counts terms, as in "
+        "Lemma 2.2; the summed series has N, too."
+    ),
+    runs=rates_runs,
+    picture=rates_picture,
+    claims=(
+        Claim("Bilevel: mean ‖∇Φ‖² falls no flatter than K^(−1/2).", "Thm 3.1, Cor. 3.1", bilevel_rate),
+        Claim("Minimax: mean ‖∇Φ‖² falls no flatter than K^(−1/2).", "Thm 3.1, Cor. 3.2", minimax_rate),
+        Claim("Compositional: mean ‖∇Φ‖² falls no flatter than K^(−1/2).", "Cor. 3.3", compositional_rate),
+        Claim("Single level: mean ‖∇f‖² falls no flatter than K^(−1/2).", "Thm 3.2", single_level_rate),
+        Claim("The hypergradient's bias is geometric in N, no slower than (κ − 1)/κ.", "Lemma 2.2", bias_is_geometric),
+        Claim("The mean of the random hypergradient has this bias.", "Lemma 2.2, (16)", random_has_that_bias),
+        Claim("The bias is at most κ_g ℓ_{f,1}((κ_g − 1)/κ_g)^N.", "(11)", bias_is_bounded),
+        Claim("The bias is the closed form, to rounding.", "ours", bias_is_the_closed_form, ours=True),
+        Claim(
+            "The variance of the random hypergradient grows with N.",
+            "ours; (10), (17f), (18)",
+            variance_grows,
+            ours=True,
+        ),
+        Claim("Bilevel with the summed series: no flatter than K^(−1/2).", "ours", summed_rate, ours=True),
+    ),
+    differences=(
+        "The paper has no experiment of this kind: problems, sizes and seeds are ours.",
+        "The theorem's ᾱ, T and N are orders of magnitude; ours are named above.",
+        "Read otherwise than printed: see `rookery.theory`.",
+    ),
+)
+
+EXPERIMENTS = (rates,)

@@ -30,7 +30,7 @@ def solve(
     "random": terms·step·(I − step·H)^{N'} b with N' uniform in 0..terms−1: in the mean, the series with `terms` terms.
     "cg": `terms` iterations of conjugate gradients. Every product then uses the same minibatch, for one fixed system.
 
-    `guard` is for a step that is an estimate. I − step·H lengthens no vector as long as step·H ≤ 2: where one grows, the
+    `guard` is for an estimated step. I − step·H lengthens no vector as long as step·H ≤ 2; where one grows, the
     step was too large for that minibatch, and the vector is cut back to its length before.
     """
 
@@ -38,7 +38,8 @@ def solve(
         after = tree.step(p, step, product(p, n))
         if not guard:
             return after
-        return tree.scale(jnp.minimum(1, tree.norm(p) / jnp.maximum(tree.norm(after), 1e-30)), after)
+        length, grown = tree.norm(p), tree.norm(after)
+        return tree.scale(jnp.where(grown > length, length / jnp.where(grown > length, grown, 1), 1), after)
 
     if method == "sum":
         return _neumann_sum(loop, contract, tree.scale(step, b), terms)

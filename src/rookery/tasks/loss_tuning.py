@@ -1,6 +1,7 @@
 """Loss tuning: the upper level learns the parameters of a training loss, so that rare classes are learnt as well."""
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,7 +98,7 @@ SETTINGS = {
         ratio=0.05,
         rounds=200,
         defaults={
-            "upper_step": 1.0,
+            "upper_step": 0.1,
             "lower_step": 0.1,
             "lower_local_steps": Epochs(5),
             "neumann_terms": 5,
@@ -129,6 +130,7 @@ def loss_tuning(
     penalty: float = 0.0,
     seed: int = 0,
     data: str = "digits",
+    equal: bool = False,
     data_dir: str | Path | None = None,
 ) -> Task:
     """A loss function learnt for long-tailed handwritten digits: VS-loss parameters upper, an MLP lower.
@@ -140,17 +142,19 @@ def loss_tuning(
         penalty: of the lower level, penalty/2·‖y‖².
         seed: of the choice of samples, of the split and of the start.
         data: "digits", scikit-learn's bundled ones, class k of them 120·0.05^{k/9} times, with an MLP 64-32-16-10; or
-            "mnist" at the sizes of Section 4.2 of the FedNest paper: class k min(its size, 6000·0.01^{k/9}) times, 14,814
-            images in all, with an MLP 784-200-100-10.
+            "mnist" at the sizes of Section 4.2 of the FedNest paper: class k min(its size, 6000·0.01^{k/9}) times,
+            14,814 images in all, with an MLP 784-200-100-10.
+        equal: leave out a few samples so that all clients have as many as the smallest.
         data_dir: where the MNIST files are; see `rookery.data.load`.
 
-    The upper loss is a mean over batches like every other: a validation sample of class k has the weight n/(K·n_k), where
-    n_k of the n samples of the whole long-tailed set (of all clients, both levels) are in class k. The mean over all
-    validation samples is then the mean over the classes of their mean losses, up to the chance of the 80/20 split. A
-    client needs to know the n_k for it. There is no direct gradient: the upper loss does not depend on x.
+    The upper loss is a mean over batches like every other: a validation sample of class k has the weight n/(K·n_k),
+    where n_k of the n samples of the whole long-tailed set (of all clients, both levels) are in class k. The mean over
+    all validation samples is then the mean over the classes of their mean losses, up to the chance of the 80/20 split.
+    A client needs to know the n_k for it. There is no direct gradient: the upper loss does not depend on x.
 
-    `Task.evaluate` gives, on test images that no client has, the class-balanced `accuracy` (the mean of the classes' own)
-    and `loss`, and the accuracy on the three rarest classes, `tail_accuracy`. `Task.single_level` is the same training
+    `Task.evaluate` gives, on test images that no client has, the class-balanced `accuracy` (the mean of the classes'
+    own) and `loss`, and that of the three rarest classes, `tail_accuracy`; and `validation_loss`, the upper level's
+    own, on all validation samples. `Task.single_level` is the same training
     without tuning: plain cross-entropy on the training samples, the lower level with x at its start.
     """
     if data not in SETTINGS:
@@ -165,8 +169,10 @@ def loss_tuning(
     rng = np.random.default_rng([seed, 1])
     lower: list[Any] = []
     upper: list[Any] = []
-    for part in PARTITIONS[partition](labels, clients, seed):
-        mixed = rng.permutation(part)
+    parts = PARTITIONS[partition](labels, clients, seed)
+    most = min(map(len, parts)) if equal else None
+    for part in parts:
+        mixed = rng.permutation(part)[:most]
         cut = min(max(round(0.8 * len(mixed)), 1), len(mixed) - 1)
         lower.append({"image": images[mixed[:cut]], "label": labels[mixed[:cut]]})
         own = mixed[cut:]
@@ -174,7 +180,8 @@ def loss_tuning(
     x = {"weight": np.zeros(10, np.float32), "additive": np.zeros(10, np.float32)}
     x["multiplicative"] = np.ones(10, np.float32)
     y = network(jax.random.key(seed), (images.shape[1], *settings.widths, 10))
-    evaluate = balanced_metrics(test_images, test_labels)
+    validation = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *upper)
+    evaluate = balanced_metrics(test_images, test_labels, validation)
     common: dict[str, Any] = {
         "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
     }  # fmt: skip
@@ -203,27 +210,28 @@ def loss_tuning(
 def network(key: Array, widths: tuple[int, ...]) -> tuple[Any, ...]:
     """Linear layers of these widths, initialised as PyTorch's are: U(−1/√fan-in, 1/√fan-in)."""
     layers = []
-    for fan_in, out in zip(widths[:-1], widths[1:], strict=True):
+    for fan_in, out in pairwise(widths):
         key, kw, kb = jax.random.split(key, 3)
         draw = lambda k, shape, bound=fan_in**-0.5: jax.random.uniform(k, shape, minval=-bound, maxval=bound)
         layers.append({"w": draw(kw, (fan_in, out)), "b": draw(kb, (out,))})
     return tuple(layers)
 
 
-def balanced_metrics(images: np.ndarray, labels: np.ndarray) -> Any:
+def balanced_metrics(images: np.ndarray, labels: np.ndarray, validation: Any) -> Any:
     """evaluate(x, y) on these images: every class counts the same, however many there are of it."""
     counts = np.bincount(labels)
-    batch = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
     balance = jnp.asarray((len(labels) / (len(counts) * counts))[labels], jnp.float32)
-    return lambda x, y: _metrics(y, {**batch, "balance": balance})
+    test = {"image": jnp.asarray(images), "label": jnp.asarray(labels), "balance": balance}
+    return lambda x, y: _metrics(y, test, validation)
 
 
 @jax.jit
-def _metrics(y: Any, batch: Any) -> dict[str, Array]:
-    right = jnp.argmax(scores(y, batch["image"]), axis=1) == batch["label"]
-    tail = batch["label"] >= 7
+def _metrics(y: Any, test: Any, validation: Any) -> dict[str, Array]:
+    right = jnp.argmax(scores(y, test["image"]), axis=1) == test["label"]
+    tail = test["label"] >= 7
     return {
-        "accuracy": jnp.mean(batch["balance"] * right),
-        "loss": balanced_loss(None, y, batch),
-        "tail_accuracy": jnp.sum(batch["balance"] * right, where=tail) / jnp.sum(batch["balance"], where=tail),
+        "accuracy": jnp.mean(test["balance"] * right),
+        "loss": balanced_loss(None, y, test),
+        "tail_accuracy": jnp.sum(test["balance"] * right, where=tail) / jnp.sum(test["balance"], where=tail),
+        "validation_loss": balanced_loss(None, y, validation),
     }

@@ -1,0 +1,123 @@
+"""The FedNest paper's experiments on MNIST, scaled down to the bundled digits, end to end."""
+
+import dataclasses
+import json
+
+import pandas as pd
+import pytest
+
+from rookery.experiments import EXPERIMENTS, experiment, reproduce
+from rookery.experiments import fednest_mnist as figures
+
+NAMES = [e.name for e in figures.EXPERIMENTS]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("fednest")
+
+
+@pytest.fixture(scope="module")
+def fig2a(out):
+    return reproduce("fednest-fig2a", out / "fednest-fig2a", quick=True, progress=False)
+
+
+@pytest.fixture(scope="module")
+def fig3a(out):
+    return reproduce("fednest-fig3a", out / "fednest-fig3a", quick=True, progress=False)
+
+
+def test_fig2a(fig2a):
+    results = pd.read_csv(fig2a / "results.csv")
+    assert set(results["method"]) == {"FedNest", "LFedNest"}
+    assert {path.name for path in fig2a.iterdir()} == {
+        "results.csv", "fednest-fig2a.png", "claims.json", "summary.md",
+    }  # fmt: skip
+    last = results[results["round"] == 60].set_index("run")
+    assert last.loc[last["method"] == "FedNest", "accuracy"].min() > 0.8
+    full = results[results["method"] == "FedNest"]
+    assert (full["implicit_share_series_01"] < full["implicit_share_series"]).all()
+    assert len(json.loads((fig2a / "claims.json").read_text())) == len(EXPERIMENTS["fednest-fig2a"].claims)
+
+
+def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
+    computed = []
+    run = experiment._run
+    monkeypatch.setattr(experiment, "_run", lambda config, *rest: computed.append(config.name) or run(config, *rest))
+    runs = [config for config in figures.fig2c_runs(True) if config.labels["tau"] == 1]
+    alone = dataclasses.replace(
+        EXPERIMENTS["fednest-fig2c"], runs=lambda quick: runs, claims=(), picture=figures.fig2b_picture
+    )
+    experiment.run_experiment(alone, out / "fednest-fig2c", quick=True, progress=False)
+    assert computed == []
+    assert (out / "fednest-mnist-runs").is_dir()
+
+
+def test_fig3a(fig3a):
+    results = pd.read_csv(fig3a / "results.csv")
+    assert set(results["method"]) == {"FedNest", "LFedNest", figures.CENTRAL, figures.UNTUNED}
+    last = results[results["round"] == 60].set_index("method")
+    assert last.loc["FedNest", "accuracy"] > 0.7
+    search = pd.read_csv(fig3a / "search.csv")
+    assert set(search["upper_step"]) == set(figures.SEARCHED)
+    assert "## Search" in (fig3a / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_of_one_run_give_it_one_name(name):
+    """A run that two figures share is stored under one path only if they call it the same."""
+    known = {}
+    for other in NAMES:
+        for quick in (False, True):
+            for config in EXPERIMENTS[other].runs(quick):
+                known.setdefault((experiment.fingerprint(config, 0), quick), set()).add(config.name)
+    for quick in (False, True):
+        for config in EXPERIMENTS[name].runs(quick):
+            assert known[experiment.fingerprint(config, 0), quick] == {config.name}
+
+
+def frame(curves):
+    """Results as the claims see them: {(method, split, tau, rate): accuracies by evaluation}."""
+    rows = []
+    for (method, split, tau, rate), values in curves.items():
+        for place, accuracy in enumerate(values):
+            rows.append(
+                {"run": f"{method} {split} {tau} {rate}", "method": method, "split": split, "tau": tau, "rate": rate,
+                 "seed": 0, "round": 10 * place, "exchanges": 100 * place, "accuracy": accuracy}
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_claims_hold_where_they_should_and_fail_where_they_should():
+    good, bad = [0.1] + [0.93] * 20, [0.1] + [0.85] * 20
+    two = {("FedNest", split, 1, 0.01): good for split in figures.SPLITS}
+    low = frame({**two, ("LFedNest", "i.i.d.", 1, 0.01): good, ("LFedNest", "non-i.i.d.", 1, 0.01): bad})
+    assert figures.lfednest_below(low).holds
+    assert figures.iid_alike(low).holds
+    assert figures.reaches_iid(low).holds
+    assert figures.above_ninety(low).holds
+    high = frame({**two, ("LFedNest", "non-i.i.d.", 1, 0.01): good})
+    assert not figures.lfednest_below(high).holds
+    slow = [0.1] * 4 + [0.93] * 17
+    taus = frame({("FedNest", s, tau, 0.01): slow if tau == 1 else good for s in figures.SPLITS for tau in (1, 5)})
+    assert figures.tau_saves_communication(taus).holds
+    assert not figures.tau_improves_accuracy(taus).holds
+
+
+def test_rates_at_which_methods_converge():
+    good, bad = [0.1] + [0.93] * 20, [0.1] + [0.3] * 20
+    limits = {"FedNest": 0.3, "FedNestSGD": 0.1, "LFedNestSVRG": 0.03, "LFedNest": 0.01}
+    rates = (0.3, 0.1, 0.03, 0.01)
+    results = frame(
+        {(m, "non-i.i.d.", 1, rate): good if rate <= limit else bad for m, limit in limits.items() for rate in rates}
+    )
+    for check in (
+        figures.fednest_stands_the_largest,
+        figures.lfednest_needs_the_smallest,
+        figures.communication_stands_larger_rates,
+        figures.svrg_and_fedout_stabilise,
+    ):
+        assert check(results).holds
+    swapped = results.assign(method=results["method"].replace({"FedNest": "LFedNest", "LFedNest": "FedNest"}))
+    swapped["run"] = swapped["method"] + swapped["rate"].astype(str)
+    assert not figures.communication_stands_larger_rates(swapped).holds
