@@ -185,7 +185,7 @@ class _Piece:
 
 
 @cache
-def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...], last: bool) -> _Piece:
+def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...]) -> _Piece:
     """The value for the exchange after `known` others; or, if they were all, the client's memory."""
 
     def run(
@@ -262,8 +262,7 @@ class Site:
         del self._results[header["from"] :]
         for length in header["results"]:
             self._results.append([arrays.pop(0) for _ in range(length)])
-        finish = header["op"] == "finish"
-        piece = _piece(self._setting, header["phase"], len(self._results), tuple(header["counts"]), finish)
+        piece = _piece(self._setting, header["phase"], len(self._results), tuple(header["counts"]))
         value, work = piece.run(
             self._traced,
             self._state,
@@ -276,7 +275,7 @@ class Site:
         )
         new = [(place, w.tolist()) for place, w in zip(piece.maps, work, strict=True) if place not in self._counted]
         self._counted.update(place for place, _ in new)
-        if finish:
+        if header["op"] == "finish":
             self._memory = jax.tree.unflatten(piece.structure, value)
             return wire.encode({"answer": "finished", "work": new}, [])
         return wire.encode({"answer": "value", "work": new}, value)
@@ -407,7 +406,8 @@ class Federation:
             ]
         for site in self._sites:
             site._setting = setting
-        template = Clients(**jax.tree.map(lambda a: a[:1] if hasattr(a, "shape") else a, clients.client_data(0)))
+        shapes = jax.tree.map(lambda a: np.zeros_like(a[:1]) if hasattr(a, "shape") else a, clients.client_data(0))
+        template = Clients(**shapes)  # what a sample looks like; the coordinator has none
         weights = np.asarray(clients.weights)
         send = lambda i, request: self._sites[i].handle(request)
         self._coordinator = Coordinator(setting, split.traced, weights, template, (x, y), seed, send)
