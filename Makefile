@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow bench setup clean
+.PHONY: demo test lint slow bench docs setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -28,6 +28,9 @@ setup: .venv/.installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+docs: setup
+	$(BIN)/python -m rookery.experiments.page docs/reproduction docs/reproduction.md
 
 clean:
 	rm -rf .venv
