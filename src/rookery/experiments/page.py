@@ -17,14 +17,14 @@ Every figure and table is one named experiment, and one command:
     rookery reproduce fednest-fig4                  # at full size
     rookery reproduce fednest-fig4 --quick          # the same code scaled down, to try it
 
-It writes into `runs/NAME` (or `--out DIR`): `results.csv`, every run, seed and evaluation; `NAME.png`, the picture, means and
-bands over the seeds; `claims.json`, what the paper says about it, each statement with the figures measured and whether it
-holds; `summary.md`, all of this on one page, with the set-up and every known difference from the paper. Finished runs are
-stored one by one, so an interrupted reproduction goes on where it was, and only what is missing or has changed is computed
-again.
+It writes into `runs/NAME` (or `--out DIR`): `results.csv`, every run, seed and evaluation; `NAME.png`, the picture,
+means and bands over the seeds; `claims.json`, what the paper says about it, each statement with the figures measured
+and whether it holds; `summary.md`, all of this on one page, with the set-up and every known difference from the
+paper. Finished runs are stored one by one, so an interrupted reproduction goes on where it was, and only what is
+missing or has changed is computed again.
 
-A claim that does not hold is reported so, with the reason where it is known. This page is generated from those files by
-`make docs`.
+A claim that does not hold is reported so, with the reason where it is known. This page is generated from those files
+by `make docs`.
 """
 
 
