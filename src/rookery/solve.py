@@ -149,15 +149,15 @@ def solve(
     else:
         record.evaluate(0, carry.state)
 
-    at_once, limit = 1, min(every, _AT_ONCE, max(rounds, 1))
+    at_once = 1
     stopped = False
     with _bar(progress, algorithm, rounds, done) as bar, _interrupts() as interrupt:
         bar(done, record.rows[-1])
         while done < rounds and not (stopped or interrupt.is_set()):
             to_evaluation = min(every - done % every, rounds - done)
-            count = min(to_evaluation, limit, at_once)
+            count = min(to_evaluation, _AT_ONCE, at_once)
             begin = time.perf_counter()
-            carry, costs = engine.advance(problem, clients, split, cohort, carry, done, count, limit, seed)
+            carry, costs = engine.advance(problem, clients, split, cohort, carry, done, count, _AT_ONCE, seed)
             jax.block_until_ready(carry)
             seconds = time.perf_counter() - begin
             at_once = max(1, min(2 * count, int(_SECONDS_AT_ONCE * count / seconds)))
@@ -167,8 +167,9 @@ def solve(
                 record.evaluate(done, carry.state)
                 if checkpoint is not None:
                     checkpoints.save(checkpoint, identity, done, carry, record.extra(), record.best)
-                so_far = record.run(carry.state, done, interrupted=False)
-                stopped = any([callback(so_far) is True for callback in callbacks])
+                if callbacks:
+                    so_far = record.run(carry.state, done, interrupted=False)
+                    stopped = any([callback(so_far) is True for callback in callbacks])
             bar(done, record.rows[-1])
         if record.rows[-1]["round"] != done:  # Ctrl-C between the last test for it and the next
             record.evaluate(done, carry.state)
