@@ -24,7 +24,8 @@ LAYERS = [
     {"report"},
     {"data"},
     {"tasks"},
-    {"theory", "experiments", "registry", "bench", "demo"},
+    {"theory"},
+    {"experiments", "registry", "bench", "demo"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -19,7 +19,7 @@ START = np.array([1.0, -2.0, 0.5])
 class PlainClient:
     """A client whose loop is Python's."""
 
-    def loop(self, n: int, body: Any, carry: Any) -> Any:
+    def loop(self, n: int, body: Any, carry: Any, before: int = 0) -> Any:
         for i in range(n):
             carry = body(i, carry)
         return carry
