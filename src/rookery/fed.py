@@ -230,7 +230,7 @@ class NonFiniteError(FloatingPointError):
 def check_finite(value: PyTree[Any], where: str) -> None:
     """Raise NonFiniteError if a number in value is not finite."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.all(jnp.isfinite(leaf))):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and not bool(jnp.all(jnp.isfinite(leaf))):
             raise NonFiniteError(f"{where}: {tree.path_name(path)} is not finite")
 
 

@@ -186,7 +186,7 @@ class SimulatedFed:
 
         first = jnp.int32(0), carry, _as_arrays(before.known), _as_arrays(self.has), self.memory
         nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, *first)[1])
-        start = carry, nothing._replace(known=first[2]), first[3], self.memory
+        start = carry, nothing._replace(known=first[2]), *first[3:]
         times = np.int32(n) if isinstance(n, int) else n.astype(jnp.int32)
         carry, now, self.has, self.memory = jax.lax.fori_loop(np.int32(0), times, add, start)
         ledger.amounts = before._replace(known=now.known)

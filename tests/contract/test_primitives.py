@@ -1,0 +1,108 @@
+"""The primitives themselves: an algorithm that uses every one of them, against NumPy and on both engines."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.clients import sample_cohort
+
+VALUES, WEIGHTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([0.1, 0.3, 0.2, 0.15, 0.25])
+PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean(b * x))
+
+
+class State(NamedTuple):
+    x: Any  # the result of the round
+    seen: Any  # what the gather gave
+    y: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class Everything:
+    """mean, sum, gather, a loop of random length, values handed on, memory, and a fresh cohort."""
+
+    step: float = 1.0
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+        fed.map_state(lambda c, k, m: (0.0, m + 100 * c.f_x(1.0, (), c.upper(k))), key)  # no exchange at all
+        return State(x, jnp.zeros(fed.cohort_size if fed.cohort_size < fed.n else 3))
+
+    def memory(self, x: Any, y: Any) -> Any:
+        return jnp.zeros(())
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        k1, k2, k3 = jax.random.split(key, 3)
+        value = fed.map(lambda c, k: c.f_x(1.0, (), c.upper(k)), k1)
+        mean = fed.mean(value, name="mean")
+        total = fed.sum(fed.map(lambda c, k, v: v + mean, k1, value), name="sum")
+        times = jax.random.randint(k2, (), 0, 4)
+        grown = fed.loop(times, lambda i, z: fed.mean(fed.map(lambda c, k: z + 1.0, k1), name="loop"), jnp.zeros(()))
+        remembered = fed.map_state(lambda c, k, m: (m, m + 1), k1)
+        seen = fed.gather(remembered, name="gather")
+        other = fed.resample(k3)
+        fresh = other.mean(other.map(lambda c, k: c.f_x(1.0, (), c.upper(k)), k1), name="fresh")
+        return State(jnp.stack([mean, total, grown, fresh]), seen)
+
+
+def clients() -> rk.Clients:
+    return rk.Clients(upper=[np.array([v]) for v in VALUES], weights=WEIGHTS)
+
+
+def expected(rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same by hand, from the keys and the cohorts alone."""
+    memory = 100 * VALUES
+    for t in range(rounds):
+        choice, noise = jax.random.split(jax.random.fold_in(jax.random.key(seed), t + 1))
+        ids = np.asarray(sample_cohort(choice, 5, 3))
+        _, k2, k3 = jax.random.split(noise, 3)
+        p = WEIGHTS[ids]
+        mean = p @ VALUES[ids] / p.sum()
+        total = 5 / 3 * p @ (VALUES[ids] + mean)
+        grown = int(jax.random.randint(k2, (), 0, 4))
+        seen, memory[ids] = memory[ids].copy(), memory[ids] + 1
+        other = np.asarray(sample_cohort(k3, 5, 3))
+        fresh = WEIGHTS[other] @ VALUES[other] / WEIGHTS[other].sum()
+    return np.array([mean, total, grown, fresh]), seen
+
+
+@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Simulation(block=2), rk.Simulation(debug=True), "lockstep"])
+def test_every_primitive_is_what_it_says(engine: Any) -> None:
+    engine = rk.Federation() if engine == "lockstep" else engine
+    run = rk.solve(PROBLEM, clients(), Everything(), np.zeros(4), rounds=5, cohort=3, seed=11, engine=engine)
+    x, seen = expected(5, 11)
+    np.testing.assert_allclose(run.x, x, rtol=1e-12)
+    np.testing.assert_allclose(run.state.seen, seen, rtol=1e-12)
+    kinds = dict(zip(run.exchanges["name"], run.exchanges["kind"], strict=True))
+    assert kinds["gather"] == "gather"  # said to be not aggregated
+    assert kinds["sum"] == "sum"
+    assert kinds["mean"] == kinds["fresh"] == "mean"
+
+
+def test_the_ledger_adds_up() -> None:
+    """Bytes by hand: float64, three clients; and the same on both engines."""
+    runs = [
+        rk.solve(PROBLEM, clients(), Everything(), np.zeros(4), rounds=6, cohort=3, seed=2, engine=engine)
+        for engine in (rk.Simulation(), rk.Federation())
+    ]
+    assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
+    assert runs[0].exchanges.equals(runs[1].exchanges)
+    history = runs[0].history
+    for t in range(6):
+        _, noise = jax.random.split(jax.random.fold_in(jax.random.key(2), t + 1))
+        times = int(jax.random.randint(jax.random.split(noise, 3)[1], (), 0, 4))
+        row = history.diff().iloc[t + 1]
+        assert row["exchanges"] == 4 + times
+        assert row["bytes_up"] == 3 * 8 * (4 + times)
+        state = 8 * (4 + 3)  # x and seen
+        before_fresh = state + 8 + 8 + 8 * times  # sent to the round's cohort up to the gather
+        gathered = 3 * 8
+        # A fresh cohort is sent all there is; the round's own gets the rest at the end, for its memory.
+        down = before_fresh + (before_fresh + gathered) + (gathered + 8)
+        assert row["bytes_down"] == 3 * down
+    assert history["samples_busiest"].iloc[-1] == history["samples_upper"].iloc[0] / 5 + 6 * 2
