@@ -513,10 +513,10 @@ def svrg_and_fedout_stabilise(results: pd.DataFrame) -> Finding:
     gaps = {f"least lead, {a} over {b}": float((grid[a] - grid[b]).min()) for a, b in pairs}
     holds = min(gaps.values()) >= -0.005
     note = (
-        "Where SVRG fails, it is not by noise: a client with two labels has almost no curvature in the directions of "
-        "the others, so its τ_i steps along the mean gradient q add up, undamped, to one of length τ_i·β, which is "
-        "stable only up to about 2/ℓ of the mean Hessian. Plain SGD stays near the client's own minimum instead. The "
-        "theory has β_i = β/τ_i (`scale_steps`)."
+        "A likely reason why SVRG fails first, which no run here isolates: a client with two labels has almost no "
+        "curvature in the directions of the others, so its τ_i steps along the mean gradient q add up, undamped, to one "
+        "of length τ_i·β, which is stable only up to about 2/ℓ of the mean Hessian. Plain SGD stays near the client's "
+        "own minimum instead. The theory has β_i = β/τ_i (`scale_steps`)."
     )
     return Finding(holds, dict(gaps), "" if holds else note)
 
