@@ -520,8 +520,8 @@ def svrg_and_fedout_stabilise(results: pd.DataFrame) -> Finding:
     note = (
         "A likely reason why SVRG fails first, which no run here isolates: a client with two labels has almost no "
         "curvature in the directions of the others, so its τ_i steps along the mean gradient q add up, undamped, to "
-        "one of length τ_i·β, which is stable only up to about 2/ℓ of the mean Hessian. Plain SGD stays near the client's "
-        "own minimum instead. The theory has β_i = β/τ_i (`scale_steps`)."
+        "one of length τ_i·β, which is stable only up to about 2/ℓ of the mean Hessian. Plain SGD stays near the "
+        "client's own minimum instead. The theory has β_i = β/τ_i (`scale_steps`)."
     )
     return Finding(holds, dict(gaps), "" if holds else note)
 
