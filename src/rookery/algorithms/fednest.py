@@ -64,7 +64,8 @@ class FedNest(_Nest):
     Departures:
         the anchor q_i of Alg. 4 line 4 is the full local gradient unless `anchor_batch` is given (the paper's is
         stochastic; the authors' code is full);
-        clients send ∇²_y g_i·p and the server forms p − p/ℓ (Alg. 3 line 13 does it on the client: the same mean);
+        clients send ∇²_y g_i·p and the server forms p − (1/ℓ)·mean (Alg. 3 line 13 does it on the client: the same);
+        local steps go through a client's samples without replacement, unless `Clients(replace=True)`;
         `neumann="sum"`, the default, is the deterministic series with N + 1 terms; "random" is Alg. 3; "cg" is ours;
         FedIHGP uses the round's cohort unless `resample=True` (Alg. 3 line 10; Lemma 2.2 needs it);
         `hessian_step="auto"`, the default, takes ℓ as twice the estimate of a power iteration: 10 of its steps at the
