@@ -277,6 +277,9 @@ class Fed(Protocol):
     def gather(self, value: PerClient, name: str = "gather") -> Any:
         """One exchange: the replies themselves, stacked; small, and not aggregated."""
 
+    def scatter(self, rows: Any) -> PerClient:
+        """Row j of what the server holds, to the j-th client of the cohort. (Every client is sent all the rows.)"""
+
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """n times carry = body(i, carry), where the body exchanges."""
 

@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Everything:
-    """mean, sum, gather, a loop of random length, values handed on, memory, and a fresh cohort."""
+    """mean, sum, gather, scatter, a loop of random length, values handed on, memory, and a fresh cohort."""
 
     step: float = 1.0
 
@@ -40,13 +40,15 @@ class Everything:
         k1, k2, k3 = jax.random.split(key, 3)
         value = fed.map(lambda c, k: c.f_x(1.0, (), c.upper(k)), k1)
         mean = fed.mean(value, name="mean")
-        total = fed.sum(fed.map(lambda c, k, v: v + mean, k1, value), name="sum")
+        places = fed.scatter(jnp.arange(3.0))
+        total = fed.sum(fed.map(lambda c, k, v, place: v + mean + place, k1, value, places), name="sum")
         times = jax.random.randint(k2, (), 0, 4)
         grown = fed.loop(times, lambda i, z: fed.mean(fed.map(lambda c, k: z + 1.0, k1), name="loop"), jnp.zeros(()))
         remembered = fed.map_state(lambda c, k, m: (m, m + 1), k1)
         seen = fed.gather(remembered, name="gather")
         other = fed.resample(k3)
-        fresh = other.mean(other.map(lambda c, k: c.f_x(1.0, (), c.upper(k)), k1), name="fresh")
+        handed = other.scatter({"row": seen})
+        fresh = other.mean(other.map(lambda c, k, z: z["row"] * c.f_x(1.0, (), c.upper(k)), k1, handed), name="fresh")
         return State(jnp.stack([mean, total, grown, fresh]), seen)
 
 
@@ -63,11 +65,11 @@ def expected(rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         _, k2, k3 = jax.random.split(noise, 3)
         p = WEIGHTS[ids]
         mean = p @ VALUES[ids] / p.sum()
-        total = 5 / 3 * p @ (VALUES[ids] + mean)
+        total = 5 / 3 * p @ (VALUES[ids] + mean + np.arange(3))
         grown = int(jax.random.randint(k2, (), 0, 4))
         seen, memory[ids] = memory[ids].copy(), memory[ids] + 1
         other = np.asarray(sample_cohort(k3, 5, 3))
-        fresh = WEIGHTS[other] @ VALUES[other] / WEIGHTS[other].sum()
+        fresh = WEIGHTS[other] @ (VALUES[other] * seen) / WEIGHTS[other].sum()
     return np.array([mean, total, grown, fresh]), seen
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from rookery import tree
 from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step, Steps
-from rookery.parts import inverse_hessian
+from rookery.parts import hypergradient, inverse_hessian
 from rookery.parts.local import sgd, svrg
 from rookery.problems import Bilevel, Compositional, Minimax
 
@@ -211,12 +211,12 @@ def fed_out(
     x = state.x
     p = fed_ihgp(h, fed, x, y, seen, _hessian_step(h, state), k0)  # line 3
 
-    def hypergradient(c: Client, k: Array) -> tree.Tree:  # lines 5–6
+    def local_part(c: Client, k: Array) -> tree.Tree:  # lines 5–6
         ku, kl = jax.random.split(k)
         direct = c.f_x(x, y, c.upper(ku, h.batch_size))
         return direct if p is None else tree.sub(direct, c.g_xy(x, y, c.lower(kl, h.batch_size), p))
 
-    anchor = fed.mean(fed.map(hypergradient, k1), name="h")  # line 8
+    anchor = fed.mean(fed.map(local_part, k1), name="h")  # line 8
 
     def local(c: Client, k: Array, z: Any) -> tuple[tree.Tree, tree.Tree]:  # lines 9–14
         count, order = jax.random.split(k)
@@ -273,15 +273,8 @@ def local_outer(h: _Nest, c: Client, state: State, y: tree.Tree, seen: Any, key:
 
 def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
     """Alg. 5, lines 5–8: the client's own hypergradient, one ξ for both parts of ∇f."""
-    k0, k1, k2, k3 = jax.random.split(key, 4)
-    batch = c.upper(k0, h.batch_size)
-    if isinstance(c.problem, Minimax):
-        return c.f_x(x, y, batch)
-    f_x, v = c.f_x_and_y(x, y, batch)
-    if isinstance(c.problem, Bilevel):
-        product = lambda v, n: c.g_yy(x, y, c.lower(jax.random.fold_in(k1, n), h.batch_size), v)
-        v = inverse_hessian.solve(h.neumann, c.loop, product, v, hessian_step, h.neumann_terms, k2, _estimated(h))
-    return tree.sub(f_x, c.g_xy(x, y, c.lower(k3, h.batch_size), v))
+    method = {"method": h.neumann, "terms": h.neumann_terms, "step": hessian_step, "guard": _estimated(h)}
+    return hypergradient.local(c, x, y, key, **method, upper_batch=h.batch_size, lower_batch=h.batch_size)
 
 
 # Small things that several of them need.

@@ -76,10 +76,10 @@ class LockstepFed:
 
     def __init__(
         self, problem: Problem, n: int, cohort_size: int, script: _Script, client: Callable[[], Client], memory: Any,
-        ids: Any = None,
+        members: Array, ids: Any = None,
     ) -> None:  # fmt: skip
         self.problem, self.n, self.cohort_size = problem, n, cohort_size
-        self._script, self._client, self._ids = script, client, ids
+        self._script, self._client, self._members, self._ids = script, client, members, ids
         self.memory = _Lazy(lambda keep: memory)
 
     def map(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
@@ -116,6 +116,15 @@ class LockstepFed:
         """See `Fed.gather`."""
         return self._exchange("gather", value, name)
 
+    def scatter(self, rows: Any) -> _Lazy:
+        """See `Fed.scatter`."""
+
+        def own(keep: bool) -> Any:
+            place = jnp.argmax(self._members == self._client().id)
+            return jax.tree.map(lambda row: row[place], rows)
+
+        return _Lazy(own)
+
     def _exchange(self, kind: str, value: _Lazy, name: str) -> Any:
         self._script.exchanges += 1
         return self._script.exchange(self._script.exchanges - 1, kind, value, name, self._ids)
@@ -132,7 +141,7 @@ class LockstepFed:
     def resample(self, key: Array) -> "LockstepFed":
         """See `Fed.resample`."""
         ids = sample_cohort(key, self.n, self.cohort_size)
-        return LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids)
+        return LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids, ids)
 
 
 @dataclass(frozen=True)
@@ -149,16 +158,20 @@ class _Setting:
         """Run `init` or a round over the script; what it leaves behind, and the state after it."""
         algorithm = at_round(join(self.fixed, traced), t)
         if phase == "init":
-            fed = LockstepFed(self.problem, self.n, self.n, script, client, memory)
+            fed = LockstepFed(self.problem, self.n, self.n, script, client, memory, self.members(phase, t, seed))
             return fed, algorithm.init(fed, *state, jax.random.fold_in(seed, 0))
-        fed = LockstepFed(self.problem, self.n, self.cohort, script, client, memory)
+        fed = LockstepFed(self.problem, self.n, self.cohort, script, client, memory, self.members(phase, t, seed))
         _, noise = jax.random.split(jax.random.fold_in(seed, t + 1))
         return fed, algorithm.round(fed, state, noise)
 
-    def ids(self, phase: Phase, t: int, seed: Array) -> list[int]:
+    def members(self, phase: Phase, t: Count, seed: Array) -> Array:
         """Who takes part."""
         choice, _ = jax.random.split(jax.random.fold_in(seed, t + 1))
-        return np.asarray(sample_cohort(choice, self.n, self.n if phase == "init" else self.cohort)).tolist()
+        return sample_cohort(choice, self.n, self.n if phase == "init" else self.cohort)
+
+    def ids(self, phase: Phase, t: int, seed: Array) -> list[int]:
+        """The same as numbers."""
+        return np.asarray(self.members(phase, t, seed)).tolist()
 
 
 @cache

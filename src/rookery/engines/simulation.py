@@ -154,6 +154,10 @@ class SimulatedFed:
         """See `Fed.gather`."""
         return self._reduce(value, name, "gather", lambda v: v)
 
+    def scatter(self, rows: Any) -> Stacked:
+        """See `Fed.scatter`."""
+        return Stacked(rows)
+
     def _reduce(self, value: Stacked, name: str, kind: Any, reduction: Callable[[Array], Array]) -> Any:
         result = jax.tree.map(reduction, value.rows)
         if self.debug:
