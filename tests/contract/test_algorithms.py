@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.checks import start_values
 from rookery.engines import simulation
+from rookery.hyperparameters import split
 from rookery.tasks.quadratic import solution
 
 from .cases import EXCHANGES, SETTINGS, case, method, names, pairs
@@ -40,13 +42,18 @@ def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
     assert set(EXCHANGES) == set(PAIRS)
 
 
+# Each case compiles two programs: SAMPLED (a cohort, minibatches, local steps that differ; in blocks) and WHOLE.
+SAMPLED: dict[str, Any] = {"rounds": 3, "cohort": 3, "seed": 7, "engine": rk.Simulation(block=2)}
+WHOLE: dict[str, Any] = {"rounds": 2, "seed": 1}
+
+
 @together(PAIRS)
-def test_lockstep_equals_simulation(name: str, kind: str) -> None:
+def test_lockstep_equals_simulation_in_blocks(name: str, kind: str) -> None:
     """A coordinator and sites that exchange bytes alone give the same numbers and the same ledger."""
     it = case(kind)
     arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
-    here = rk.solve(*arguments, rounds=3, cohort=3, seed=7)
-    there = rk.solve(*arguments, rounds=3, cohort=3, seed=7, engine=rk.Federation())
+    here = rk.solve(*arguments, **SAMPLED)
+    there = rk.solve(*arguments, **{**SAMPLED, "engine": rk.Federation()})
     close(here.state, there.state)
     assert ledger(here) == ledger(there)
 
@@ -54,16 +61,16 @@ def test_lockstep_equals_simulation(name: str, kind: str) -> None:
 @together(PAIRS)
 def test_exchanges_are_those_of_the_paper(name: str, kind: str) -> None:
     it = case(kind)
-    run = rk.solve(it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init, rounds=3, cohort=3, seed=7)
+    run = rk.solve(it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init, **SAMPLED)
     assert np.diff(run.history["exchanges"]).tolist() == [EXCHANGES[name, kind]] * 3
 
 
-@together(FIRST)
+@together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")])
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     it = case(kind)
     arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
-    whole = rk.solve(*arguments, rounds=3, cohort=3, seed=7)
-    blocks = rk.solve(*arguments, rounds=3, cohort=3, seed=7, engine=rk.Simulation(block=2))
+    blocks = rk.solve(*arguments, **SAMPLED)
+    whole = rk.solve(*arguments, **{**SAMPLED, "engine": rk.Simulation()})
     close(whole.state, blocks.state, 1e-12)
     assert ledger(whole) == ledger(blocks)
 
@@ -71,35 +78,42 @@ def test_blocks_do_not_matter(name: str, kind: str) -> None:
 def full(name: str) -> Any:
     """The algorithm with full batches and a fixed number of local steps."""
     steps = {field: 2 for field in ("lower_local_steps", "local_steps") if field in SETTINGS[name]}
-    return method(name, batch_size=None, **steps)
+    return method(name, **dict.fromkeys(BATCHES & set(SETTINGS[name])), **steps)
+
+
+BATCHES = {"batch_size", "upper_batch", "lower_batch", "first_batch"}
 
 
 @together(PAIRS)
 def test_the_order_of_clients_does_not_matter(name: str, kind: str) -> None:
     it = case(kind)
-    solve = lambda clients: rk.solve(it.problem, clients, full(name), it.init, rounds=2, seed=1).state
+    solve = lambda clients: rk.solve(it.problem, clients, full(name), it.init, **WHOLE).state
     close(solve(it.clients([0, 1, 2], [1, 2, 3])), solve(it.clients([2, 1, 0], [3, 2, 1])), 1e-12)
 
 
 @together(FIRST)
-def test_compilation_does_not_matter_and_copies_are_one_client(name: str, kind: str) -> None:
+def test_copies_compiled_are_one_client_uncompiled(name: str, kind: str) -> None:
+    """Three clients with the same data, vectorised and compiled, are that client alone, run step by step."""
     it = case(kind)
-    solve = lambda clients, **how: rk.solve(it.problem, clients, full(name), it.init, rounds=2, seed=1, **how).state
-    some = it.clients([0, 1, 2], [1, 2, 3])
-    close(solve(some), solve(some, engine=rk.Simulation(debug=True)), 1e-12)
-    close(solve(it.clients([1])), solve(it.clients([1, 1, 1])), 1e-12)
+    solve = lambda clients, **how: rk.solve(it.problem, clients, full(name), it.init, **WHOLE, **how).state
+    close(solve(it.clients([1, 1, 1], [1, 2, 3])), solve(it.clients([1]), engine=rk.Simulation(debug=True)), 1e-12)
 
 
 @together(FIRST)
 def test_single_precision_stays_single(name: str, kind: str) -> None:
+    """By the types alone, which are known when a program is traced."""
     it = case(kind)
     single = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
     clients = rk.Clients(**single(it.data))
-    run = rk.solve(it.problem, clients, method(name), single(it.init), rounds=1)
-    assert jax.tree.structure((run.x, run.y)) == jax.tree.structure(
-        (single(it.init), ()) if kind == "SingleLevel" else single(it.init)
-    )
-    assert {leaf.dtype for leaf in jax.tree.leaves((run.x, run.y))} == {np.dtype(np.float32)}
+    x, y = start_values(it.problem, clients, single(it.init))
+    program = (rk.Simulation(), it.problem, split(method(name)).fixed)
+    traced, key = split(method(name)).traced, jax.random.key(0)
+    carry, _ = simulation._start_compiled.eval_shape(*program, clients, traced, x, y, key)
+    after, _ = simulation._advance_compiled.eval_shape(*program, 4, 1, clients, traced, carry, 0, 1, key)
+    assert jax.tree.structure((after.state.x, after.state.y)) == jax.tree.structure((x, y))
+    assert {leaf.dtype for leaf in jax.tree.leaves((after.state.x, after.state.y))} == {np.dtype(np.float32)}
+    kinds = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    assert kinds(after) == kinds(carry)  # nothing changes its shape or its type from round to round
 
 
 @together(FIRST)
@@ -108,7 +122,7 @@ def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     clients = it.clients(weights=[1, 2, 1, 3])
     floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
     assert floats
-    run = lambda **given: rk.solve(it.problem, clients, method(name, **given), it.init, rounds=3, cohort=3, seed=7)
+    run = lambda **given: rk.solve(it.problem, clients, method(name, **given), it.init, **SAMPLED)
     before = run()
     compiled = simulation._advance_compiled._cache_size()
     for field in floats:
@@ -161,12 +175,12 @@ def test_random_number_of_terms_and_fresh_cohorts_in_lockstep() -> None:
     """The random N' and cohorts drawn anew for each exchange agree too, exchange by exchange."""
     it = case("Bilevel")
     for given in (
-        {"neumann": "random", "neumann_terms": 4, "resample": True},
-        {"neumann": "cg", "hessian_step": "auto"},
+        {"neumann": "random", "neumann_terms": 4, "resample": True, "lower_rounds": 1},
+        {"neumann": "cg", "hessian_step": "auto", "lower_rounds": 1},
     ):
         arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method("FedNest", **given), it.init)
-        here = rk.solve(*arguments, rounds=4, cohort=2, seed=3)
-        there = rk.solve(*arguments, rounds=4, cohort=2, seed=3, engine=rk.Federation())
+        here = rk.solve(*arguments, rounds=3, cohort=2, seed=3)
+        there = rk.solve(*arguments, rounds=3, cohort=2, seed=3, engine=rk.Federation())
         close(here.state, there.state)
         assert ledger(here) == ledger(there)
 
