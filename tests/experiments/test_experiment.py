@@ -1,5 +1,6 @@
 """The machinery of reproduction: what is stored, what is computed again, and what an interruption leaves."""
 
+import ast
 import dataclasses
 import functools
 
@@ -140,6 +141,40 @@ def test_a_fingerprint_tells_schedules_apart_and_refuses_what_it_cannot():
     assert of(functools.partial(_schedule, start=0.1)) != of(functools.partial(_schedule, start=0.2))
     with pytest.raises(TypeError, match="named function"):
         of(lambda t: 0.1)
+
+
+CODE = '''
+"""About the module."""
+import math
+
+@decorated(1)
+class Shape(Base, kind=None):
+    """About the class."""
+
+    side: float = 1e-3  # of the square
+
+    def area(self, *more: int, exact=True, **rest) -> float:
+        """About the method."""
+        parts = [n ** 2 for n in more if n] + [*rest]
+        values = {"a": -1, **rest}
+        lambda x, /, y=...: (x, y)[1:, None]
+        match more:
+            case [1, *_]:
+                return f"{{{self.side!r:>{len(more)}}}} " "and" f"{parts=}"
+        with open(u"name") as f, g():
+            yield from (v async for v in values)
+'''
+
+
+def test_docstrings_comments_and_layout_do_not_count_in_a_digest_and_a_changed_number_does():
+    def of(code):
+        return machinery.digest(ast.parse(code))
+
+    assert of(CODE) == of(CODE.replace("About", "Of").replace("  # of the square", "\n"))
+    assert of(CODE) == of(CODE.replace("1e-3", "(.001)").replace("-1, **rest", "-1,\n  **rest"))
+    for old, new in (("1e-3", "1e-4"), ("exact=True", "exact=False"), ("[1:, None]", "[1:]"), ("kind=None", "kind=0")):
+        assert of(CODE) != of(CODE.replace(old, new))
+    assert of(CODE).startswith("0a4e0e3b194d"), "it must be the same on every version of Python"
 
 
 def test_bad_names_and_seeds_are_refused(tmp_path):

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, experiment, reproduce
+from rookery.experiments import EXPERIMENTS, Claim, experiment, reproduce
 from rookery.experiments import fednest_mnist as figures
 
 NAMES = [e.name for e in figures.EXPERIMENTS]
@@ -33,6 +33,7 @@ def test_fig2a(fig2a):
     assert {path.name for path in fig2a.iterdir()} == {
         "results.csv", "fednest-fig2a.png", "claims.json", "summary.md",
     }  # fmt: skip
+    assert set(results["hessian_step"]) == {"0.01", "auto"}
     last = results[results["round"] == 60].set_index("run")
     assert last.loc[last["method"] == "FedNest", "accuracy"].min() > 0.8
     full = results[results["method"] == "FedNest"]
@@ -59,7 +60,7 @@ def test_fig3a(fig3a):
     last = results[results["round"] == 60].set_index("method")
     assert last.loc["FedNest", "accuracy"] > 0.7
     search = pd.read_csv(fig3a / "search.csv")
-    assert set(search["upper_step"]) == set(figures.SEARCHED)
+    assert set(search["upper_step"]) == set(figures.SEARCHED["i.i.d."])
     assert "## Search" in (fig3a / "summary.md").read_text()
 
 
@@ -121,3 +122,31 @@ def test_rates_at_which_methods_converge():
     swapped = results.assign(method=results["method"].replace({"FedNest": "LFedNest", "LFedNest": "FedNest"}))
     swapped["run"] = swapped["method"] + swapped["rate"].astype(str)
     assert not figures.communication_stands_larger_rates(swapped).holds
+
+
+def test_the_paper_s_claims_are_checked_with_one_hessian_step_and_compared_with_the_other():
+    good, bad = [0.1] + [0.93] * 20, [0.1] + [0.85] * 20
+
+    def both(light):
+        ends = {("LFedNest", split): [0.93] * 21 for split in figures.SPLITS} | light
+        curves = {("FedNest", split, 1, 0.01): good for split in figures.SPLITS}
+        return frame(curves | {(*key, 1, 0.01): values for key, values in ends.items()})
+
+    apart = both({("LFedNest", "non-i.i.d."): bad}).assign(hessian_step="0.01")
+    close = both({}).assign(hessian_step="auto")
+    claims = figures._with_both((Claim("Below.", "Fig. 2a", figures.lfednest_below),), figures._ends_by_split)
+    for beside, same in ((apart, True), (close, False)):
+        results = pd.concat([apart, beside.assign(hessian_step="auto", run=beside["run"] + " auto")])
+        below, alike = (claim.check(results) for claim in claims)
+        assert below.holds
+        assert alike.holds is same
+        assert ("“Below.” does not hold then." in alike.note) is not same
+    assert [claim.ours for claim in claims] == [False, True]
+
+
+def test_a_run_that_learnt_and_failed_is_named():
+    fell, stayed = [0.1] + [0.9] * 10 + [0.1] * 10, [0.1] + [0.9] * 20
+    results = frame({("LFedNest", "non-i.i.d.", 1, 0.01): fell, ("LFedNestNonAlt", "non-i.i.d.", 1, 0.01): stayed})
+    note = figures._fallen(results, "LFedNest", "LFedNestNonAlt")
+    assert "LFedNest reaches 90 % and fails after round 100" in note
+    assert "LFedNestNonAlt" not in note

@@ -210,17 +210,21 @@ def fingerprint(config: Config, seed: int) -> str:
 def describe(value: Any) -> Any:
     """A hyperparameter or setting as JSON, the same in every process.
 
-    >>> describe({"steps": (1, 2), "rate": 0.5, "rule": max})
-    {'steps': [1, 2], 'rate': 0.5, 'rule': 'builtins.max'}
+    Numbers are taken to 12 digits: one that was computed may differ in the last ones from machine to machine.
+
+    >>> describe({"steps": (1, 2), "rate": 0.1 + 0.2, "rule": max})
+    {'steps': [1, 2], 'rate': 0.3, 'rule': 'builtins.max'}
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, float):
+        return float(f"{value:.12g}")
+    if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, dict):
         return {str(name): describe(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [describe(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return np.asarray(value).tolist()
+        return describe(np.asarray(value).tolist())
     if isinstance(value, functools.partial):
         return [describe(value.func), describe(value.args), describe(value.keywords)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -237,8 +241,9 @@ def describe(value: Any) -> Any:
 
 def _behind(task: Any) -> list[Any]:
     """The module of a task, and those that the functions named in its code come from, without the experiments'."""
-    function = task.func if isinstance(task, functools.partial) else task
-    named = [function, *(function.__globals__.get(name) for name in function.__code__.co_names)]
+    function = _function(task)
+    names = {node.id for node in ast.walk(_parsed(function)) if isinstance(node, ast.Name)}
+    named = [function, *(function.__globals__.get(name) for name in names)]
     return [module for module in _modules(named) if ".experiments" not in module.__name__]
 
 
@@ -253,14 +258,42 @@ def _modules(values: Iterable[Any]) -> list[Any]:
     return [sys.modules[name] for name in sorted(names) if name.startswith("rookery.") and name in sys.modules]
 
 
+def _function(thing: Any) -> Any:
+    return thing.func if isinstance(thing, functools.partial) else thing
+
+
+def _parsed(thing: Any) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(thing)))
+
+
 @functools.cache
 def _code(thing: Any) -> str:
-    function = thing.func if isinstance(thing, functools.partial) else thing
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+    return digest(_parsed(_function(thing)))
+
+
+def digest(tree: ast.Module) -> str:
+    """A hash of what the code does, the same on every version of Python: no docstrings, comments or layout.
+
+    >>> digest(ast.parse("x = (1)  # one")) == digest(ast.parse("x = 1")) != digest(ast.parse("x = 2"))
+    True
+    """
+    return hashlib.sha256(json.dumps(_outline(tree)).encode()).hexdigest()
+
+
+def _outline(node: Any) -> Any:
+    """An AST as lists: a node's type and its fields, but for empty ones, which versions of Python differ in."""
+    if isinstance(node, list):
+        return [_outline(entry) for entry in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = dict(ast.iter_fields(node))
+    fields.pop("kind", None)  # the u of u"…"
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        fields["body"] = node.body[1:]
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 puts an empty text into {x:{width}}
+        fields["values"] = [v for v in node.values if not (isinstance(v, ast.Constant) and v.value == "")]
+    kept = {name: value for name, value in fields.items() if value is not None and value != []}
+    return [type(node).__name__, *([name, _outline(value)] for name, value in kept.items())]
 
 
 def runs_folder(experiment: Experiment, out: str | Path) -> Path:
