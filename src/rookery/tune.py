@@ -1,0 +1,490 @@
+"""`tune`: which step sizes? Candidates run side by side in one compiled program; at each rung the worse half stops."""
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Bool, Int
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rookery import hyperparameters
+from rookery.checks import check_run, start_values
+from rookery.clients import Clients, Count
+from rookery.engines.simulation import Carry, Simulation, _round, _start
+from rookery.fed import Algorithm
+from rookery.problems import Problem
+from rookery.solve import Evaluate, _interrupts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Range = tuple[float, float]
+CANDIDATES = 49
+REACH = 10.0  # how far a search goes from a value, up and down, where no range is given
+_HALVINGS = 3  # the rungs are at 1/8, 1/4, 1/2 and all of the rounds
+_LEVELS, _PRIMES = (3, 5, 7, 9, 11, 13), (3, 5, 7, 11, 13)  # how many values of each step size; odd: with a middle
+_EDGE = 0.08  # of a range's logarithm: what counts as its end
+_SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """What `tune` returns.
+
+    Attributes:
+        table: a DataFrame with a row for each candidate, the best first: its step sizes; `status` ("finished",
+            "stopped" at a rung, or "diverged"); `rounds`, how many it was given; `last`, its last metric; and the
+            metric at each rung, in a column "round 25" and so on.
+        best: the algorithm with the best step sizes; None if every candidate diverged, or none was compared yet.
+        search: the range of each step size that was searched.
+        metric, higher_is_better: what "best" means.
+        start: the metric before the first round, the same for all.
+        rounds: those that the last rung asks for.
+        seconds, compiling: of the whole search, and the part of it that went into compiling.
+        interrupted: whether Ctrl-C was pressed.
+    """
+
+    table: pd.DataFrame
+    best: Algorithm | None
+    search: dict[str, Range]
+    metric: str
+    higher_is_better: bool
+    start: float
+    rounds: int
+    seconds: float
+    compiling: float
+    interrupted: bool
+
+    @property
+    def value(self) -> float:
+        """The best candidate's last metric."""
+        return float(self.table["last"].iloc[0])
+
+    @property
+    def diverged(self) -> int:
+        """How many candidates diverged."""
+        return int((self.table["status"] == "diverged").sum())
+
+    @property
+    def edges(self) -> dict[str, str]:
+        """The step sizes whose best value lies at an end of its range: "lower" or "upper"."""
+        found = {}
+        for name, (low, high) in self.search.items() if self.best is not None else ():
+            place = math.log(getattr(self.best, name) / low) / math.log(high / low)
+            if not _EDGE < place < 1 - _EDGE:
+                found[name] = "lower" if place < 0.5 else "upper"
+        return found
+
+    def moved(self) -> dict[str, Range]:
+        """The ranges to search next: as wide as before, and those with the best at an end moved there."""
+        ranges = dict(self.search)
+        for name in self.edges:
+            low, high = self.search[name]
+            middle, reach = getattr(self.best, name), math.sqrt(high / low)
+            ranges[name] = (_short(middle / reach), _short(middle * reach))
+        return ranges
+
+    def picture(self, title: str = "") -> "Figure":
+        """The landscape: how good each candidate was, and which ones diverged."""
+        from rookery import report  # matplotlib takes a while to import
+
+        shown = title or (type(self.best).__name__ if self.best is not None else "All candidates diverged")
+        return report.landscape(self.table, list(self.search), self.metric, self.higher_is_better, self.start, shown)
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{name}={getattr(self.best, name):.4g}" for name in self.search) if self.best else "none"
+        told = f"best: {found}, {self.metric}={self.value:.4g}, {self.diverged} of {len(self.table)} diverged"
+        return f"Tuning({told}{', interrupted' if self.interrupted else ''})"
+
+
+def tune(
+    problem: Problem,
+    clients: Clients,
+    algorithm: Algorithm,
+    init: Any,
+    rounds: int,
+    *,
+    evaluate: Evaluate,
+    metric: str,
+    search: Mapping[str, Range | None] | Sequence[str] | None = None,
+    candidates: int = CANDIDATES,
+    cohort: int | None = None,
+    seed: int = 0,
+    higher_is_better: bool | None = None,
+    slots: int | None = None,
+    progress: bool | str | None = None,
+) -> Tuning:
+    """Search the step sizes of an algorithm by successive halving.
+
+    All candidates run for an eighth of the rounds; the better half goes on to a quarter, the better half of those to
+    the half, and the better half again to the end. They see the same cohorts and the same minibatches, those of `solve`
+    with this seed, and a candidate's numbers are those that `solve` would give. A candidate whose state or metric
+    is no longer finite is dropped at once. Should all that go on diverge, the next best take their places.
+
+    Arguments:
+        problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
+            `algorithm`.
+        evaluate, metric: evaluate(x, y) -> {metric: number}, and the one that decides. If it is taken on test data,
+            the best candidate's is too good: judge the result on other data.
+        search: the step sizes to search, each with its range, {"upper_step": (0.01, 1.0)}; None for a range, or names
+            alone: a factor of 10 below and above the algorithm's own value. None: all numbers called `step` or
+            `..._step`.
+        candidates: how many at most. With one or two step sizes they form a grid, evenly spaced in the logarithm and
+            around the middle of the ranges; with more, a part of the grid in which any two values of any two step
+            sizes meet exactly once.
+        higher_is_better: None: as the metric's name says (accuracy and the like: yes; others: no).
+        slots: candidates computed side by side; None: 8, or 16 on a GPU.
+        progress: show a bar (a string is its title); None: if standard error is a terminal.
+
+    Ctrl-C ends the search after the rounds under way, with the best so far.
+
+    >>> import rookery as rk
+    >>> task = rk.tasks.quadratic(clients=3)
+    >>> method = task.algorithm(rk.LFedNest, upper_step=0.005)
+    >>> found = rk.tune(task.problem, task.clients, method, task.init, 20, evaluate=task.evaluate, metric="distance",
+    ...                 search=["upper_step"], candidates=5)
+    >>> found.best.upper_step > 0.005
+    True
+    """
+    begin = time.perf_counter()
+    x, y = start_values(problem, clients, init)
+    size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
+    for name, value in (("rounds", rounds), ("candidates", candidates), ("slots", 1 if slots is None else slots)):
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}={value!r} is not an integer, at least 1.")
+    ranges = _ranges(algorithm, search)
+    for end in (0, 1):
+        at_end = {name: bounds[end] for name, bounds in ranges.items()}
+        hyperparameters.check(replace(algorithm, **at_end), clients.n)  # type: ignore[type-var]
+    if higher_is_better is None:
+        from rookery import report
+
+        higher_is_better = report.rises(metric)
+    tried = _candidates(ranges, algorithm, int(candidates))
+    slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
+    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, metric, slots)
+    title = progress if isinstance(progress, str) else type(algorithm).__name__
+    show = sys.stderr.isatty() if progress is None else bool(progress)
+    with _bar(show, title) as bar, _interrupts() as interrupt:
+        bar(0, 1, "compiling")
+        race.compile()
+        race.climb(_rungs(int(rounds)), higher_is_better, bar, interrupt)
+        interrupted = interrupt.is_set()
+    order = race.ranked(higher_is_better)
+    best = order[0] if race.lost[order[0]] is None and race.shown[order[0]] else None
+    return Tuning(
+        table=race.table(order, int(rounds)),
+        best=None if best is None else replace(algorithm, **tried[best]),  # type: ignore[type-var]
+        search=ranges,
+        metric=metric,
+        higher_is_better=higher_is_better,
+        start=race.start,
+        rounds=int(rounds),
+        seconds=time.perf_counter() - begin,
+        compiling=race.compiling,
+        interrupted=interrupted,
+    )
+
+
+# What is searched.
+
+
+def step_sizes(algorithm: Algorithm) -> list[str]:
+    """The names of an algorithm's step sizes, but for those that are words ("auto").
+
+    >>> import rookery as rk
+    >>> step_sizes(rk.FedNest()), step_sizes(rk.FedNest(hessian_step=0.1)), step_sizes(rk.FedAvg())
+    (['upper_step', 'lower_step'], ['upper_step', 'lower_step', 'hessian_step'], ['step'])
+    """
+    named = [f.name for f in fields(algorithm) if f.name == "step" or f.name.endswith("_step")]  # type: ignore[arg-type]
+    return [n for n in named if _is_real(algorithm, n) and not isinstance(getattr(algorithm, n), str)]
+
+
+def _is_real(algorithm: Algorithm, name: str) -> bool:
+    """Whether the hyperparameter is a real number, which is traced, and not a count or a word."""
+    return name in hyperparameters.split(replace(algorithm, **{name: 1})).traced  # type: ignore[type-var]
+
+
+def _ranges(algorithm: Algorithm, search: Mapping[str, Range | None] | Sequence[str] | None) -> dict[str, Range]:
+    """The range of each step size that is searched, or a ValueError that says what is wrong with it."""
+    owner, known = type(algorithm).__name__, [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
+    names = step_sizes(algorithm)
+    if search is None:
+        search = names
+        if not names:
+            raise ValueError(
+                f"{owner} has no step sizes; name what to search, with its range. It has: {', '.join(known)}."
+            )
+    if isinstance(search, str) or not search:
+        raise ValueError(
+            f"search={search!r} names nothing; give names, or names with ranges, as in {{name: (low, high)}}."
+        )
+    wanted = dict(search) if isinstance(search, Mapping) else dict.fromkeys(search)
+    return {name: _range(algorithm, owner, known, name, bounds) for name, bounds in wanted.items()}
+
+
+def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds: Any) -> Range:
+    if name not in known:
+        raise ValueError(f"{owner} has no hyperparameter {name!r}; it has: {', '.join(known)}.")
+    value = getattr(algorithm, name)
+    if callable(value):
+        raise ValueError(
+            f"{owner}: {name} is a schedule, which is no number to search; give a number, or search others alone."
+        )
+    if not _is_real(algorithm, name):
+        raise ValueError(f"{owner}: {name}={value!r} is not a real number; only those can be searched.")
+    if bounds is None:
+        if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ValueError(f"{owner}: {name}={value!r} is no number to search around; give a range, (low, high).")
+        return float(value) / REACH, float(value) * REACH
+    try:
+        low, high = (float(bound) for bound in bounds)
+    except (TypeError, ValueError):
+        raise ValueError(f"The range of {name} is {bounds!r}; give two numbers, (low, high).") from None
+    if not 0 < low < math.inf or not high < math.inf:
+        raise ValueError(
+            f"The range of {name}, from {low:g} to {high:g}, must be of positive numbers: it is logarithmic."
+        )
+    if low >= high:
+        raise ValueError(f"The range of {name} goes from {low:g} to {high:g}; give the lower end first.")
+    return low, high
+
+
+def _candidates(ranges: dict[str, Range], algorithm: Algorithm, most: int) -> list[dict[str, float]]:
+    """A grid of one or two step sizes; of more, a part of it in which any two values of any two of them meet once.
+
+    That part is an orthogonal array: a and b go through a grid with a prime p of values each, and the places of the
+    others are (a + m·b) mod p, m = 1, 2, …, each shuffled so that the middle stays with the middle.
+    """
+    count = len(ranges)
+    fitting = [n for n in _LEVELS if n ** min(count, 2) <= most and (count <= 2 or n in _PRIMES)]
+    if not fitting or count > fitting[-1] + 1:
+        least = next(n for n in _PRIMES if count <= n + 1) ** min(count, 2)
+        raise ValueError(
+            f"candidates={most}: with {count} step sizes to search give at least {least}, or search fewer."
+        )
+    levels = fitting[-1]
+    middle = levels // 2
+    rng = np.random.default_rng(0)
+    shuffles = [np.insert(rng.permutation(np.delete(np.arange(levels), middle)), 0, middle) for _ in range(count - 2)]
+    tried = []
+    for pair in product(range(levels), repeat=min(count, 2)):
+        a, b = pair[0] - middle, pair[-1] - middle
+        places = [*pair, *(shuffle[(a + m * b) % levels] for m, shuffle in enumerate(shuffles, 1))]
+        tried.append(
+            {
+                name: _value(*ends, k / (levels - 1), getattr(algorithm, name))
+                for k, (name, ends) in zip(places, ranges.items(), strict=True)
+            }
+        )
+    return tried
+
+
+def _value(low: float, high: float, place: float, own: Any) -> float:
+    """The value at this place of the range, in three digits (the algorithm's own as it is)."""
+    value = low * (high / low) ** place
+    if isinstance(own, int | float) and math.isclose(value, own, rel_tol=1e-9):
+        return float(own)
+    return _short(value)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _rungs(rounds: int) -> list[int]:
+    """The rounds at which the candidates are compared.
+
+    >>> _rungs(200), _rungs(5), _rungs(1)
+    ([25, 50, 100, 200], [1, 2, 3, 5], [1])
+    """
+    return sorted({-(-rounds // 2**k) for k in range(_HALVINGS + 1)})
+
+
+# The race.
+
+
+class _Race:
+    """The candidates: where each one is, what it has shown so far, and whether it is lost."""
+
+    def __init__(
+        self, problem: Problem, clients: Clients, algorithm: Algorithm, tried: list[dict[str, float]], start: Any,
+        cohort: int, seed: int, evaluate: Evaluate, metric: str, slots: int,
+    ) -> None:  # fmt: skip
+        self.tried, self.slots, self.clients, self.start_values = tried, slots, clients, start
+        self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
+        self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
+        self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
+        self._evaluate, self._metric, self._key = evaluate, metric, jax.random.key(seed)
+        fixed, traced = hyperparameters.split(replace(algorithm, **tried[0]))  # type: ignore[type-var]
+        self._rest = {name: value for name, value in traced.items() if name not in tried[0]}
+        self._program = (Simulation(), problem, fixed)
+        self._cohort = cohort
+        self._carries: Any = None
+
+    def compile(self) -> None:
+        """Make the programs, and the candidates' state before the first round."""
+        begin = time.perf_counter()
+        values = self._values(range(len(self.tried)))
+        self._carries = _start_all(*self._program, self.clients, self._rest, values, *self.start_values, self._key)
+        self.start = self._measure(0)
+        jax.block_until_ready(self._advance([0], 0, 0))
+        self.compiling = time.perf_counter() - begin
+
+    def climb(self, rungs: list[int], higher: bool, bar: Callable[..., None], interrupt: threading.Event) -> None:
+        """Run to each rung the best half of those that have reached the one before."""
+        lengths = np.diff([0, *rungs])
+        # Half of them each time, and as many more as there are slots that would be empty.
+        keep = [self.slots * -(-len(self.tried) // (2**k * self.slots)) for k in range(len(rungs))]
+        for k, (begin, end) in enumerate(pairwise([0, *rungs])):
+            ready = [i for i in self.ranked(higher) if self.lost[i] is None and max(self.shown[i], default=0) == begin]
+            later = int(np.dot(keep[k + 1 :], lengths[k + 1 :]))
+            while ready and not interrupt.is_set():
+                entrants, ready = ready[: keep[k]], ready[keep[k] :]
+                if self._run(entrants, begin, end, later, bar, interrupt):
+                    break
+
+    def _run(
+        self, entrants: list[int], begin: int, end: int, later: int, bar: Callable[..., None],
+        interrupt: threading.Event,
+    ) -> list[int]:  # fmt: skip
+        """Those of the entrants, all at round `begin`, that reach round `end` (or Ctrl-C), compared there."""
+        live, at, at_once = entrants, begin, 1
+        while live and at < end and not interrupt.is_set():
+            lost = sum(place is not None for place in self.lost)
+            words = f"{len(live)} of {len(self.tried)} candidates to round {end}, {lost} diverged"
+            bar(self.done, self.done + len(live) * (end - at) + later, words)
+            count = min(at_once, end - at)
+            clock = time.perf_counter()
+            finite = [self._advance(live[k : k + self.slots], at, count) for k in range(0, len(live), self.slots)]
+            good = np.concatenate(jax.device_get(finite))[: len(live)]
+            at_once = max(1, min(2 * count, int(_SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
+            at, self.done = at + count, self.done + len(live) * count
+            live = self._drop(live, good, at)
+        now = np.array([self._measure(i) for i in live])
+        for i, value in zip(live, now.tolist(), strict=True):
+            if math.isfinite(value):
+                self.shown[i][at] = value
+        return self._drop(live, np.isfinite(now), at)
+
+    def _drop(self, live: list[int], good: np.ndarray, at: int) -> list[int]:
+        for i, fine in zip(live, good, strict=True):
+            if not fine:
+                self.lost[i] = at
+        return [i for i in live if self.lost[i] is None]
+
+    def _advance(self, ids: list[int], at: int, count: int) -> Bool[Array, " slots"]:
+        """`count` rounds from round `at` on for these candidates; for each, whether its state is finite."""
+        empty = self.slots - len(ids)  # these slots compute what nobody takes
+        self._carries, finite = _advance_some(
+            *self._program, self._cohort, self.clients, self._rest, self._values(ids + [0] * empty), self._carries,
+            np.asarray(ids + [len(self.tried)] * empty, np.int32), at, count, self._key,
+        )  # fmt: skip
+        return finite
+
+    def _values(self, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
+        return {name: tuple(self.tried[i][name] for i in ids) for name in self.tried[0]}
+
+    def _measure(self, i: int) -> float:
+        with np.errstate(all="ignore"):  # numbers that overflow are what a candidate is dropped for
+            metrics = self._evaluate(*_variables(self._carries, i))
+        if not isinstance(metrics, dict) or self._metric not in metrics:
+            known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
+            raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")
+        return float(metrics[self._metric])
+
+    def ranked(self, higher: bool) -> list[int]:
+        """All candidates, the best first: by the last rung they reached, the metric there, and at those before."""
+        sign = -1 if higher else 1
+
+        def place(i: int) -> Any:
+            seen = self.shown[i]
+            rounds = sorted(seen, reverse=True)
+            # In three digits: of those that end alike, the one that was better before is better.
+            return self.lost[i] is not None, [-r for r in rounds[:1]] or [0], [sign * _short(seen[r]) for r in rounds]
+
+        return sorted(range(len(self.tried)), key=place)
+
+    def table(self, order: list[int], rounds: int) -> pd.DataFrame:
+        """See `Tuning.table`."""
+        columns = sorted({at for shown in self.shown for at in shown})
+        rows = []
+        for i in order:
+            lost, shown = self.lost[i], self.shown[i]
+            last = max(shown, default=0)
+            status = "diverged" if lost is not None else "finished" if last == rounds else "stopped"
+            value = shown[last] if lost is None and shown else math.nan
+            at_rungs = {f"round {at}": shown.get(at, math.nan) for at in columns}
+            ended = {"status": status, "rounds": last if lost is None else lost, "last": value}
+            rows.append({**self.tried[i], **ended, **at_rungs})
+        return pd.DataFrame(rows)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _start_all(
+    engine: Simulation, problem: Problem, fixed: Algorithm, clients: Clients, rest: Any, values: Any, x: Any, y: Any,
+    key: Array,
+) -> Carry:  # fmt: skip
+    """Every candidate before its first round; what the step sizes do not change is computed once."""
+    one = lambda own: _start(engine, problem, fixed, clients, rest | own, x, y, key)[0]
+    return jax.vmap(one)(_stacked(values))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(7,))
+def _advance_some(
+    engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, clients: Clients, rest: Any, values: Any,
+    carries: Carry, ids: Int[Array, " slots"], start: Count, rounds: Count, key: Array,
+) -> tuple[Carry, Bool[Array, " slots"]]:  # fmt: skip
+    """`rounds` more rounds for the candidates in the slots, and whether the state of each is finite; an empty slot has
+    a number beyond the last.
+
+    A cohort and its minibatches are drawn once for all of them. Which candidates, and how many rounds, may change
+    without compiling again.
+    """
+    own = _stacked(values)
+    one = lambda value, carry, t: _round(engine, problem, fixed, cohort, clients, rest | value, carry, t, key)[0]
+    body = lambda t, held: jax.vmap(one, (0, 0, None))(own, held, t)
+    held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries)
+    held = jax.lax.fori_loop(jnp.int32(start), jnp.int32(start + rounds), body, held)
+    numbers = [a for a in jax.tree.leaves(held.state) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    finite = [jnp.all(jnp.isfinite(a.reshape(len(ids), -1)), axis=1) for a in numbers]
+    carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, held)
+    return carries, jnp.all(jnp.stack(finite), axis=0)
+
+
+def _stacked(values: dict[str, tuple[Any, ...]]) -> dict[str, Array]:
+    """One array for each step size. Numbers that come in one by one leave float32 what is float32, as in `solve`."""
+    return {name: jnp.stack(each) for name, each in values.items()}
+
+
+@jax.jit
+def _variables(carries: Carry, i: Count) -> tuple[Any, Any]:
+    """x and y of a candidate."""
+    state = jax.tree.map(lambda a: a[i], carries.state)
+    return state.x, state.y
+
+
+@contextmanager
+def _bar(show: bool, title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not show, transient=True) as bar:
+        task = bar.add_task(title, total=1, words="")
+        yield lambda done, total, words: bar.update(task, completed=done, total=total, words=words)

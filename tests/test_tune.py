@@ -1,0 +1,364 @@
+"""`tune`: a candidate's numbers are those of `solve`; one compilation; what diverges is dropped; the command line."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import algorithms, cli
+from rookery.tune import _advance_some, _candidates, _Race, _ranges, _start_all
+
+TASK = rk.tasks.quadratic(clients=3, upper_dim=2, lower_dim=2)
+METHOD = rk.LFedNest(upper_step=0.01, lower_step=0.1, lower_local_steps=2, neumann_terms=3, hessian_step=0.2)
+ROUNDS = 24
+
+
+TRIED = [{"upper_step": u, "lower_step": v} for u in (0.01, 0.03, 0.1, 0.2, 0.3) for v in (0.05, 0.1, 0.2, 0.3, 1e200)]
+
+
+def search(method: Any = METHOD, rounds: int = ROUNDS, **given: Any) -> rk.Tuning:
+    asked = {"evaluate": TASK.evaluate, "metric": "distance", "candidates": 25} | given
+    return rk.tune(TASK.problem, TASK.clients, method, TASK.init, rounds, **asked)
+
+
+def race(tried: Any = TRIED, **given: Any) -> rk.Tuning:
+    """The search of these candidates, in slots of 4: 20 that behave, and 5 that overflow in the first round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["rookery.tune"], "_candidates", lambda *_: tried)
+        return search(search={"upper_step": (0.01, 0.3), "lower_step": (0.05, 5.0)}, slots=4, **given)
+
+
+@pytest.fixture(scope="module")
+def found() -> rk.Tuning:
+    """One such search, for which the rounds are compiled once."""
+    before = _advance_some._cache_size()
+    result = race()
+    assert _advance_some._cache_size() == before + 1
+    return result
+
+
+# The search.
+
+
+def test_a_candidates_numbers_are_those_of_solve(found: rk.Tuning) -> None:
+    for row in found.table.iloc[[0, 6, 9, 13]].to_dict("records"):
+        assert row["status"] != "diverged"
+        method = replace(METHOD, upper_step=row["upper_step"], lower_step=row["lower_step"])
+        run = rk.solve(
+            TASK.problem, TASK.clients, method, TASK.init, row["rounds"], every=3, evaluate=TASK.evaluate
+        ).history  # fmt: skip
+        distances = run.set_index("round")["distance"]
+        shown = {at: row[f"round {at}"] for at in (3, 6, 12, 24) if at <= row["rounds"]}
+        np.testing.assert_allclose(list(shown.values()), distances[list(shown)], rtol=1e-8)
+        assert row["last"] == row[f"round {row['rounds']}"]
+        np.testing.assert_allclose(found.start, distances[0], rtol=1e-12)
+
+
+def test_the_worse_half_stops_at_each_rung(found: rk.Tuning) -> None:
+    table = found.table
+    rungs = ["round 3", "round 6", "round 12", "round 24"]
+    assert [name for name in table if name.startswith("round ")] == rungs
+    assert len(table) == 25
+    lost = table["status"] == "diverged"
+    assert found.diverged == lost.sum() == 5
+    assert set(table["lower_step"][lost]) == {1e200}
+    assert table[rungs][lost].isna().all(axis=None)
+    assert (table["rounds"][lost] == 1).all()  # dropped at once
+    counts = table[rungs].notna().sum().tolist()
+    assert counts == [20, 16, 8, 4]  # half of 25 each time, and as many as fill the slots of 4
+    for rung, after in pairwise(rungs):
+        went_on = table[after].notna()
+        stopped = table[rung].notna() & ~went_on
+        assert table[rung][went_on].max() <= 1.01 * table[rung][stopped].min()  # they are compared in three digits
+    assert table["status"].tolist() == ["finished"] * 4 + ["stopped"] * 16 + ["diverged"] * 5
+
+
+def test_the_best_beats_what_was_set(found: rk.Tuning) -> None:
+    as_set = rk.solve(
+        TASK.problem, TASK.clients, METHOD, TASK.init, ROUNDS, every=ROUNDS, evaluate=TASK.evaluate
+    ).history["distance"].iloc[-1]  # fmt: skip
+    assert found.best is not None
+    assert found.value < as_set / 10
+    assert found.value <= 1.01 * found.table["round 24"].min()
+    assert replace(found.best, upper_step=0.01, lower_step=0.1) == METHOD  # what was not searched is as it was
+    assert "of 25 diverged" in repr(found)
+
+
+def test_an_end_of_a_range_is_told_and_the_next_range_lies_around_it(found: rk.Tuning) -> None:
+    lowest = replace(found, best=replace(METHOD, upper_step=0.1, lower_step=0.05))
+    assert lowest.edges == {"lower_step": "lower"}
+    assert lowest.moved() == {"upper_step": (0.01, 0.3), "lower_step": (0.005, 0.5)}
+    highest = replace(found, best=replace(METHOD, upper_step=0.3, lower_step=0.5))
+    assert highest.edges == {"upper_step": "upper"}
+    assert highest.moved()["upper_step"] == (0.0548, 1.64)
+    assert highest.moved()["lower_step"] == (0.05, 5.0)
+
+
+def test_another_search_of_the_same_shape_compiles_nothing(found: rk.Tuning) -> None:
+    before = _advance_some._cache_size(), _start_all._cache_size()
+    again = race([{name: 0.9 * value for name, value in one.items()} for one in TRIED], rounds=7)
+    assert (_advance_some._cache_size(), _start_all._cache_size()) == before
+    assert [name for name in again.table if name.startswith("round ")] == ["round 1", "round 2", "round 4", "round 7"]
+
+
+def saddle(x: Any, y: Any, batch: Any) -> Any:
+    a, t = jnp.mean(batch["a"]), jnp.mean(batch["t"])
+    return 0.5 * a * x @ x - t * jnp.sum(x) + x @ y - 0.5 * a * y @ y
+
+
+def test_memory_cohorts_single_precision_and_higher_is_better() -> None:
+    """A method with memory on a part of the clients; float32 stays float32 under steps that are float64 numbers."""
+    data = [{"a": np.float32([a, a]), "t": np.float32([t, 2 * t])} for a, t in ((1, 1), (2, -1), (4, 3))]
+    problem, clients, init = (
+        rk.Minimax(saddle),
+        rk.Clients(upper=data),
+        (np.ones(2, np.float32), np.ones(2, np.float32)),
+    )
+    evaluate = lambda x, y: {"score": -jnp.sum(x**2) - jnp.sum(y**2), "bits": x.dtype.itemsize * 8}
+    given = {"evaluate": evaluate, "cohort": 2, "seed": 3}
+    method = rk.ScaffoldSaddle(upper_step=0.02, lower_step=0.02, local_steps=2, batch_size=1)
+    rises = {"metric": "score", "higher_is_better": True}
+    result = rk.tune(problem, clients, method, init, 8, candidates=9, slots=3, **rises, **given)
+    assert result.table["round 8"].iloc[0] == result.table["round 8"].max()
+    for row in result.table.head(2).to_dict("records"):
+        own = replace(method, upper_step=row["upper_step"], lower_step=row["lower_step"])
+        run = rk.solve(problem, clients, own, init, 8, **given).history.iloc[-1]
+        assert run["bits"] == 32
+        np.testing.assert_allclose(row["last"], run["score"], rtol=2e-5)
+
+
+# What is tried.
+
+
+@pytest.mark.parametrize(("names", "most", "levels"), [(3, 49, 7), (4, 30, 5), (6, 49, 7), (2, 81, 9), (2, 48, 5)])
+def test_any_two_values_of_any_two_step_sizes_meet_once(names: int, most: int, levels: int) -> None:
+    ranges = {f"s{k}": (0.01, 1.0) for k in range(names)}
+    own = type("Own", (), dict.fromkeys(ranges, 0.1))()
+    frame = pd.DataFrame(_candidates(ranges, own, most))
+    assert len(frame) == levels**2
+    for a in ranges:
+        assert frame[a].nunique() == levels
+        for b in ranges:
+            assert a == b or len(frame[[a, b]].drop_duplicates()) == levels**2
+    assert (frame == 0.1).all(axis=1).sum() == 1  # what is set is among them
+    assert (frame.min() == 0.01).all()
+    assert (frame.max() == 1).all()
+
+
+def test_one_step_size_and_the_values_themselves() -> None:
+    own = rk.FedAvg(step=0.0123456)
+    ranges = _ranges(own, None)
+    values = [one["step"] for one in _candidates(ranges, own, 49)]
+    assert len(values) == 13
+    assert values[6] == 0.0123456
+    assert all(len(f"{value:.12g}".lstrip("0.")) <= 3 for value in values if value != 0.0123456)
+    np.testing.assert_allclose(np.diff(np.log10(values)), 1 / 6, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_every_algorithm_has_step_sizes_to_search(name: str) -> None:
+    method = getattr(rk, name)()
+    ranges = _ranges(method, None)
+    assert 1 <= len(ranges) <= 6
+    for step, (low, high) in ranges.items():
+        assert low < getattr(method, step) < high
+    assert len(_candidates(ranges, method, 49)) in (13, 49)
+
+
+# When all goes wrong, or is broken off.
+
+
+def test_if_all_that_go_on_diverge_the_next_best_take_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric of the four that go on to the last rung is not finite there."""
+    original = _Race._run
+
+    def run(self: Any, entrants: Any, begin: int, end: int, *rest: Any) -> Any:
+        if end == 24:
+            entrants_seen.append(len(entrants))
+        return original(self, entrants, begin, end, *rest)
+
+    def evaluate(x: Any, y: Any) -> dict[str, float]:
+        calls.append(1)
+        before = 1 + 20 + 16 + 8  # the start, and three rungs
+        return {"distance": np.nan if before < len(calls) <= before + 4 else TASK.evaluate(x, y)["distance"]}
+
+    entrants_seen: list[int] = []
+    calls: list[int] = []
+    monkeypatch.setattr(_Race, "_run", run)
+    result = race(evaluate=evaluate)
+    assert entrants_seen == [4, 4]
+    assert result.table["status"].tolist()[:4] == ["finished"] * 4
+    assert result.diverged == 5 + 4
+
+
+def test_all_diverge() -> None:
+    result = race([{"upper_step": one["upper_step"], "lower_step": 1e200} for one in TRIED])
+    assert result.best is None
+    assert result.diverged == 25
+    assert result.picture() is not None
+    assert "none" in repr(result)
+
+
+def test_interrupted() -> None:
+    """Ctrl-C at the first rung: the best so far."""
+    seen = []
+
+    def evaluate(x: Any, y: Any) -> dict[str, float]:
+        seen.append(1)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return TASK.evaluate(x, y)
+
+    result = race(evaluate=evaluate)
+    assert result.interrupted
+    assert result.best is not None
+    assert [name for name in result.table if name.startswith("round ")] == ["round 3"]
+    assert result.value == result.table["round 3"].min()
+
+
+# What is refused.
+
+
+@dataclass(frozen=True)
+class NoSteps:
+    """Stands for a method without step sizes."""
+
+    size: int = 1
+    solves: ClassVar[tuple[type, ...]] = (rk.Bilevel,)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"search": ["uper_step"]}, "LFedNest has no hyperparameter 'uper_step'; it has: upper_step"),
+        ({"search": {"upper_step": (1.0, 0.1)}}, "goes from 1 to 0.1; give the lower end first"),
+        ({"search": {"upper_step": (0.0, 0.1)}}, "from 0 to 0.1, must be of positive numbers"),
+        ({"search": {"upper_step": (-1, 0.1)}}, "must be of positive numbers"),
+        ({"search": {"upper_step": (0.1, float("inf"))}}, "must be of positive numbers"),
+        ({"search": {"upper_step": 0.1}}, r"is 0.1; give two numbers, \(low, high\)"),
+        ({"search": {"lower_rounds": (1, 4)}}, "lower_rounds=1 is not a real number"),
+        ({"search": {}}, "names nothing"),
+        ({"search": "upper_step"}, "names nothing"),
+        ({"method": replace(METHOD, upper_step=lambda t: 0.1 / (t + 1))}, "upper_step is a schedule"),
+        ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "'auto' is no number to search"),
+        ({"method": NoSteps()}, "NoSteps has no step sizes; name what to search, with its range. It has: size"),
+        ({"candidates": 8}, "candidates=8: with 3 step sizes to search give at least 9"),
+        ({"candidates": 0}, "candidates=0 is not an integer, at least 1"),
+        ({"rounds": 0}, "rounds=0 is not an integer, at least 1"),
+        ({"slots": 0}, "slots=0 is not an integer, at least 1"),
+        ({"cohort": 9}, "cohort=9"),
+        ({"metric": "distanc"}, "metric='distanc': evaluate returns no such metric, but distance, gradient, lower_gap"),
+    ],
+)  # fmt: skip
+def test_bad_input(given: dict[str, Any], said: str) -> None:
+    before = _advance_some._cache_size()
+    with pytest.raises(ValueError, match=said):
+        search(**given)
+    assert _advance_some._cache_size() == before
+
+
+# The picture.
+
+
+@pytest.mark.parametrize("names", [1, 2, 3, 6])
+def test_pictures(names: int) -> None:
+    ranges = {f"s{k}": (0.01, 1.0) for k in range(names)}
+    frame = pd.DataFrame(_candidates(ranges, type("Own", (), dict.fromkeys(ranges, 0.1))(), 25))
+    frame = frame.assign(status="stopped", rounds=3, last=np.geomspace(1e-6, 1e3, len(frame)))
+    frame.loc[0, "status"], frame.loc[0, "rounds"] = "finished", 24
+    frame.loc[9:11, ["status", "last"]] = "diverged", np.nan
+    fig = rk.Tuning(
+        frame, METHOD, ranges, "distance", False, 5.0, 24, 1.0, 1.0, False
+    ).picture("Distance")  # fmt: skip
+    axes = [ax for ax in fig.axes if ax.get_visible()]
+    assert len(axes) == {1: 1, 2: 2, 3: 4, 6: 16}[names]  # the pairs, and the scale of colours
+    assert axes[0].get_xlabel() == "s0"
+    crosses = [line for line in axes[0].get_lines() if line.get_marker() == "x"]
+    assert len(crosses) == 3
+    fig.draw_without_rendering()
+
+
+# The command line.
+
+
+def invoke(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+SMALL = ["tune", "quadratic", "-a", "LFedNest", "--clients", 3, "--set", "hessian_step=0.2", "--candidates", 9]
+
+
+def test_the_command_line_from_end_to_end(tmp_path: Any) -> None:
+    ranges = ["--over", "upper_step=0.001:0.1", "--over", "lower-step"]
+    result = invoke(*SMALL, "--rounds", 8, *ranges, "--out", tmp_path / "t")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "t" / "landscape.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((tmp_path / "t" / "tuning.json").read_text())
+    table = pd.read_csv(tmp_path / "t" / "candidates.csv")
+    assert len(table) == told["tried"] == 9
+    assert told["search"] == {"upper_step": [0.001, 0.1], "lower_step": [0.01, 1.0]}
+    assert told["best"] == table.loc[0, ["upper_step", "lower_step"]].to_dict()
+    assert "of 9 diverged" in result.stdout
+    assert told["run"] in result.stdout
+    # The largest upper step is best, and the command that looks further is printed.
+    assert told["edges"]["upper_step"] == "upper"
+    assert "upper_step is best at the upper end of its range, 0.001 to 0.1." in result.stdout
+    assert "--candidates 9 --over upper_step=0.01:1 " in told["next"]
+    assert told["next"] in result.stdout
+    # The command that is printed gives the number that was found.
+    program, *arguments = shlex.split(told["run"])
+    assert program == "rookery"
+    assert "--set hessian_step=0.2" in told["run"]
+    run = json.loads(invoke(*arguments, "--json").stdout)
+    np.testing.assert_allclose(run["last"]["distance"], told["value"], rtol=1e-8)
+
+
+def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:
+    ranges = ["--over", "upper_step=0.001:0.1", "--over", "lower_step=1e200:1e250"]
+    result = invoke(*SMALL, "--rounds", 8, *ranges, "--json", "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "All 9 candidates diverged. Search smaller steps: rookery tune quadratic" in result.stderr
+    told = json.loads(result.stdout)
+    assert told["best"] == {}
+    assert told["run"] is None
+    assert len(told["candidates"]) == told["diverged"] == 9
+    quiet = invoke(*SMALL, "--rounds", 2, "--over", "upper_step", "--over", "lower_step", "--quiet", "--out", tmp_path)
+    assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--over", "uper_step=0.1:1"], "did you mean upper_step"),
+        (["--over", "upper_step=1:0.1"], "give the lower end first"),
+        (["--over", "upper_step=-1:1"], "must be of positive numbers"),
+        (["--over", "upper_step=0.1"], "not of the form name=low:high"),
+        (["--over", "upper_step=a:b"], "not of the form name=low:high"),
+        (["--over", "lower_rounds=1:4"], "is not a real number"),
+        (["--candidates", "2"], "give at least 9"),
+        (["--rounds", "0"], "rounds=0"),
+        (["--metric", "loss"], "evaluate returns no such metric, but distance"),
+        (["--set", "upper_step=1", "--set", "lower_step=1"], "--set gives every step size of LFedNest"),
+        (["--out", "README.md"], "is a file"),
+    ],
+)  # fmt: skip
+def test_the_command_line_refuses(arguments: list[str], said: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").touch()
+    result = invoke(*SMALL, *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
