@@ -201,8 +201,19 @@ def test_a_lower_level_of_each_clients_own() -> None:
         lambda: solve(problem), r"FedNest needs a lower level that is one for all; this problem's is each client's own"
     )
     refused(
+        lambda: solve(algorithm=rk.FedBiOLocal()),
+        r"FedBiOLocal needs a lower level that is each client's own; this problem's is one for all",
+    )
+    refused(
         lambda: solve(rk.Bilevel(upper, lower, lower_scope="local")), r"scope 'local' is not known; give \"global\""
     )  # type: ignore[arg-type]
+
+
+def test_one_number_of_local_steps_for_all() -> None:
+    refused(
+        lambda: solve(algorithm=rk.FedBiO(local_steps=(1, 3))),  # type: ignore[arg-type]
+        r"FedBiO: local_steps=\(1, 3\) is not an integer, at least 1",
+    )
 
 
 def test_things_of_the_wrong_kind() -> None:

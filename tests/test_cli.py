@@ -129,6 +129,17 @@ def test_a_run_that_breaks_down_says_so():
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_lower_level_of_each_clients_own():
+    """The task is set up so for a method that needs it, says so, and goes on from where it was cut short."""
+    result = invoke("run", "quadratic", "--algorithm", "FedBiOLocal", "--clients", "3", "--rounds", 2, "--json")
+    assert "quadratic has scope=client" in result.stderr
+    told = json.loads(result.stdout)
+    assert told["task_settings"]["scope"] == "client"
+    assert set(told["last"]) == {"distance", "gradient"}
+    assert "each client's own" in refused("run", "hyperparameters", "--algorithm", "FedBiOLocal")
+    assert "one for all" in refused("run", "quadratic", "--algorithm", "FedBiO", "--set", "scope=client")
+
+
 # What is refused.
 
 
@@ -137,7 +148,7 @@ def test_a_run_that_breaks_down_says_so():
     [
         (["run", "quadratik"], "did you mean quadratic"),
         (["run", "quadratic", "--algorithm", "LFedNset"], "LFedNest"),
-        (["run", "quadratic", "--algorithm", "zzz"], "there are: FedAvg"),
+        (["run", "quadratic", "--algorithm", "zzz"], "there are: A"),
         (["run", "quadratic", "--set", "uper_step=1"], "did you mean upper_step"),
         (["run", "quadratic", "--algorithm", "FedAvg"], "does not solve Bilevel"),
         (["run", "quadratic", "--partition", "iid"], "has no partition"),

@@ -185,3 +185,126 @@ def test_single_level_converges():
     method = theory.fedsvrg(theory.SingleLevelConstants(l_f=1.0), 1_000, 100.0, local_steps=np.array([1, 2, 5]))
     run = rk.solve(problem, clients, method, np.zeros(3), rounds=1_000, progress=False)
     np.testing.assert_allclose(run.x, 3.0, atol=1e-6)
+
+
+def test_feddro_by_hand():
+    constants = theory.CompositionalConstants(l_f0=1, l_f1=2, l_r0=0.5)
+    method = theory.feddro(constants, steps=10**8, clients=16, c=0.5, batch_size=3)
+    assert (method.step, method.batch_size) == (pytest.approx(0.5 * 4e-4), 3)
+    assert method.momentum == pytest.approx(4 * 0.5**4 * 2**2 * method.step)
+    assert method.local_steps == 12  # 100/8 = 12.5, to the even
+    with pytest.raises(ValueError, match=r"steps=100 is too few: β = .* = 32 > 1; take 102400, or a lower c"):
+        theory.feddro(theory.CompositionalConstants(l_f0=1, l_f1=1, l_r0=2), steps=100, clients=25)
+
+    two_sided = theory.ds_feddro(steps=10**6, clients=4, c=0.5, c_beta=3, c_gamma=2)
+    assert two_sided.local_steps == 500
+    assert two_sided.step * two_sided.server_step == pytest.approx(0.5 * math.sqrt(4 / 10**6))  # √(K/T), as in FedDRO
+    assert two_sided.momentum == pytest.approx(3 * two_sided.step)
+    assert two_sided.server_inner_step == pytest.approx(2 * two_sided.server_step)
+
+
+def test_feddro_converges():
+    """f(g(x)) + h(x), all quadratic, one sample a step: the steps of both theorems bring ‖∇Φ‖² down."""
+    rng = np.random.default_rng(0)
+    n, samples, steps = 4, 6, 10_000
+    data = [
+        {
+            "a": 0.8 * np.eye(2) + 0.1 * rng.normal(size=(1, 2, 2)) + 0.1 * rng.normal(size=(samples, 2, 2)),
+            "b": 0.3 * rng.normal(size=(1, 2)) + 0.2 * rng.normal(size=(samples, 2)),
+        }
+        for _ in range(n)
+    ]
+    inner = lambda x, b: jnp.mean(b["a"] @ x + b["b"], axis=0)
+    outer = lambda v: 0.5 * jnp.sum((v - 1) ** 2)
+    extra = lambda x, b: 0.5 * jnp.mean(jnp.sum((x + b["b"]) ** 2, axis=-1))
+    problem, clients = rk.Compositional(inner, outer, extra), rk.Clients(lower=data, replace=True)
+    a, b = (np.mean([np.mean(own[name], axis=0) for own in data], axis=0) for name in "ab")
+    gradient = lambda x: a.T @ (a @ x + b - 1) + x + b
+    watch = lambda x, y: {"gradient": float(np.sum(gradient(np.asarray(x)) ** 2))}
+    lipschitz = max(np.linalg.norm(sample, 2) for own in data for sample in own["a"])
+    constants = theory.CompositionalConstants(l_f0=5.0, l_f1=1.0, l_r0=float(lipschitz))
+    for method in (theory.feddro(constants, steps, n, batch_size=1), theory.ds_feddro(steps, n, c=0.5, batch_size=1)):
+        rounds = steps // method.local_steps
+        run = rk.solve(
+            problem, clients, method, (np.array([3.0, -2.0]), None), rounds, evaluate=watch, every=rounds // 50
+        )
+        seen = run.history["gradient"].to_numpy()
+        assert seen[1 + len(seen) // 2 :].mean() < seen[0] / 1000
+
+
+def test_asfbo_by_hand():
+    """(161) with round numbers: r = 2, L_R² = 2, L_Φ = 4, L_y = 1, L_z = 2, K_y = 808, K_z = 6."""
+    constants = theory.Constants(mu_g=1, l_f0=2, l_f1=0.5, l_g1=1)
+    terms = theory.asfbo_terms(constants, 2, 1, 1, momentum=0.25, most=4)
+    expected = [1 / 12, 1 / 144, 1 / 72, 1 / 48, 1 / 4, 4, 4, 1 / 96, 1 / 72, math.inf, math.inf, 1 / 6656]
+    assert terms == pytest.approx(expected)
+    curved = dataclasses.replace(constants, l_g2=1)  # L_yx = 4, L_zx > 0
+    alpha = (1 - 0.75**4) / 0.25 / 0.25
+    assert theory.asfbo_terms(curved, 2, 3, 1, 0.25, 4)[9] == pytest.approx(3 / (4 * 4 * (4 + 4 * (1 + alpha) ** 2)))
+
+    method = theory.asfbo(constants, 100, 2, 1, 1, spread=5, local_steps=[2, 4], batch_size=3)
+    assert (method.radius, method.batch_size) == (2, 3)
+    most = 1 / 6656 / 4
+    assert method.bounds == (
+        pytest.approx((most / 5, most)), pytest.approx((most / 25, most / 5)), pytest.approx((most / 25, most / 5))
+    )  # fmt: skip
+    assert method.upper_step == pytest.approx(1 / (3 * 10))
+    assert theory.asfbo(constants, 1, 2, 1, 1, local_steps=[2, 4]).lower_step == 1 / 4  # (163), where T is small
+    assert theory.asfbo(constants, 10**12, 2, 1, 1, local_steps=1).bounds[0][1] == pytest.approx(math.sqrt(2) / 10**6)
+    best = theory.asfbo(constants, 100, 2, local_steps=[2, 4]).bounds[0][1]
+    assert best > 5 * most
+    assert best >= max(min(theory.asfbo_terms(constants, 2, 2**j, 2**k, 0.25, 4)) / 4 for j in (3, 6) for k in (0, 2))
+
+
+@pytest.mark.parametrize("given", [{}, {"direction": "storm", "batch_size": 1}])
+def test_asfbo_converges(given):
+    task = rk.tasks.quadratic(
+        clients=3, upper_dim=2, lower_dim=1, samples=8, noise=0.1, heterogeneity=0.1, seed=7, replace=True
+    )
+    constants = theory.quadratic_constants(task)
+    method = theory.asfbo(constants, 10_000, 3, local_steps=np.array([1, 2, 3]), **given)
+    gradient = solve(task, method, 10_000)["gradient"].to_numpy()
+    assert (np.diff(gradient) < 0).all()
+    assert gradient[-1] < gradient[0] / 100
+
+
+def test_fedbio_by_hand():
+    """L = 2, κ = 2 and L̃ = 2 but where ℓ_{g,2} counts; T = 1000, so ε = 1/100."""
+    constants = theory.Constants(mu_g=1, l_f0=3, l_f1=1, l_g1=2)
+    found = theory.fedbio(constants, steps=1000, clients=5, local_steps=3)
+    assert found.lower_step == found.linear_step == pytest.approx(1 / 48)
+    assert found.upper_step == pytest.approx(1 / 48 / 4)
+    assert (found.upper_batch, found.lower_batch) == (20, 320)
+    longer = theory.fedbio(constants, steps=10**6, clients=5, local_steps=3, batch_size=7)
+    assert longer.lower_step == pytest.approx(0.01)  # c T^{-1/3}
+    assert (longer.upper_batch, longer.lower_batch, longer.batch_size) == (None, None, 7)
+    curved = theory.fedbio(dataclasses.replace(constants, l_g2=1.0), steps=1000, clients=5)
+    assert curved.lower_step == pytest.approx(1 / (8 * math.sqrt(4 + 2 * 9)))
+
+    local = theory.fedbio(constants, steps=1000, clients=5, scope="client")
+    assert (local.lower_step, local.hessian_step) == (0.25, 0.5)
+    assert local.upper_step == pytest.approx(min(1 / 9, 0.25 / (2 * 3)))  # L_f = 9 and M_f = 3, as above
+    assert (local.upper_batch, local.lower_batch, local.neumann_terms) == (20, 3200, math.ceil(2 * math.log(200)))
+
+
+def test_fedbio_acc_by_hand():
+    """The same constants; b and I as the communication of order ε^{-1} wants them, and for a given b."""
+    constants = theory.Constants(mu_g=1, l_f0=3, l_f1=1, l_g1=2)
+    found = theory.fedbio_acc(constants, steps=2000, clients=5)
+    assert (found.batch_size, found.local_steps) == (100, 1)  # √(MT); 2^{10/9}·5^{-2/3} = 0.7
+    assert found.lower_step == found.linear_step == 0.25
+    assert found.upper_step == pytest.approx(0.25 / 4)
+    assert found.c_upper == pytest.approx(1 / 500 + 2 / 500**2)
+    assert found.c_lower == found.c_linear == pytest.approx(4 / 500 + 2 / 500**2)
+    assert found.delta == pytest.approx(500 ** (2 / 3) / 2 ** (1 / 3))
+    assert found.offset == pytest.approx(500**2 * 4)
+
+    fixed = theory.fedbio_acc(constants, steps=200_000, clients=5, batch_size=1)  # ε = 10^{-4}
+    assert fixed.local_steps == round(2 ** (10 / 9) * 5 ** (-2 / 3) * 10 ** (4 / 3))
+    assert fixed.first_batch == math.ceil(fixed.local_steps**1.5)
+    assert fixed.delta / fixed.offset ** (1 / 3) <= 1 / (2 * fixed.local_steps**1.5) * (1 + 1e-12)
+    assert fixed.c_lower * (fixed.delta / fixed.offset ** (1 / 3)) ** 2 <= 1
+
+    local = theory.fedbio_acc(constants, steps=2000, clients=5, scope="client")
+    assert (local.batch_size, local.lower_batch) == (100, 500)
+    assert local.neumann_terms == math.ceil(2 * math.log(2 * 500 * 10**4))

@@ -1,6 +1,6 @@
 """Rookery: federated nested optimization. State the problem once as plain JAX losses, and pick a method by name."""
 
-from rookery import tasks, theory
+from rookery import objectives, tasks, theory
 from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
 from rookery.clients import Clients
@@ -9,6 +9,7 @@ from rookery.engines.simulation import Simulation
 from rookery.fed import Epochs, NonFiniteError
 from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel
 from rookery.solve import Best, Run, solve
+from rookery.tune import Tuning, tune
 
 __version__ = "0.1.0"
 
@@ -24,8 +25,11 @@ __all__ = [
     "Run",
     "Simulation",
     "SingleLevel",
+    "Tuning",
+    "objectives",
     "solve",
     "tasks",
     "theory",
+    "tune",
     *_algorithms,
 ]

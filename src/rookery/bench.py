@@ -1,5 +1,7 @@
 """The speed of this machine on fixed work: the FedNest paper's hyper-representation round, against a yardstick.
 
+And a round of ASFBO at the size of its own paper, against one of FedNest there, by their arithmetic.
+
 The yardstick is one float32 product of 10×300×784 with 784×200, taken in the same run, so that a slow or noisy machine
 cancels out. A plain per-client PyTorch loop of the same arithmetic is timed beside it where PyTorch is installed.
 """
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import hyperparameters
-from rookery.algorithms import FedNest
+from rookery.algorithms import ASFBO, FedNest
 from rookery.clients import Clients
 from rookery.engines.simulation import Simulation
 from rookery.fed import Epochs
@@ -22,9 +24,10 @@ from rookery.tasks.hyperrep import layers, representation_problem
 
 COHORT, SAMPLES, INPUTS, WIDTH, CLASSES, BATCH = 10, 300, 784, 200, 10, 64
 PASSES, TERMS, STEP, HESSIAN_STEP = 5, 5, 0.01, 0.1
+TRAINING, VALIDATION, LOCAL_STEPS = 450, 150, (5, 15)  # of the ASFBO paper
 
 
-def run(repeats: int = 7, torch: bool | None = None, scale: bool = True) -> dict[str, Any]:
+def run(repeats: int = 7, torch: bool | None = None, scale: bool = True, single_loop: bool = True) -> dict[str, Any]:
     """All measurements; times are the best of `repeats`, in seconds. `torch` None: if it is installed."""
     product, the_round, compilation = yardstick(), paper_round(100), 0.0
     begin = time.perf_counter()
@@ -49,14 +52,57 @@ def run(repeats: int = 7, torch: bool | None = None, scale: bool = True) -> dict
     }
     if scale:
         small, large = 1_000, 100_000
-        sized = {n: cohort_round(n) for n in (small, large)}
+        sized = {str(n): cohort_round(n) for n in (small, large)}
         for one in sized.values():
             one(1)
-        times = interleaved({str(n): partial(one, 5) for n, one in sized.items()}, repeats)
+        times = interleaved(_times(sized, 5), repeats)
         result["seconds_1000_clients"] = times[str(small)] / 5
         result["seconds_100000_clients"] = times[str(large)] / 5
         result["growth_1000_to_100000_clients"] = times[str(large)] / times[str(small)]
-    return result
+    return result | (single_loop_rounds(repeats) if single_loop else {})
+
+
+def single_loop_rounds(repeats: int) -> dict[str, float]:
+    """ASFBO and FedNest in turn on 10 of 100 clients × 450 + 150 samples: times, and the ratio against the arithmetic.
+
+    τ_i = 15 for all, and drawn from 5..15, where the slowest client of the cohort sets the pace.
+    """
+    data = _clients(100, TRAINING, INPUTS, VALIDATION)
+    start = layers(jax.random.key(0), INPUTS, WIDTH, CLASSES)
+    methods = {
+        "fednest": _paper_method(),
+        "equal": ASFBO(local_steps=LOCAL_STEPS[1], batch_size=BATCH),
+        "drawn": ASFBO(local_steps=LOCAL_STEPS, batch_size=BATCH),
+    }
+    rounds = {name: _rounds(method, data, start, COHORT) for name, method in methods.items()}
+    for one in rounds.values():
+        one(1)
+    best = {name: seconds / 3 for name, seconds in interleaved(_times(rounds, 3), repeats).items()}
+    ratio, counted = best["equal"] / best["fednest"], asfbo_products() / fednest_products()
+    return {
+        "asfbo_seconds": best["equal"],
+        "asfbo_in_fednest_rounds": ratio,
+        "asfbo_in_fednest_rounds_by_arithmetic": counted,
+        "asfbo_over_arithmetic": ratio / counted,
+        "asfbo_drawn_over_equal_steps": best["drawn"] / best["equal"],
+    }
+
+
+def asfbo_products() -> float:
+    """Multiplications of a client in a round of ASFBO: τ times ∇f, and ∇_y g with its two products, on a batch each."""
+    hidden, output = BATCH * INPUTS * WIDTH, BATCH * WIDTH * CLASSES
+    gradient = 2 * hidden + 3 * output  # forward; back to both layers
+    products = 2 * hidden + 6 * output  # forward, and along z; back to the output layer; both again for the tangents
+    return LOCAL_STEPS[1] * (gradient + products)
+
+
+def fednest_products() -> float:
+    """The same of FedNest, where the hidden layer's output on the training data is computed once a round."""
+    hidden, output = INPUTS * WIDTH, WIDTH * CLASSES
+    steps = -(-PASSES * TRAINING // BATCH)
+    lower = TRAINING * (hidden + 2 * output) + (steps - 1) * 2 * BATCH * 2 * output  # the anchor, and SVRG's pairs
+    system = BATCH * (hidden + 2 * output) + TERMS * BATCH * 4 * output  # ∇_y f, and the series
+    return lower + system + BATCH * (2 * hidden + 3 * output + 2 * hidden + 5 * output)  # and both parts of h
 
 
 def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -72,6 +118,10 @@ def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int) -> dict[
     return best
 
 
+def _times(rounds: dict[str, Callable[[int], Any]], k: int) -> dict[str, Callable[[], Any]]:
+    return {name: partial(one, k) for name, one in rounds.items()}
+
+
 def yardstick() -> Callable[[], Any]:
     """One product of 10×300×784 with 784×200."""
     rng = np.random.default_rng(0)
@@ -83,7 +133,12 @@ def yardstick() -> Callable[[], Any]:
 
 def paper_round(clients: int) -> Callable[[int], Any]:
     """k rounds of FedNest: 100 clients × 300 + 300 samples, 10 per round, MLP 784-200-10, batch 64, 5 epochs, N = 5."""
-    method = FedNest(
+    start = layers(jax.random.key(0), INPUTS, WIDTH, CLASSES)
+    return _rounds(_paper_method(), _clients(clients, SAMPLES, INPUTS, SAMPLES), start, COHORT)
+
+
+def _paper_method() -> FedNest:
+    return FedNest(
         upper_step=STEP,
         lower_step=STEP,
         lower_local_steps=Epochs(PASSES),
@@ -91,23 +146,23 @@ def paper_round(clients: int) -> Callable[[int], Any]:
         hessian_step=HESSIAN_STEP,
         batch_size=BATCH,
     )
-    return _rounds(
-        method, _clients(clients, SAMPLES, INPUTS), layers(jax.random.key(0), INPUTS, WIDTH, CLASSES), COHORT
-    )
 
 
 def cohort_round(clients: int) -> Callable[[int], Any]:
     """k rounds with a cohort of 100 out of many small clients."""
     method = FedNest(lower_local_steps=10, hessian_step=HESSIAN_STEP, batch_size=4)
-    return _rounds(method, _clients(clients, 8, 32), layers(jax.random.key(0), 32, 64, CLASSES), 100)
+    return _rounds(method, _clients(clients, 8, 32, 8), layers(jax.random.key(0), 32, 64, CLASSES), 100)
 
 
-def _clients(clients: int, samples: int, inputs: int) -> Clients:
+def _clients(clients: int, lower: int, inputs: int, upper: int) -> Clients:
     rng = np.random.default_rng(1)
-    images = rng.random(size=(2, clients, samples, inputs), dtype=np.float32)
-    labels = rng.integers(CLASSES, size=(2, clients, samples), dtype=np.int32)
-    levels = [[{"image": i, "label": l} for i, l in zip(images[k], labels[k], strict=True)] for k in (0, 1)]
-    return Clients(lower=levels[0], upper=levels[1])
+
+    def level(samples: int) -> list[Any]:
+        images = rng.random(size=(clients, samples, inputs), dtype=np.float32)
+        labels = rng.integers(CLASSES, size=(clients, samples), dtype=np.int32)
+        return [{"image": i, "label": l} for i, l in zip(images, labels, strict=True)]
+
+    return Clients(lower=level(lower), upper=level(upper))
 
 
 def _rounds(method: Any, data: Clients, start: Any, cohort: int) -> Callable[[int], Any]:

@@ -93,11 +93,23 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
     if scope not in ("global", "client"):
         raise ValueError(f'{kind}: scope {scope!r} is not known; give "global" or "client".')
     if scope != getattr(algorithm, "scope", "global"):
-        level = "lower level" if isinstance(problem, Bilevel) else "inner function"
+        level = "a lower level" if isinstance(problem, Bilevel) else "an inner function"
         one, other = ("each client's own", "one for all") if scope == "client" else ("one for all", "each client's own")
-        raise ValueError(f"{name} needs a {level} that is {other}; this problem's is {one} (scope {scope!r}).")
+        raise ValueError(f"{name} needs {level} that is {other}; this problem's is {one} (scope {scope!r}).")
+    if isinstance(problem, Compositional):
+        _check_composition(problem, name, getattr(algorithm, "needs", ()))
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
         raise ValueError(f"A {kind} problem has one data set, these clients have two: give upper=[...] alone.")
+
+
+def _check_composition(problem: Compositional, name: str, needs: tuple[str, ...]) -> None:
+    if "known outer" in needs and not problem.outer_is_known:
+        raise ValueError(
+            f"{name} needs an outer function that is known to all, f(value); this problem's is each client's own, "
+            "f(value, batch). Put what takes data into inner or extra, or take a method that averages ∇f: FedNest."
+        )
+    if "extra" in needs and problem.extra is None:
+        raise ValueError(f"{name} minimises the extra part h alone, and this problem has none: give extra=h(x, batch).")
 
 
 def _one_sample(source: Source) -> Any:

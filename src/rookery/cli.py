@@ -3,12 +3,13 @@
 import dataclasses
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from rookery.data import DATASETS, PARTITIONS
 from rookery.problems import Bilevel, SingleLevel
 from rookery.registry import ALGORITHMS, TASKS, find, key
 from rookery.tasks.task import Task
+from rookery.tune import CANDIDATES, step_sizes
 
 app = typer.Typer(
     help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with clients.",
@@ -202,22 +204,15 @@ def run(
 ) -> None:
     """Run an algorithm on a task."""
     with _border():
-        task_name, make = find("task", task, TASKS)
-        algorithm_name, cls = find("algorithm", algorithm, ALGORITHMS)
-        given, arguments = _settings(settings or [], algorithm_name, cls, task_name, make)
-        for name, value in (("clients", clients), ("partition", partition), ("seed", seed)):
-            if value is not None:
-                _check_argument(task_name, make, name, value)
-                arguments[name] = value
-        chosen, note = _fit(make(**arguments), cls)
-        method = chosen.algorithm(cls, **given)
+        asked = _ask(task, algorithm, settings or [], clients, partition, seed)
+        task_name, algorithm_name, arguments, chosen, method, note = asked
         rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
         size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
         description: dict[str, Any] = {
             "task": task_name,
             "task_settings": arguments,
             "algorithm": algorithm_name,
-            "hyperparameters": {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},  # type: ignore[arg-type]
+            "hyperparameters": {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},
             "seed": seed,
             "cohort": size,
             "rounds": rounds,
@@ -251,6 +246,36 @@ def run(
         if result.interrupted:
             _complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
             raise typer.Exit(130)
+
+
+class _Asked(NamedTuple):
+    """What a task and an algorithm on the command line stand for."""
+
+    task_name: str
+    algorithm_name: str
+    arguments: dict[str, Any]  # of the task
+    task: Task
+    method: Any
+    note: str  # a line for the user, or ""
+
+
+def _ask(
+    task: str, algorithm: str, settings: list[str], clients: int | None, partition: str | None, seed: int
+) -> _Asked:
+    task_name, make = find("task", task, TASKS)
+    algorithm_name, cls = find("algorithm", algorithm, ALGORITHMS)
+    given, arguments = _settings(settings, algorithm_name, cls, task_name, make)
+    for name, value in (("clients", clients), ("partition", partition), ("seed", seed)):
+        if value is not None:
+            _check_argument(task_name, make, name, value)
+            arguments[name] = value
+    local = ""
+    if getattr(cls, "scope", "global") == "client" and "scope" in inspect.signature(make).parameters.keys() - arguments:
+        arguments["scope"] = "client"
+        local = f"{algorithm_name} gives every client a lower level of its own: {task_name} has scope=client."
+    chosen, note = _fit(make(**arguments), cls)
+    note = local or note
+    return _Asked(task_name, algorithm_name, arguments, chosen, chosen.algorithm(cls, **given), note)
 
 
 def _fit(task: Task, cls: Any) -> tuple[Task, str]:
@@ -402,6 +427,164 @@ def _check_argument(task: str, make: Callable[..., Task], name: str, value: Any)
         find("partition", value, PARTITIONS)
     if name == "clients" and value < 1:
         raise ValueError(f"{task}: clients={value} is not a whole number, at least 1.")
+
+
+@app.command()
+def tune(
+    task: Annotated[str, typer.Argument(help="A task; see `rookery list tasks`.")],
+    algorithm: Annotated[str, typer.Option("--algorithm", "-a", help="See `rookery list algorithms`.")] = "FedNest",
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A step size to search, and its range: upper_step=0.001:1; without a range, a tenth to ten times its "
+            "value. Repeat it for more. Left out: all step sizes that --set does not give.",
+        ),
+    ] = None,
+    candidates: Annotated[int, typer.Option(help="How many to try, at most.")] = CANDIDATES,
+    metric: Annotated[str | None, typer.Option(help="What decides; the task's main metric if left out.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A hyperparameter or a setting of the task, as in `rookery run`."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Of the best candidates; the task has a default.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Clients in each round; the task has a default.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in all; the task has a default.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data are dealt out: iid, shards or dirichlet.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the task and of the runs.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; runs/tune-TASK-ALGORITHM if left out.")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Find an algorithm's step sizes: many at once, the worse half stopped early; the best, a picture, a command."""
+    with _border():
+        asked = _ask(task, algorithm, settings or [], clients, partition, seed)
+        chosen, method = asked.task, asked.method
+        folder = out or Path("runs") / f"tune-{asked.task_name}-{asked.algorithm_name}"
+        if folder.is_file():
+            raise ValueError(f"--out {folder} is a file; give a folder.")
+        rounds_asked = chosen.rounds if rounds is None else rounds
+        given = [entry.partition("=")[0].strip().replace("-", "_") for entry in settings or []]
+        search = _search(over, method, given)
+        if asked.note and not quiet:
+            print(asked.note, file=sys.stderr)
+        found = rk.tune(
+            chosen.problem,
+            chosen.clients,
+            method,
+            chosen.init,
+            rounds_asked,
+            evaluate=chosen.evaluate,
+            metric=metric or chosen.metric,
+            search=search,
+            candidates=candidates,
+            cohort=chosen.cohort if cohort is None else cohort,
+            seed=seed,
+            progress=False if quiet or json else None,
+        )
+        if found.interrupted and found.best is None:
+            _complain("Stopped before any candidates were compared.")
+            raise typer.Exit(130)
+        options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
+        kept = [entry for entry, name in zip(settings or [], given, strict=True) if name not in found.search]
+        base = [f"{asked.task_name} --algorithm {asked.algorithm_name}"]
+        base += [f"--{name} {value}" for name, value in options.items() if value is not None]
+        base += [f"--set {shlex.quote(entry)}" for entry in kept]
+        more = [] if metric is None else [f"--metric {metric}"]
+        more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
+        told = _told(asked, found, base, more, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        found.table.to_csv(folder / "candidates.csv", index=False)
+        (folder / "tuning.json").write_text(report.to_json(told) + "\n")
+        title = f"{asked.algorithm_name} on {asked.task_name}: {found.metric} by step size"
+        picture = report.save(found.picture(title), folder / "landscape.png")
+        if json:
+            print(report.to_json({**told, "candidates": found.table.to_dict("records")}))
+        _say(quiet, json, *_tuned(found, asked, told, picture))
+        if found.best is None:
+            _complain(f"All {len(found.table)} candidates diverged. Search smaller steps: {told['next']}")
+            raise typer.Exit(1)
+        if not (found.value > found.start if found.higher_is_better else found.value < found.start):
+            _complain(f"No candidate is better than the start, where {found.metric} is {report.number(found.start)}.")
+        if found.interrupted:
+            _complain("Stopped early: this is the best so far.")
+            raise typer.Exit(130)
+
+
+def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, tuple[float, float] | None] | None:
+    """The step sizes to search, each with its range if it has one; None if there are none."""
+    if over is None:
+        names = [name for name in step_sizes(method) if name not in given]
+        if not names and step_sizes(method):
+            raise ValueError(
+                f"--set gives every step size of {type(method).__name__}; name those to search with --over."
+            )
+        return dict.fromkeys(names) or None
+    ranges: dict[str, tuple[float, float] | None] = {}
+    for entry in over:
+        name, sign, text = entry.partition("=")
+        name = name.strip().replace("-", "_")
+        key(type(method).__name__, name, [field.name for field in dataclasses.fields(method)])
+        try:
+            low, high = (float(end) for end in text.split(":")) if sign else (0.0, 0.0)
+        except ValueError:
+            raise ValueError(f"--over {entry!r} is not of the form name=low:high, as in upper_step=0.001:1.") from None
+        ranges[name] = (low, high) if sign else None
+    return ranges
+
+
+def _told(asked: _Asked, found: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
+    """What a search has come to, and what to run next, as JSON holds it."""
+    best = {} if found.best is None else {name: getattr(found.best, name) for name in found.search}
+    run = " ".join(["rookery run", *base, *(f"--set {name}={value!r}" for name, value in best.items())])
+    ranges = found.moved()
+    if found.best is None:
+        ranges = {name: (low / 100, low) for name, (low, _) in ranges.items()}
+    windows = [f"--over {name}={low:.3g}:{high:.3g}" for name, (low, high) in ranges.items()]
+    again = " ".join(["rookery tune", *base, *more, *windows])
+    return {
+        "task": asked.task_name,
+        "task_settings": asked.arguments,
+        "algorithm": asked.algorithm_name,
+        "rounds": found.rounds,
+        "metric": found.metric,
+        "search": found.search,
+        "best": best,
+        "value": found.value,
+        "edges": found.edges,
+        "diverged": found.diverged,
+        "tried": len(found.table),
+        "seconds": found.seconds,
+        "compiling": found.compiling,
+        "interrupted": found.interrupted,
+        "run": run if best else None,
+        "next": again if found.edges or found.diverged == len(found.table) else None,
+        "out": folder,
+    }
+
+
+def _tuned(found: rk.Tuning, asked: _Asked, told: dict[str, Any], picture: Path) -> list[Any]:
+    """A search for the terminal: the best candidates and the one that was set, how it went, and what to do next."""
+    names, rungs = list(found.search), [name for name in found.table.columns if name.startswith("round ")]
+    columns: dict[str, list[Any]] = {"": [*names, *rungs]}
+    for place, row in enumerate(found.table.to_dict("records")):
+        lost = row["status"] == "diverged"
+        words = ["best" if place == 0 else str(place + 1)] if place < 5 and not lost else []
+        if all(row[name] == getattr(asked.method, name) for name in names):
+            words.append("as set: diverged" if lost else "as set")
+        if words:
+            columns[", ".join(words)] = ["" if pd.isna(row[name]) else row[name] for name in [*names, *rungs]]
+    seconds = f"{found.seconds:.0f} s, {found.compiling:.0f} of them compiling"
+    tried = f"{found.diverged} of {len(found.table)} diverged. It took {seconds}."
+    title = f"{asked.algorithm_name} on {asked.task_name}: {found.metric}, the best of {len(found.table)} candidates"
+    said = [report.table(pd.DataFrame(columns), title), tried, f"The picture: {picture}"]
+    if told["run"]:
+        said.append(f"Run the best:\n  {told['run']}")
+    for name, end in found.edges.items():
+        low, high = found.search[name]
+        said.append(f"{name} is best at the {end} end of its range, {low:.3g} to {high:.3g}.")
+    if found.edges:
+        said.append(f"Look further there:\n  {told['next']}")
+    return said
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree
 
 from rookery import tree
@@ -37,6 +38,7 @@ class Client:
 
     The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
     the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
+    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv.
     """
 
     def __init__(self, problem: Problem, clients: Clients, place: Count, identity: Count, debug: bool = False) -> None:
@@ -153,6 +155,51 @@ class Client:
 
         return self._mean(self.problem.g, batch, product)  # type: ignore[union-attr]
 
+    def g_y_and_products(
+        self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
+    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        """∇_y g, ∇²_y g · v and ∇²_xy g · v on one batch, in one evaluation: ∇g and its derivative along (0, v)."""
+        self._count("gradients")
+        self._count("products", 2)
+
+        def all_three(g: Callable[..., Any]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+            (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
+            return g_y, g_yy, g_xy
+
+        return self._mean(self.problem.g, batch, all_three)  # type: ignore[union-attr]
+
+    def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
+        """The inner function's value; a value alone counts by its samples, as those of f and g do."""
+        return self._mean(self._inner, batch, lambda r: r(x))
+
+    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇r(x)ᵀv."""
+        self._count("products")
+        return self._mean(self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
+
+    def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
+        """r(x), and v ↦ ∇r(x)ᵀv without evaluating r again (unless the data come in pieces)."""
+        if isinstance(batch, Chunks):
+            return self.r(x, batch), lambda v: self.r_x(x, batch, v)
+        value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
+
+        def product(v: tree.Tree) -> tree.Tree:
+            self._count("products")
+            return pullback(v)[0]
+
+        return value, product
+
+    def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """r(x) and ∇r(x): a tree like x with a leading axis for the d entries of r, which costs d products."""
+        value, product = self.r_and_pullback(x, batch)
+        flat, like_value = ravel_pytree(value)
+        self._count("products", flat.size - 1)
+        return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
+
+    @property
+    def _inner(self) -> Callable[..., Any]:
+        return self.problem.inner  # type: ignore[union-attr]
+
     def _lower_loss(self, batch: Data) -> Callable[..., Any]:
         seen = isinstance(batch, Batch) and batch.seen
         return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
@@ -214,11 +261,12 @@ def _samples(batch: Data) -> Count:
 
 
 def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
-    """The sum over the marked rows of the loss on each of them alone."""
+    """The sum over the marked rows of the loss (or inner value) on each of them alone."""
 
-    def total(*z: tree.Tree) -> Float[Array, ""]:
+    def total(*z: tree.Tree) -> Any:
         alone = jax.vmap(lambda row: loss(*z, jax.tree.map(lambda a: a[None], row)))(batch.rows)
-        return jnp.sum(alone, where=batch.mask)
+        marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
 
     return total
 

@@ -26,7 +26,7 @@ class _Traced:
 
 
 def split(algorithm: Algorithm) -> Split:
-    """Take the floats and arrays out of the record, so that changing them does not compile anything again."""
+    """Take the floats (in tuples, too) and the arrays out of the record: changing them does not compile anything."""
     traced: dict[str, Any] = {}
     for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
@@ -34,6 +34,8 @@ def split(algorithm: Algorithm) -> Split:
             traced[field.name] = float(value)
         elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
             traced[field.name] = jnp.asarray(value)
+        elif isinstance(value, tuple) and all(isinstance(leaf, float) for leaf in jax.tree.leaves(value)):
+            traced[field.name] = value
     return Split(dataclasses.replace(algorithm, **dict.fromkeys(traced, _Traced())), traced)  # type: ignore[type-var]
 
 
@@ -62,6 +64,23 @@ def _positive(value: Any) -> str | None:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     number = number or (hasattr(value, "dtype") and np.ndim(value) == 0)
     return None if number and np.isfinite(value) and value > 0 else "a positive number"
+
+
+def _share(value: Any) -> str | None:
+    return None if _positive(value) is None and value <= 1 else "a number above 0, at most 1"
+
+
+def _decay(value: Any) -> str | None:
+    return None if value == 0 or (_positive(value) is None and value < 1) else "a number below 1, at least 0"
+
+
+def _bounds(value: Any) -> str | None:
+    def pair(own: Any) -> bool:
+        two = isinstance(own, tuple) and len(own) == 2 and not any(_positive(bound) for bound in own)
+        return own is None or (two and own[0] <= own[1])
+
+    good = isinstance(value, tuple) and len(value) == 3 and all(pair(own) for own in value)
+    return None if good else "a tuple with, for x, y and z, each a pair (least, most) of positive numbers or None"
 
 
 def _local_steps(value: Any) -> str | None:
@@ -118,8 +137,40 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "neumann_terms": _count(1),
     "batch_size": _or((None,), _count(1)),
     "anchor_batch": _or((None,), _count(1)),
+    "upper_batch": _or((None,), _count(1)),
+    "lower_batch": _or((None,), _count(1)),
+    "first_batch": _or((None,), _count(1)),
+    "shared_batch": _boolean,
+    "delta": _positive,
+    "offset": _positive,
+    "c_lower": _positive,
+    "c_upper": _positive,
+    "c_linear": _positive,
     "resample": _boolean,
     "scale_steps": _boolean,
+    "linear_step": _positive,
+    "server_upper_step": _positive,
+    "server_lower_step": _positive,
+    "server_linear_step": _positive,
+    "momentum": _share,
+    "gradient_momentum": _share,
+    "server_inner_step": _positive,
+    "anchor_every": _count(1),
+    "as_printed": _boolean,
+    "output": _one_of("last", "random"),
+    "case": _one_of("I", "II"),
+    "share_inner_every_step": _boolean,
+    "inner": _one_of("shared", "own"),
+    "decay": _decay,
+    "floor": _positive,
+    "bounds": _or((None,), _bounds),
+    "radius": _or((None,), _positive),
+    "direction": _one_of("gradient", "momentum", "storm"),
+    "aggregation": _one_of("sum", "reweighted"),
+    "server": _one_of("fixed", "adaptive"),
+    "compress": _one_of("top", "random", "none", "sketch"),
+    "shrink": _count(1),
+    "error_feedback": _boolean,
 }
 
 
@@ -144,6 +195,8 @@ def check(algorithm: Algorithm, n: int) -> None:
         rule = RULES.get(field.name)
         if rule is None:
             continue
+        if field.type is int and rule is _local_steps:
+            rule = _count(1)  # a method whose clients all take as many
         where = ""
         if callable(value):
             where, value = " in round 0", _first_value(name, field, value)

@@ -113,13 +113,18 @@ class Compositional:
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
         """f(y) + h(x), where y stands for the inner value."""
-        value = self.outer(y, batch) if _takes_batch(self.outer) else self.outer(y)
+        value = self.outer(y) if self.outer_is_known else self.outer(y, batch)
         return value if self.extra is None else value + self.extra(x, batch)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
         """½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
         gap = tree.sub(y, self.inner(x, batch))
         return 0.5 * tree.dot(gap, gap)
+
+    @property
+    def outer_is_known(self) -> bool:
+        """Whether f is the same for all, f(value), and not a client's own, f(value, batch)."""
+        return not _takes_batch(self.outer)
 
     def as_bilevel(self) -> Bilevel:
         """The same problem with y tracking the inner value, for methods that know bilevel problems only."""

@@ -144,7 +144,7 @@ def solve(
             raise ValueError("checkpoint= needs the Simulation: the sites of a Federation keep their own memory.")
         identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort)
     if checkpoint is not None and Path(checkpoint).exists():
-        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, (x, y), rounds)
+        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, (carry.state.x, carry.state.y), rounds)
         record.restore(extra, best)
     else:
         record.evaluate(0, carry.state)

@@ -12,17 +12,27 @@ Read otherwise than printed:
     (73b) caps β by 1/(8ℓ_{r,0}), but the lower Hessian is the identity and Lemma C.3 needs β < 1/(6ℓ_{g,1}), with
         ℓ_{g,1} = 1 at the least: 1/(8 max(1, ℓ_{r,0})).
 
-The constants do not scale: with f ten times as large, 1/(216M_f² + 5M_f) falls by a hundred, not ten. And they are
-safe rather than quick; steps ten or a hundred times as long mostly converge, too.
+FedDRO (Khanduri et al.): Theorems 4.3 and 5.2, which give orders of magnitude in K and T: see `feddro`, `ds_feddro`.
+
+ASFBO (anonymous, under review): (160)–(163) of Lemma 21 and r = L_f/μ_g of (30): see `asfbo`.
+
+FedBiO and FedBiOAcc (Li, Huang and Huang, NeurIPS 2023): Theorems 1–4, stated by orders of magnitude. The appendix's
+factors (η = μγ/(36κL̃), γ below τ/(36κL), τ below 1/(144κL)) would move x by a billionth a step on a mild quadratic:
+here the factor in front of each order is one, but for those of the lemmas on stability. See `fedbio`, `fedbio_acc`.
+
+FedNest's constants do not scale: with f ten times as large, 1/(216M_f² + 5M_f) falls by a hundred, not ten. And they
+are safe rather than quick; steps ten or a hundred times as long mostly converge, too.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rookery.algorithms import FedNest, FedSVRG
+from rookery.algorithms import ASFBO, DSFedDRO, FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal, FedDRO, FedNest, FedSVRG
+from rookery.problems import Scope
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 
@@ -269,6 +279,284 @@ def fedsvrg(constants: SingleLevelConstants, rounds: int, alpha_bar: float = 1.0
     return FedSVRG(**(given | {"step": alpha} | others))
 
 
+def feddro(constants: CompositionalConstants, steps: int, clients: int, c: float = 1.0, **others: Any) -> FedDRO:
+    """FedDRO with the hyperparameters of Theorem 4.3: η = c√(K/T), β = 4B_g⁴L_f²η and I = T^{1/4}/K^{3/4}.
+
+    Raises ValueError where T is so small that β > 1. (The theorem's T_th is in an appendix that we have not seen; this
+    is the part of it that shows.)
+
+    Arguments:
+        constants: the problem's; B_g is ℓ_{r,0} and L_f is ℓ_{f,1}.
+        steps: T, local steps in all, so that a run has T/I rounds.
+        clients: K.
+        c: in front of η.
+        others: FedDRO's other hyperparameters (`batch_size`, …).
+
+    Example:
+        >>> method = feddro(CompositionalConstants(l_f0=1, l_f1=1, l_r0=1), steps=10_000, clients=4)
+        >>> f"{method.step:.3f}, {method.momentum:.3f}, I = {method.local_steps}"
+        '0.020, 0.080, I = 4'
+    """
+    ratio = 4 * constants.l_r0**4 * constants.l_f1**2
+    eta = c * math.sqrt(clients / steps)
+    if ratio * eta > 1:
+        least = math.ceil(clients * (c * ratio) ** 2)
+        raise ValueError(
+            f"steps={steps} is too few: β = 4B_g⁴L_f²η = {ratio * eta:.3g} > 1; take {least}, or a lower c."
+        )
+    found = {"step": eta, "momentum": ratio * eta, "local_steps": max(1, round(steps**0.25 / clients**0.75))}
+    return FedDRO(**(found | others))
+
+
+def ds_feddro(
+    steps: int, clients: int, c: float = 1.0, c_beta: float = 1.0, c_gamma: float = 1.0, **others: Any
+) -> DSFedDRO:
+    """DS-FedDRO with Theorem 5.2: η = c/√(IT), β = c_β·η, γ_x = √(KI), γ_y = c_γ·γ_x and I = √(T/K).
+
+    Read otherwise than printed: γ_x. The theorem has γ_x = O(√(K/T)), but then the steps of a whole run,
+    (T/I)·γ_x·ηI, add up to K^{3/4}T^{−1/4} at the most, and a long run does not leave its start. With √(KI), as in the
+    two-sided FedAvg of Yang et al. (2021), γ_x·η is c√(K/T), the step of Theorem 4.3. A round then moves x by c·∇Φ or
+    so: c should be below 1/L_Φ, and c·c_β·c_γ, the share of y that is new, at most 1.
+
+    Arguments:
+        steps: T, local steps in all, so that a run has T/I rounds.
+        clients: K.
+        c, c_beta, c_gamma: in front of η, β and γ_y, which the theorem leaves open.
+        others: DSFedDRO's other hyperparameters.
+    """
+    local = max(1, round(math.sqrt(steps / clients)))
+    eta, gamma = c / math.sqrt(local * steps), math.sqrt(clients * local)
+    found = {"step": eta, "momentum": c_beta * eta, "server_step": gamma, "server_inner_step": c_gamma * gamma}
+    return DSFedDRO(**(found | {"local_steps": local} | others))
+
+
+def asfbo(
+    constants: Constants,
+    rounds: int,
+    cohort: int,
+    c_lower: float | None = None,
+    c_linear: float | None = None,
+    spread: float = 10.0,
+    largest_weight: float = 1.0,
+    beta_gh: float = 1.0,
+    l_g3: float = 0.0,
+    **others: Any,
+) -> ASFBO:
+    """ASFBO with the step sizes of its Lemma 21, (160)–(163), and the radius r = L_f/μ_g of (30).
+
+    γ_x is at most √(P/(τ̄T)) and the twelve terms of (161) over the largest possible ρ^t; γ_y and γ_z are at most c_γy
+    and c_γz times the least γ_x, as (160) has them. The local steps are 1/(τ̄√T), or (163) if that is less.
+
+    Read otherwise than printed:
+        (161) has L_Φ² where a descent lemma has L_Φ: the larger of the two;
+        (163) caps η_x and η_y alone: η_z as η_y. It is in c_a·α_max·τ̄, which is τ_max here, by Lemma 1.
+
+    Arguments:
+        constants: the problem's; L_f is ℓ_{f,0}, L_1 the larger of ℓ_{f,1} and ℓ_{g,1}, L_2 is ℓ_{g,2}.
+        rounds: T.
+        cohort: P.
+        c_lower, c_linear: c_γy and c_γz, any positive numbers; None: the largest powers of two under which (161)
+            allows the longest step.
+        spread: γ_max/γ_min of each variable (10 in the paper's experiments); with 1 the steps are fixed.
+        largest_weight: β_max, n times the largest p_i.
+        beta_gh: β_gh of Assumption 5; 1 will do where the clients' gradients differ by bounded amounts.
+        l_g3: L_3: of ∇³g_i.
+        others: ASFBO's other hyperparameters; τ_i are its `local_steps` (not `Epochs`), β its `momentum`.
+
+    Example:
+        >>> method = asfbo(Constants(mu_g=1, l_f0=2, l_f1=0.1, l_g1=1), rounds=10_000, cohort=10, local_steps=4)
+        >>> f"{method.bounds[0][1]:.1e}, {method.upper_step:.4f}, r = {method.radius:.0f}"
+        '2.9e-04, 0.0025, r = 2'
+    """
+    plain = ASFBO(**others)
+    taus = np.asarray(plain.local_steps, float)
+    mean, most = float(taus.mean()), float(taus.max())
+    l_1 = max(constants.l_f1, constants.l_g1)
+    terms = lambda c_y, c_z: asfbo_terms(
+        constants, cohort, c_y, c_z, plain.momentum, most, largest_weight, beta_gh, l_g3
+    )
+    grid = [2.0**k for k in range(-20, 21)]
+    c_lower, c_linear = max(
+        itertools.product([c_lower] if c_lower else grid, [c_linear] if c_linear else grid),
+        key=lambda both: (min(terms(*both)), both),
+    )
+    gamma_x = min(min(terms(c_lower, c_linear)) / (largest_weight * most), math.sqrt(cohort / (mean * rounds)))
+    gammas = gamma_x, c_lower * gamma_x / spread, c_linear * gamma_x / spread
+    local = 1 / (mean * math.sqrt(rounds))
+    given: dict[str, Any] = {
+        "upper_step": min(local, 1 / (l_1 * math.sqrt(2 * most))),
+        "lower_step": min(local, 1 / (l_1 * math.sqrt(4 * most))),
+        "linear_step": min(local, 1 / (l_1 * math.sqrt(4 * most))),
+        "server_upper_step": gammas[0],
+        "server_lower_step": gammas[1],
+        "server_linear_step": gammas[2],
+        "bounds": tuple((gamma / spread, gamma) for gamma in gammas),
+        "radius": constants.l_f0 / constants.mu_g,
+    }
+    return ASFBO(**(given | others))
+
+
+def asfbo_terms(
+    constants: Constants,
+    cohort: int,
+    c_y: float,
+    c_z: float,
+    momentum: float,
+    most: float,
+    beta_max: float = 1.0,
+    beta_gh: float = 1.0,
+    l_3: float = 0.0,
+) -> list[float]:
+    """The twelve terms of (161), in their order; `most` is the largest τ_i, which with `momentum` gives α_max/α_min."""
+    mu, l_f, l_1, l_2 = constants.mu_g, constants.l_f0, max(constants.l_f1, constants.l_g1), constants.l_g2
+    alpha_max, alpha_min = (1 - (1 - momentum) ** most) / momentum, momentum if most > 1 else 1.0  # (89)
+    r = l_f / mu
+    r_max = (1 + alpha_max / alpha_min) * r  # (107)
+    l_r = math.sqrt(2 * (l_2**2 * r_max**2 + l_1**2))  # (112)
+    estimate = l_1 + l_1**2 / mu + l_f * (l_2 / mu + l_1 * l_2 / mu**2)  # (114)
+    l_phi = estimate * (1 + l_1 / mu)  # (116)
+    l_y = l_1 / mu  # (118)
+    l_yx = l_2 * (1 + l_y) / mu * (1 + l_1 / mu)  # (120)
+    l_z = math.sqrt((2 * l_1**2 / mu**2 + 2 * l_f**2 * l_2**2 / mu**4) * (1 + l_y**2))  # (122)
+    l_zx = 2 / mu * math.sqrt((l_2**2 + r**2 * l_3**2 + l_2**2 * l_z**2) * (1 + l_y**2) + l_2**2 * l_z**2)  # (124)
+    k_y = (40 * (l_1**2 + r**2 * l_2**2) / mu + 384 * l_r**2 * l_1**2 / mu**3) / c_y  # (165)
+    k_z = 6 * l_1**2 / (mu * c_z)
+    smooth, bound = max(l_phi, l_phi**2), l_f**2 + r_max**2 * l_1**2
+    drawn = 2 * beta_max / cohort + 3
+    over = lambda a, b: a / b if b else math.inf
+    return [
+        mu / (12 * l_1**2 * c_z),
+        mu / (36 * l_1**2 * c_z * drawn),
+        cohort * mu * c_z / (36 * l_1**2 * beta_max * (l_z**2 + l_zx / 2)),
+        cohort / (6 * smooth * beta_max),
+        4 / smooth,
+        4 / c_y,
+        4 / c_z,
+        mu / (12 * c_y * (drawn * l_1**2 + 2 * beta_max * beta_gh**2 / cohort + 3 * l_1**2)),
+        cohort * c_y * mu / (36 * beta_max * (l_1**2 + r**2 * l_2**2) * (l_z**2 + l_yx / 2)),
+        over(c_y * mu, 4 * l_yx * bound),
+        over(c_z * mu, 4 * l_zx * bound),
+        1 / (8 * (k_y * (l_y**2 + l_yx / 2) + k_z * (l_z**2 + l_zx / 2))),
+    ]
+
+
+def fedbio(
+    constants: Constants,
+    steps: int,
+    clients: int,
+    local_steps: int = 1,
+    c: float = 1.0,
+    scope: Scope = "global",
+    **others: Any,
+) -> FedBiO | FedBiOLocal:
+    """FedBiO with the hyperparameters of Theorem 1, or FedBiOLocal with those of Theorem 3.
+
+    T steps are for ε = T^{-2/3}, the bound's order on ‖∇Φ‖². One lower level for all: γ = min{γ̄, c T^{-1/3}} with
+    γ̄ = 1/(8IL̃) of Lemma 7, τ = γ̄, η = μγ/(κL̃), b_x = 1/(Mε) and b_y = κ⁴/(Mε), where L bounds the slopes of ∇f_i and
+    ∇g_i, κ = L/μ and L̃² = L² + 2ℓ_{g,2}²ℓ_{f,0}²/μ². One for each client: γ = 1/(2L), η = min{η̄, c T^{-1/3}} with
+    η̄ = min{1/(IL_f), μγ/(κM_f)}, b_x = 1/(Mε), b_y = κ⁵/ε, and a series of Q = κ log(κ/ε) terms with 1/L. L_f and M_f
+    are those of `Smoothness`.
+
+    Arguments:
+        constants: the problem's.
+        steps: T, local steps in all, so that a run has T/I rounds.
+        clients: M.
+        local_steps: I.
+        c: in front of the step that shrinks with T.
+        scope: whether the lower level is one for all.
+        others: the algorithm's other hyperparameters; with `batch_size` given, even as None, the batches are those.
+
+    Example:
+        >>> method = fedbio(Constants(mu_g=1, l_f0=1, l_f1=0.1, l_g1=1.5), steps=1000, clients=4, local_steps=2)
+        >>> f"{method.upper_step:.4f}, {method.lower_step:.4f}, b = {method.upper_batch}, {method.lower_batch}"
+        '0.0185, 0.0417, b = 25, 127'
+    """
+    mu, slope, kappa, tilde = _slopes(constants)
+    s, epsilon, shrinking = constants.smoothness(), steps ** (-2 / 3), c * steps ** (-1 / 3)
+    given: dict[str, Any] = {"local_steps": local_steps}
+    if "batch_size" not in others:
+        lower = kappa**4 / (clients * epsilon) if scope == "global" else kappa**5 / epsilon
+        given |= {"upper_batch": _count(1 / (clients * epsilon)), "lower_batch": _count(lower)}
+    if scope == "client":
+        gamma = 1 / (2 * slope)
+        eta = min(1 / (local_steps * s.l_f), mu * gamma / (kappa * s.m_f), shrinking)
+        return FedBiOLocal(
+            **(given | {"upper_step": eta, "lower_step": gamma} | _series(slope, kappa, epsilon) | others)
+        )
+    bar = 1 / (8 * local_steps * tilde)
+    gamma = min(bar, shrinking)
+    given |= {"upper_step": mu * gamma / (kappa * tilde), "lower_step": gamma, "linear_step": bar}
+    return FedBiO(**(given | others))
+
+
+def fedbio_acc(
+    constants: Constants,
+    steps: int,
+    clients: int,
+    batch_size: int | None = None,
+    local_steps: int | None = None,
+    scope: Scope = "global",
+    **others: Any,
+) -> FedBiOAcc | FedBiOAccLocal:
+    """FedBiOAcc with the hyperparameters of Theorem 2, or FedBiOAccLocal with those of Theorem 4.
+
+    T steps on batches of b are for ε = (bMT)^{-2/3}. With B = bM, and L̃ and κ as in `fedbio` (M_f for L̃ where the lower
+    level is each client's own): γ = τ = 1/(2L) of Lemmas 13–14, η = μγ/(κL̃); c_ν = 1/B + L̃/B², c_ω = c_u =
+    L̃²/(μ²B) + L̃/B²; δ = B^{2/3}L̃^{-1/3} and u₀ = B² max{2, 1/L̃, I^{9/2}L̃², c^{3/2}}, so that α_t ≤ 1/(I^{3/2}L̃)
+    and α_t ≤ 1; the first batch is I^{3/2}b. The local form has b_x = b, b_y = bM, and Q = κ log(κB/ε).
+
+    Arguments:
+        constants, steps, clients, scope, others: as in `fedbio`.
+        batch_size: b; None: √(MT) = ε^{-1/2}, with which the communication is of order ε^{-1}.
+        local_steps: I; None: κ^{10/9} B^{-2/3} ε^{-1/3}, which is κ^{10/9} M^{-2/3} for that b.
+
+    Example:
+        >>> method = fedbio_acc(Constants(mu_g=1, l_f0=1, l_f1=0.1, l_g1=1.5), steps=1000, clients=4)
+        >>> f"{method.upper_step:.3f}, b = {method.batch_size}, I = {method.local_steps}, u0 = {method.offset:.2g}"
+        '0.148, b = 64, I = 1, u0 = 1.5e+05'
+    """
+    mu, slope, kappa, tilde = _slopes(constants)
+    if scope == "client":
+        tilde = constants.smoothness().m_f
+    b = _count(math.sqrt(clients * steps)) if batch_size is None else batch_size
+    together = b * clients
+    epsilon = (together * steps) ** (-2 / 3)
+    if local_steps is None:
+        local_steps = max(1, round(kappa ** (10 / 9) * together ** (-2 / 3) * epsilon ** (-1 / 3)))
+    c_upper = 1 / together + tilde / together**2
+    c_lower = (tilde / mu) ** 2 / together + tilde / together**2
+    gamma = 1 / (2 * slope)
+    given: dict[str, Any] = {
+        "upper_step": mu * gamma / (kappa * tilde),
+        "lower_step": gamma,
+        "local_steps": local_steps,
+        "batch_size": b,
+        "first_batch": _count(local_steps**1.5 * b),
+        "delta": together ** (2 / 3) * tilde ** (-1 / 3),
+        "offset": together**2 * max(2.0, 1 / tilde, local_steps**4.5 * tilde**2, c_upper**1.5, c_lower**1.5),
+        "c_lower": c_lower,
+        "c_upper": c_upper,
+    }
+    if scope == "client":
+        given |= {"lower_batch": together, **_series(slope, kappa, epsilon / together)}
+        return FedBiOAccLocal(**(given | others))
+    return FedBiOAcc(**(given | {"linear_step": gamma, "c_linear": c_lower} | others))
+
+
+def _slopes(constants: Constants) -> tuple[float, float, float, float]:
+    """μ, L, κ and L̃ of the FedBiO paper."""
+    mu, slope = constants.mu_g, max(constants.l_f1, constants.l_g1)
+    return mu, slope, slope / mu, math.hypot(slope, math.sqrt(2) * constants.l_g2 * constants.l_f0 / mu)
+
+
+def _series(slope: float, kappa: float, epsilon: float) -> dict[str, Any]:
+    return {"neumann_terms": _count(kappa * math.log(kappa / epsilon)), "hessian_step": 1 / slope}
+
+
+def _count(number: float) -> int:
+    return max(1, math.ceil(number - 1e-9))
+
+
 def quadratic_constants(task: Task, radius: float | None = None) -> Constants:
     """The constants of a `quadratic` task, each the worst of its clients'.
 
@@ -283,7 +571,8 @@ def quadratic_constants(task: Task, radius: float | None = None) -> Constants:
     start = np.concatenate([np.asarray(part, float) for part in task.init])
     if radius is None:
         closed = solution(task)
-        radius = 2 * float(np.linalg.norm(np.concatenate([closed.x, closed.y(closed.x)]) - start))
+        each = np.atleast_2d(closed.y(closed.x))  # one y, or one for each client
+        radius = 2 * max(float(np.linalg.norm(np.concatenate([closed.x, y]) - start)) for y in each)
     lower, upper = _clients_rows(task.clients.lower), _clients_rows(task.clients.upper)
     mu, l_f0, l_f1, l_g1, sigma_f, sigma_g1, sigma_g2 = [], [], [], [], [], [], []
     for low, up in zip(lower, upper, strict=True):

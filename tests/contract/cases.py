@@ -16,12 +16,49 @@ NESTED = {"upper_step": 0.05, "lower_step": 0.1, "lower_rounds": 2, "lower_local
 NEST = NESTED | {"upper_local_steps": 2, "hessian_step": 0.15, "batch_size": 2}
 SADDLE = {"upper_step": 0.02, "lower_step": 0.05, "local_steps": (1, 3), "batch_size": 2}
 SINGLE = {"step": 0.05, "local_steps": (1, 3), "batch_size": 2}
+FEDBIO = {"upper_step": 0.02, "lower_step": 0.1, "local_steps": 2, "batch_size": 2}
+GLOBAL_FEDBIO, LOCAL_FEDBIO = FEDBIO | {"linear_step": 0.1}, FEDBIO | {"neumann_terms": 2, "hessian_step": 0.15}
+ACCELERATED = {"first_batch": 2, "lower_batch": 1}
+COMPOSED = {"step": 0.05, "batch_size": 2}
+DRO = COMPOSED | {"local_steps": 2, "momentum": 0.5, "first_batch": 2}
+STEPS = {"upper_step": 0.05, "lower_step": 0.1, "batch_size": 2}
+SERIES = STEPS | {"neumann": "sum", "neumann_terms": 2, "hessian_step": 0.15}  # a fixed number of terms
+LOCAL_MOMENTUM = SERIES | {"momentum": 0.3, "local_steps": (1, 3)}
+SYNCHRONOUS = SERIES | {"lower_rounds": 2}
+STORM = {"delta": 2.0, "offset": 8.0, "c_upper": 0.8, "c_lower": 0.5}
+LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upper_step": 0.02, "radius": 0.2}
+LOOP |= {"local_steps": (1, 3), "batch_size": 2}
+ADAPTIVE = LOOP | {"bounds": ((0.001, 1.0), (0.001, 1.0), None)}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "ASFBO": ADAPTIVE,
+    "LAASFBO": ADAPTIVE,
+    "SimFBO": LOOP,
+    "ShroFBO": LOOP,
     "FedNest": NEST,
     "LFedNest": NEST,
     "FedNestSGD": NEST,
     "LFedNestSVRG": NEST,
     "LFedNestNonAlt": NEST,
+    "FedBiO": GLOBAL_FEDBIO,
+    "FedBiOAcc": GLOBAL_FEDBIO | ACCELERATED | {"shared_batch": True},
+    "FedBiOLocal": LOCAL_FEDBIO,
+    "FedBiOAccLocal": LOCAL_FEDBIO | ACCELERATED,
+    "FedDRO": DRO,
+    "DSFedDRO": DRO | {"server_step": 1.2, "server_inner_step": 0.9},
+    "CompositionalFedAvg": COMPOSED | {"local_steps": 3},
+    "ParallelSGD": COMPOSED,
+    "MBSGD": COMPOSED,
+    "SCGD": COMPOSED | {"momentum": 0.5},
+    "NASA": COMPOSED | {"momentum": 0.5, "gradient_momentum": 0.5},
+    "GCIVR": COMPOSED | {"anchor_every": 2},
+    "FedMBO": STEPS | {"lower_rounds": 2, "neumann_terms": 1, "hessian_step": 0.15},
+    "AggITD": STEPS | {"lower_rounds": 2, "lower_local_steps": (1, 3), "upper_local_steps": 2, "hessian_step": 0.15},
+    "LocalBSGM": LOCAL_MOMENTUM,
+    "LocalBSGVR": LOCAL_MOMENTUM,
+    "AdaFBiO": SERIES | STORM | {"local_steps": 2},
+    "CommFedBiO": STEPS | {"lower_local_steps": (1, 3), "linear_step": 0.15, "neumann_terms": 2, "shrink": 2},
+    "StocBiO": SYNCHRONOUS,
+    "MRBO": SERIES | STORM,
     "FedAvgSaddle": SADDLE,
     "ScaffoldSaddle": SADDLE,
     "FedAvg": SINGLE,
@@ -31,6 +68,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # Exchanges a round as the specification states them, from T and N; by class of problem.
 T, N = NESTED["lower_rounds"], NESTED["neumann_terms"]
 EXCHANGES: dict[tuple[str, str], int] = {
+    ("ASFBO", "Bilevel"): 1,
+    ("LAASFBO", "Bilevel"): 1,
+    ("SimFBO", "Bilevel"): 1,
+    ("ShroFBO", "Bilevel"): 1,
     ("FedNest", "Bilevel"): 2 * T + N + 3,
     ("FedNest", "Minimax"): 2 * T + 2,
     ("FedNest", "Compositional"): 2 * T + 3,
@@ -46,11 +87,34 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("LFedNestNonAlt", "Bilevel"): 1,
     ("LFedNestNonAlt", "Minimax"): 1,
     ("LFedNestNonAlt", "Compositional"): 1,
+    ("FedBiO", "Bilevel"): 1,
+    ("FedBiOAcc", "Bilevel"): 2,
+    ("FedBiOLocal", "LocalBilevel"): 1,
+    ("FedBiOAccLocal", "LocalBilevel"): 2,
+    ("FedDRO", "Compositional"): 2,
+    ("DSFedDRO", "Compositional"): 1,
+    ("CompositionalFedAvg", "Compositional"): 1,
+    ("ParallelSGD", "Compositional"): 1,
+    ("MBSGD", "Compositional"): 2,
+    ("SCGD", "Compositional"): 2,
+    ("NASA", "Compositional"): 1,
+    ("GCIVR", "Compositional"): 2,
+    ("FedMBO", "Bilevel"): T + 2,  # with N = 1, so that no N_j is above 0
+    ("AggITD", "Bilevel"): 2 * T + 3,
+    ("LocalBSGM", "Bilevel"): 1,
+    ("LocalBSGVR", "Bilevel"): 1,
+    ("AdaFBiO", "Bilevel"): 1,
+    ("CommFedBiO", "Bilevel"): N + 2,
+    ("StocBiO", "Bilevel"): T + N + 2,
+    ("MRBO", "Bilevel"): N + 2,
     ("FedAvgSaddle", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
     ("FedAvg", "SingleLevel"): 1,
     ("FedSVRG", "SingleLevel"): 2,
 }
+
+PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
+DEALT = {"FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
 @dataclass(frozen=True)
@@ -76,8 +140,8 @@ def _inner(x: Any, batch: Any) -> Any:
     return {"r": jnp.mean(jnp.tanh(batch["m"] @ x) + batch["s"], axis=0)}
 
 
-def _outer(value: Any, batch: Any) -> Any:
-    return jnp.mean(jnp.sum((value["r"] - batch["t"]) ** 2, axis=-1)) + jnp.sum(value["r"] ** 4)
+def _outer(value: Any) -> Any:
+    return jnp.sum((value["r"] - 0.3) ** 2) + jnp.sum(value["r"] ** 4)
 
 
 def _extra(x: Any, batch: Any) -> Any:
@@ -93,8 +157,9 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
     """The problem of this class: heterogeneous clients, several samples each."""
     rng = np.random.default_rng(5)
     draw = lambda *shape: rng.normal(size=(samples, *shape))
-    if kind == "Bilevel":
-        task = quadratic(clients=clients, samples=samples, noise=0.1, seed=3)
+    if kind in ("Bilevel", "LocalBilevel"):
+        scope: Any = "client" if kind == "LocalBilevel" else "global"
+        task = quadratic(clients=clients, samples=samples, noise=0.1, seed=3, scope=scope)
         data = {level: [task.clients.client_data(i)[level][0] for i in range(clients)] for level in ("lower", "upper")}
         return Case(task.problem, data, task.init)
     if kind == "Minimax":
@@ -103,7 +168,7 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
     if kind == "Compositional":
         data = {
             "lower": [{"m": draw(2, 3), "s": draw(2)} for _ in range(clients)],
-            "upper": [{"t": draw(2), "w": np.abs(draw())} for _ in range(clients)],
+            "upper": [{"w": np.abs(draw())} for _ in range(clients)],
         }
         return Case(rk.Compositional(_inner, _outer, _extra), data, (np.ones(3), {"r": np.ones(2)}))
     data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
@@ -111,13 +176,19 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
 
 
 def names() -> list[str]:
-    """Every algorithm of the library."""
-    return sorted(algorithms.__all__)
+    """Every algorithm of the library, but for presets of another."""
+    return sorted(set(algorithms.__all__) - set(PRESETS))
+
+
+def claims(name: str) -> list[str]:
+    """The classes of problems that an algorithm claims; "Local…" where the lower level is to be each client's own."""
+    local = getattr(getattr(rk, name), "scope", "global") == "client"
+    return ["Local" * local + cls.__name__ for cls in getattr(rk, name).solves]
 
 
 def pairs() -> list[tuple[str, str]]:
     """Every algorithm with every class of problem it claims."""
-    return [(name, cls.__name__) for name in names() for cls in getattr(rk, name).solves]
+    return [(name, kind) for name in names() for kind in claims(name)]
 
 
 def method(name: str, **given: Any) -> Any:

@@ -188,6 +188,7 @@ def test_oracles_by_finite_differences(regime: str) -> None:
             "g_y": c.g_y(X, Y, mine),
             "g_yy": c.g_yy(X, Y, mine, V),
             "g_xy": c.g_xy(X, Y, mine, V),
+            "g_y_and_products": c.g_y_and_products(X, Y, mine, V),
         }
 
     found = oracles(jnp.asarray(i))
@@ -203,6 +204,8 @@ def test_oracles_by_finite_differences(regime: str) -> None:
     v = np.asarray(ravel_pytree(V)[0])
     near(found["g_yy"], differences(lambda y: jax.grad(g, 1)(X, y), Y) @ v)
     near(found["g_xy"], differences(lambda x: jax.grad(g, 1)(x, Y), X) @ v)
+    for name, together in zip(("g_y", "g_yy", "g_xy"), found["g_y_and_products"], strict=True):
+        near(together, np.asarray(ravel_pytree(found[name])[0]))
 
 
 # Problems that have a bilevel form.

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rookery.experiments.asfbo import EXPERIMENTS as _ASFBO
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding, run_experiment
+from rookery.experiments.fedbio import EXPERIMENTS as _FEDBIO
+from rookery.experiments.fedbio_rates import EXPERIMENTS as _FEDBIO_RATES
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (*_FEDNEST, *_FEDNEST_MNIST, *_FEDNEST_RATES)
+    experiment.name: experiment
+    for experiment in (*_FEDNEST, *_FEDNEST_MNIST, *_FEDNEST_RATES, *_FEDBIO, *_FEDBIO_RATES, *_ASFBO)
 }
 
 

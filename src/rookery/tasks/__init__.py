@@ -1,10 +1,29 @@
 """Tasks: ready-made problems with their data, a start, a way to evaluate, and defaults that work."""
 
+from rookery.tasks.data_cleaning import data_cleaning
+from rookery.tasks.dro_imbalanced import dro_imbalanced
+from rookery.tasks.fairness import fairness
+from rookery.tasks.few_shot import few_shot
+from rookery.tasks.group_weights import group_weights
 from rookery.tasks.hyperparameters import hyperparameters
 from rookery.tasks.hyperrep import hyperrep
 from rookery.tasks.loss_tuning import loss_tuning
 from rookery.tasks.minimax_quadratic import minimax_quadratic
+from rookery.tasks.portfolio import portfolio
 from rookery.tasks.quadratic import quadratic
 from rookery.tasks.task import Task
 
-__all__ = ["Task", "hyperparameters", "hyperrep", "loss_tuning", "minimax_quadratic", "quadratic"]
+__all__ = [
+    "Task",
+    "data_cleaning",
+    "dro_imbalanced",
+    "fairness",
+    "few_shot",
+    "group_weights",
+    "hyperparameters",
+    "hyperrep",
+    "loss_tuning",
+    "minimax_quadratic",
+    "portfolio",
+    "quadratic",
+]

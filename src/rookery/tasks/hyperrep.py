@@ -17,8 +17,8 @@ from rookery.clients import Clients
 from rookery.data import PARTITIONS, load
 from rookery.fed import Epochs
 from rookery.parts import inverse_hessian
-from rookery.problems import Bilevel, SingleLevel
-from rookery.tasks.task import Task
+from rookery.problems import Bilevel, Scope, SingleLevel
+from rookery.tasks.task import Task, choice
 
 
 def hidden(x: Any, batch: Any) -> Any:
@@ -50,13 +50,14 @@ def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]
 
 
 @cache
-def representation_problem(penalty: float = 0.0) -> Bilevel:
-    """The problem alone: cross-entropy at both levels, penalty/2·‖y‖² beside it at the lower one."""
+def representation_problem(penalty: float = 0.0, l1: float = 0.0, scope: Scope = "global") -> Bilevel:
+    """The problem alone: cross-entropy at both levels, penalty/2·‖y‖² + l1·‖y‖₁ beside it at the lower one."""
 
     def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        return _cross_entropy(x, y, batch) + 0.5 * penalty * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
+        loss = _cross_entropy(x, y, batch) + 0.5 * penalty * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
+        return loss + l1 * (jnp.sum(jnp.abs(y["w"])) + jnp.sum(jnp.abs(y["b"]))) if l1 else loss
 
-    return Bilevel(upper=_cross_entropy, lower=lower, features=hidden)
+    return Bilevel(upper=_cross_entropy, lower=lower, lower_scope=scope, features=hidden)
 
 
 def hyperrep(
@@ -69,11 +70,16 @@ def hyperrep(
     equal: bool = False,
     share: bool = False,
     data_dir: str | Path | None = None,
+    train: float = 0.5,
+    l1: float = 0.0,
+    first: tuple[int, int] | None = None,
+    train_metrics: bool = False,
+    scope: Scope = "global",
 ) -> Task:
     """An MLP on handwritten digits: hidden layer upper, output layer lower.
 
     Arguments:
-        clients: how many (None: 50 for digits, 100 for MNIST); each one's samples are split evenly into training
+        clients: how many (None: 50 for digits, 100 for MNIST); each one's samples are split at random into training
             (lower) and validation (upper) data.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
         width: of the hidden layer (None: 64 for digits, 200 for MNIST).
@@ -88,12 +94,28 @@ def hyperrep(
             (`implicit_share`), or from the Neumann series with N = 5, which is shorter, and 1/ℓ = 1/(2‖∇²_y g‖)
             (`implicit_share_series`) or 1/ℓ = .01 (`implicit_share_series_01`).
         data_dir: where the MNIST files are; see `rookery.data.load`.
+        train: which part of a client's samples is training data.
+        l1: of the lower level, l1·‖y‖₁.
+        first: only the first so many images to train with, and to test with.
+        train_metrics: evaluate on training images, too, at most 10,000 of all clients'.
+        scope: "global", one output layer for all; or "client", one for each, of which no method knows them all.
 
-    `Task.evaluate` gives the accuracy and the loss on test images that no client has.
+    `Task.evaluate` gives the accuracy and the loss on test images that no client has. Where the output layers are the
+    clients' own, it fits them, to each client's training data, and gives the mean over the clients of each one's
+    accuracy and loss on test images in its own mix of labels.
     """
+    choice("scope", scope, {"global": 0, "client": 0})
+    if scope == "client" and (share or train_metrics):
+        raise ValueError('share and train_metrics look at one output layer for all: leave them out, or scope="client".')
     settings = _setting(data)
     clients, width = clients or settings.clients, width or settings.width
+    if not 0 < train < 1:
+        raise ValueError(f"train={train} is not a part of the samples: give a number between 0 and 1.")
     images, labels, test_images, test_labels = settings.images(seed, data_dir)
+    if first is not None:
+        images, labels, test_images, test_labels = (
+            some[:n] for some, n in zip((images, labels, test_images, test_labels), np.repeat(first, 2), strict=True)
+        )
     rng = np.random.default_rng([seed, 1])
     lower: list[Any] = []
     upper: list[Any] = []
@@ -101,16 +123,21 @@ def hyperrep(
     most = min(map(len, parts)) if equal else None
     for part in parts:
         mixed = rng.permutation(part)[:most]
-        for level, own in ((lower, mixed[: len(mixed) // 2]), (upper, mixed[len(mixed) // 2 :])):
+        half = min(max(1, int(train * len(mixed))), len(mixed) - 1)
+        for level, own in ((lower, mixed[:half]), (upper, mixed[half:])):
             level.append({"image": images[own], "label": labels[own]})
     federation = Clients(lower, upper)
     x, y = layers(jax.random.key(seed), images.shape[1], width, 10)
-    problem = representation_problem(penalty)
+    problem = representation_problem(penalty, l1, scope)
     metrics = test_metrics(test_images, test_labels)
-    evaluate = metrics
+    evaluate = metrics if scope == "global" else own_metrics(problem, lower, upper, y, test_images, test_labels)
     if share:
         implicit = implicit_share(problem, federation, seed)
         evaluate = lambda x, y: {**metrics(x, y), **implicit(x, y)}
+    if train_metrics:
+        some = np.random.default_rng([seed, 3]).permutation(len(federation.lower.rows["label"]))[:10_000]
+        fitted = test_metrics(*(np.asarray(federation.lower.rows[name])[some] for name in ("image", "label")))
+        evaluate = _with_prefix(evaluate, fitted, "train_")
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), a, b) for a, b in zip(lower, upper, strict=True)]
     common: dict[str, Any] = {
         "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
@@ -130,10 +157,15 @@ def hyperrep(
         clients=federation,
         init=(x, y),
         evaluate=evaluate,
-        defaults=settings.defaults,
+        defaults=settings.defaults if scope == "global" else settings.defaults | _OWN,
         single_level=single,
         **common,
     )
+
+
+def _with_prefix(evaluate: Any, more: Any, prefix: str) -> Any:
+    """Both evaluations, the names of the second one's metrics with a prefix."""
+    return lambda x, y: {**evaluate(x, y), **{f"{prefix}{name}": value for name, value in more(x, y).items()}}
 
 
 @cache
@@ -173,6 +205,8 @@ def mnist_images(seed: int = 0, data_dir: Any = None) -> tuple[np.ndarray, np.nd
 
 
 MNIST_MEAN, MNIST_DEVIATION = 0.1307, 0.3081
+_FIT_STEP, _FIT_STEPS = 0.05, 100  # of Adam, to fit a client's own output layer for the evaluation
+_OWN = {"hessian_step": 0.01}  # the features of clients with two labels grow, and the curvature with them
 SETTINGS = {
     "digits": _Setting(
         digit_images,
@@ -185,6 +219,8 @@ SETTINGS = {
             "lower_local_steps": 10,
             "neumann_terms": 5,
             "batch_size": 8,
+            "local_steps": 10,
+            "linear_step": 0.1,
         },
         single={"step": 0.1, "local_steps": 10, "batch_size": 8},
     ),
@@ -199,6 +235,8 @@ SETTINGS = {
             "lower_local_steps": Epochs(5),
             "neumann_terms": 5,
             "batch_size": 64,
+            "local_steps": 10,
+            "linear_step": 0.01,
         },
         single={"step": 0.01, "local_steps": Epochs(5), "batch_size": 64},
     ),
@@ -243,6 +281,44 @@ def _shares(problem: Bilevel, x: Any, y: Any, lower: Any, upper: Any) -> dict[st
         "implicit_share_series": share(series(1 / (2 * largest))),
         "implicit_share_series_01": share(series(0.01)),
     }
+
+
+def own_metrics(problem: Bilevel, lower: Any, upper: Any, y: Any, images: np.ndarray, labels: np.ndarray) -> Any:
+    """evaluate(x, _) where every client has an output layer of its own, which is fitted first, from y on."""
+    longest = max(len(own["label"]) for own in lower)
+    fill = lambda a: np.concatenate([a, np.zeros((longest - len(a), *a.shape[1:]), a.dtype)])
+    rows = jax.tree.map(lambda *each: jnp.stack([fill(a) for a in each]), *lower)
+    mask = jnp.stack([np.arange(longest) < len(own["label"]) for own in lower])
+    every = [np.concatenate([a["label"], b["label"]]) for a, b in zip(lower, upper, strict=True)]
+    mix = np.stack([np.bincount(own, minlength=10) / len(own) for own in every])
+    weight = mix[:, labels] / np.bincount(labels, minlength=10)[labels]  # of a test image for a client
+    weight = jnp.asarray(weight / weight.sum(axis=1, keepdims=True), jnp.float32)
+    test = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
+    return lambda x, _: _own_metrics(problem, x, y, rows, mask, test, weight)
+
+
+@partial(jax.jit, static_argnums=0)
+def _own_metrics(problem: Bilevel, x: Any, y: Any, rows: Any, mask: Any, test: Any, weight: Any) -> dict[str, Array]:
+    optimizer = optax.adam(_FIT_STEP)
+
+    def one(rows: Any, mask: Any, weight: Any) -> tuple[Array, Array]:
+        seen = hidden(x, rows)
+
+        def loss(y: Any) -> Float[Array, ""]:  # on the marked rows, each alone as a batch
+            alone = jax.vmap(lambda row: problem.g_seen(x, y, jax.tree.map(lambda a: a[None], row)))(seen)
+            return jnp.sum(alone, where=mask) / jnp.sum(mask)
+
+        def step(_: Any, carry: Any) -> Any:
+            change, state = optimizer.update(jax.grad(loss)(carry[0]), carry[1])
+            return optax.apply_updates(carry[0], change), state
+
+        own = jax.lax.fori_loop(0, _FIT_STEPS, step, (y, optimizer.init(y)))[0]
+        scores = hidden(x, test)["image"] @ own["w"] + own["b"]
+        wrong = optax.softmax_cross_entropy_with_integer_labels(scores, test["label"])
+        return weight @ (jnp.argmax(scores, axis=1) == test["label"]), weight @ wrong
+
+    accuracy, loss = jax.vmap(one)(rows, mask, weight)
+    return {"accuracy": jnp.mean(accuracy), "loss": jnp.mean(loss)}
 
 
 def test_metrics(images: np.ndarray, labels: np.ndarray) -> Any:

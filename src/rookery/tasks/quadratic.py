@@ -1,6 +1,6 @@
 """Heterogeneous quadratics at both levels, whose lower solution, hypergradient and optimum have closed forms."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rookery.clients import Clients
-from rookery.problems import Bilevel
-from rookery.tasks.task import Task
+from rookery.problems import Bilevel, Scope
+from rookery.tasks.task import Task, choice
 
 Vector = Float[np.ndarray, " d"]
 
@@ -55,10 +55,36 @@ class Solution:
 
     @property
     def x(self) -> Vector:
-        """The optimum: ∇Φ is affine."""
-        at_zero = self.hypergradient(np.zeros(len(self.d)))
-        matrix = np.stack([self.hypergradient(unit) - at_zero for unit in np.eye(len(self.d))], axis=1)
-        return np.linalg.solve(matrix, -at_zero)
+        """The optimum."""
+        return _root(self.hypergradient, len(self.d))
+
+
+@dataclass(frozen=True)
+class LocalSolution:
+    """The closed forms where every client has a lower level of its own: Φ(x) = Σ p_i f_i(x, y_i*(x))."""
+
+    p: np.ndarray  # the weights
+    clients: list[Solution]  # each client's, from its own matrices
+
+    def y(self, x: Vector) -> np.ndarray:
+        """y_i*(x), a row for each client."""
+        return np.stack([own.y(x) for own in self.clients])
+
+    def hypergradient(self, x: Vector) -> Vector:
+        """∇Φ(x): the mean of the clients' own hypergradients."""
+        return self.p @ np.stack([own.hypergradient(x) for own in self.clients])
+
+    @property
+    def x(self) -> Vector:
+        """The optimum."""
+        return _root(self.hypergradient, len(self.clients[0].d))
+
+
+def _root(affine: Callable[[Vector], Vector], dim: int) -> Vector:
+    """Where an affine map, such as ∇Φ, is zero."""
+    at_zero = affine(np.zeros(dim))
+    matrix = np.stack([affine(unit) - at_zero for unit in np.eye(dim)], axis=1)
+    return np.linalg.solve(matrix, -at_zero)
 
 
 def quadratic(
@@ -72,6 +98,7 @@ def quadratic(
     sizes: Sequence[int] | None = None,
     seed: int = 0,
     replace: bool = False,
+    scope: Scope = "global",
 ) -> Task:
     """Bilevel quadratics with curvature between 1 and 5 at both levels.
 
@@ -84,10 +111,12 @@ def quadratic(
         weights: p_i, as in `Clients`.
         seed: of the problem.
         replace: as in `Clients`.
+        scope: "global", one lower level for all; or "client", each client's own, which has another solution.
 
-    `Task.evaluate` gives `distance` = ‖x − x*‖², `gradient` = ‖∇Φ(x)‖² and `lower_gap` = ‖y − y*(x)‖²; the closed forms
-    themselves are `solution(task)`.
+    `Task.evaluate` gives `distance` = ‖x − x*‖², `gradient` = ‖∇Φ(x)‖² and, where there is one y, `lower_gap` =
+    ‖y − y*(x)‖²; the closed forms themselves are `solution(task)`.
     """
+    choice("scope", scope, {"global": 0, "client": 0})
     rng = np.random.default_rng(seed)
     counts = [samples] * clients if sizes is None else list(sizes)
     base_b, base_e = rng.normal(size=(lower_dim, upper_dim)), 0.3 * rng.normal(size=(upper_dim, lower_dim))
@@ -107,20 +136,19 @@ def quadratic(
         lower.append({name: rows[name] for name in ("A", "B", "b")})
         upper.append({name: rows[name] for name in ("C", "D", "E", "c", "d")})
     data = Clients(lower, upper, weights, replace=replace)
-    closed = _solve(data)
+    closed = _solve(data, scope)
     best = closed.x
 
     def evaluate(x: Any, y: Any) -> dict[str, float]:
-        x, y = np.asarray(x, float), np.asarray(y, float)
-        return {
-            "distance": float(np.sum((x - best) ** 2)),
-            "gradient": float(np.sum(closed.hypergradient(x) ** 2)),
-            "lower_gap": float(np.sum((y - closed.y(x)) ** 2)),
-        }
+        x = np.asarray(x, float)
+        found = {"distance": np.sum((x - best) ** 2), "gradient": np.sum(closed.hypergradient(x) ** 2)}
+        if scope == "global":
+            found["lower_gap"] = np.sum((np.asarray(y, float) - closed.y(x)) ** 2)
+        return {name: float(value) for name, value in found.items()}
 
     return Task(
         name="quadratic",
-        problem=Bilevel(_upper, _lower),
+        problem=Bilevel(_upper, _lower, lower_scope=scope),
         clients=data,
         init=(np.ones(upper_dim), np.ones(lower_dim)),
         evaluate=evaluate,
@@ -134,23 +162,27 @@ def quadratic(
             "lower_local_steps": 3,
             "neumann_terms": 20,
             "hessian_step": 0.2,
+            "linear_step": 0.1,
         },
     )
 
 
-def solution(task: Task) -> Solution:
-    """The closed forms of a quadratic task."""
-    return _solve(task.clients)
+def solution(task: Task) -> Any:
+    """The closed forms of a quadratic task: a `Solution`, or a `LocalSolution` where the lower level is local."""
+    return _solve(task.clients, task.problem.lower_scope)  # type: ignore[union-attr]
 
 
-def _solve(clients: Clients) -> Solution:
+def _solve(clients: Clients, scope: Scope) -> Solution | LocalSolution:
     p = np.asarray(clients.weights, float)
-    mean = {}
+    means = {}  # of each client's samples, stacked
     for source in (clients.lower, clients.upper):
         for name, rows in source.rows.items():
             own = np.split(np.asarray(rows, float), np.asarray(source.offsets)[1:])
-            mean[name] = np.tensordot(p, np.stack([part.mean(axis=0) for part in own]), axes=1)
-    return Solution(**mean)
+            means[name] = np.stack([part.mean(axis=0) for part in own])
+    if scope == "client":
+        each = [Solution(**{name: values[i] for name, values in means.items()}) for i in range(clients.n)]
+        return LocalSolution(p, each)
+    return Solution(**{name: np.tensordot(p, values, axes=1) for name, values in means.items()})
 
 
 def _definite(rng: np.random.Generator, size: int, heterogeneity: float) -> np.ndarray:

@@ -1,13 +1,15 @@
 """The record that every task returns."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rookery.clients import Clients
 from rookery.fed import Algorithm
 from rookery.problems import Problem
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,10 @@ class Task:
         """An algorithm with this task's defaults for it, but for what is given."""
         fields = {f.name for f in dataclasses.fields(cls)}
         return cls(**({name: value for name, value in self.defaults.items() if name in fields} | given))
+
+
+def choice(name: str, value: Any, known: Mapping[str, V]) -> V:
+    """What a setting's word stands for; ValueError, with the words there are, if it is not one of them."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not known; there are: {', '.join(known)}.")
+    return known[value]

@@ -1,0 +1,32 @@
+"""A signal from intensities alone: eight stations emit it through gratings of their own, one detector sees the sum.
+
+The detector's j-th reading is b_j = mean_k ⟨a_kj, x⟩², k the stations. No station knows another's grating a_k, and none
+can fit a reading alone: the readings are of the mean. So it is a composition, f(mean g_k(x)), with g_k the intensities
+behind a station's own grating and f the squared misfit. Its solutions are x and −x: the sign is lost for good.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+import rookery as rk
+
+STATIONS, LENGTH, READINGS = 8, 10, 400
+rng = np.random.default_rng(0)
+signal = rng.normal(size=LENGTH)
+signal /= np.linalg.norm(signal)
+gratings = rng.normal(size=(STATIONS, READINGS, LENGTH))
+readings = np.mean((gratings @ signal) ** 2, axis=0)
+
+clients = rk.Clients(upper=[{"a": own[None]} for own in gratings])
+problem = rk.Compositional(
+    inner=lambda x, rows: jnp.mean((rows["a"] @ x) ** 2, axis=0),  # the intensities behind the station's own grating
+    outer=lambda intensities: jnp.mean((intensities - readings) ** 2) / 4,
+)
+# A start that points the right way: the first eigenvector of Σ_j b_j Σ_k a_kj a_kjᵀ, which every station has a part of.
+_, vectors = np.linalg.eigh(np.einsum("j,kji,kjl->il", readings - readings.mean(), gratings, gratings))
+start = 0.5 * vectors[:, -1]
+error = lambda x, y: {"error": min(np.linalg.norm(x - signal), np.linalg.norm(x + signal))}
+method = rk.FedDRO(step=0.2, momentum=0.5, local_steps=2)
+run = rk.solve(problem, clients, method, (start, None), rounds=200, evaluate=error, every=50)
+
+print(run.history[["round", "exchanges", "error"]].to_string(index=False))
