@@ -222,8 +222,8 @@ def test_no_overflow_in_single_precision(shift):
         x = start if level is None else {**start, "level": np.float32(level)}
         u = problem.inner(x, rows)
         at, gradient = jax.value_and_grad(phi)(x)
-        slope = jax.grad(problem.outer)(jnp.float32(0))  # where a running estimate may well start
-        for number in (u, at, slope, *jax.tree.leaves(gradient)):
+        slope = jax.grad(problem.outer)(jax.tree.map(jnp.zeros_like, u))  # where a running estimate may well start
+        for number in jax.tree.leaves((u, at, slope, gradient)):
             assert number.dtype == jnp.float32
             assert bool(jnp.isfinite(number))
         assert level is None or level > 9.98 or float(gradient["level"]) < -1  # it is behind: up it goes

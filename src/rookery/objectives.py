@@ -62,14 +62,14 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
     A mean over clients and minibatches of exp(ℓ/λ) overflows with the losses, and the usual cure, to take the largest
     loss out, is not a mean. So the shift is a variable, x = {"model", "level"}, and with z = (ℓ − level)/λ we have
 
-        h = level + λ·cap·mean (z − log cap)₊,   g = mean exp(min(z, log cap)),   f(u) = 2λ log((1 + u)/2).
+        h = level,   g = (u, v) = mean (exp(min(z, log cap)), (z − log cap)₊),   f(u, v) = 2λ log((1 + u)/2) + λ·cap·v.
 
     In the level it falls where u > 1 and rises where u < 1, so its minimum is at u = 1. There p_i = min(e^z_i, cap)/m,
     they sum to 1, and the value is the maximum over all p with p_i ≤ cap/m: if no p_i needs more, λ log mean exp(ℓ/λ)
     exactly, and the level is that value. So minimisers and stationary points in the model are those of DRO. At another
     level the uncapped weights have the factor 2/(1 + u), and the level's own slope is between −cap and 1 (between −1
     and 1 while no sample is at the cap): it follows the losses at the step size of the model, which should be below 4λ.
-    f is 2λ-Lipschitz for u ≥ 0, and no exponential is above the cap, however large a loss.
+    f is Lipschitz for u ≥ 0, linear in v, and no exponential is above the cap, however large a loss.
 
     Arguments:
         loss: per sample.
@@ -105,13 +105,15 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
         )
         return _over_samples(problem, loss, risk, beside=False)
     most = _NO_CAP if cap is None else math.log(cap)
-    exponents = lambda x, rows: (per_sample(loss, x["model"], rows) - x["level"]) / scale
-    beyond = lambda x, rows: jnp.mean(jnp.maximum(exponents(x, rows) - most, 0))
-    problem = Compositional(
-        inner=lambda x, rows: jnp.mean(jnp.exp(jnp.minimum(exponents(x, rows), most))),
-        outer=lambda u: 2 * scale * (_log(1 + u, 1.0) - math.log(2)),
-        extra=lambda x, rows: x["level"] + scale * math.exp(most) * beyond(x, rows),
-    )
+
+    def inner(x: Any, rows: Rows) -> Any:
+        z = (per_sample(loss, x["model"], rows) - x["level"]) / scale
+        return {"u": jnp.mean(jnp.exp(jnp.minimum(z, most))), "v": jnp.mean(jnp.maximum(z - most, 0))}
+
+    def outer(value: Any) -> Float[Array, ""]:
+        return scale * (2 * _log(1 + value["u"], 1.0) - 2 * math.log(2) + math.exp(most) * value["v"])
+
+    problem = Compositional(inner, outer, extra=lambda x, rows: x["level"])
     return _over_samples(problem, loss, risk, beside=True)
 
 

@@ -63,7 +63,8 @@ def zoom(ax: Axes, results: pd.DataFrame, metric: str = "accuracy") -> None:
 
 def legend(ax: Axes, columns: int, **options: Any) -> None:
     """Below the panel, where it hides no line."""
-    report.legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, **options)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": columns, "handlelength": 3.6}
+    report.legend(ax, **below, **options)
 
 
 def below(fig: Figure, ax: Axes, columns: int) -> None:

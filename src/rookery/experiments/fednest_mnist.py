@@ -8,21 +8,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, FedSVRG, LFedNest, LFedNestNonAlt, LFedNestSVRG
+from rookery.experiments.curves import SPLITS, Figures
+from rookery.experiments.curves import curves as _curves
+from rookery.experiments.curves import draw as _draw
+from rookery.experiments.curves import ends as _ends
+from rookery.experiments.curves import legend as _legend
+from rookery.experiments.curves import mean as _mean
+from rookery.experiments.curves import reached as _reached
+from rookery.experiments.curves import zoom as _zoom
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding
 from rookery.experiments.fednest import PAPER
 from rookery.fed import Epochs
 from rookery.tasks import hyperrep, loss_tuning
 from rookery.tasks.task import Task
 
-SPLITS = {"i.i.d.": "iid", "non-i.i.d.": "shards"}
 METHODS: dict[str, Any] = {cls.__name__: cls for cls in (FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt)}
 FAMILY = "fednest-mnist"
-Figures = dict[str, float | list[float]]
 
 
 # What the runs have in common.
@@ -83,31 +88,6 @@ REPRESENTATION_DIFFERENCES = (
 )
 
 
-def _curves(results: pd.DataFrame, metric: str = "accuracy", across: str = "round", **labels: Any) -> list[pd.Series]:
-    """The metric across rounds or exchanges, one series for each seed, of the runs with these labels."""
-    own = results
-    for name, value in labels.items():
-        own = own[own[name] == value]
-    assert own["run"].nunique() == 1, f"{labels} is not one run"
-    return [frame.set_index(across)[metric] for _, frame in own.groupby("seed")]
-
-
-def _ends(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
-    """The mean over the last tenth of the rounds, for each seed; 0 where the run has left the finite numbers."""
-    curves = _curves(results, metric, **labels)
-    return np.nan_to_num(np.array([float(c[c.index > 0.9 * c.index[-1]].mean()) for c in curves]), nan=0.0)
-
-
-def _mean(values: Sequence[float] | np.ndarray) -> float:
-    return float(np.mean(values))
-
-
-def _reached(curve: pd.Series, level: float) -> float:
-    """The first place of the curve at that level or above; infinity if there is none."""
-    above = curve.index[curve >= level]
-    return float(above[0]) if len(above) else np.inf
-
-
 def _fallen(results: pd.DataFrame, *methods: str) -> str:
     """Which of the methods learnt, non-i.i.d., and then failed: they end below half of what they had reached."""
     words = []
@@ -127,19 +107,6 @@ def _fallen(results: pd.DataFrame, *methods: str) -> str:
     return " ".join(words)
 
 
-def _draw(
-    ax: Axes, results: pd.DataFrame, across: str, metric: str, lines: dict[str, dict[str, Any]], **looks: Any
-) -> None:
-    """A band for each entry of lines: its name, and the labels of its run ("look" changes its style)."""
-    for name, labels in lines.items():
-        look = labels.get("look", {})
-        own = results
-        for label, value in labels.items():
-            if label != "look":
-                own = own[own[label] == value]
-        report.band(ax, own, across, metric, label=name, **{**looks, **look})
-
-
 def _by_split(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Lines for methods on both splits: a method keeps its colour, i.i.d. is dashed."""
     return {
@@ -151,14 +118,6 @@ def _by_split(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         for method in methods
         for split in SPLITS
     }
-
-
-def _zoom(ax: Axes, results: pd.DataFrame, metric: str = "accuracy") -> None:
-    """From a little below the worst end to a little above the best, but for runs that have failed."""
-    ends = results[results["round"] == results["round"].max()].groupby("run")[metric].min()
-    good = ends[ends > 0.5 * ends.max()]
-    low = max(0.0, float(good.min()) - 0.12)
-    ax.set_ylim(low, min(1.0, float(results[metric].max()) + 0.02))
 
 
 def _scripts(results: pd.DataFrame) -> pd.DataFrame:
@@ -187,12 +146,6 @@ def _with_both(claims: Sequence[Claim], ends: Callable[[pd.DataFrame], Figures])
         f"{HESSIAN_STEP:g}, the paper's claims come out the same."
     )
     return (*map(on_scripts, claims), Claim(text, "ours", the_same, ours=True))
-
-
-def _legend(ax: Axes, columns: int, **options: Any) -> None:
-    """Below the panel, where it hides no line."""
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": columns, "handlelength": 3.6}
-    report.legend(ax, **below, **options)
 
 
 # Fig. 2a: FedNest and LFedNest.

@@ -135,7 +135,8 @@ def fairness(
 
     x = {"w", "b"}, zeros at first. `Task.evaluate` gives the `accuracy` and the `tpr_gap`, the largest of
     TPR_all − TPR_j over the groups j, both on the test set and (`train_accuracy`, `train_tpr_gap`) on the training set;
-    and `risk`, the fair objective's value on the latter. `Task.single_level` is the same without fairness.
+    and `risk`, the fair objective's value on the latter. `Task.single_level` is the same without fairness,
+    and so is `ParallelSGD` on the task itself: h alone is the mean loss.
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
