@@ -1,10 +1,27 @@
 """Settings for all tests, made before anything is traced: double precision, and programs compiled in haste."""
 
+import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # The tests' programs are tiny and run once: nearly all their time is the compiler's, and half of that its optimizer's.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+# Every compiled program holds a few of the memory maps that a process may have (65,530 by default on Linux).
+MAPS = Path("/proc/self/maps")
+MANY = 20_000
+
+
+@pytest.fixture(autouse=True)
+def _room_for_programs() -> Iterator[None]:
+    """After a test: forget all compiled programs once there are many."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+        jax.clear_caches()
+        gc.collect()

@@ -197,6 +197,7 @@ def picture(results: pd.DataFrame) -> Figure:
     for local, line in ((1, "--"), (LOCAL, "-")):
         steps, floors = _floors(results, f"exact, I = {local}", "step")
         right.loglog(steps, np.maximum(floors, 1e-32), f"o{line}", color=report.PURPLE, label=f"I = {local}")
+    ticks(right, sorted(select(results, study=f"exact, I = {LOCAL}")["step"].unique()))
     report.label(right, "step", r"floor of $\|\nabla\Phi\|^2$", "Exact oracles: drift")
     report.legend(right)
     return fig
