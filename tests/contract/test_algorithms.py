@@ -21,8 +21,16 @@ FIRST = [(name, claims(name)[0]) for name in names()]
 
 
 def together(cases: list[tuple[str, str]]) -> Any:
-    """One test for each case; those of one case go to one worker, which then compiles it once."""
-    each = [pytest.param(*case, marks=pytest.mark.xdist_group("-".join(case))) for case in cases]
+    """One test for each case; those of one case go to one worker, which then compiles it once.
+
+    FedNest stands for its family on the further classes of problem, which share its code; the others are slow tests.
+    """
+    each = []
+    for pair in cases:
+        marks = [pytest.mark.xdist_group("-".join(pair))]
+        if pair not in FIRST and pair[0] != "FedNest":
+            marks.append(pytest.mark.slow)
+        each.append(pytest.param(*pair, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)
 
 

@@ -31,6 +31,7 @@ def test_cleaning_tells_wrong_labels_and_beats_plain_training(tmp_path: Path) ->
     assert end["auc"]["FedBiO"] > 0.9
 
 
+@pytest.mark.slow
 def test_local_heads_learn_a_representation(tmp_path: Path) -> None:
     results, _ = quick("fedbio-hyperrep", tmp_path)
     own = results[results["method"] == "FedBiOLocal"]["accuracy"]
@@ -43,6 +44,7 @@ def test_group_weights_help_the_worst_group(tmp_path: Path) -> None:
     assert claims["The worst group gains."]["holds"]
 
 
+@pytest.mark.slow
 def test_which_optimum_with_unequal_local_work(tmp_path: Path) -> None:
     """Even the quick runs tell the optimum of the weights p_i from that of the weights p_i τ_i."""
     results, _ = quick("asfbo-rates", tmp_path)
