@@ -240,6 +240,7 @@ def test_policy_evaluation_finds_the_least_squares_solution(example):
     assert np.linalg.norm(names["squares"] - names["exact"]) > 0.2 * np.linalg.norm(names["exact"])
 
 
+@pytest.mark.slow
 def test_adaptation_beats_none(example):
     errors = example("maml")["errors"]
     assert errors["MAML"][1] < 0.6 * errors["MAML"][0]

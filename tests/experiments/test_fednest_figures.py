@@ -7,6 +7,8 @@ import pytest
 
 from rookery.experiments import EXPERIMENTS, experiment, reproduce
 
+pytestmark = pytest.mark.xdist_group("fig4")  # one worker, one run
+
 
 @pytest.fixture(scope="module")
 def fig4(tmp_path_factory):
