@@ -96,9 +96,9 @@ DIFFERENCES = (
     "(`search.csv`).",
     "ρ^t is taken over the cohort: clients that sit out have no τ_i.",
     "Time: by multiplications a round of ASFBO with τ_i = 15 is 4.3 rounds of FedNest (whose inner gradients see the "
-    "hidden layer's output, computed once); on two cores it took 4.4 to 5.0 (`rookery bench`). On an H200, three "
-    "runs at a time, a round of any of the six took 10 to 12 ms: the arithmetic, some 15 GFlop, is a fraction of a "
-    "millisecond there, the rest is the launching of kernels.",
+    "hidden layer's output, computed once); on two idle cores it took 2.8 (111 ms) (`rookery bench`). On an H200, "
+    "three runs at a time, a round of any of the six took 10 to 12 ms: the arithmetic, some 15 GFlop, is a fraction "
+    "of a millisecond there, the rest is the launching of kernels.",
 )
 
 
