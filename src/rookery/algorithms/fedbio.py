@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from rookery import tree
 from rookery.fed import Client, Fed, Step
-from rookery.parts import hypergradient
+from rookery.parts import hypergradient, single_loop
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
 
@@ -289,22 +289,8 @@ def directions(
     h: FedBiO | FedBiOAcc, c: Client, points: list[Several], orders: Any, v: Any, size: Sizes
 ) -> list[Several]:
     """∇_x f − ∇²_xy g u, ∇_y g and ∇²_y g u − ∇_y f at each point, on the v-th minibatches of five orders."""
-    upper, lower = (lambda k: c.upper(orders[k], size.upper, v)), (lambda k, size: c.lower(orders[k], size, v))
-    one_upper = h.shared_batch or size.upper is None
-    one_lower = h.shared_batch or (size.upper is None and size.lower is None)
-    b_f1, b_y = upper(0), lower(1, size.lower)
-    b_f2 = b_f1 if one_upper else upper(2)
-    b_g1, b_g2 = (b_y, b_y) if one_lower else (lower(3, size.upper), lower(4, size.upper))
-
-    def at(x: tree.Tree, y: tree.Tree, u: tree.Tree) -> Several:
-        f_x, f_y = c.f_x_and_y(x, y, b_f1) if one_upper else (c.f_x(x, y, b_f1), c.f_y(x, y, b_f2))
-        if one_lower:
-            g_y, g_yy, g_xy = c.g_y_and_products(x, y, b_y, u)
-        else:
-            g_y, g_yy, g_xy = c.g_y(x, y, b_y), c.g_yy(x, y, b_g2, u), c.g_xy(x, y, b_g1, u)
-        return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
-
-    return [at(*z) for z in points]
+    three: Any = points
+    return [*single_loop.directions(c, three, orders, v, size.upper, size.lower, h.shared_batch)]
 
 
 def local_directions(

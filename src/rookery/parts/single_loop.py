@@ -27,7 +27,7 @@ def directions(
         if one_lower:
             g_y, g_yy, g_xy = c.g_y_and_products(x, y, g_1, z)
         else:
-            g_y, g_yy, g_xy = c.g_y(x, y, g_1), c.g_yy(x, y, g_2, z), c.g_xy(x, y, g_3, z)
+            g_y, g_yy, g_xy = c.g_y(x, y, g_1), c.g_yy(x, y, g_3, z), c.g_xy(x, y, g_2, z)
         return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
 
     return [at(*point) for point in points]
