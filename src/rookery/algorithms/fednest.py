@@ -11,7 +11,7 @@ from jaxtyping import Array
 from rookery import tree
 from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step, Steps
-from rookery.parts import hypergradient, inverse_hessian
+from rookery.parts import features, hypergradient, inverse_hessian
 from rookery.parts.local import sgd, svrg
 from rookery.problems import Bilevel, Compositional, Minimax
 
@@ -91,7 +91,7 @@ class FedNest(_Nest):
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1, lines 4–9."""
         inner, outer = jax.random.split(key)
-        seen = _seen(fed, state.x, key)
+        seen = features.seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
         return State(*fed_out(self, fed, state, y, seen, outer))
 
@@ -113,7 +113,7 @@ class LFedNest(_Nest):
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light optimizers."""
         inner, outer = jax.random.split(key)
-        seen = _seen(fed, state.x, key, _draws(self))
+        seen = features.seen(fed, state.x, key, _draws(self))
         y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
         return State(*lfed_out(self, fed, state, y, seen, outer))
 
@@ -129,7 +129,7 @@ class FedNestSGD(_Nest):
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light inner optimizer."""
         inner, outer = jax.random.split(key)
-        seen = _seen(fed, state.x, key)
+        seen = features.seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: lfed_inn(self, fed, state.x, y, seen, k), state.y, inner)
         return State(*fed_out(self, fed, state, y, seen, outer))
 
@@ -145,7 +145,7 @@ class LFedNestSVRG(_Nest):
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Alg. 1 with the light outer optimizer."""
         inner, outer = jax.random.split(key)
-        seen = _seen(fed, state.x, key)
+        seen = features.seen(fed, state.x, key)
         y = _repeat(fed, self.lower_rounds, lambda y, k: fed_inn(self, fed, state.x, y, seen, k), state.y, inner)
         return State(*lfed_out(self, fed, state, y, seen, outer))
 
@@ -283,13 +283,6 @@ def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessia
 def _repeat(fed: Fed, times: int, once: Callable[[Any, Array], Any], y: tree.Tree, key: Array) -> tree.Tree:
     """Alg. 1, lines 5–7."""
     return fed.loop(times, lambda t, y: once(y, jax.random.fold_in(key, t)), y)
-
-
-def _seen(fed: Fed, x: tree.Tree, key: Array, draws: int | None = None) -> PerClient | None:
-    """What each client sees of its lower data at x, which stays fixed for the round; None without features."""
-    if fed.problem.features is None:
-        return None
-    return fed.map(lambda c, k: c.seen(x, draws), key)
 
 
 def _draws(h: _Nest) -> int | None:
