@@ -328,12 +328,14 @@ def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
     return jnp.asarray(given / given.sum())
 
 
-def sample_cohort(key: Array, n: int, size: int) -> Int[Array, " size"]:
-    """A set of clients, drawn uniformly without replacement, in ascending order.
+def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | None = None) -> Int[Array, " size"]:
+    """A set of clients, drawn uniformly without replacement, in ascending order; with chances, by those, with it.
 
     A small cohort of a large federation is drawn by Floyd's method (Bentley, CACM 1987), whose cost does not grow
     with n.
     """
+    if chances is not None:
+        return jnp.sort(jax.random.choice(key, n, (size,), p=chances / jnp.sum(chances)))
     if size == n:
         return jnp.arange(n)
     if size > 2048 or 8 * size > n:

@@ -316,8 +316,8 @@ class Fed(Protocol):
     def map_state(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
         """The same, for fn(client, key, memory, *values) -> (value, memory), where memory stays with the client."""
 
-    def mean(self, value: PerClient, name: str = "mean") -> Any:
-        """One exchange: Σ p_i v_i / Σ p_i over the cohort."""
+    def mean(self, value: PerClient, name: str = "mean", weights: Array | None = None) -> Any:
+        """One exchange: Σ p_i v_i / Σ p_i over the cohort; `weights`, one for each client, take the place of p."""
 
     def sum(self, value: PerClient, name: str = "sum") -> Any:
         """One exchange: Σ (n/P) p_i v_i over the cohort, unbiased for the sum over all clients."""
@@ -331,8 +331,12 @@ class Fed(Protocol):
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """n times carry = body(i, carry), where the body exchanges."""
 
-    def resample(self, key: Array) -> "Fed":
-        """The same federation with a fresh cohort of the same size, for one exchange of its own."""
+    def resample(self, key: Array, chances: Array | None = None) -> "Fed":
+        """The same federation with a fresh cohort of the same size, for one exchange of its own.
+
+        Drawn uniformly, without repetition; or, with each client's chance given, independently: a client that is drawn
+        twice does its work once, and its reply counts twice.
+        """
 
 
 class Algorithm(Protocol):
@@ -340,7 +344,7 @@ class Algorithm(Protocol):
 
     `init` makes the state from x and y; the state is a NamedTuple whose fields include x (and y). `round` takes it one
     round further. Methods whose clients remember something between rounds have a third, `memory(x, y)`: what a client
-    remembers before its first round.
+    remembers before its first round. (What has the shape of the client's data is first written by `init`'s map_state.)
     """
 
     solves: ClassVar[tuple[type, ...]]

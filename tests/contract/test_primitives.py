@@ -12,6 +12,7 @@ import rookery as rk
 from rookery.clients import sample_cohort
 
 VALUES, WEIGHTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([0.1, 0.3, 0.2, 0.15, 0.25])
+CHANCES, OTHERS = jnp.array([0.1, 0.0, 0.6, 0.0, 0.3]), jnp.array([1.0, 0.0, 2.0, 3.0, 5.0])
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean(b * x))
 
 
@@ -23,18 +24,15 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Everything:
-    """mean, sum, gather, scatter, a loop of random length, values handed on, memory, and a fresh cohort."""
+    """mean, sum, gather, scatter, a loop of random length, values handed on, memory, and fresh cohorts."""
 
     step: float = 1.0
 
     solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
 
     def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
-        fed.map_state(lambda c, k, m: (0.0, m + 100 * c.f_x(1.0, (), c.upper(k))), key)  # no exchange at all
+        fed.map_state(lambda c, k, _: (0.0, 100 * c.f_x(1.0, (), c.upper(k))), key)  # no exchange at all
         return State(x, jnp.zeros(fed.cohort_size if fed.cohort_size < fed.n else 3))
-
-    def memory(self, x: Any, y: Any) -> Any:
-        return jnp.zeros(())
 
     def round(self, fed: Any, state: State, key: Any) -> State:
         k1, k2, k3 = jax.random.split(key, 3)
@@ -49,7 +47,9 @@ class Everything:
         other = fed.resample(k3)
         handed = other.scatter({"row": seen})
         fresh = other.mean(other.map(lambda c, k, z: z["row"] * c.f_x(1.0, (), c.upper(k)), k1, handed), name="fresh")
-        return State(jnp.stack([mean, total, grown, fresh]), seen)
+        drawn = fed.resample(k2, CHANCES)
+        drawn_mean = drawn.mean(drawn.map(lambda c, k: c.f_x(1.0, (), c.upper(k)), k1), name="drawn", weights=OTHERS)
+        return State(jnp.stack([mean, total, grown, fresh, drawn_mean]), seen)
 
 
 def clients() -> rk.Clients:
@@ -70,13 +70,15 @@ def expected(rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         seen, memory[ids] = memory[ids].copy(), memory[ids] + 1
         other = np.asarray(sample_cohort(k3, 5, 3))
         fresh = WEIGHTS[other] @ (VALUES[other] * seen) / WEIGHTS[other].sum()
-    return np.array([mean, total, grown, fresh]), seen
+        drawn = np.asarray(sample_cohort(k2, 5, 3, CHANCES))
+        drawn_mean = OTHERS[drawn] @ VALUES[drawn] / OTHERS[drawn].sum()
+    return np.array([mean, total, grown, fresh, drawn_mean]), seen
 
 
 @pytest.mark.parametrize("engine", [rk.Simulation(), rk.Simulation(block=2), rk.Simulation(debug=True), "lockstep"])
 def test_every_primitive_is_what_it_says(engine: Any) -> None:
     engine = rk.Federation() if engine == "lockstep" else engine
-    run = rk.solve(PROBLEM, clients(), Everything(), np.zeros(4), rounds=5, cohort=3, seed=11, engine=engine)
+    run = rk.solve(PROBLEM, clients(), Everything(), np.zeros(5), rounds=5, cohort=3, seed=11, engine=engine)
     x, seen = expected(5, 11)
     np.testing.assert_allclose(run.x, x, rtol=1e-12)
     np.testing.assert_allclose(run.state.seen, seen, rtol=1e-12)
@@ -89,7 +91,7 @@ def test_every_primitive_is_what_it_says(engine: Any) -> None:
 def test_the_ledger_adds_up() -> None:
     """Bytes by hand: float64, three clients; and the same on both engines."""
     runs = [
-        rk.solve(PROBLEM, clients(), Everything(), np.zeros(4), rounds=6, cohort=3, seed=2, engine=engine)
+        rk.solve(PROBLEM, clients(), Everything(), np.zeros(5), rounds=6, cohort=3, seed=2, engine=engine)
         for engine in (rk.Simulation(), rk.Federation())
     ]
     assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
@@ -99,12 +101,20 @@ def test_the_ledger_adds_up() -> None:
         _, noise = jax.random.split(jax.random.fold_in(jax.random.key(2), t + 1))
         times = int(jax.random.randint(jax.random.split(noise, 3)[1], (), 0, 4))
         row = history.diff().iloc[t + 1]
-        assert row["exchanges"] == 4 + times
-        assert row["bytes_up"] == 3 * 8 * (4 + times)
-        state = 8 * (4 + 3)  # x and seen
+        assert row["exchanges"] == 5 + times
+        assert row["bytes_up"] == 3 * 8 * (5 + times)
+        state = 8 * (5 + 3)  # x and seen
         before_fresh = state + 8 + 8 + 8 * times  # sent to the round's cohort up to the gather
         gathered = 3 * 8
         # A fresh cohort is sent all there is; the round's own gets the rest at the end, for its memory.
-        down = before_fresh + (before_fresh + gathered) + (gathered + 8)
+        down = before_fresh + (before_fresh + gathered) + (before_fresh + gathered + 8) + (gathered + 8 + 8)
         assert row["bytes_down"] == 3 * down
-    assert history["samples_busiest"].iloc[-1] == history["samples_upper"].iloc[0] / 5 + 6 * 2
+    assert history["samples_busiest"].iloc[-1] == history["samples_upper"].iloc[0] / 5 + 6 * 3
+    drawn = [sample_cohort(jax.random.split(_noise(2, t), 3)[1], 5, 3, CHANCES) for t in range(6)]
+    different = sum(len(set(np.asarray(ids).tolist())) for ids in drawn)
+    assert different < 6 * 3  # somebody was drawn twice, and worked once
+    assert history["samples_upper"].iloc[-1] == 5 + 6 * (3 + 3) + different
+
+
+def _noise(seed: int, t: int) -> Any:
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), t + 1))[1]

@@ -62,7 +62,7 @@ class _Lazy:
 class _Script:
     """How far one side has come in a round; cohorts of one round share it."""
 
-    exchange: Callable[..., Any]  # (k, kind, value, name, ids) -> the result; ids is None for the round's cohort
+    exchange: Callable[..., Any]  # (k, kind, value, name, ids, weights) -> the result; ids: None for the round's cohort
     count: Callable[[int, Count], int]  # (j, n) -> how often the j-th loop of traced length runs
     exchanges: int = 0
     loops: int = 0
@@ -104,9 +104,9 @@ class LockstepFed:
         self.memory = _Lazy(lambda keep: both.force(keep)[1])
         return _Lazy(lambda keep: both.force(keep)[0])
 
-    def mean(self, value: _Lazy, name: str = "mean") -> Any:
+    def mean(self, value: _Lazy, name: str = "mean", weights: Array | None = None) -> Any:
         """See `Fed.mean`."""
-        return self._exchange("mean", value, name)
+        return self._exchange("mean", value, name, weights)
 
     def sum(self, value: _Lazy, name: str = "sum") -> Any:
         """See `Fed.sum`."""
@@ -125,9 +125,9 @@ class LockstepFed:
 
         return _Lazy(own)
 
-    def _exchange(self, kind: str, value: _Lazy, name: str) -> Any:
+    def _exchange(self, kind: str, value: _Lazy, name: str, weights: Any = None) -> Any:
         self._script.exchanges += 1
-        return self._script.exchange(self._script.exchanges - 1, kind, value, name, self._ids)
+        return self._script.exchange(self._script.exchanges - 1, kind, value, name, self._ids, weights)
 
     def loop(self, n: Count, body: Callable[[Any, Any], Any], carry: Any) -> Any:
         """See `Fed.loop`."""
@@ -138,9 +138,9 @@ class LockstepFed:
             carry = body(i, carry)
         return carry
 
-    def resample(self, key: Array) -> "LockstepFed":
+    def resample(self, key: Array, chances: Array | None = None) -> "LockstepFed":
         """See `Fed.resample`."""
-        ids = sample_cohort(key, self.n, self.cohort_size)
+        ids = sample_cohort(key, self.n, self.cohort_size, chances)
         return LockstepFed(self.problem, self.n, self.cohort_size, self._script, self._client, None, ids, ids)
 
 
@@ -204,7 +204,7 @@ def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...])
     def run(
         traced: Any, state: Any, results: Any, data: Clients, identity: Any, memory: Any, t: Any, seed: Array
     ) -> Any:
-        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any) -> Any:
+        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any, weights: Any) -> Any:
             if k == known:
                 raise _Reached(value)
             structure, _ = _structure(setting, phase, k, counts[: script.loops], value)
@@ -228,7 +228,7 @@ def _state_structure(setting: _Setting, traced: Any, start: Any, data: Clients) 
     """The structure of the algorithm's state, from a run of `init` in which only shapes matter."""
 
     def init(traced: Any, start: Any, data: Clients) -> Any:
-        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any) -> Any:
+        def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any, weights: Any) -> Any:
             lead = (setting.n,) if kind == "gather" else ()
             return jax.tree.map(lambda s: jnp.zeros(lead + s.shape, s.dtype), value.shapes())
 
@@ -302,7 +302,7 @@ class Coordinator:
         send: Transport,
     ) -> None:  # fmt: skip
         self._setting, self._traced, self._weights, self._template = setting, traced, weights, template
-        self._memory = _first_memory(setting, traced, start)  # for its shapes: a site's own never leaves it
+        self.memory = _first_memory(setting, traced, start)  # for its shapes: a site's own never leaves it
         self._seed, self._send = jax.random.key(seed), send
 
     def run(self, phase: Phase, state: Any, t: int) -> tuple[Any, Amounts]:
@@ -315,13 +315,13 @@ class Coordinator:
         everyone = self._setting.ids(phase, t, self._seed)
         header = {"phase": phase, "round": t, "counts": counts}
 
-        def exchange(k: int, kind: str, value: _Lazy, name: str, fresh: Any) -> Any:
+        def exchange(k: int, kind: str, value: _Lazy, name: str, fresh: Any, weights: Any) -> Any:
             structure, shape = _structure(self._setting, phase, k, tuple(counts), value)
             ids, since = (everyone, has[0]) if fresh is None else (np.asarray(fresh).tolist(), None)
             replies, up, down = self._ask(ids, {**header, "op": "reply"}, state, results, since, work)
             if fresh is None:
                 has[0] = len(results)
-            results.append(self._reduce(kind, ids, replies))
+            results.append(self._reduce(kind, ids, replies, weights))
             _count(exchanges, name, kind, shape, up, _nbytes(results[-1]), down)
             return jax.tree.unflatten(structure, results[-1])
 
@@ -331,8 +331,10 @@ class Coordinator:
 
         script = _Script(exchange, count)
         client = lambda: Client(self._setting.problem, self._template, 0, 0)
-        _, after = self._setting.run(self._traced, phase, script, client, self._memory, state, t, self._seed)
+        fed, after = self._setting.run(self._traced, phase, script, client, self.memory, state, t, self._seed)
         if script.touched:
+            if phase == "init":  # which may be the first to write the memory
+                self.memory = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), fed.memory.shapes())
             _, _, down = self._ask(everyone, {**header, "op": "finish"}, state, results, has[0], work)
             _count(exchanges, "finish", "finish", "", 0, 0, down)["count"] = 0
         totals, busiest = np.zeros(len(WORK), np.int64), 0
@@ -368,8 +370,8 @@ class Coordinator:
         arrays = leaves + [leaf for r in new for leaf in r]
         return wire.encode(about, arrays), _nbytes(arrays)
 
-    def _reduce(self, kind: str, ids: list[int], replies: list[list[Any]]) -> list[Any]:
-        p = self._weights[ids]
+    def _reduce(self, kind: str, ids: list[int], replies: list[list[Any]], weights: Any) -> list[Any]:
+        p = (self._weights if weights is None else np.asarray(weights))[ids]
         p = p / p.sum() if kind == "mean" else p * (self._setting.n / len(ids))
         stacked = [np.stack(leaf) for leaf in zip(*replies, strict=True)]
         if kind == "gather":
@@ -423,7 +425,10 @@ class Federation:
         template = Clients(**shapes)  # what a sample looks like; the coordinator has none
         weights = np.asarray(clients.weights)
         send = lambda i, request: self._sites[i].handle(request)
+        before = self._coordinator
         self._coordinator = Coordinator(setting, split.traced, weights, template, (x, y), seed, send)
+        if before is not None:
+            self._coordinator.memory = before.memory
 
     def advance(
         self, problem: Problem, clients: Clients, split: Split, cohort: int, carry: Carry, start: int, rounds: int,

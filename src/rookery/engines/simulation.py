@@ -96,10 +96,12 @@ class SimulatedFed:
         memory: PyTree[Array],
         block: int,
         debug: bool,
+        repeats: bool = False,
     ) -> None:
         self.problem, self.clients, self.ids, self.ledger, self.memory = problem, clients, ids, ledger, memory
         self.n, self.cohort_size = clients.n, int(ids.shape[0])
         self.block, self.debug = block, debug
+        self.repeats = repeats  # whether a client may be in the cohort twice
         self.has: Count = 0  # bytes this cohort has been sent
         self.touched = False  # whether its memory was used
 
@@ -117,6 +119,8 @@ class SimulatedFed:
             value, work = jax.vmap(on_client)(self.ids, values)
         else:
             value, work = jax.lax.map(lambda xs: on_client(*xs), (self.ids, values), batch_size=self.block)
+        if self.repeats:
+            work = jnp.where(jnp.diff(self.ids, prepend=-1)[:, None] > 0, work, 0)
         self.ledger.worked(work)
         return Stacked(value)
 
@@ -140,9 +144,9 @@ class SimulatedFed:
         value, self.memory = both.rows
         return Stacked(value)
 
-    def mean(self, value: Stacked, name: str = "mean") -> Any:
+    def mean(self, value: Stacked, name: str = "mean", weights: Array | None = None) -> Any:
         """See `Fed.mean`."""
-        p = self.clients.weights[self.ids]
+        p = (self.clients.weights if weights is None else weights)[self.ids]
         return self._reduce(value, name, "mean", lambda v: _weighted(p / jnp.sum(p), v))
 
     def sum(self, value: Stacked, name: str = "sum") -> Any:
@@ -197,10 +201,11 @@ class SimulatedFed:
         ledger.add(now)
         return carry
 
-    def resample(self, key: Array) -> "SimulatedFed":
+    def resample(self, key: Array, chances: Array | None = None) -> "SimulatedFed":
         """See `Fed.resample`."""
-        ids = sample_cohort(key, self.n, self.cohort_size)
-        return SimulatedFed(self.problem, self.clients, ids, self.ledger, None, self.block, self.debug)
+        ids = sample_cohort(key, self.n, self.cohort_size, chances)
+        own = (self.ledger, None, self.block, self.debug, chances is not None)
+        return SimulatedFed(self.problem, self.clients, ids, *own)
 
 
 _as_arrays = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.int32))
