@@ -326,6 +326,46 @@ def test_other_slips_at_the_border(tmp_path: Path) -> None:
         solve(**given, evaluate=lambda x, y: {"vector": x})
 
 
+NODES = rk.WeightedNodes(SINGLE.loss, cap=0.5)
+WITH_CENTER = rk.Clients(lower=[rows()] * N, center=rows())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"problem": rk.WeightedNodes(SINGLE.loss, cap=0.2)},
+            "cap=0.2 the weights of 3 clients can't add up to 1.*1/3",
+        ),
+        ({"problem": rk.WeightedNodes(SINGLE.loss, cap=1.5)}, "cap=1.5 is not a number above 0, at most 1"),
+        ({"clients": rk.Clients(lower=[rows()] * N)}, "these clients have none: give Clients.lower=.*center=rows"),
+        ({"clients": rk.Clients([rows()] * N, [rows()] * N, center=rows())}, "one data set for each client"),
+        ({"clients": rk.Clients([rows()] * N, weights=[1, 2, 1], center=rows())}, "learns the clients' weights.*init="),
+        ({"clients": rk.Clients([rows()] * N, center={"a": np.ones((1, 2))})}, "on the centre's data.*KeyError"),
+        ({"cohort": 2}, "WeightedNodesProx needs all 3 clients in every round, not cohort=2"),
+        ({"init": (np.array([0.9, 0.1, 0.0]), np.ones(2))}, "from 0 to cap=0.5"),
+        ({"init": (np.array([0.5, 0.1, 0.1]), np.ones(2))}, "w must add up to 1"),
+        ({"init": (None, np.array([1, 2]))}, "theta has the type int"),
+        ({"algorithm": rk.WeightedNodesABA(refresh=1.5)}, "refresh=1.5 is not a number above 0, at most 1"),
+        ({"algorithm": rk.WeightedNodesABA(average="theory")}, "give strong_convexity=μ"),
+        ({"algorithm": rk.FedAvg()}, "FedAvg does not solve WeightedNodes problems"),
+    ],
+)
+def test_weighted_nodes(changed: dict[str, Any], message: str) -> None:
+    given = {"problem": NODES, "clients": WITH_CENTER, "algorithm": rk.WeightedNodesProx(), "init": np.ones(2)}
+    refused(lambda: solve(**given | changed), message)
+
+
+def test_the_center_and_the_weights() -> None:
+    refused(lambda: rk.Clients([rows()], center_client=0), "there are none: give center")
+    refused(lambda: rk.Clients([rows()], center=rows(), center_client=1), "center_client=1: .* from 0 to 0")
+    refused(lambda: rk.Clients([rows()], center={"a": np.ones(0)}), "center: client 0 is empty")
+    run = solve(SINGLE, ONE_LEVEL, rk.FedAvg(), np.ones(2))
+    assert not hasattr(run, "weights")
+    with pytest.raises(AttributeError, match="learns no weights of the clients"):
+        _ = run.weights
+
+
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "archive"])
 def test_a_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "run.npz"

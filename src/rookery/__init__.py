@@ -7,7 +7,7 @@ from rookery.clients import Clients
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.fed import Epochs, NonFiniteError
-from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel
+from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.solve import Best, Run, solve
 from rookery.tune import Tuning, tune
 
@@ -26,6 +26,7 @@ __all__ = [
     "Simulation",
     "SingleLevel",
     "Tuning",
+    "WeightedNodes",
     "objectives",
     "solve",
     "tasks",

@@ -29,6 +29,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         "seed": seed,
         "cohort": cohort,
         "clients": clients.n,
+        "center_client": clients.center_client,
         "start": _digest(start),
         "data": _digest(clients),
     }
@@ -49,7 +50,8 @@ def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extr
     header = {"format": _FORMAT, "identity": identity, "round": done, "extra": extra}
     arrays = {f"carry_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
     if best is not None:
-        arrays |= {f"best_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves((best.x, best.y)))}
+        leaves = jax.tree.leaves((best.x, best.y, best.memory))
+        arrays |= {f"best_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
     beside = path.with_name(path.name + ".writing")
     with beside.open("wb") as file:
         np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -61,7 +63,7 @@ def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extr
 def load(
     path: str | Path, identity: dict[str, Any], carry: Any, start: Any, rounds: int
 ) -> tuple[int, Any, dict[str, Any], Any]:
-    """The rounds done, the carry, the record's extra and the best (x, y); `carry` and `start` give the structures."""
+    """The rounds done, the carry, the record's extra and the best (x, y, memory); of structures like those given."""
     if Path(path).is_dir():
         raise ValueError(f"checkpoint={str(path)!r} is a folder; give the name of a file.")
     try:

@@ -9,26 +9,51 @@ import numpy as np
 from rookery import hyperparameters
 from rookery.clients import Clients, Source
 from rookery.fed import Algorithm
-from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, inner_value_like
+from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, inner_value_like
 
 
 def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, Any]:
     """x and y as arrays."""
-    if not isinstance(problem, Bilevel | Minimax | Compositional | SingleLevel):
+    if not isinstance(problem, Problem):
         raise TypeError(
-            f"problem is a {type(problem).__name__}; give a Bilevel, Minimax, Compositional or SingleLevel."
+            f"problem is a {type(problem).__name__}; give a Bilevel, Minimax, Compositional, SingleLevel or "
+            "WeightedNodes."
         )
     if not isinstance(clients, Clients):
         raise TypeError(f"clients is a {type(clients).__name__}; give rk.Clients(lower=[...], upper=[...]).")
     if isinstance(problem, SingleLevel):
         return _arrays(init, "x"), ()
+    if isinstance(problem, WeightedNodes):
+        return _weights_and_model(problem, clients, init)
     if not (isinstance(init, tuple) and len(init) == 2):
         given = f"a tuple of {len(init)}" if isinstance(init, tuple) else f"a {type(init).__name__}"
         raise ValueError(f"init is {given}; a {type(problem).__name__} problem starts from a pair (x, y).")
     x = _arrays(init[0], "x")
     if init[1] is None and isinstance(problem, Compositional):
-        return x, inner_value_like(problem, x, _one_sample(clients.lower))
+        return x, inner_value_like(problem, x, *_inner_data(problem, clients))
     return x, _arrays(init[1], "y")
+
+
+def _weights_and_model(problem: WeightedNodes, clients: Clients, init: Any) -> tuple[Any, Any]:
+    """w and θ from θ alone, from (None, θ), or from (w, θ) with a number for each client in w."""
+    k, cap = clients.n, problem.cap
+    if not isinstance(cap, int | float | np.number) or isinstance(cap, bool) or not 0 < cap <= 1:
+        raise ValueError(f"WeightedNodes: cap={cap!r} is not a number above 0, at most 1.")
+    if cap * k < 1 - 1e-9:
+        raise ValueError(
+            f"WeightedNodes: with cap={cap} the weights of {k} clients can't add up to 1; give a cap of at least "
+            f"1/{k} = {1 / k:.4g}."
+        )
+    pair = isinstance(init, tuple) and len(init) == 2 and (init[0] is None or np.shape(init[0]) == (k,))
+    w, theta = init if pair else (None, init)
+    theta = _arrays(theta, "theta")
+    kind = jnp.promote_types(jnp.result_type(*jax.tree.leaves(theta)), jnp.float32)
+    if w is None:
+        return jnp.full(k, 1 / k, kind), theta
+    w = _arrays(w, "w")
+    if not (abs(float(jnp.sum(w)) - 1) < 1e-5 and float(jnp.min(w)) >= 0 and float(jnp.max(w)) <= cap + 1e-6):
+        raise ValueError(f"init: w must add up to 1, with each weight from 0 to cap={cap}; it is {np.asarray(w)}.")
+    return w.astype(kind), theta
 
 
 def _arrays(value: Any, name: str) -> Any:
@@ -72,6 +97,9 @@ def check_run(
             f"cohort={cohort!r}: the federation has {clients.n} clients; give a whole number from 1 to {clients.n}, or "
             "None for all of them."
         )
+    if cohort < clients.n and "all clients" in getattr(algorithm, "needs", ()):
+        name = type(algorithm).__name__
+        raise ValueError(f"{name} needs all {clients.n} clients in every round, not cohort={cohort}: leave cohort out.")
     _check_losses(problem, clients, x, y)
     return int(cohort)
 
@@ -97,12 +125,24 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         one, other = ("each client's own", "one for all") if scope == "client" else ("one for all", "each client's own")
         raise ValueError(f"{name} needs {level} that is {other}; this problem's is {one} (scope {scope!r}).")
     if isinstance(problem, Compositional):
-        _check_composition(problem, name, getattr(algorithm, "needs", ()))
+        _check_composition(problem, name, algorithm)
+    if isinstance(problem, WeightedNodes):
+        _check_nodes(clients)
+    if "center" in getattr(algorithm, "needs", ()) and clients.center is None:
+        raise ValueError(
+            f"{name} trains on the centre's data, and these clients have none: give Clients(..., center=rows)."
+        )
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
         raise ValueError(f"A {kind} problem has one data set, these clients have two: give upper=[...] alone.")
 
 
-def _check_composition(problem: Compositional, name: str, needs: tuple[str, ...]) -> None:
+def _check_composition(problem: Compositional, name: str, algorithm: Algorithm) -> None:
+    if problem.inner_is_conditional and not getattr(algorithm, "conditional", False):
+        raise ValueError(
+            f"{name} needs an inner function g(x, batch); this problem's is conditional, g(x, batch, sample): it "
+            "depends on the outer sample. Take a method for conditional problems: FCSG or AccFCSGM."
+        )
+    needs = getattr(algorithm, "needs", ())
     if "known outer" in needs and not problem.outer_is_known:
         raise ValueError(
             f"{name} needs an outer function that is known to all, f(value); this problem's is each client's own, "
@@ -110,6 +150,23 @@ def _check_composition(problem: Compositional, name: str, needs: tuple[str, ...]
         )
     if "extra" in needs and problem.extra is None:
         raise ValueError(f"{name} minimises the extra part h alone, and this problem has none: give extra=h(x, batch).")
+
+
+def _check_nodes(clients: Clients) -> None:
+    if clients.center is None:
+        raise ValueError(
+            "A WeightedNodes problem judges the model on the centre's data, and these clients have none: give "
+            "Clients(lower=[...], center=rows)."
+        )
+    if not clients.one_data_set:
+        raise ValueError(
+            "A WeightedNodes problem has one data set for each client: give lower=[...] alone, and center."
+        )
+    if np.ptp(np.asarray(clients.weights)) > 1e-6:
+        raise ValueError(
+            "A WeightedNodes problem learns the clients' weights, and Clients(weights=...) would not be used: leave "
+            "weights out. To start from weights w, give init=(w, theta)."
+        )
 
 
 def _one_sample(source: Source) -> Any:
@@ -121,8 +178,10 @@ def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
     losses = [("upper" if isinstance(problem, Bilevel) else _first_field(problem), problem.f, upper)]
     if isinstance(problem, Bilevel):
         losses.append(("lower", problem.g, lower))
+    if isinstance(problem, WeightedNodes) and clients.center is not None:
+        losses.append(("loss, on the centre's data,", problem.f, _one_sample(clients.center)))
     if isinstance(problem, Compositional):
-        _check_inner(problem, x, y, lower)
+        _check_inner(problem, x, y, _inner_data(problem, clients))
     for name, loss, batch in losses:
         where = f"{type(problem).__name__}.{name}"
         try:
@@ -141,16 +200,25 @@ def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
 
 
 def _first_field(problem: Any) -> str:
-    return {"Minimax": "objective", "Compositional": "outer", "SingleLevel": "loss"}[type(problem).__name__]
+    return {"Minimax": "objective", "Compositional": "outer"}.get(type(problem).__name__, "loss")
 
 
-def _check_inner(problem: Compositional, x: Any, y: Any, batch: Any) -> None:
+def _inner_data(problem: Compositional, clients: Clients) -> tuple[Any, ...]:
+    """A batch of one sample and, in a conditional problem, the outer sample."""
+    if not problem.inner_is_conditional:
+        return (_one_sample(clients.lower),)
+    row = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), clients.upper.rows)
+    return _one_sample(clients.lower), row
+
+
+def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) -> None:
+    batch, *sample = data
     try:
-        value = jax.eval_shape(problem.inner, x, batch)
+        value = jax.eval_shape(problem.inner, x, *data)
     except Exception as error:
         raise ValueError(
             f"Compositional.inner fails on init and a batch of one sample: {_first_line(error)} (x is {_shape(x)}, a "
-            f"batch is {_shape(batch)}.)"
+            f"batch is {_shape(batch)}{f', the outer sample {_shape(*sample)}' if sample else ''}.)"
         ) from error
     if _shape(value) != _shape(y):
         raise ValueError(f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.")

@@ -237,11 +237,18 @@ def run(
                 keep_best=("" if report.rises(chosen.metric) else "-") + chosen.metric,
                 progress=False if quiet or json else None,
             )
+        trusted = _trusted(chosen, result)
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
+            if trusted is not None:
+                title = f"{algorithm_name} on {task_name}"
+                report.save(report.weights_picture(result.history, chosen.groups, title), out / "weights.png")
         if json:
-            print(report.to_json({**description, **report.summary(result), "metric": chosen.metric, "out": out}))
+            said = {**description, **report.summary(result), "metric": chosen.metric, "out": out}
+            print(report.to_json(said if trusted is None else said | {"weights": trusted.to_dict("records")}))
         _say(quiet, json, *_tables(description, result))
+        if trusted is not None:
+            _say(quiet, json, report.table(trusted, "Who was trusted"))
         _warn(result, chosen.metric)
         if result.interrupted:
             _complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
@@ -339,6 +346,14 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
         bytes_down=result.exchanges["bytes_down"].map(report.size),
     ).rename(columns={"bytes_up": "up", "bytes_down": "down"})
     return [report.table(pd.DataFrame(rows), title), report.table(exchanges, "The exchanges of a round")]
+
+
+def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
+    """Each client's weight and group, where the task knows the groups and the method learns weights; else None."""
+    if not task.groups or not hasattr(result.state, "weights"):
+        return None
+    weights = np.asarray(result.weights, float)
+    return pd.DataFrame({"client": range(len(weights)), "group": task.groups, "weight": weights.round(4)})
 
 
 def _warn(result: rk.Run, metric: str) -> None:

@@ -22,6 +22,7 @@ class Batch(NamedTuple):
     rows: Rows
     mask: Bool[Array, " rows"] | None = None
     seen: bool = False  # the problem's `features` have been applied
+    places: Int[Array, " rows"] | None = None  # which of the client's samples they are
 
 
 class Chunks(NamedTuple):
@@ -75,7 +76,7 @@ class View(NamedTuple):
         """The client's whole data set."""
         if self.widest == self.narrowest:  # equal clients: one contiguous slice and no mask
             cut = lambda a: jax.lax.dynamic_slice_in_dim(a, self.offset, self.widest)
-            return Batch(jax.tree.map(cut, self.rows))
+            return Batch(jax.tree.map(cut, self.rows), places=jnp.arange(self.widest))
         if self.chunk is None:
             return self._piece(0, self.widest)
         chunk = self.chunk
@@ -84,7 +85,13 @@ class View(NamedTuple):
 
     def _piece(self, start: Count, length: int) -> Batch:
         index = start + jnp.arange(length)
-        return Batch(self.take(jnp.minimum(index, self.size - 1)), index < self.size)
+        places = jnp.minimum(index, self.size - 1)
+        return Batch(self.take(places), index < self.size, places=places)
+
+    def at_once(self) -> Batch:
+        """The client's whole data set in one batch, even if clients differ so much that most of it is padding."""
+        whole = self.all()
+        return whole if isinstance(whole, Batch) else self._piece(0, self.widest)
 
     def draw(self, key: Array, size: int, step: Count, replace: bool, seen: Rows | None = None) -> Batch:
         """The step-th minibatch in the order that key stands for (see `Clients` for the two kinds of order).
@@ -100,8 +107,8 @@ class View(NamedTuple):
             position = step * length + place
             index = shuffled(key, position % self.size, position // self.size, self.size)
         if seen is None:
-            return Batch(self.take(index), mask)
-        return Batch(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), seen), mask, seen=True)
+            return Batch(self.take(index), mask, places=index)
+        return Batch(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), seen), mask, True, index)
 
 
 _SHUFFLE_ROUNDS = 24
@@ -119,7 +126,7 @@ def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: 
     drift = _mix(epoch.astype(jnp.uint32) ^ words[0])
 
     def swap_or_not(i: Array, x: Int[Array, " k"]) -> Int[Array, " k"]:
-        salt = _mix(drift + words[1] + i.astype(jnp.uint32) * np.uint32(0x9E3779B9))
+        salt = _mix(drift + words[1] + jnp.asarray(i, jnp.uint32) * np.uint32(0x9E3779B9))
         fraction = (salt >> 8).astype(jnp.float32) * np.float32(2.0**-24)
         pivot = jnp.minimum((fraction * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
         partner = pivot - x
@@ -148,6 +155,8 @@ class Clients:
         upper: likewise for the upper level (validation data). With one of the two, both levels use the same data, as
             minimax and single-level problems do.
         weights: p_i, one number per client; None: equal; "size": in proportion to the samples of the lower level.
+        center: the centre's data, one pytree of arrays: the validation data of `WeightedNodes`. The server holds them.
+        center_client: or the client of this number does, and nobody else.
         replace: minibatches are drawn with replacement; otherwise (the default) a local run of steps goes through the
             client's samples in a random order, each once in every epoch.
 
@@ -164,6 +173,8 @@ class Clients:
         upper: Sequence[Rows] | None = None,
         weights: Sequence[float] | Float[Array, " n"] | str | None = None,
         *,
+        center: Rows | None = None,
+        center_client: int | None = None,
         replace: bool = False,
     ) -> None:
         for name, given in (("lower", lower), ("upper", upper)):
@@ -184,6 +195,8 @@ class Clients:
                 raise ValueError(f'weights={weights!r} is not known: give numbers, "size" or None.')
             given_weights = self.lower_sizes.astype(float)
         self.weights = _check_weights(given_weights, n)
+        self._center = None if center is None else _join([center], "center")
+        self.center_client = _check_center_client(center_client, center, n)
         self.replace = replace
 
     @property
@@ -202,6 +215,11 @@ class Clients:
         return self._upper or self._lower  # type: ignore[return-value]
 
     @property
+    def center(self) -> Source | None:
+        """The centre's data, as those of one client; None if there are none."""
+        return self._center
+
+    @property
     def one_data_set(self) -> bool:
         """Whether both levels use the same data."""
         return self._lower is None or self._upper is None
@@ -217,17 +235,24 @@ class Clients:
         return np.asarray(self.upper.sizes)
 
     def client_data(self, i: int) -> dict[str, Rows]:
-        """What client i alone holds, as arguments for a Clients of its own: `Clients(**...)` has n = 1."""
+        """What client i alone holds, as arguments for a Clients of its own: `Clients(**...)` has n = 1.
+
+        Where somebody else holds the centre's data, a row of zeros stands for them: what a sample looks like.
+        """
         held: dict[str, Any] = {"replace": self.replace}
         for name, source in (("lower", self._lower), ("upper", self._upper)):
             if source is not None:
                 begin, end = int(source.offsets[i]), int(source.offsets[i] + source.sizes[i])
                 held[name] = [jax.tree.map(lambda a: np.asarray(a[begin:end]), source.rows)]
+        if self._center is not None:
+            shown = np.asarray if self.center_client == i else (lambda a: np.zeros_like(a[:1]))
+            held["center"] = jax.tree.map(shown, self._center.rows)
         return held
 
-    def view(self, level: Literal["lower", "upper"], i: Count) -> View:
-        """Client i's part of the data of one level."""
-        source = self.lower if level == "lower" else self.upper
+    def view(self, level: Literal["lower", "upper", "center"], i: Count) -> View:
+        """Client i's part of the data of one level; the centre's has a single part, 0."""
+        source = {"lower": self.lower, "upper": self.upper, "center": self._center}[level]
+        assert source is not None
         if source.widest == source.narrowest:
             size: Count = source.widest
             offset: Count = i * source.widest
@@ -235,21 +260,22 @@ class Clients:
             size, offset = source.sizes[i], source.offsets[i]
         return View(source.rows, offset, size, source.widest, source.narrowest, source.chunk)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], bool]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[bool, int | None]]:
         """The arrays, so that a compiled function takes the data as an argument."""
-        return (self._lower, self._upper, self.weights), self.replace
+        return (self._lower, self._upper, self.weights, self._center), (self.replace, self.center_client)
 
     @classmethod
-    def tree_unflatten(cls, replace: bool, children: tuple[Any, ...]) -> "Clients":
+    def tree_unflatten(cls, fixed: tuple[bool, int | None], children: tuple[Any, ...]) -> "Clients":
         """The inverse of tree_flatten."""
         clients = object.__new__(cls)
-        clients._lower, clients._upper, clients.weights = children
-        clients.replace = replace
+        clients._lower, clients._upper, clients.weights, clients._center = children
+        clients.replace, clients.center_client = fixed
         return clients
 
     def __repr__(self) -> str:
         sizes = f"{self.lower.narrowest}–{self.lower.widest} lower, {self.upper.narrowest}–{self.upper.widest} upper"
-        return f"Clients(n={self.n}, samples each: {sizes})"
+        center = "" if self._center is None else f", {self._center.widest} at the centre"
+        return f"Clients(n={self.n}, samples each: {sizes}{center})"
 
 
 def _join(parts: Sequence[Rows], level: str) -> Source:
@@ -326,6 +352,18 @@ def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
     if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
         raise ValueError("weights must be finite, not negative, and not all zero.")
     return jnp.asarray(given / given.sum())
+
+
+def _check_center_client(given: int | None, center: Rows | None, n: int) -> int | None:
+    if given is None:
+        return None
+    if center is None:
+        raise ValueError(f"center_client={given!r} says who holds the centre's data, and there are none: give center.")
+    if not isinstance(given, int | np.integer) or isinstance(given, bool) or not 0 <= given < n:
+        raise ValueError(
+            f"center_client={given!r}: give the number of a client, from 0 to {n - 1}, or None for the server."
+        )
+    return int(given)
 
 
 def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | None = None) -> Int[Array, " size"]:

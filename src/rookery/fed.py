@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rookery import tree
 from rookery.clients import Batch, Chunks, Clients, Count, Rows
@@ -38,15 +38,22 @@ class Client:
 
     The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
     the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
-    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv.
+    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem, sample by
+    sample: `losses`, on batches of `samples`.
     """
 
-    def __init__(self, problem: Problem, clients: Clients, place: Count, identity: Count, debug: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, clients: Clients, place: Count | None, identity: Count, debug: bool = False
+    ) -> None:
         self.problem = problem
         self.id = identity
         self._done: list[Count] = [0] * len(WORK)
         self._looped: Any = np.zeros(len(WORK), np.int32)
-        self._views = {"lower": clients.view("lower", place), "upper": clients.view("upper", place)}
+        if place is None:  # the centre, whose data serve the upper level
+            self._views = {"upper": clients.view("center", 0)}
+        else:
+            self._views = {"lower": clients.view("lower", place), "upper": clients.view("upper", place)}
+        self._where = (clients, place)
         self._all = {level: view.all() for level, view in self._views.items()}  # outside any local loop
         self._replace = clients.replace
         self._debug = debug
@@ -63,6 +70,19 @@ class Client:
     def upper(self, key: Array, size: int | None = None, step: Count = 0) -> Data:
         """The same of the upper data."""
         return self._draw("upper", key, size, step, None)
+
+    def samples(self, key: Array, size: int | None = None, step: Count = 0) -> Batch:
+        """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
+        view = self._views["upper"]
+        batch = view.at_once() if size is None else view.draw(key, size, step, self._replace)
+        self._count("samples_upper", _samples(batch))
+        return batch
+
+    @property
+    def places(self) -> Bool[Array, " widest"]:
+        """Whether there is a sample, for each place of the upper data: as many as the largest client needs."""
+        view = self._views["upper"]
+        return jnp.arange(view.widest) < view.size
 
     def _draw(self, level: Literal["lower", "upper"], key: Array, size: int | None, step: Count, seen: Any) -> Data:
         view = self._views[level]
@@ -196,6 +216,25 @@ class Client:
         self._count("products", flat.size - 1)
         return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
 
+    def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
+        """The loss of each sample by itself; a row that is not marked has a loss, too, and it means nothing."""
+        if getattr(getattr(self.problem, "loss", None), "whole_batches", False):
+            raise ValueError(
+                "This method weighs samples one by one, and the loss looks at a batch as a whole (batch normalisation, "
+                "say): take a model whose loss is a mean over single samples."
+            )
+        return jax.vmap(lambda row: self.problem.f(x, (), jax.tree.map(lambda a: a[None], row)))(batch.rows)
+
+    def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
+        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
+        losses, pullback = jax.vjp(lambda x: self.losses(x, batch), x)
+
+        def weighted(w: Float[Array, " rows"]) -> tree.Tree:
+            self._count("gradients")
+            return pullback(w.astype(losses.dtype))[0]
+
+        return losses, weighted
+
     @property
     def _inner(self) -> Callable[..., Any]:
         return self.problem.inner  # type: ignore[union-attr]
@@ -209,7 +248,9 @@ class Client:
         if isinstance(batch, Batch):
             if batch.mask is None:
                 return of(lambda *z: loss(*z, batch.rows))
+            _check_single_samples(self.problem)
             return _over(of(_sum_of_marked(loss, batch)), jnp.sum(batch.mask))
+        _check_single_samples(self.problem)
         piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
         total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
@@ -217,13 +258,18 @@ class Client:
 
     # Counting.
 
-    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, before: int = 0) -> C:
+    def loop(
+        self, n: Count, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
+    ) -> C:
         """n times carry = body(i, carry), on this client; n may differ by client. Work done inside is counted.
 
-        `before` is the number of steps taken before the loop, for the messages of a debugging run.
+        With `go_on` it ends earlier, as soon as go_on(carry) does not hold. `before` is the number of steps taken
+        before the loop, for the messages of a debugging run.
         """
         if self._debug:
             for i in range(int(n)):
+                if go_on is not None and not go_on(carry):
+                    break
                 carry = body(i, carry)
                 check_finite(carry, f"local step {before + i + 1} of {before + int(n)}")
             return carry
@@ -235,9 +281,35 @@ class Client:
             carry = body(i, carry)
             return carry, work + self.work
 
-        carry, work = jax.lax.fori_loop(0, n, step, (carry, jnp.asarray(nothing)))
+        start = (carry, jnp.asarray(nothing))
+        if go_on is None:
+            carry, work = jax.lax.fori_loop(0, n, step, start)
+        else:
+            more = lambda s: (s[0] < n) & go_on(s[1][0])
+            _, (carry, work) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
         self._done, self._looped = done, looped + work
         return carry
+
+    def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
+        """compute(client) where the condition holds, else `otherwise`: for work that is rare and long.
+
+        A plain `lax.cond` becomes a choice between two computed values once clients are vectorised, so that all of them
+        would do the work whenever one has to, or none. Here those for whom the condition holds do it one by one, and
+        the others cost nothing. `compute` is given the client anew, and takes its data from there.
+        """
+        clients, place = self._where
+        if self._debug and not condition:
+            return otherwise
+
+        def both() -> tuple[C, Array]:
+            client = Client(self.problem, clients, place, self.id, self._debug)
+            value = compute(client)
+            return value, client.work
+
+        nothing = jnp.zeros(len(WORK), jnp.int32)
+        value, work = both() if self._debug else _rarely(condition, both, (otherwise, nothing))
+        self._looped = self._looped + work
+        return value
 
     @property
     def work(self) -> Int[Array, " 4"]:
@@ -250,6 +322,33 @@ class Client:
         self._done[WORK.index(what)] += amount
 
 
+def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
+    """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
+    closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
+    leaves, structure = jax.tree.flatten(otherwise)
+
+    @jax.custom_batching.custom_vmap
+    def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
+        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(closed.jaxpr, inputs), lambda: otherwise)
+
+    @choose.def_vmap
+    def one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
+        per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
+        holds = per_client(condition, batched[0])
+        first = jnp.argsort(~holds)  # those for whom it holds, then the others
+
+        def of_one(i: Array, values: list[Any]) -> list[Any]:
+            j = first[i]
+            own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
+            new = jax.core.eval_jaxpr(closed.jaxpr, own)
+            return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
+
+        start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]
+        return jax.lax.fori_loop(0, jnp.sum(holds), of_one, start), [True] * len(start)
+
+    return jax.tree.unflatten(structure, choose(condition, closed.consts, leaves))
+
+
 def _over(total: C, count: Int[Array, ""]) -> C:
     return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
 
@@ -258,6 +357,16 @@ def _samples(batch: Data) -> Count:
     if isinstance(batch, Chunks):
         return batch.total
     return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
+
+
+def _check_single_samples(problem: Problem) -> None:
+    """Refuse to take the samples one by one where the loss says that it looks at a batch as a whole."""
+    if getattr(getattr(problem, "loss", None), "whole_batches", False):
+        raise ValueError(
+            "This loss looks at a batch as a whole (batch normalisation, say), and is no mean over single samples. "
+            "Clients of unequal sizes, and those with fewer samples than batch_size, would be taken sample by sample: "
+            "give all clients as many samples, and a batch_size that is not larger."
+        )
 
 
 def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
@@ -287,7 +396,7 @@ class Exchange(NamedTuple):
 
     order: int  # its place among the round's exchanges
     name: str
-    kind: Literal["mean", "sum", "gather", "finish"]
+    kind: Literal["mean", "sum", "gather", "center", "finish"]
     shape: str
     reply_bytes: int
     result_bytes: int
@@ -306,7 +415,7 @@ class PerClient(Protocol):
 class Fed(Protocol):
     """The primitives, as an engine provides them to an algorithm's `init` and `round`."""
 
-    problem: Problem
+    problem: Any  # one of those that the algorithm says it solves
     n: int  # clients in the federation
     cohort_size: int  # P, clients in this round
 
@@ -324,6 +433,14 @@ class Fed(Protocol):
 
     def gather(self, value: PerClient, name: str = "gather") -> Any:
         """One exchange: the replies themselves, stacked; small, and not aggregated."""
+
+    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
+        """fn(client, key) on the centre's data, which are `client.upper`; the result is then known to all.
+
+        Where the server holds the data this is no exchange, and the result goes out with the next broadcast, as all
+        results do. Where a client does, it is one, in which that client alone is asked. The centre's samples and
+        oracles count as the clients' do.
+        """
 
     def scatter(self, rows: Any) -> PerClient:
         """Row j of what the server holds, to the j-th client of the cohort. (Every client is sent all the rows.)"""

@@ -3,7 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,10 @@ def _positive(value: Any) -> str | None:
 
 def _share(value: Any) -> str | None:
     return None if _positive(value) is None and value <= 1 else "a number above 0, at most 1"
+
+
+def _at_least_zero(value: Any) -> str | None:
+    return None if value == 0 or _positive(value) is None else "a number, at least 0"
 
 
 def _decay(value: Any) -> str | None:
@@ -140,6 +144,7 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "upper_batch": _or((None,), _count(1)),
     "lower_batch": _or((None,), _count(1)),
     "first_batch": _or((None,), _count(1)),
+    "inner_batch": _or((None,), _count(1)),
     "shared_batch": _boolean,
     "delta": _positive,
     "offset": _positive,
@@ -160,7 +165,14 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "output": _one_of("last", "random"),
     "case": _one_of("I", "II"),
     "share_inner_every_step": _boolean,
+    "share_inner": _boolean,
     "inner": _one_of("shared", "own"),
+    "objective": _one_of("cvar", "chi2", "kl"),
+    "size": _positive,
+    "penalty": _positive,
+    "pool": _boolean,
+    "dual_step": _positive,
+    "fairness": _at_least_zero,
     "decay": _decay,
     "floor": _positive,
     "bounds": _or((None,), _bounds),
@@ -171,6 +183,18 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "compress": _one_of("top", "random", "none", "sketch"),
     "shrink": _count(1),
     "error_feedback": _boolean,
+    "model_step": _positive,
+    "weight_step": _positive,
+    "sync_every": _count(1),
+    "refresh": _share,
+    "steps": _count(1),
+    "average": _one_of("last", "theory"),
+    "strong_convexity": _or((None,), _positive),
+    "personal_step": _positive,
+    "personal_steps": _count(1),
+    "proximal": _positive,
+    "accuracy": _positive,
+    "inner_steps": _count(1),
 }
 
 
@@ -193,7 +217,9 @@ def check(algorithm: Algorithm, n: int) -> None:
     for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
         rule = RULES.get(field.name)
-        if rule is None:
+        if typing.get_origin(field.type) is Literal:
+            rule = _one_of(*typing.get_args(field.type))  # a method may have some of a word's choices only
+        if rule is None or (value is None and type(None) in typing.get_args(field.type)):
             continue
         if field.type is int and rule is _local_steps:
             rule = _count(1)  # a method whose clients all take as many
@@ -205,3 +231,5 @@ def check(algorithm: Algorithm, n: int) -> None:
             raise ValueError(f"{name}: {field.name}={value!r}{where} is not {expected}.")
         if "local_steps" in field.name and not isinstance(value, int | tuple | Epochs) and len(value) != n:
             raise ValueError(f"{name}: {field.name} has {len(value)} entries; give one for each of the {n} clients.")
+    if getattr(algorithm, "average", "last") == "theory" and getattr(algorithm, "strong_convexity", None) is None:
+        raise ValueError(f'{name}: average="theory" weighs the iterates by μ: give strong_convexity=μ, of the losses.')

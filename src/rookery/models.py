@@ -110,6 +110,77 @@ class ResNet:
         )
 
 
+@dataclass(frozen=True)
+class CNN:
+    """The small network of the paper on adaptively weighted nodes, its Appendix G.
+
+    Two convolutions, each with batch normalisation and ReLU, and a linear layer. The first has kernels of 4×4, stride
+    4, padding 1 and as many channels as the image; the second 2×2, stride 2, padding 1 and 2 channels, or 5 where the
+    image has colours. 28×28 → 7×7 → 4×4·2 = 32 features; 32×32·3 → 8×8·3 → 5×5·5 = 125. Initialised as PyTorch's
+    layers: U(−1/√fan-in, 1/√fan-in). The convolutions have no bias: the normalisation would take it out again.
+
+    Values are normalised by the statistics of the batch, with a learnt scale and shift; there are no running averages.
+    The loss on a batch is then no mean over its samples: clients need equal sizes, of at least the batch's, and a loss
+    object with a true attribute `whole_batches` makes sure of it. To evaluate, hand over the whole set at once: it is
+    normalised by its own statistics.
+
+    A stride that is the kernel's width cuts the image into patches, so a convolution is a reshape and a matrix product:
+    a batched one with a kernel for each client.
+
+    Arguments:
+        channels: 1, or 3 for colour.
+        size: of the image, which is square.
+        classes: how many scores.
+
+    >>> params = CNN().init(jax.random.key(0))
+    >>> CNN().apply(params, jnp.zeros((5, 28, 28))).shape, sum(leaf.size for leaf in jax.tree.leaves(params))
+    ((5, 10), 360)
+    """
+
+    channels: int = 1
+    size: int = 28
+    classes: int = 10
+
+    def init(self, key: Array) -> Any:
+        """{"convolutions": (two), "last": a linear layer}."""
+        k1, k2, k3, k4 = jax.random.split(key, 4)
+        uniform = lambda k, shape, fan_in: jax.random.uniform(k, shape, minval=-(fan_in**-0.5), maxval=fan_in**-0.5)
+
+        def convolution(k: Array, kernel: int, out: int) -> Any:
+            fan_in = kernel**2 * self.channels
+            return {"kernel": uniform(k, (fan_in, out), fan_in), "scale": jnp.ones(out), "shift": jnp.zeros(out)}
+
+        out = 2 if self.channels == 1 else 5
+        features = _patches(_patches(self.size, 4), 2) ** 2 * out
+        last = {"w": uniform(k3, (features, self.classes), features), "b": uniform(k4, (self.classes,), features)}
+        return {"convolutions": (convolution(k1, 4, self.channels), convolution(k2, 2, out)), "last": last}
+
+    def apply(self, params: Any, images: Float[Array, "n h w *c"]) -> Float[Array, "n classes"]:
+        """The scores."""
+        values = images.reshape(len(images), self.size, self.size, self.channels)
+        for layer, kernel in zip(params["convolutions"], (4, 2), strict=True):
+            values = _cut(values, kernel) @ layer["kernel"]
+            mean, variance = jnp.mean(values, axis=(0, 1, 2)), jnp.var(values, axis=(0, 1, 2))
+            values = (values - mean) * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
+            values = jax.nn.relu(values)
+        return values.reshape(len(images), -1) @ params["last"]["w"] + params["last"]["b"]
+
+
+def _patches(size: int, kernel: int) -> int:
+    """How many fit side by side, with a padding of 1 and the kernel's width as the stride."""
+    return (size + 2 - kernel) // kernel + 1
+
+
+def _cut(values: Float[Array, "n h w c"], kernel: int) -> Float[Array, "n a a d"]:
+    """The image in patches of kernel×kernel, each laid out in the channels, with zeros beyond the edge."""
+    n, size, _, channels = values.shape
+    count = _patches(size, kernel)
+    edge = (1, count * kernel - 1 - size, 0)  # what does not fill a patch is cut off
+    padded = jax.lax.pad(values, jnp.zeros((), values.dtype), ((0, 0, 0), edge, edge, (0, 0, 0)))
+    patches = padded.reshape(n, count, kernel, count, kernel, channels).transpose(0, 1, 3, 2, 4, 5)
+    return patches.reshape(n, count, count, kernel * kernel * channels)
+
+
 def neighbourhoods(values: Float[Array, "n h w c"], stride: int = 1) -> Float[Array, "n h w 9c"]:
     """Each place's 3×3 neighbours, row by row, in the channels; zeros beyond the edge."""
     _, height, width, _ = values.shape

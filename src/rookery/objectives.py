@@ -292,14 +292,18 @@ def portfolio(aversion: float, budget: float | None = None) -> Objective:
     return Objective(kept, free.start, free.value, free.weights)
 
 
-# The worst cases in closed form, of the losses alone: value and weights.
+# The worst cases in closed form, of the losses alone: value and weights. Where the samples do not count the same to
+# begin with, `reference` says what each counts in the place of 1/m, to the sum 1; where it is 0 there is no sample.
 
 
-def kl_risk(losses: Losses, penalty: float, cap: float | None = None) -> Risk:
+def kl_risk(losses: Losses, penalty: float, cap: float | None = None, reference: Losses | None = None) -> Risk:
     """λ log mean exp(ℓ/λ), and p ∝ exp(ℓ/λ); with a cap, p = min(e^{(ℓ−η)/λ}, cap)/m, whose η makes them sum to 1."""
     m = len(losses)
     if cap is None or cap >= m:
-        return Risk(penalty * (jax.nn.logsumexp(losses / penalty) - math.log(m)), jax.nn.softmax(losses / penalty))
+        z = losses / penalty + (-math.log(m) if reference is None else jnp.log(reference))
+        return Risk(penalty * jax.nn.logsumexp(z), jax.nn.softmax(z))
+    if reference is not None:
+        raise ValueError("kl_risk: a cap is for samples that all count the same; give a cap or a reference, not both.")
     ratio = lambda level: jnp.exp(jnp.minimum((losses - level) / penalty, math.log(cap)))
 
     def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -319,25 +323,61 @@ def variance_risk(losses: Losses, penalty: float) -> Risk:
     return Risk(jnp.mean(losses) + jnp.mean(gap**2) / (2 * penalty), (1 + gap / penalty) / len(losses))
 
 
-def chi2_risk(losses: Losses, penalty: float) -> Risk:
+def chi2_risk(losses: Losses, penalty: float, reference: Losses | None = None) -> Risk:
     """max over p of Σ p ℓ − λ·½ mean (m p − 1)²: p = (ℓ − η)₊/(λm), with η such that they sum to 1."""
-    m = len(losses)
-    top = jnp.max(losses)
-    falling = -jnp.sort(top - losses) + 0.0
-    levels = (jnp.cumsum(falling) - penalty * m) / (1 + jnp.arange(m))  # η if the first k have all the weight
+    q = _uniform(losses) if reference is None else reference
+    gap = losses - jnp.max(losses)
+    order = jnp.argsort(-gap)
+    falling, shares = gap[order], q[order]
+    levels = (jnp.cumsum(shares * falling) - penalty) / jnp.cumsum(shares)  # η if the first k have all the weight
     level = levels[jnp.sum(falling > levels) - 1]
-    p = jnp.maximum(losses - top - level, 0) / (penalty * m)
-    return Risk(top + p @ (losses - top) - penalty / 2 * jnp.mean((m * p - 1) ** 2), p)
+    ratio = jnp.maximum(gap - level, 0) / penalty
+    value = jnp.max(losses) + q @ (ratio * gap) - penalty / 2 * (q @ (ratio - 1) ** 2)
+    return Risk(value, q * ratio)
 
 
-def cvar_risk(losses: Losses, size: float, smoothing: float | None = None) -> Risk:
+def chi2_ball_risk(losses: Losses, size: float, reference: Losses | None = None) -> Risk:
+    """max over p of Σ p ℓ where ½ mean (m p − 1)² ≤ ρ: p ∝ (ℓ − η)₊, all on the largest losses if ρ allows for it.
+
+    With the k largest losses above η, of the share Q, the mean μ and the variance v among them, p is on them
+    (1 + (ℓ − μ)·√(((1 + 2ρ)Q − 1)/v))/(Qm). How many they are is found by bisection: at η equal to the k-th largest
+    loss, mean (ℓ − η)²₊ exceeds (1 + 2ρ)(mean (ℓ − η)₊)² if that η is too high.
+    """
+    q = _uniform(losses) if reference is None else reference
+    falling = -jnp.sort(-losses)
+
+    def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = (low + high) // 2
+        above = jnp.maximum(losses - falling[middle], 0)
+        too_high = q @ above**2 >= (1 + 2 * size) * (q @ above) ** 2
+        return jnp.where(too_high, middle, low), jnp.where(too_high, high, middle)
+
+    last, _ = jax.lax.fori_loop(0, len(losses).bit_length(), halve, (jnp.int32(0), jnp.int32(len(losses))))
+    on = jnp.where(losses >= falling[last], q, 0)
+    share = jnp.sum(on)
+    gap = losses - on @ losses / share
+    variance = on @ gap**2 / share
+    slope = jnp.sqrt(jnp.maximum((1 + 2 * size) * share - 1, 0) / jnp.where(variance > 0, variance, 1))
+    p = on / share * jnp.maximum(1 + slope * gap, 0)
+    p = p / jnp.sum(p)
+    return Risk(p @ losses, p)
+
+
+def cvar_risk(losses: Losses, size: float, smoothing: float | None = None, reference: Losses | None = None) -> Risk:
     """max over p of Σ p ℓ, less λ Σ p log(m p) with smoothing, where p ≤ 1/(αm)."""
     if smoothing is not None:
-        return kl_risk(losses, smoothing, 1 / size)
-    m = len(losses)
+        return kl_risk(losses, smoothing, 1 / size, reference)
+    q = _uniform(losses) if reference is None else reference
     order = jnp.argsort(-losses)
-    p = jnp.zeros_like(losses).at[order].set(jnp.clip(size * m - jnp.arange(m), 0, 1) / (size * m))
+    shares = q[order]
+    larger = jnp.cumsum(shares) - shares  # the share of those with a larger loss
+    p = jnp.zeros_like(losses).at[order].set(jnp.clip(size - larger, 0, shares) / size)
     return Risk(p @ losses, p)
+
+
+def _uniform(losses: Losses) -> Losses:
+    return jnp.full(len(losses), 1 / len(losses), losses.dtype)
 
 
 # What they share.

@@ -97,14 +97,16 @@ class Compositional:
     """min over x of h(x) + f(g(x)) with g = mean g_i (or, with client scope, of mean f_i(g_i(x))).
 
     Arguments:
-        inner: g(x, batch), the inner function's value: an array or pytree, the mean over the batch.
+        inner: g(x, batch), the inner function's value: an array or pytree, the mean over the batch. In a conditional
+            problem it depends on the outer sample, g(x, batch, sample): mean E_ξ f_i(E_η g_i(x; η, ξ); ξ), with batch
+            the inner samples η, from the lower data, and sample the one ξ, a row of the upper data.
         outer: f(value), or f(value, batch) where the outer function is stochastic and the client's own.
         extra: h(x, batch), a loss beside it, or None.
         inner_scope: "global", the inner function is the mean over the clients; or "client", each client's own.
         project_upper: keeps x in its set after each server step.
     """
 
-    inner: Callable[[tree.Tree, PyTree[Any]], tree.Tree]
+    inner: Callable[..., tree.Tree]
     outer: Callable[..., Float[Array, ""]]
     extra: Loss | None = None
     inner_scope: Scope = "global"
@@ -124,10 +126,20 @@ class Compositional:
     @property
     def outer_is_known(self) -> bool:
         """Whether f is the same for all, f(value), and not a client's own, f(value, batch)."""
-        return not _takes_batch(self.outer)
+        return required_arguments(self.outer) < 2
+
+    @property
+    def inner_is_conditional(self) -> bool:
+        """Whether the inner function depends on the outer sample, g(x, batch, sample)."""
+        return required_arguments(self.inner) >= 3
 
     def as_bilevel(self) -> Bilevel:
         """The same problem with y tracking the inner value, for methods that know bilevel problems only."""
+        if self.inner_is_conditional:
+            raise ValueError(
+                "A conditional problem, g(x, batch, sample), has no bilevel form: each outer sample has an inner value "
+                "of its own, and no y tracks them all."
+            )
         return Bilevel(upper=self.f, lower=self.g, lower_scope=self.inner_scope, project_upper=self.project_upper)
 
 
@@ -149,20 +161,54 @@ class SingleLevel:
         return self.loss(x, batch)
 
 
-Problem = Bilevel | Minimax | Compositional | SingleLevel
+@dataclass(frozen=True)
+class WeightedNodes:
+    """min over w of L_0(θ(w)), where θ(w) minimises Σ w_k L_k(θ): whom to learn from.
+
+    x is w, one weight for each client, in the capped simplex: Σ w_k = 1 and 0 ≤ w_k ≤ cap. y is θ, the model. L_k is
+    the loss on client k's data, L_0 that on the centre's: `Clients(lower=[...], center=rows)`.
+
+    Arguments:
+        loss: l(θ, batch), a scalar: the mean over the batch; strongly convex for the theory to hold.
+        cap: b, the largest weight, from 1/K (equal weights alone) to 1.
+
+    Example:
+        >>> import jax.numpy as jnp, rookery as rk
+        >>> problem = rk.WeightedNodes(lambda theta, b: jnp.mean((theta - b) ** 2), cap=0.9)
+        >>> clients = rk.Clients(lower=[jnp.array([3.0]), jnp.array([-3.0])], center=jnp.array([1.5]))
+        >>> method = rk.WeightedNodesProx(model_step=0.3, linear_step=0.3, weight_step=0.01, steps=20)
+        >>> [round(float(w), 3) for w in rk.solve(problem, clients, method, jnp.zeros(()), rounds=60).weights]
+        [0.75, 0.25]
+    """
+
+    loss: Loss
+    cap: float = 1.0
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The loss of θ, on the centre's data; w does not matter."""
+        return self.loss(y, batch)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+        """The same, on a client's."""
+        return self.loss(y, batch)
 
 
-def _takes_batch(outer: Callable[..., Any]) -> bool:
+Problem = Bilevel | Minimax | Compositional | SingleLevel | WeightedNodes
+
+
+def required_arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a function must be given in their places."""
     try:
-        parameters = inspect.signature(outer).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in or a C function such as jnp.sum's wrappers
-        return False
+        return 1
     required = [
         p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    return len(required) >= 2
+    return len(required)
 
 
-def inner_value_like(problem: Compositional, x: tree.Tree, batch: PyTree[Any]) -> tree.Tree:
+def inner_value_like(problem: Compositional, x: tree.Tree, *data: PyTree[Any]) -> tree.Tree:
     """Zeros in the shape of the inner function's value: where y starts if nothing better is given."""
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(problem.inner, x, batch))
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(problem.inner, x, *data))

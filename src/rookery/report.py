@@ -23,7 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rookery.solve import COUNTED, Run
+from rookery.solve import Run, metrics_of
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -198,8 +198,8 @@ def rises(metric: str) -> bool:
 
 
 def metrics(history: pd.DataFrame) -> list[str]:
-    """The columns of a history that `evaluate` gave."""
-    return [name for name in history.columns if name not in ("round", "seconds", *COUNTED)]
+    """The columns of a history that `evaluate` gave, but for the weights of single clients."""
+    return metrics_of(history)
 
 
 def across(history: pd.DataFrame) -> pd.DataFrame:
@@ -269,7 +269,7 @@ def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) 
     run.exchanges.to_csv(folder / "exchanges.csv", index=False)
     np.savez(folder / "state.npz", **named_arrays(run.state))
     if run.best is not None:
-        best = {"round": run.best.round, "value": run.best.value, "x": run.best.x, "y": run.best.y}
+        best = {name: getattr(run.best, name) for name in ("round", "value", "x", "y", "memory")}
         np.savez(folder / "best.npz", **named_arrays(best))
     save(picture(run.history, metric, f"{description['algorithm']} on {description['task']}"), folder / "picture.png")
 
@@ -316,6 +316,22 @@ def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
         scale(ax, metric, history[metric].tolist())
         label(ax, x=ACROSS[by], y=metric.replace("_", " ") if by == "rounds" else "")
     fig.suptitle(title, fontsize=12, fontweight="bold")
+    return fig
+
+
+def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "") -> Figure:
+    """How the clients' weights (the columns `weight_0`, `weight_1`, …) evolve, a line each; one colour for a group."""
+    fig, axes = figure(1, 1, width=6.4, height=4.0)
+    ax = axes[0, 0]
+    colours = dict(zip(dict.fromkeys(groups), itertools.cycle(_COLOURS), strict=False))
+    for k, group in enumerate(groups):
+        own = history[f"weight_{k}"]
+        first = groups.index(group) == k
+        words = f"{group} ({list(groups).count(group)} clients)" if first else None
+        ax.plot(history["round"], own, color=colours[group], alpha=0.7, linewidth=1.3, label=words)
+    ax.axhline(1 / len(groups), color=GREY, linewidth=0.8, linestyle=":")
+    label(ax, x="rounds", y="weight", title=title)
+    legend(ax)
     return fig
 
 

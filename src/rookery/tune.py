@@ -24,7 +24,7 @@ from rookery.checks import check_run, start_values
 from rookery.clients import Clients, Count
 from rookery.engines.simulation import Carry, Simulation, _round, _start
 from rookery.fed import Algorithm
-from rookery.problems import Problem
+from rookery.problems import Problem, required_arguments
 from rookery.solve import Evaluate, _interrupts
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def tune(
     Arguments:
         problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
             `algorithm`.
-        evaluate, metric: evaluate(x, y) -> {metric: number}, and the one that decides. If it is taken on test data,
-            the best candidate's is too good: judge the result on other data.
+        evaluate, metric: evaluate(x, y) or evaluate(x, y, memory) -> {metric: number}, as in `solve`, and the metric
+            that decides. If it is taken on test data, the best candidate's is too good: judge the result on other data.
         search: the step sizes to search, each with its range, {"upper_step": (0.01, 1.0)}; None for a range, or names
             alone: a factor of 10 below and above the algorithm's own value. None: all numbers called `step` or
             `..._step`.
@@ -328,6 +328,7 @@ class _Race:
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
         self._evaluate, self._metric, self._key = evaluate, metric, jax.random.key(seed)
+        self._sees = 3 if required_arguments(evaluate) >= 3 else 2  # x and y, or memory as well
         fixed, traced = hyperparameters.split(replace(algorithm, **tried[0]))  # type: ignore[type-var]
         self._rest = {name: value for name, value in traced.items() if name not in tried[0]}
         self._program = (Simulation(), problem, fixed)
@@ -399,7 +400,7 @@ class _Race:
 
     def _measure(self, i: int) -> float:
         with np.errstate(all="ignore"):  # numbers that overflow are what a candidate is dropped for
-            metrics = self._evaluate(*_variables(self._carries, i))
+            metrics = self._evaluate(*_variables(self._carries, i)[: self._sees])
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
             raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")
@@ -470,10 +471,10 @@ def _stacked(values: dict[str, tuple[Any, ...]]) -> dict[str, Array]:
 
 
 @jax.jit
-def _variables(carries: Carry, i: Count) -> tuple[Any, Any]:
-    """x and y of a candidate."""
-    state = jax.tree.map(lambda a: a[i], carries.state)
-    return state.x, state.y
+def _variables(carries: Carry, i: Count) -> tuple[Any, Any, Any]:
+    """x and y of a candidate, and what its clients remember."""
+    state, memory = jax.tree.map(lambda a: a[i], tuple(carries))
+    return state.x, state.y, memory
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """One case for every algorithm and every class of problem it claims. A new algorithm is added to SETTINGS, once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -15,12 +15,14 @@ from rookery.tasks.quadratic import quadratic
 NESTED = {"upper_step": 0.05, "lower_step": 0.1, "lower_rounds": 2, "lower_local_steps": (1, 3), "neumann_terms": 2}
 NEST = NESTED | {"upper_local_steps": 2, "hessian_step": 0.15, "batch_size": 2}
 SADDLE = {"upper_step": 0.02, "lower_step": 0.05, "local_steps": (1, 3), "batch_size": 2}
+SAMPLES = {"step": 0.05, "batch_size": 2}
 SINGLE = {"step": 0.05, "local_steps": (1, 3), "batch_size": 2}
 FEDBIO = {"upper_step": 0.02, "lower_step": 0.1, "local_steps": 2, "batch_size": 2}
 GLOBAL_FEDBIO, LOCAL_FEDBIO = FEDBIO | {"linear_step": 0.1}, FEDBIO | {"neumann_terms": 2, "hessian_step": 0.15}
 ACCELERATED = {"first_batch": 2, "lower_batch": 1}
 COMPOSED = {"step": 0.05, "batch_size": 2}
 DRO = COMPOSED | {"local_steps": 2, "momentum": 0.5, "first_batch": 2}
+OWN = COMPOSED | {"local_steps": 2, "inner_batch": 2}
 STEPS = {"upper_step": 0.05, "lower_step": 0.1, "batch_size": 2}
 SERIES = STEPS | {"neumann": "sum", "neumann_terms": 2, "hessian_step": 0.15}  # a fixed number of terms
 LOCAL_MOMENTUM = SERIES | {"momentum": 0.3, "local_steps": (1, 3)}
@@ -29,6 +31,8 @@ STORM = {"delta": 2.0, "offset": 8.0, "c_upper": 0.8, "c_lower": 0.5}
 LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upper_step": 0.02, "radius": 0.2}
 LOOP |= {"local_steps": (1, 3), "batch_size": 2}
 ADAPTIVE = LOOP | {"bounds": ((0.001, 1.0), (0.001, 1.0), None)}
+NODES = {"model_step": 0.1, "linear_step": 0.15, "weight_step": 0.4, "steps": 5, "sync_every": 3, "refresh": 0.5}
+NODES |= {"batch_size": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ASFBO": ADAPTIVE,
     "LAASFBO": ADAPTIVE,
@@ -46,6 +50,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "FedDRO": DRO,
     "DSFedDRO": DRO | {"server_step": 1.2, "server_inner_step": 0.9},
     "CompositionalFedAvg": COMPOSED | {"local_steps": 3},
+    "ComFedL": OWN,
+    "LocalSCGDM": COMPOSED | {"local_steps": 3, "momentum": 0.5, "gradient_momentum": 0.6, "share_inner": False},
+    "FCSG": OWN | {"gradient_momentum": 0.6},
+    "AccFCSGM": OWN | {"gradient_momentum": 0.3},
+    "FedDRSCGD": DRO | {"gradient_momentum": 0.6, "radius": 2.0},
     "ParallelSGD": COMPOSED,
     "MBSGD": COMPOSED,
     "SCGD": COMPOSED | {"momentum": 0.5},
@@ -61,8 +70,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MRBO": SERIES | STORM,
     "FedAvgSaddle": SADDLE,
     "ScaffoldSaddle": SADDLE,
+    "FastDRO": SAMPLES | {"size": 0.4},
+    "PDSGD": SAMPLES | {"dual_step": 0.1, "penalty": 2.0},
+    "AFL": SAMPLES | {"weight_step": 0.1},
+    "DRFA": SAMPLES | {"weight_step": 0.1, "local_steps": 2},
+    "QFedAvg": SINGLE | {"fairness": 2.0},
     "FedAvg": SINGLE,
     "FedSVRG": SINGLE,
+    "LocalSVRG": {"step": 0.05, "sync_every": 3, "refresh": 0.5, "batch_size": 2},
+    "Ditto": SINGLE | {"personal_step": 0.1, "personal_steps": 2, "proximal": 0.5},
+    "PFedMe": SINGLE | {"proximal": 2.0, "server_step": 0.8, "accuracy": 0.1, "personal_step": 0.1, "inner_steps": 3},
+    "FineTuned": SINGLE | {"personal_step": 0.1, "personal_steps": 2},
+    "LocalTrain": {"step": 0.05, "local_steps": 3, "refresh": 0.5, "batch_size": 2},
+    "WeightedNodesProx": NODES | {"output": "random"},
+    "WeightedNodesABA": NODES | {"steps": 3},
 }
 
 # Exchanges a round as the specification states them, from T and N; by class of problem.
@@ -94,6 +115,11 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("FedDRO", "Compositional"): 2,
     ("DSFedDRO", "Compositional"): 1,
     ("CompositionalFedAvg", "Compositional"): 1,
+    ("ComFedL", "LocalCompositional"): 1,
+    ("LocalSCGDM", "LocalCompositional"): 1,
+    ("FCSG", "LocalCompositional"): 1,
+    ("AccFCSGM", "LocalCompositional"): 1,
+    ("FedDRSCGD", "Compositional"): 1,
     ("ParallelSGD", "Compositional"): 1,
     ("MBSGD", "Compositional"): 2,
     ("SCGD", "Compositional"): 2,
@@ -109,12 +135,25 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("MRBO", "Bilevel"): N + 2,
     ("FedAvgSaddle", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
+    ("FastDRO", "SingleLevel"): 2,
+    ("PDSGD", "SingleLevel"): 1,
+    ("AFL", "SingleLevel"): 1,
+    ("DRFA", "SingleLevel"): 2,
+    ("QFedAvg", "SingleLevel"): 1,
     ("FedAvg", "SingleLevel"): 1,
     ("FedSVRG", "SingleLevel"): 2,
+    ("LocalSVRG", "SingleLevel"): 1,
+    ("Ditto", "SingleLevel"): 1,
+    ("PFedMe", "SingleLevel"): 1,
+    ("FineTuned", "SingleLevel"): 1,
+    ("LocalTrain", "SingleLevel"): 0,
+    ("WeightedNodesProx", "WeightedNodes"): 2 * 2 + 1,  # ⌈5/3⌉ = 2
+    ("WeightedNodesABA", "WeightedNodes"): 2 * 1 + 1,
 }
 
 PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
-DEALT = {"FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
+PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
+DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
 @dataclass(frozen=True)
@@ -124,11 +163,13 @@ class Case:
     problem: Any
     data: dict[str, list[Any]]
     init: Any
+    center: dict[str, Any] = field(default_factory=dict)  # the centre's data, where there are any
 
     def clients(self, order: list[int] | None = None, weights: Any = None) -> rk.Clients:
         """The clients, in this order (which may repeat or leave out some)."""
         picked = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
-        return rk.Clients(**picked, weights=weights)
+        learnt = isinstance(self.problem, rk.WeightedNodes)
+        return rk.Clients(**picked, **self.center, weights=None if learnt else weights)
 
 
 def _saddle(x: Any, y: Any, batch: Any) -> Any:
@@ -142,6 +183,10 @@ def _inner(x: Any, batch: Any) -> Any:
 
 def _outer(value: Any) -> Any:
     return jnp.sum((value["r"] - 0.3) ** 2) + jnp.sum(value["r"] ** 4)
+
+
+def _own_outer(value: Any, batch: Any) -> Any:
+    return jnp.mean(batch["w"]) * jnp.sum(value["r"] ** 2) + _outer(value)
 
 
 def _extra(x: Any, batch: Any) -> Any:
@@ -165,14 +210,20 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
     if kind == "Minimax":
         data = {"upper": [{"a": 0.3 * draw(3, 2), "b": draw(2), "c": 0.3 * draw(3)} for _ in range(clients)]}
         return Case(rk.Minimax(_saddle), data, (np.ones(3), np.ones(2)))
-    if kind == "Compositional":
+    if kind in ("Compositional", "LocalCompositional"):
         data = {
             "lower": [{"m": draw(2, 3), "s": draw(2)} for _ in range(clients)],
             "upper": [{"w": np.abs(draw())} for _ in range(clients)],
         }
-        return Case(rk.Compositional(_inner, _outer, _extra), data, (np.ones(3), {"r": np.ones(2)}))
+        problem = rk.Compositional(_inner, _outer, _extra)
+        if kind == "LocalCompositional":
+            problem = rk.Compositional(_inner, _own_outer, _extra, inner_scope="client")
+        return Case(problem, data, (np.ones(3), {"r": np.ones(2)}))
     data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
-    return Case(rk.SingleLevel(_loss), data, np.ones(3))
+    center = {"center": {"a": draw(3), "t": np.sign(draw())}}
+    if kind == "WeightedNodes":
+        return Case(rk.WeightedNodes(_loss), {"lower": data["upper"]}, np.ones(3), center)
+    return Case(rk.SingleLevel(_loss), data, np.ones(3), center)
 
 
 def names() -> list[str]:

@@ -118,3 +118,69 @@ def test_the_ledger_adds_up() -> None:
 
 def _noise(seed: int, t: int) -> Any:
     return jax.random.split(jax.random.fold_in(jax.random.key(seed), t + 1))[1]
+
+
+class Judged(NamedTuple):
+    x: Any
+    y: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class Central:
+    """The centre's value between two means, also inside a loop."""
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> Judged:
+        return Judged(x)
+
+    def round(self, fed: Any, state: Judged, key: Any) -> Judged:
+        k1, k2, k3 = jax.random.split(key, 3)
+        own = lambda c, k: c.f_x(1.0, (), c.upper(k))
+        mean = fed.mean(fed.map(own, k1), name="mean")
+        judge = lambda i, z: (
+            z
+            + fed.center(lambda c, k: (i + 1) * c.f_x(1.0, (), c.upper(k, 2)), jax.random.fold_in(k2, i), name="judge")
+        )
+        judged = fed.loop(2, judge, mean)
+        return Judged(fed.mean(fed.map(lambda c, k: judged * own(c, k), k3), name="last"))
+
+
+CENTER = np.array([1.0, 10.0, 100.0])
+
+
+@pytest.mark.parametrize("holder", [None, 1])
+def test_the_center(holder: int | None) -> None:
+    """Its value, its minibatches, and its bytes by hand: none of the server's own, one reply of a client's."""
+    given = rk.Clients(upper=[np.array([v]) for v in VALUES], weights=WEIGHTS, center=CENTER, center_client=holder)
+    how: Any = {"rounds": 3, "cohort": 3, "seed": 4}
+    here, there, slowly = (
+        rk.solve(PROBLEM, given, Central(), np.zeros(()), **how, engine=engine)
+        for engine in (rk.Simulation(block=2), rk.Federation(), rk.Simulation(debug=True))
+    )
+    assert here.history.drop(columns="seconds").equals(there.history.drop(columns="seconds"))
+    assert here.exchanges.equals(there.exchanges)
+    for run in (there, slowly):
+        np.testing.assert_allclose(here.x, run.x, rtol=1e-12)
+    history = here.history.diff()
+    for t in range(3):
+        choice, noise = jax.random.split(jax.random.fold_in(jax.random.key(4), t + 1))
+        ids = np.asarray(sample_cohort(choice, 5, 3))
+        row = history.iloc[t + 1]
+        assert row["samples_upper"] == 3 + 2 * 2 + 3
+        assert row["samples_busiest"] == 1 + 2 * 2 + 1  # everybody waits for the centre, too
+        assert row["exchanges"] == (2 if holder is None else 4)
+        assert row["bytes_up"] == 3 * 2 * 8 + (0 if holder is None else 2 * 8)
+        # The holder is sent what it lacks: the mean, then also the first value; and the state, if it has not got it.
+        asked = 8 + 2 * 8 + (0 if holder in ids else 2 * 8)
+        assert row["bytes_down"] == 3 * (8 + 3 * 8) + (0 if holder is None else asked)
+    picked = [
+        np.asarray(given.view("center", 0).draw(jax.random.fold_in(jax.random.fold_in(k2, i), 5), 2, 0, False).rows)
+        for k2 in [jax.random.split(noise, 3)[1]]
+        for i in range(2)
+    ]
+    p = WEIGHTS[ids] / WEIGHTS[ids].sum()
+    judged = p @ VALUES[ids] + picked[0].mean() + 2 * picked[1].mean()
+    np.testing.assert_allclose(here.x, judged * (p @ VALUES[ids]), rtol=1e-12)
+    center = here.exchanges.set_index("name").loc["judge"]
+    assert (center["kind"], center["count"]) == ("center", 0 if holder is None else 2)

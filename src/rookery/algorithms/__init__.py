@@ -7,27 +7,40 @@ from rookery.algorithms.fedbio import FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOL
 from rookery.algorithms.feddro import CompositionalFedAvg, DSFedDRO, FedDRO
 from rookery.algorithms.fednest import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.algorithms.global_hypergradient import AggITD, FedMBO
+from rookery.algorithms.group_dro import AFL, DRFA, QFedAvg
 from rookery.algorithms.local_momentum import AdaFBiO, LocalBSGM, LocalBSGVR
+from rookery.algorithms.own_inner import FCSG, AccFCSGM, ComFedL, FedDRSCGD, LocalSCGDM
+from rookery.algorithms.personalised import Ditto, FineTuned, LocalTrain, PFedMe
 from rookery.algorithms.saddle import FedAvgSaddle, ScaffoldSaddle
+from rookery.algorithms.sample_dro import PDSGD, FastDRO
 from rookery.algorithms.single_level import FedAvg, FedSVRG
 from rookery.algorithms.single_machine import ALSET, BSA, MRBO, TTSA, StocBiO
+from rookery.algorithms.weighted_nodes import LocalSVRG, WeightedNodesABA, WeightedNodesProx
 
 __all__ = [
+    "AFL",
     "ALSET",
     "ASFBO",
     "BSA",
+    "DRFA",
+    "FCSG",
     "GCIVR",
     "LAASFBO",
     "MBSGD",
     "MRBO",
     "NASA",
+    "PDSGD",
     "SCGD",
     "TTSA",
+    "AccFCSGM",
     "AdaFBiO",
     "AggITD",
+    "ComFedL",
     "CommFedBiO",
     "CompositionalFedAvg",
     "DSFedDRO",
+    "Ditto",
+    "FastDRO",
     "FedAvg",
     "FedAvgSaddle",
     "FedBiO",
@@ -35,18 +48,27 @@ __all__ = [
     "FedBiOAccLocal",
     "FedBiOLocal",
     "FedDRO",
+    "FedDRSCGD",
     "FedMBO",
     "FedNest",
     "FedNestSGD",
     "FedSVRG",
+    "FineTuned",
     "LFedNest",
     "LFedNestNonAlt",
     "LFedNestSVRG",
     "LocalBSGM",
     "LocalBSGVR",
+    "LocalSCGDM",
+    "LocalSVRG",
+    "LocalTrain",
+    "PFedMe",
     "ParallelSGD",
+    "QFedAvg",
     "ScaffoldSaddle",
     "ShroFBO",
     "SimFBO",
     "StocBiO",
+    "WeightedNodesABA",
+    "WeightedNodesProx",
 ]

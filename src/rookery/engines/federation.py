@@ -75,7 +75,7 @@ class LockstepFed:
     """`Fed` for one side of the protocol."""
 
     def __init__(
-        self, problem: Problem, n: int, cohort_size: int, script: _Script, client: Callable[[], Client], memory: Any,
+        self, problem: Problem, n: int, cohort_size: int, script: _Script, client: Callable[..., Client], memory: Any,
         members: Array, ids: Any = None,
     ) -> None:  # fmt: skip
         self.problem, self.n, self.cohort_size = problem, n, cohort_size
@@ -116,6 +116,20 @@ class LockstepFed:
         """See `Fed.gather`."""
         return self._exchange("gather", value, name)
 
+    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
+        """See `Fed.center`."""
+        place, script = self._script.maps, self._script
+        script.maps += 1
+
+        def compute(keep: bool) -> Any:
+            client = self._client(None, self.n)
+            value = fn(client, jax.random.fold_in(key, self.n))
+            if keep:
+                script.work[place] = client.work
+            return jax.tree.map(jnp.asarray, value)
+
+        return self._exchange("center", _Lazy(compute), name)
+
     def scatter(self, rows: Any) -> _Lazy:
         """See `Fed.scatter`."""
 
@@ -152,8 +166,9 @@ class _Setting:
     fixed: Algorithm
     n: int
     cohort: int
+    center: int | None = None  # the client that holds the centre's data; None: the server
 
-    def run(self, traced: Any, phase: Phase, script: _Script, client: Callable[[], Client], memory: Any, state: Any,
+    def run(self, traced: Any, phase: Phase, script: _Script, client: Callable[..., Client], memory: Any, state: Any,
             t: Count, seed: Array) -> tuple[LockstepFed, Any]:  # fmt: skip
         """Run `init` or a round over the script; what it leaves behind, and the state after it."""
         algorithm = at_round(join(self.fixed, traced), t)
@@ -211,7 +226,7 @@ def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...])
             return jax.tree.unflatten(structure, results[k])
 
         script = _Script(exchange, lambda j, _: counts[j])
-        client = lambda: Client(setting.problem, data, 0, identity)
+        client = lambda place=0, who=identity: Client(setting.problem, data, place, who)
         try:
             fed, _ = setting.run(traced, phase, script, client, memory, state, t, seed)
             out = fed.memory.force()
@@ -233,7 +248,7 @@ def _state_structure(setting: _Setting, traced: Any, start: Any, data: Clients) 
             return jax.tree.map(lambda s: jnp.zeros(lead + s.shape, s.dtype), value.shapes())
 
         script = _Script(exchange, lambda j, _: 1)
-        client = lambda: Client(setting.problem, data, 0, 0)
+        client = lambda place=0, who=0: Client(setting.problem, data, place, who)
         memory = _first_memory(setting, traced, start)
         return setting.run(traced, "init", script, client, memory, start, 0, jax.random.key(0))[1]
 
@@ -295,7 +310,7 @@ class Site:
 
 
 class Coordinator:
-    """The server: it holds the state and the weights, no data, and reduces what the sites reply."""
+    """The server: it holds the state, the weights and perhaps the centre's data, and reduces what the sites reply."""
 
     def __init__(
         self, setting: _Setting, traced: dict[str, Any], weights: np.ndarray, template: Clients, start: Any, seed: int,
@@ -317,6 +332,15 @@ class Coordinator:
 
         def exchange(k: int, kind: str, value: _Lazy, name: str, fresh: Any, weights: Any) -> Any:
             structure, shape = _structure(self._setting, phase, k, tuple(counts), value)
+            if kind == "center":
+                holder = self._setting.center
+                since = has[0] if fresh is None and holder in everyone else None
+                result, up, down = self._ask_center({**header, "op": "reply"}, state, results, since, work)
+                results.append(result)
+                entry = _count(exchanges, name, kind, shape, up, _nbytes(result), down)
+                if holder is None:
+                    entry["count"] = 0
+                return jax.tree.unflatten(structure, result)
             ids, since = (everyone, has[0]) if fresh is None else (np.asarray(fresh).tolist(), None)
             replies, up, down = self._ask(ids, {**header, "op": "reply"}, state, results, since, work)
             if fresh is None:
@@ -330,7 +354,7 @@ class Coordinator:
             return counts[-1]
 
         script = _Script(exchange, count)
-        client = lambda: Client(self._setting.problem, self._template, 0, 0)
+        client = lambda place=0, who=0: Client(self._setting.problem, self._template, place, who)
         fed, after = self._setting.run(self._traced, phase, script, client, self.memory, state, t, self._seed)
         if script.touched:
             if phase == "init":  # which may be the first to write the memory
@@ -361,6 +385,22 @@ class Coordinator:
             replies.append(arrays)
             up = _nbytes(arrays)
         return replies, up, down
+
+    def _ask_center(
+        self, header: dict[str, Any], state: Any, results: list[list[Any]], has: int | None,
+        work: dict[int, dict[int, list[int]]],
+    ) -> tuple[list[Any], int, int]:  # fmt: skip
+        """What the centre answers, who is a site or the server itself; and the bytes sent for it."""
+        holder = self._setting.center
+        if holder is not None:
+            (reply,), up, down = self._ask([holder], header, state, results, has, work)
+            return [jnp.asarray(leaf) for leaf in reply], up, down
+        piece = _piece(self._setting, header["phase"], len(results), tuple(header["counts"]))
+        data, memory, t = self._template, self.memory, header["round"]
+        value, amounts = piece.run(self._traced, state, results, data, self._setting.n, memory, t, self._seed)
+        for place, own in zip(piece.maps, amounts, strict=True):
+            work.setdefault(place, {})[self._setting.n] = own.tolist()
+        return value, 0, 0
 
     def _request(self, header: dict[str, Any], state: Any, results: Any, has: int | None) -> tuple[bytes, int]:
         leaves = jax.tree.leaves(state) if has is None else []
@@ -413,7 +453,7 @@ class Federation:
 
     def _open(self, cohort: int) -> None:
         problem, clients, split, x, y, seed = self._given
-        setting = _Setting(problem, split.fixed, clients.n, cohort)
+        setting = _Setting(problem, split.fixed, clients.n, cohort, clients.center_client)
         if not self._sites:
             self._sites = [
                 Site(setting, split.traced, i, Clients(**clients.client_data(i)), (x, y), seed)
@@ -422,7 +462,9 @@ class Federation:
         for site in self._sites:
             site._setting = setting
         shapes = jax.tree.map(lambda a: np.zeros_like(a[:1]) if hasattr(a, "shape") else a, clients.client_data(0))
-        template = Clients(**shapes)  # what a sample looks like; the coordinator has none
+        if clients.center is not None and clients.center_client is None:
+            shapes["center"] = clients.center.rows
+        template = Clients(**shapes)  # what a sample looks like; the coordinator has none but the centre's
         weights = np.asarray(clients.weights)
         send = lambda i, request: self._sites[i].handle(request)
         before = self._coordinator

@@ -63,6 +63,11 @@ class Ledger:
         """An exchange by a cohort that has been sent `has` bytes before."""
         self._add(exchange, {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has})
 
+    def asked(self, exchange: Exchange, has: Count) -> None:
+        """The one client that holds the centre's data was, and has been sent `has` bytes before; or the server was."""
+        alone = {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has}
+        self._add(exchange, alone if exchange.reply_bytes else {"count": 0, "up": 0, "down": 0})
+
     def _add(self, exchange: Exchange, now: dict[str, Count]) -> None:
         before = self.amounts.exchanges.get(exchange, {"count": 0, "up": 0, "down": 0})
         self.amounts.exchanges[exchange] = {name: before[name] + now[name] for name in now}
@@ -157,6 +162,19 @@ class SimulatedFed:
     def gather(self, value: Stacked, name: str = "gather") -> Any:
         """See `Fed.gather`."""
         return self._reduce(value, name, "gather", lambda v: v)
+
+    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
+        """See `Fed.center`."""
+        client = Client(self.problem, self.clients, None, self.n, self.debug)
+        value = jax.tree.map(jnp.asarray, fn(client, jax.random.fold_in(key, self.n)))
+        if self.debug:
+            check_finite(value, f"the centre, {name!r}")
+        self.ledger.worked(client.work[None])
+        size, holder = tree.nbytes(value), self.clients.center_client
+        exchange = self.ledger.named(name, "center", describe(value), 0 if holder is None else size, size)
+        self.ledger.asked(exchange, 0 if holder is None else jnp.where(jnp.any(self.ids == holder), self.has, 0))
+        self.ledger.returned(exchange)
+        return value
 
     def scatter(self, rows: Any) -> Stacked:
         """See `Fed.scatter`."""

@@ -7,13 +7,25 @@ from rookery.experiments.asfbo import EXPERIMENTS as _ASFBO
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding, run_experiment
 from rookery.experiments.fedbio import EXPERIMENTS as _FEDBIO
 from rookery.experiments.fedbio_rates import EXPERIMENTS as _FEDBIO_RATES
+from rookery.experiments.feddro import EXPERIMENTS as _FEDDRO
+from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (*_FEDNEST, *_FEDNEST_MNIST, *_FEDNEST_RATES, *_FEDBIO, *_FEDBIO_RATES, *_ASFBO)
+    for family in (
+        _FEDNEST,
+        _FEDNEST_MNIST,
+        _FEDNEST_RATES,
+        _FEDBIO,
+        _FEDBIO_RATES,
+        _ASFBO,
+        _FEDDRO_THEORY,
+        _FEDDRO,
+    )
+    for experiment in family
 }
 
 

@@ -12,6 +12,7 @@ from rookery.tasks.minimax_quadratic import minimax_quadratic
 from rookery.tasks.portfolio import portfolio
 from rookery.tasks.quadratic import quadratic
 from rookery.tasks.task import Task
+from rookery.tasks.weighted_nodes import weighted_nodes
 
 __all__ = [
     "Task",
@@ -26,4 +27,5 @@ __all__ = [
     "minimax_quadratic",
     "portfolio",
     "quadratic",
+    "weighted_nodes",
 ]

@@ -25,19 +25,21 @@ class Task:
         defaults: hyperparameters that work, by word; an algorithm takes those it has.
         single_level: the same data for single-level methods (FedAvg): all variables trained at once; None if there is
             no such reading.
+        groups: of each client, a word for those it belongs to, where the task knows: to show learnt weights by.
     """
 
     name: str
     problem: Problem
     clients: Clients
     init: Any
-    evaluate: Callable[[Any, Any], dict[str, Any]]
+    evaluate: Callable[..., dict[str, Any]]
     metric: str
     rounds: int = 100
     cohort: int | None = None
     every: int = 10
     defaults: dict[str, Any] = field(default_factory=dict)
     single_level: "Task | None" = None
+    groups: tuple[str, ...] = ()
 
     def algorithm(self, cls: type, **given: Any) -> Algorithm:
         """An algorithm with this task's defaults for it, but for what is given."""

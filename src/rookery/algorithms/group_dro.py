@@ -1,0 +1,187 @@
+"""Robust and fair over clients: AFL (Mohri et al. 2019), DRFA (Deng et al. 2020), q-FedAvg (Li et al. 2020)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rookery import tree
+from rookery.fed import Client, Fed, Step, Steps
+from rookery.parts.local import sgd
+from rookery.parts.projection import simplex
+from rookery.problems import SingleLevel
+
+
+class State(NamedTuple):
+    """What the method returns, and the clients' weights λ; and, if it returns an average, what that is of."""
+
+    x: tree.Tree
+    weights: Float[Array, " n"]
+    y: tuple[()] = ()
+    done: Any = None  # rounds, with output="average"
+    last: Any = None  # the last x, with output="average"
+
+
+class Point(NamedTuple):
+    """The variable."""
+
+    x: tree.Tree
+    y: tuple[()] = ()
+
+
+def _equal_weights(fed: Fed, x: tree.Tree) -> Float[Array, " n"]:
+    return jnp.full(fed.n, 1 / fed.n, jnp.result_type(*jax.tree.leaves(x)))
+
+
+@dataclass(frozen=True)
+class AFL:
+    """Agnostic federated learning: descent on x and projected ascent on one weight λ_k for every client.
+
+    Solves single-level problems for the worst mixture of the clients: min over x, max over λ in the simplex of
+    Σ λ_k F_k(x), so that no client is served worse than need be.
+
+    Round, both at the old values: x ← x − γ_x Σ λ_k ∇F_k(x; ξ_k) ("per domain"), and λ ← the nearest point of the
+    simplex to λ + γ_λ(F_1(x; ξ_1), …, F_n(x; ξ_n)). Returns the average of the x's after each round, as the paper does,
+    or with output="last" the last; the method itself goes on from the last.
+
+    Departures: λ starts uniform. The clients' own weights (`Clients(weights=...)`) play no part. With a cohort, both
+    sums are over the cohort with the factor n/P, which leaves them unbiased; the paper has all clients take part.
+
+    Exchanges a round: 1, of the weighted gradient and the loss, in its client's place of a vector of n.
+
+    Reference: Mohri, Sivek and Suresh, Agnostic Federated Learning, ICML 2019.
+    """
+
+    step: Step = 0.01  # γ_x
+    weight_step: Step = 0.01  # γ_λ
+    batch_size: int | None = None  # of ξ; None: all the client's data
+    output: Literal["last", "average"] = "average"
+
+    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
+        """The start: λ uniform."""
+        start = State(x, _equal_weights(fed, x))
+        return start if self.output == "last" else start._replace(done=jnp.int32(0), last=x)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """A step on both."""
+        x = state.x if state.last is None else state.last
+        places = jnp.arange(fed.n)
+
+        def both(c: Client, k: Array) -> tuple[tree.Tree, Array]:
+            batch = c.upper(k, self.batch_size)
+            loss = jnp.where(places == c.id, c.f(x, (), batch), 0)
+            return tree.scale(fed.n, (tree.scale(state.weights[c.id], c.f_x(x, (), batch)), loss))
+
+        direction, losses = fed.mean(fed.map(both, key), name="gradient, losses", weights=jnp.ones(fed.n))
+        weights = simplex(tree.step(state.weights, self.weight_step, -losses))
+        new = fed.problem.project_upper(tree.step(x, self.step, direction))
+        if self.output == "last":
+            return State(new, weights)
+        done = state.done + 1
+        average = jax.tree.map(lambda mean, own: mean + (own - mean) / done.astype(own.dtype), state.x, new)
+        return State(average, weights, done=done, last=new)
+
+
+@dataclass(frozen=True)
+class DRFA:
+    """Distributionally robust federated averaging: AFL's problem with local steps, and clients drawn by their weights.
+
+    Solves single-level problems for the worst mixture of the clients: min over x, max over λ in the simplex of
+    Σ λ_k F_k(x).
+
+    Round: P clients are drawn by λ, with replacement, and t' uniformly from 1..τ, one for all. Each takes τ steps of
+    SGD from x; x ← the mean of where they end, x' = the mean of where they are after t' steps. Then P clients, drawn
+    uniformly, evaluate F_k(x'; ξ_k); v_k = (n/P)F_k for these and 0 for the others; λ ← the nearest point of the
+    simplex to λ + τγv. With t' random, τv is unbiased for the sum of the losses along the way.
+
+    Departures: none from the paper, whose authors' code does otherwise: it draws the first clients uniformly and weighs
+    their mean by λ, draws a t' for each of them, and keeps λ above 0.001. Here λ starts uniform, a set that x is kept
+    in is projected on after the mean, and the clients' own weights play no part.
+
+    Exchanges a round: 2, of x and x', by clients of their own; and of the losses (gathered, with the client's number).
+
+    Reference: Deng, Kamani and Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
+    """
+
+    step: Step = 0.01  # η
+    weight_step: Step = 0.01  # γ
+    local_steps: int = 1  # τ
+    batch_size: int | None = None  # of ξ; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
+        """The start: λ uniform."""
+        return State(x, _equal_weights(fed, x))
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps by clients drawn by λ; then λ, from the losses of others."""
+        choice, pick, local, look = jax.random.split(key, 4)
+        snapshot = jax.random.randint(pick, (), 1, self.local_steps + 1)  # t'
+
+        def descend(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
+            def one(v: Any, both: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+                x, then = both
+                x = tree.step(x, self.step, c.f_x(x, (), c.upper(k, self.batch_size, v)))
+                return x, jax.tree.map(lambda new, old: jnp.where(v < snapshot, new, old), x, then)
+
+            return c.loop(self.local_steps, one, (state.x, state.x))
+
+        drawn = fed.resample(choice, state.weights)
+        means = drawn.mean(drawn.map(descend, local), name="x, x at t'", weights=jnp.ones(fed.n))
+        x, between = (fed.problem.project_upper(mean) for mean in means)
+        loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
+        ids, losses = fed.gather(fed.map(loss, look), name="losses")
+        v = jnp.zeros_like(state.weights).at[ids].set(fed.n / fed.cohort_size * losses)
+        return State(x, simplex(tree.step(state.weights, self.local_steps * self.weight_step, -v)))
+
+
+@dataclass(frozen=True)
+class QFedAvg:
+    """q-FedAvg: FedAvg whose clients count the more, the larger their loss.
+
+    Solves single-level problems for fairness: min over x of Σ p_k F_k(x)^{q+1}/(q+1), for losses F_k ≥ 0. With q = 0
+    it is FedAvg; a large q looks at the worst client alone.
+
+    Round: client k has F_k = F_k(x) on all its data, and x_k by SGD with the step 1/L from x. With w_k = L(x − x_k) it
+    sends Δ_k = F_k^q w_k and h_k = qF_k^{q−1}‖w_k‖² + LF_k^q, an estimate of the curvature; x ← x − Σ p_kΔ_k/Σ p_k h_k.
+    q-FedSGD is one local step on all the data.
+
+    Departures: a uniform cohort whose sums have the weights p_k, where the paper draws clients by p_k and adds plainly:
+    both are the same in the mean. As in the authors' code, F_k + 1e-10 in the powers.
+
+    Exchanges a round: 1, of Δ_k and h_k.
+
+    Reference: Li, Sanjabi, Beirami and Smith, Fair Resource Allocation in Federated Learning, ICLR 2020.
+    """
+
+    step: Step = 0.01  # 1/L
+    fairness: Step = 1.0  # q
+    local_steps: Steps = 1  # of SGD
+    batch_size: int | None = None  # of these; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> Point:
+        """The start."""
+        return Point(x)
+
+    def round(self, fed: Fed, state: Point, key: Array) -> Point:
+        """Local steps, weighed by the losses before them."""
+        x, q = state.x, self.fairness
+
+        def local(c: Client, k: Array) -> tuple[tree.Tree, Array]:
+            count, order = jax.random.split(k)
+            loss = c.f(x, (), c.upper(order)) + 1e-10
+            steps = c.steps(self.local_steps, count, self.batch_size, "upper")
+            gradient = lambda z, v: c.f_x(z, (), c.upper(order, self.batch_size, v))
+            w = tree.scale(1 / self.step, tree.sub(x, sgd(c, gradient, x, self.step, steps)))
+            curvature = q * loss ** (q - 1) * tree.dot(w, w) + loss**q / self.step
+            return tree.scale(loss**q, w), curvature
+
+        delta, h = fed.mean(fed.map(local, key), name="delta, h")
+        return Point(fed.problem.project_upper(tree.step(x, 1 / h, delta)))

@@ -1,0 +1,396 @@
+"""Federated compositional methods with the client's own inner function, and Fed-DR-SCGD, where it is shared.
+
+After Huang, Li and Huang 2021; Gao, Li and Huang 2022; Wu et al. 2023; Gao 2024.
+"""
+
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from rookery import tree
+from rookery.clients import Count
+from rookery.fed import Client, Data, Epochs, Fed, Step
+from rookery.parts.compositional import first_value, slope
+from rookery.parts.projection import ball
+from rookery.parts.storm import storm
+from rookery.problems import Compositional
+
+
+class State(NamedTuple):
+    """What the server has. y is empty where the inner value is the clients' own."""
+
+    x: tree.Tree
+    y: tree.Tree = ()
+    m: tree.Tree = None  # the running gradient, where there is one
+    rounds: Any = None  # so far, where they are counted
+
+
+@dataclass(frozen=True)
+class ComFedL:
+    """Local SGD on the composition, the inner value being that of a large minibatch.
+
+    Solves compositional problems whose inner function is each client's own, min over x of mean h_k(x) + f_k(g_k(x)).
+    f_k may take data, f(value, batch), or be known to all, f(value).
+
+    Round: `local_steps` times x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then x ← mean x_k. The
+    gradient is biased by the noise of g_k(x_k; B), the less the larger `inner_batch`. It is SCGD with momentum 1, run
+    by each client.
+
+    Departures: unverified, for the paper's algorithm box was not at hand: the step is as a later paper describes it
+    (Gao et al. 2022, who call it theirs with γ = 1), the averaging that of FedAvg; the plain part h; a cohort in the
+    place of all clients.
+
+    Exchanges a round: 1.
+
+    Reference: Huang, Li and Huang, Compositional Federated Learning: Applications in Distributionally Robust Averaging
+    and Meta Learning, 2021.
+    """
+
+    step: Step = 0.01  # η
+    local_steps: int = 1  # τ
+    batch_size: int | None = None  # of B', for f and h; None: all the client's data
+    inner_batch: int | None = None  # of B, for g; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    scope: ClassVar = "client"
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start."""
+        return State(x)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps, then the mean."""
+
+        def local(c: Client, k: Array) -> tree.Tree:
+            step = lambda t, x: tree.step(x, self.step, _estimates(self, c, (x,), k, t)[0])
+            return c.loop(self.local_steps, step, state.x)
+
+        return State(fed.problem.project_upper(fed.mean(fed.map(local, key), name="x")))
+
+
+@dataclass(frozen=True)
+class LocalSCGDM:
+    """Local SCGD with momentum: a running inner value u_k and a running gradient m_k.
+
+    Meant for compositional problems whose inner function is each client's own, min over x of mean h_k(x) + f_k(g_k(x)).
+    f_k may take data, f(value, batch), or be known to all, f(value).
+
+    Round (Alg. 1): p times u_k ← (1−γη)u_k + γη g_k(x_k; ζ), z_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; ζ)ᵀ∇f_k(u_k; ξ) with the
+    new u_k, m_k ← (1−αη)m_k + αη z_k, x_k ← x_k − βη m_k; then x, u and m are averaged. At the very first step
+    u_k = g_k(x; ζ) and m_k = z_k. Without m_k (`gradient_momentum=None`) it is Local-SCGD.
+
+    Caution: the averaged u tracks mean g_k and not g_k. With a large `momentum` the clients soon forget it (the paper's
+    experiments have γη ≥ 0.7); with γη → 0 and p fixed, as in its theory, the method solves another problem,
+    min mean f_k(mean g_k(x)). `share_inner=False` leaves u_k with the client, and that solves the problem stated; y is
+    then empty.
+
+    Departures: the plain part h; `share_inner`; a cohort in the place of all clients: with `share_inner=False` a client
+    goes on from the u_k it had when it last took part, and the first time from g_k(x; ζ).
+
+    Exchanges a round: 1, which carries x, u and m (x and m; x and u; x).
+
+    Reference: Gao, Li and Huang, On the Convergence of Local Stochastic Compositional Gradient Descent with Momentum,
+    ICML 2022, Alg. 1.
+    """
+
+    step: Step = 0.01  # βη
+    momentum: Step = 0.7  # γη
+    gradient_momentum: Step | None = 0.8  # αη; None: no running gradient, Local-SCGD
+    local_steps: int = 5  # p
+    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    share_inner: bool = True  # u is averaged, as in the paper; or stays with the client
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    scope: ClassVar = "client"
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start. u and m are not used before there is an estimate."""
+        return State(x, y if self.share_inner else (), _no_gradient_yet(self, x), jnp.int32(0))
+
+    def memory(self, x: tree.Tree, y: tree.Tree) -> Any:
+        """What a client remembers where u is its own: u_k, and whether there is one."""
+        return None if self.share_inner else (y, jnp.bool_(False))
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Alg. 1, p times its steps, then the means."""
+        new = state.rounds == 0
+
+        def local(c: Client, k: Array, u: tree.Tree, new_u: Bool[Array, ""]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+            ku, kl = jax.random.split(k)
+
+            def one(t: Any, carry: tuple[tree.Tree, tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+                x, u, m = carry
+                value, pullback = c.r_and_pullback(x, c.lower(kl, self.batch_size, t))
+                u = _running(u, value, self.momentum, new_u & (t == 0))
+                z = _gradient(c, x, u, pullback, _outer_batch(c, ku, self.batch_size, t))
+                z = _running(m, z, self.gradient_momentum, new & (t == 0))
+                return tree.step(x, self.step, z), u, _kept(self, z)
+
+            return c.loop(self.local_steps, one, (state.x, u, state.m))
+
+        def with_own_inner(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
+            u, has = memory
+            x, u, m = local(c, k, u, ~has)
+            return (x, m), (u, jnp.bool_(True))
+
+        if self.share_inner:
+            x, u, m = fed.mean(fed.map(lambda c, k: local(c, k, state.y, new), key), name="x, u, m")
+        else:
+            u, (x, m) = (), fed.mean(fed.map_state(with_own_inner, key), name="x, m")
+        return State(fed.problem.project_upper(x), u, m, state.rounds + 1)
+
+
+@dataclass(frozen=True)
+class FCSG:
+    """Local SGD, or with momentum FCSG-M, for conditional problems: the inner mean depends on the outer sample.
+
+    Solves compositional problems whose inner function is each client's own, min over x of
+    mean_k E_ξ[h_k(x; ξ) + f_k(E_{η|ξ} g_k(x; η, ξ); ξ)]: conditional ones, with inner(x, batch, sample), and others,
+    with inner(x, batch), where FCSG is ComFedL.
+
+    Round: q times an estimate v_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; B, ξ)ᵀ∇f_k(g_k(x_k; B, ξ); ξ), where B are m fresh inner
+    samples for each outer sample ξ, which cannot be tracked from step to step; x_k ← x_k − ηv_k; then x ← mean x_k.
+    FCSG-M, with `gradient_momentum`: d_k ← (1−a)d_k + a v_k, x_k ← x_k − ηd_k; then x and d are averaged. At the very
+    first step d_k = v_k. v_k is biased, by O(1/m).
+
+    The outer samples of a conditional problem are taken one after another: the theory has few of them, each with a
+    large `inner_batch`.
+
+    Departures: after the authors' published code and another paper's summary, the paper's own text was not at hand;
+    the first estimate is on the usual minibatch, not on a larger one; where the problem is not conditional one B serves
+    all outer samples of a step; the plain part h; a cohort in the place of all clients.
+
+    Exchanges a round: 1, which carries x, with momentum x and d.
+
+    Example:
+        >>> import jax.numpy as jnp, rookery as rk
+        >>> inner = lambda x, batch, sample: jnp.mean((sample["a"] + batch) * x)  # η: noise on the sample's input
+        >>> problem = rk.Compositional(inner, lambda v, b: jnp.mean((v - b["t"]) ** 2), inner_scope="client")
+        >>> data = {"a": jnp.array([1.0, 2.0]), "t": jnp.array([3.0, 6.0])}
+        >>> clients = rk.Clients(lower=[jnp.array([-0.1, 0.1])] * 3, upper=[data] * 3)
+        >>> run = rk.solve(problem, clients, rk.FCSG(step=0.1, local_steps=2), (0.0, None), rounds=40)
+        >>> round(float(run.x), 3)
+        3.0
+
+    Reference: Wu et al., Federated Conditional Stochastic Optimization, NeurIPS 2023.
+    """
+
+    step: Step = 0.01  # η
+    gradient_momentum: Step | None = None  # a; None: no running gradient, FCSG
+    local_steps: int = 10  # q
+    batch_size: int | None = None  # outer samples of a step; None: all the client's data
+    inner_batch: int | None = None  # m, inner samples for each; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    scope: ClassVar = "client"
+    conditional: ClassVar = True
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start. d is not used before there is an estimate."""
+        return State(x, (), _no_gradient_yet(self, x), jnp.int32(0))
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps, then the mean."""
+
+        def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
+            def one(t: Any, carry: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+                x, d = carry
+                (v,) = _estimates(self, c, (x,), k, t)
+                v = _running(d, v, self.gradient_momentum, (state.rounds == 0) & (t == 0))
+                return tree.step(x, self.step, v), _kept(self, v)
+
+            return c.loop(self.local_steps, one, (state.x, state.m))
+
+        x, d = fed.mean(fed.map(local, key), name="x" if state.m is None else "x, d")
+        return State(fed.problem.project_upper(x), (), d, state.rounds + 1)
+
+
+@dataclass(frozen=True)
+class AccFCSGM:
+    """Acc-FCSG-M: FCSG with STORM, d_k ← v_k(x_k) + (1−a)(d_k − v_k(x_k⁻)) on the same samples, x_k ← x_k − ηd_k.
+
+    Solves the problems of `FCSG`, conditional ones and plain ones, with its estimate v_k. x_k⁻ is where the client's
+    last estimate was taken; after a synchronisation, its own point before the average, which it remembers. At the very
+    first step d_k = v_k. After q steps x and d are averaged.
+
+    Departures: as for `FCSG`; a client that was not in the last round takes the mean of the others' last points,
+    x + ηd, for its own (the paper has all clients in every round).
+
+    Exchanges a round: 1, which carries x and d.
+
+    Reference: Wu et al., Federated Conditional Stochastic Optimization, NeurIPS 2023.
+    """
+
+    step: Step = 0.01  # η
+    gradient_momentum: Step = 0.1  # a
+    local_steps: int = 10  # q
+    batch_size: int | None = None  # outer samples of a step; None: all the client's data
+    inner_batch: int | None = None  # m, inner samples for each; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    scope: ClassVar = "client"
+    conditional: ClassVar = True
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start. d is not used before there is an estimate."""
+        return State(x, (), tree.zeros_like(x), jnp.int32(0))
+
+    def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[tree.Tree, Int[Array, ""]]:
+        """What a client remembers: where it took its last estimate, and in which round."""
+        return x, jnp.int32(-2)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps, then the mean."""
+        others = tree.step(state.x, -self.step, state.m)
+
+        def local(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
+            def one(t: Any, carry: tuple[tree.Tree, tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+                x, old, d = carry
+                new, before = _estimates(self, c, (x, old), k, t)
+                d = storm(new, d, before, jnp.where((state.rounds == 0) & (t == 0), 1, self.gradient_momentum))
+                return tree.step(x, self.step, d), x, d
+
+            x, last, d = c.loop(self.local_steps, one, (state.x, _last(memory, state, others), state.m))
+            return (x, d), (last, state.rounds)
+
+        x, d = fed.mean(fed.map_state(local, key), name="x, d")
+        return State(fed.problem.project_upper(x), (), d, state.rounds + 1)
+
+
+@dataclass(frozen=True)
+class FedDRSCGD:
+    """Fed-DR-SCGD with two levels: STORM on the inner value and on the Jacobian–vector product.
+
+    Solves compositional problems whose inner function is shared, min over x of h(x) + f(g(x)) with g = mean g_k (the
+    paper's levels are all distributed so), and whose f is known to all, if the clients' g_k are near to each other
+    ("bounded functional heterogeneity"). u_k moves towards the client's own g_k until it is averaged: with fixed β and
+    p there is an error of order βp in the limit, large where the g_k differ, and it converges as βp → 0.
+
+    Round: p times u_k ← g_k(x_k; ζ) + (1−β)(u_k − g_k(x_k⁻; ζ)), w_k ← Π[v_k(x_k, u_k) + (1−α)(w_k − v_k(x_k⁻, u_k⁻))]
+    with v_k(x, u) = ∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(u), x_k ← x_k − ηw_k; then x, u and w are averaged. Π is the projection
+    onto the ball of `radius`, the product of the Lipschitz constants of f and g. x_k⁻, u_k⁻ are those of the client's
+    last step; after a synchronisation, its own before the average, which it remembers.
+
+    Departures: the updates are unverified: of the paper the problem and the idea were at hand, not its algorithm box,
+    and this is a sketch after a summary. Two levels of any number; f known to all, for with f_k of the clients' own the
+    mean of ∇g_kᵀ∇f_k is not the gradient; the plain part h. The start is ours: u = mean g_k(x), and w_k = v_k at the
+    very first step. A client that was not in the last round takes the means of the others' last points, x + ηw and u,
+    for its own (the paper has all clients in every round).
+
+    Exchanges a round: 1, which carries x, u and w. At the start: 1.
+
+    Reference: Gao, A Doubly Recursive Stochastic Compositional Gradient Descent Method for Federated Multi-Level
+    Compositional Optimization, ICML 2024.
+    """
+
+    step: Step = 0.01  # η
+    momentum: Step = 0.1  # β, of u
+    gradient_momentum: Step = 0.1  # α, of w
+    local_steps: int = 5  # p
+    radius: Step | None = None  # of the ball that w is kept in; None: it is not
+    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    first_batch: int | None = None  # of the first u; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    needs: ClassVar[tuple[str, ...]] = ("known outer",)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start: u = mean g_k(x). w is not used before there is an estimate."""
+        return State(x, first_value(fed, x, key, self.first_batch), tree.zeros_like(x), jnp.int32(0))
+
+    def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[Any, Int[Array, ""]]:
+        """What a client remembers: x_k and u_k of its last step, and in which round that was."""
+        return (x, y), jnp.int32(-2)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """Local steps, then the mean."""
+        others = tree.step(state.x, -self.step, state.m), state.y
+
+        def local(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
+            ku, kl = jax.random.split(k)
+
+            def one(t: Any, carry: Any) -> Any:
+                x, u, (old_x, old_u), w = carry
+                lower, upper = c.lower(kl, self.batch_size, t), _outer_batch(c, ku, self.batch_size, t)
+                value, pullback = c.r_and_pullback(x, lower)
+                old_value, old_pullback = c.r_and_pullback(old_x, lower)
+                u = storm(value, u, old_value, self.momentum)
+                new, before = _gradient(c, x, u, pullback, upper), _gradient(c, old_x, old_u, old_pullback, upper)
+                w = storm(new, w, before, jnp.where((state.rounds == 0) & (t == 0), 1, self.gradient_momentum))
+                w = w if self.radius is None else ball(w, self.radius)
+                return tree.step(x, self.step, w), u, (x, u), w
+
+            start = state.x, state.y, _last(memory, state, others), state.m
+            x, u, last, w = c.loop(self.local_steps, one, start)
+            return (x, u, w), (last, state.rounds)
+
+        x, u, w = fed.mean(fed.map_state(local, key), name="x, u, w")
+        return State(fed.problem.project_upper(x), u, w, state.rounds + 1)
+
+
+def _gradient(c: Client, x: tree.Tree, u: tree.Tree, pullback: Any, upper: Data | None) -> tree.Tree:
+    """∇h(x; ξ) + ∇g(x)ᵀ∇f(u; ξ); without ξ where the problem has no h and its f is known to all."""
+    if upper is None:
+        return pullback(slope(c.problem, u))
+    h_x, f_u = c.f_x_and_y(x, u, upper)
+    return tree.add(h_x, pullback(f_u))
+
+
+def _outer_batch(c: Client, key: Array, size: int | None, step: Count) -> Data | None:
+    problem: Any = c.problem
+    return None if problem.outer_is_known and problem.extra is None else c.upper(key, size, step)
+
+
+def _estimates(
+    h: ComFedL | FCSG | AccFCSGM, c: Client, points: tuple[tree.Tree, ...], key: Array, step: Count
+) -> list[tree.Tree]:
+    """v_k = ∇h(x; ξ) + ∇g(x; B)ᵀ∇f(g(x; B); ξ) at each point, on the same samples at all of them."""
+    ku, kl = jax.random.split(key)
+
+    def at(c: Client, x: tree.Tree, lower: Data, upper: Data | None) -> tree.Tree:
+        value, pullback = c.r_and_pullback(x, lower)
+        return _gradient(c, x, value, pullback, upper)
+
+    problem: Any = c.problem
+    if not problem.inner_is_conditional:
+        lower, upper = c.lower(kl, h.inner_batch, step), _outer_batch(c, ku, h.batch_size, step)
+        return [at(c, x, lower, upper) for x in points]
+
+    count = c.steps(Epochs(1), ku, 1, "upper")  # one by one, all the client has
+    if h.batch_size is not None:
+        count = min(h.batch_size, count) if isinstance(count, int) else jnp.minimum(h.batch_size, count)
+
+    def one(j: Any, total: list[tree.Tree]) -> list[tree.Tree]:
+        place = step * count + j
+        upper = c.upper(ku, 1, place)
+        sample = jax.tree.map(lambda a: a[0], upper.rows)  # type: ignore[union-attr]
+        given = copy(c)  # the same client, whose inner function is that of this sample
+        given.problem = replace(problem, inner=lambda x, batch: problem.inner(x, batch, sample))
+        lower = c.lower(kl, h.inner_batch, place)
+        return tree.add(total, [at(given, x, lower, upper) for x in points])
+
+    total = c.loop(count, one, [tree.zeros_like(x) for x in points])
+    return jax.tree.map(lambda a: a / jnp.asarray(count, a.dtype), total)
+
+
+def _running(old: tree.Tree, new: tree.Tree, momentum: Any, first: Bool[Array, ""]) -> tree.Tree:
+    """(1 − momentum)·old + momentum·new; only what is new at the very first, and where there is no momentum."""
+    return new if momentum is None else tree.step(old, jnp.where(first, 1, momentum), tree.sub(old, new))
+
+
+def _no_gradient_yet(h: LocalSCGDM | FCSG, x: tree.Tree) -> tree.Tree:
+    return None if h.gradient_momentum is None else tree.zeros_like(x)
+
+
+def _kept(h: LocalSCGDM | FCSG, gradient: tree.Tree) -> tree.Tree:
+    return None if h.gradient_momentum is None else gradient
+
+
+def _last(memory: tuple[Any, Int[Array, ""]], state: State, others: Any) -> Any:
+    """What the client remembers of the last round; if it was not in it, the others' mean."""
+    own, when = memory
+    return jax.tree.map(lambda a, b: jnp.where(when == state.rounds - 1, a, b), own, others)

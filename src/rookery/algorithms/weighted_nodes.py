@@ -1,0 +1,263 @@
+"""Federated learning on adaptively weighted nodes by bilevel optimization (anonymous, under review).
+
+Local-SVRG (Gorbunov et al. 2021) solves a finite sum over weighted nodes; two calls of it make a hypergradient, and the
+weights take a proximal or an accelerated step on it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rookery import tree
+from rookery.clients import Count
+from rookery.fed import Client, Fed, PerClient, Step
+from rookery.parts import local_svrg
+from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference
+from rookery.parts.projection import capped_simplex
+from rookery.problems import SingleLevel, WeightedNodes
+
+
+def _local_svrg(
+    fed: Fed, f: FiniteSum, w: Array, x: tree.Tree, key: Array, pace: Pace, sync_every: int, steps: int, name: str
+) -> tree.Tree:
+    """Algorithm 1, LOCAL-SVRG({f_k}, w, x, γ, τ, q, T), in ⌈T/τ⌉ exchanges."""
+
+    def window(first: Count, count: int, carry: tuple[Any, PerClient]) -> tuple[Any, PerClient]:
+        z, own = carry
+        local = lambda c, k, own: local_svrg.steps(c, f, z, own, k, pace, count, first, first)
+        both = fed.map(local, key, own)
+        iterates = fed.map(lambda c, k, both: both[0], key, both)
+        references = fed.map(lambda c, k, both: both[1], key, both)
+        return fed.mean(iterates, name=name, weights=w), references
+
+    start: tuple[Any, PerClient] = (
+        (x, None if pace.decay is None else x),
+        fed.map(lambda c, k: local_svrg.start(x), key),
+    )
+    z, own = fed.loop(steps // sync_every, lambda i, carry: window(i * sync_every, sync_every, carry), start)
+    if steps % sync_every:
+        z, own = window(steps - steps % sync_every, steps % sync_every, (z, own))
+    last, average = z
+    return last if average is None else average
+
+
+class SingleLevelState(NamedTuple):
+    """What Local-SVRG returns; with average="theory" also the iterate, and the steps taken."""
+
+    x: tree.Tree
+    y: tuple[()] = ()
+    last: Any = None
+    done: Any = None
+
+
+@dataclass(frozen=True)
+class LocalSVRG:
+    """Local steps against a gradient of the node's own, taken anew at random times; then the weighted mean.
+
+    Solves single-level problems, min over x of Σ w_k f_k(x), with w the clients' weights.
+
+    Round (Alg. 1, τ times lines 3–14): x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where r_k ← x_k, the
+    value before the step, with probability q (line 7); after τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k), on all the
+    data, is computed when r_k has moved, and no other time.
+
+    Departures: minibatches, of which the paper's single samples are one; without replacement within a round unless the
+    clients say so. The paper returns the average of line 15 (`average="theory"`, where the nodes send the average of
+    their own iterates in the same exchange) and its experiments the last iterate (`average="last"`). With a cohort, the
+    others keep their r_k. With `batch_size=None` the terms at r_k cancel and are left out.
+
+    Exchanges a round: 1. Steps in all: rounds·τ.
+
+    Reference: Gorbunov, Hanzely and Richtárik, Local SGD: Unified Theory and New Efficient Methods, AISTATS 2021;
+    Algorithm 1 of Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization.
+    """
+
+    step: Step = 0.01  # γ
+    sync_every: int = 10  # τ
+    refresh: Step = 0.02  # q
+    batch_size: int | None = None  # |B|; None: all the client's data
+    average: Average = "last"
+    strong_convexity: Step | None = None  # μ, for average="theory"
+
+    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> SingleLevelState:
+        """The start."""
+        return SingleLevelState(x) if self.average == "last" else SingleLevelState(x, (), x, jnp.int32(0))
+
+    def memory(self, x: tree.Tree, y: tuple[()]) -> Reference:
+        """What a client remembers: its reference point, x at first."""
+        return local_svrg.start(x)
+
+    def round(self, fed: Fed, state: SingleLevelState, key: Array) -> SingleLevelState:
+        """τ local steps, then the mean."""
+        pace = local_svrg.pace(self.step, self.refresh, self.average, self.strong_convexity)
+        losses = local_svrg.upper_loss(self.batch_size)
+        averaged = state.last is not None
+        z, done = ((state.last, state.x), state.done) if averaged else ((state.x, None), 0)
+
+        def local(c: Client, k: Array, own: Reference) -> tuple[Any, Reference]:
+            return local_svrg.steps(c, losses, z, own, k, pace, self.sync_every, 0, done)
+
+        project = fed.problem.project_upper
+        x, average = fed.mean(fed.map_state(local, key), name="x")
+        if not averaged:
+            return SingleLevelState(project(x))
+        return SingleLevelState(project(average), (), project(x), done + self.sync_every)
+
+
+def _hypergradient(
+    method: "WeightedNodesProx | WeightedNodesABA", fed: Fed, w: Array, theta: tree.Tree, key: Array
+) -> tuple[tree.Tree, Float[Array, " k"]]:
+    """θ(w) and ∇F(w), both approximate: (14)–(15), lines 4–10 of Algorithm 3 and 6–12 of Algorithm 2."""
+    k1, k2, k3, k4 = jax.random.split(key, 4)
+    draw = None if method.batch_size is None else lambda c, k, t: c.lower(k, method.batch_size, t)
+    numbers = (method.refresh, method.average, method.strong_convexity)
+
+    losses = FiniteSum(
+        whole=lambda c, y, k: c.g_y(w, y, c.lower(k)),
+        difference=lambda c, y, r, batch: tree.sub(c.g_y(w, y, batch), c.g_y(w, r, batch)),
+        draw=draw,
+    )
+    pace = local_svrg.pace(method.model_step, *numbers)
+    y = _local_svrg(fed, losses, w, theta, k1, pace, method.sync_every, method.steps, "theta")
+
+    at_center = fed.center(lambda c, k: c.f_y(w, y, c.upper(k)), k2, name="center")  # ∇L_0(θ)
+    system = FiniteSum(  # of ½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), whose gradient is linear in h
+        whole=lambda c, h, k: tree.sub(c.g_yy(w, y, c.lower(k), h), at_center),
+        difference=lambda c, h, r, batch: c.g_yy(w, y, batch, tree.sub(h, r)),
+        draw=draw,
+    )
+    pace_h = local_svrg.pace(method.linear_step, *numbers)
+    h = _local_svrg(fed, system, w, at_center, k3, pace_h, method.sync_every, method.steps, "h")
+
+    slopes = fed.map(lambda c, k: tree.dot(c.g_y(w, y, c.lower(k)), h), k4)
+    return y, -fed.gather(slopes, name="slopes").astype(w.dtype)
+
+
+class ProxState(NamedTuple):
+    """What the method returns, the weights x = w and the model y = θ; and, if those are not the last, the last."""
+
+    x: Float[Array, " k"]
+    y: tree.Tree
+    last_weights: Any = None  # with output="random"
+    last_model: Any = None
+    done: Any = None  # rounds
+
+    @property
+    def weights(self) -> Float[Array, " k"]:
+        """w."""
+        return self.x
+
+
+@dataclass(frozen=True)
+class WeightedNodesProx:
+    """Proximal gradient steps on the nodes' weights, with a hypergradient from two calls of Local-SVRG.
+
+    Solves weighted-nodes problems, min over w in the capped simplex of L_0(θ(w)), θ(w) = argmin Σ w_k L_k(θ).
+
+    Round s (Alg. 3): θ ← LOCAL-SVRG(L_k, w, θ) from the θ of before (lines 4–5); ∇L_0(θ) at the centre (line 6);
+    h ← LOCAL-SVRG(½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), w, ∇L_0(θ)) (lines 7–8), both of T_s steps; ∂_k F = −⟨∇L_k(θ), h⟩ (lines
+    9–10); w ← Proj(w − η∇F) (line 11). The model that is returned is that of the weights before this step.
+
+    Departures: a node sends its own number ⟨∇L_k(θ), h⟩, not the vector ∇L_k(θ) (line 9); these replies are not
+    aggregated. Two steps γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s does
+    not change with s. `output="last"` returns the last weights, as the experiments do, and "random" line 13's: one of
+    w^(0), …, w^(S−1), each as likely, with its θ. Local-SVRG as in `LocalSVRG`.
+
+    Exchanges a round: 2⌈T_s/τ⌉ + 1, and 1 more where a client holds the centre's data. All clients take part.
+
+    Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 3.
+    """
+
+    model_step: Step = 0.01  # γ of (1), for θ
+    linear_step: Step = 0.01  # γ of (15), for h
+    weight_step: Step = 0.01  # η
+    steps: int = 100  # T_s
+    sync_every: int = 10  # τ
+    refresh: Step = 0.02  # q
+    batch_size: int | None = None  # |B|; None: all the client's data
+    average: Average = "last"  # what Local-SVRG returns
+    strong_convexity: Step | None = None  # μ, for average="theory"
+    output: Literal["last", "random"] = "last"
+
+    solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
+    needs: ClassVar[tuple[str, ...]] = ("all clients",)
+
+    def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ProxState:
+        """The start."""
+        return ProxState(x, y) if self.output == "last" else ProxState(x, y, x, y, jnp.int32(0))
+
+    def round(self, fed: Fed, state: ProxState, key: Array) -> ProxState:
+        """One outer iteration."""
+        inner, pick = jax.random.split(key)
+        last = self.output == "last"
+        w, before = (state.x, state.y) if last else (state.last_weights, state.last_model)
+        theta, gradient = _hypergradient(self, fed, w, before, inner)
+        w_new = capped_simplex(tree.step(w, self.weight_step, gradient), fed.problem.cap)
+        if last:
+            return ProxState(w_new, theta)
+        take = jax.random.bernoulli(pick, 1 / (state.done + 1))
+        x, y = jax.tree.map(lambda a, b: jnp.where(take, a, b), (w, theta), (state.x, state.y))
+        return ProxState(x, y, w_new, theta, state.done + 1)
+
+
+class ABAState(NamedTuple):
+    """x = w_ag, which the method returns, and y = θ; the weights w beside it, and the rounds done."""
+
+    x: Float[Array, " k"]
+    y: tree.Tree
+    last_weights: Float[Array, " k"]
+    done: Any
+
+    @property
+    def weights(self) -> Float[Array, " k"]:
+        """w_ag."""
+        return self.x
+
+
+@dataclass(frozen=True)
+class WeightedNodesABA:
+    """Accelerated steps on the nodes' weights (ABA of Ghadimi and Wang 2018), for convex F.
+
+    Solves weighted-nodes problems, as `WeightedNodesProx` does.
+
+    Round s = 0, 1, … (Alg. 2): w_md = 2/(s+2)·w + s/(s+2)·w_ag (line 4); ∇F(w_md) as in `WeightedNodesProx` (lines
+    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). Returns w_ag; the model is that of
+    w_md.
+
+    Departures: those of `WeightedNodesProx`.
+
+    Exchanges a round: 2⌈T_s/τ⌉ + 1, and 1 more where a client holds the centre's data. All clients take part.
+
+    Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 2.
+    """
+
+    model_step: Step = 0.01  # γ of (1), for θ
+    linear_step: Step = 0.01  # γ of (15), for h
+    weight_step: Step = 0.01  # η
+    steps: int = 100  # T_s
+    sync_every: int = 10  # τ
+    refresh: Step = 0.02  # q
+    batch_size: int | None = None  # |B|; None: all the client's data
+    average: Average = "last"  # what Local-SVRG returns
+    strong_convexity: Step | None = None  # μ, for average="theory"
+
+    solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
+    needs: ClassVar[tuple[str, ...]] = ("all clients",)
+
+    def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ABAState:
+        """The start: w_ag = w (line 2)."""
+        return ABAState(x, y, x, jnp.int32(0))
+
+    def round(self, fed: Fed, state: ABAState, key: Array) -> ABAState:
+        """One outer iteration."""
+        s, cap = state.done.astype(state.x.dtype), fed.problem.cap
+        share = 2 / (s + 2)
+        w_md = share * state.last_weights + (1 - share) * state.x
+        theta, gradient = _hypergradient(self, fed, w_md, state.y, key)
+        w = capped_simplex(tree.step(state.last_weights, self.weight_step * (s + 1) / 4, gradient), cap)
+        w_ag = capped_simplex(tree.step(w_md, self.weight_step, gradient), cap)
+        return ABAState(w_ag, theta, w, state.done + 1)
