@@ -15,7 +15,16 @@ from rookery.tasks.hyperrep import digit_images, hidden
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Tasks whose metric is an accuracy, or whose data may not be at hand: they have tests of their own.
-OTHERS = ("data-cleaning", "dro-imbalanced", "fairness", "few-shot", "group-weights", "hyperrep", "loss-tuning", "weighted-nodes")
+OTHERS = (
+    "data-cleaning",
+    "dro-imbalanced",
+    "fairness",
+    "few-shot",
+    "group-weights",
+    "hyperrep",
+    "loss-tuning",
+    "weighted-nodes",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in OTHERS])

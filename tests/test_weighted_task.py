@@ -215,3 +215,24 @@ def test_the_right_nodes_are_trusted(tmp_path: Path) -> None:
     assert last[[f"weight_{k}" for k in range(5)]].sum() == pytest.approx(last["similar_weight"], abs=1e-5)
     assert last["accuracy"] > history["accuracy"].iloc[0] + 0.5
     assert (out / "weights.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [2, 4])
+def test_learning_whom_to_trust_beats_the_others_on_the_minority(setting: int) -> None:
+    """The mean over three seeds that the defaults were not chosen by, of the models that validation picks."""
+    names = ("WeightedNodesProx", "LocalTrain", "LocalSVRG", "Ditto", "PFedMe", "FineTuned")
+    score = dict.fromkeys(names, 0.0)
+    for seed in (3, 4, 5):
+        for name in names:
+            task = task_function(setting=setting, seed=seed)
+            task = task if name == "WeightedNodesProx" else task.single_level  # type: ignore[assignment]
+            method = task.algorithm(getattr(rk, name))
+            run = rk.solve(
+                task.problem, task.clients, method, task.init, task.rounds, evaluate=task.evaluate, every=task.every,
+                seed=seed, keep_best="validation_accuracy",
+            )  # fmt: skip
+            assert run.best is not None
+            score[name] += float(run.history.set_index("round")["accuracy"][run.best.round]) / 3
+    ours = score.pop("WeightedNodesProx")
+    assert ours > max(score.values()) + 0.03, score

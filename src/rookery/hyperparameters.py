@@ -195,6 +195,7 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "proximal": _positive,
     "accuracy": _positive,
     "inner_steps": _count(1),
+    "inner_step": _positive,
 }
 
 

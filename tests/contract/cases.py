@@ -79,7 +79,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "FedSVRG": SINGLE,
     "LocalSVRG": {"step": 0.05, "sync_every": 3, "refresh": 0.5, "batch_size": 2},
     "Ditto": SINGLE | {"personal_step": 0.1, "personal_steps": 2, "proximal": 0.5},
-    "PFedMe": SINGLE | {"proximal": 2.0, "server_step": 0.8, "accuracy": 0.1, "personal_step": 0.1, "inner_steps": 3},
+    "PFedMe": SINGLE | {"proximal": 2.0, "server_step": 0.8, "accuracy": 0.1, "inner_step": 0.1, "inner_steps": 3},
     "FineTuned": SINGLE | {"personal_step": 0.1, "personal_steps": 2},
     "LocalTrain": {"step": 0.05, "local_steps": 3, "refresh": 0.5, "batch_size": 2},
     "WeightedNodesProx": NODES | {"output": "random"},

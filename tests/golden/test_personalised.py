@@ -158,7 +158,7 @@ METHODS: dict[str, tuple[Any, Callable[[], Path_]]] = {
     ),
     "PFedMe": (
         rk.PFedMe(
-            step=0.2, local_steps=2, proximal=2.0, server_step=0.8, accuracy=0.01, personal_step=0.3, inner_steps=3,
+            step=0.2, local_steps=2, proximal=2.0, server_step=0.8, accuracy=0.01, inner_step=0.3, inner_steps=3,
             batch_size=BATCH,
         ),
         pfedme,
@@ -248,10 +248,11 @@ def test_memory_that_nobody_sees() -> None:
     both = lambda x, y: {"value": x[0]}
     with pytest.raises(ValueError, match=r"a Federation's sites keep that to themselves: give an evaluate\(x, y\)"):
         rk.solve(PROBLEM, CLIENTS, method, START, 1, evaluate=lambda x, y, memory: {}, engine=rk.Federation())
-    run = rk.solve(PROBLEM, CLIENTS, method, START, 1, evaluate=both, keep_best="value", engine=rk.Federation())
+    two = rk.Clients(upper=[NODES[0].arrays()] * 2)
+    run = rk.solve(PROBLEM, two, method, START, 1, evaluate=both, keep_best="value", engine=rk.Federation())
     assert run.memory is None
     assert run.best is not None
     assert run.best.memory is None
     method = rk.FedAvg(step=0.1, batch_size=BATCH)  # remembers nothing
     none = lambda x, y, memory: {"none": memory is None}
-    assert rk.solve(PROBLEM, CLIENTS, method, START, 1, evaluate=none).history["none"].all()
+    assert rk.solve(PROBLEM, two, method, START, 1, evaluate=none).history["none"].all()

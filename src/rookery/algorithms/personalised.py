@@ -89,7 +89,7 @@ class PFedMe:
     λ/2‖θ − w_k‖² (line 7), w_k ← w_k − ηλ(w_k − θ_k) (line 8); then w^(t+1) = (1 − β)w^t + β·mean w_k.
 
     Departures: the mean has the clients' weights; only the cohort does local work, where the paper's clients all do and
-    some are heard. θ_k comes from gradient steps of size `personal_step`, at most `inner_steps` of them, on one
+    some are heard. θ_k comes from gradient steps of size `inner_step`, at most `inner_steps` of them, on one
     minibatch, the first time from w^t and then from the θ_k of before, as in its authors' code. They end where the
     gradient's norm is at most λδ: where the loss is convex, θ_k is then within δ of the minimiser.
     Exchanges a round: 1.
@@ -102,7 +102,7 @@ class PFedMe:
     proximal: Step = 15.0  # λ
     server_step: Step = 1.0  # β
     accuracy: Step = 0.005  # δ
-    personal_step: Step = 0.01  # of the gradient steps to θ_k
+    inner_step: Step = 0.05  # of the gradient steps to θ_k; below 2/(λ + the loss's smoothness)
     inner_steps: int = 20  # how many, at most
     batch_size: int | None = None  # None: all the client's data
 
@@ -123,7 +123,7 @@ class PFedMe:
             theta, _ = carry
             gradient = tree.add(c.f_x(theta, (), batch), tree.scale(self.proximal, tree.sub(theta, w)))
             far = tree.norm(gradient) > self.proximal * self.accuracy
-            moved = tree.step(theta, self.personal_step, gradient)
+            moved = tree.step(theta, self.inner_step, gradient)
             return jax.tree.map(lambda new, old: jnp.where(far, new, old), moved, theta), far
 
         return c.loop(self.inner_steps, descend, (theta, jnp.array(True)), go_on=lambda carry: carry[1])[0]

@@ -12,6 +12,7 @@ from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
+from rookery.experiments.weighted_theory import EXPERIMENTS as _WEIGHTED_THEORY
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _ASFBO,
         _FEDDRO_THEORY,
         _FEDDRO,
+        _WEIGHTED_THEORY,
     )
     for experiment in family
 }

@@ -22,7 +22,8 @@ class Task:
         evaluate: the metrics, likewise.
         metric: the one to look at first.
         rounds, cohort, every: defaults for a run.
-        defaults: hyperparameters that work, by word; an algorithm takes those it has.
+        defaults: hyperparameters that work, by word; an algorithm takes those it has. Under an algorithm's name, a dict
+            of words that are its own.
         single_level: the same data for single-level methods (FedAvg): all variables trained at once; None if there is
             no such reading.
         groups: of each client, a word for those it belongs to, where the task knows: to show learnt weights by.
@@ -44,7 +45,8 @@ class Task:
     def algorithm(self, cls: type, **given: Any) -> Algorithm:
         """An algorithm with this task's defaults for it, but for what is given."""
         fields = {f.name for f in dataclasses.fields(cls)}
-        return cls(**({name: value for name, value in self.defaults.items() if name in fields} | given))
+        words = self.defaults | self.defaults.get(cls.__name__, {})
+        return cls(**({name: value for name, value in words.items() if name in fields} | given))
 
 
 def choice(name: str, value: Any, known: Mapping[str, V]) -> V:

@@ -114,19 +114,27 @@ def _covtype(seed: int, data_dir: Any) -> Splits:
 
 
 def _defaults(
-    step: float, linear_step: float, weight_step: float, batch: int, sync_every: int, refresh: float, steps: int
-) -> dict[str, Any]:
-    """Of the bilevel methods, and, where the words are the same, of the others."""
+    step: float, linear_step: float, weight_step: float, batch: int, sync_every: int, refresh: float, steps: int,
+    **others: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Of the bilevel methods and, where the words are the same, of the others; `others` by the algorithm's name."""
     common = {"batch_size": batch, "sync_every": sync_every, "refresh": refresh}
     nested = {"model_step": step, "linear_step": linear_step, "weight_step": weight_step, "steps": steps}
     single = {"step": step, "local_steps": sync_every, "personal_step": step}
-    return {"defaults": common | nested, "single": common | single}
+    return {"defaults": common | nested, "single": common | single | others}
 
 
 _PAPER = _defaults(0.05, 0.0005, 0.025, 50, 10, 1 / 50, 400)
 SETTINGS = {
     "digits": _Setting(
-        _digits, MLP((64, 32, 10)), DIGITS, (60, 40, 1000), 60, **_defaults(0.1, 0.01, 0.05, 20, 10, 1 / 50, 20)
+        _digits,
+        MLP((64, 10)),
+        DIGITS,
+        (60, 100, 1000),
+        60,
+        **_defaults(
+            0.5, 0.05, 0.2, 20, 10, 1 / 50, 20, Ditto={"proximal": 0.05}, PFedMe={"step": 0.4, "proximal": 5.0}
+        ),
     ),
     "mnist": _Setting(_images("mnist"), CNN(1, 28, 10), DIGITS, (4000, 500, 5000), 60, **_PAPER),
     "fashion-mnist": _Setting(_images("fashion-mnist"), CNN(1, 28, 10), DIGITS, (4000, 500, 5000), 60, **_PAPER),
@@ -161,10 +169,10 @@ def weighted_nodes(
         setting: how the two kinds differ: 1, in how often labels occur; 2, the majority's labels are permuted as well
             (2→0→1→5→2 for digits); 3, its images are turned by 90° instead; 4, both.
         center: which kind the centre's samples and the test samples are of, "minority" or "majority".
-        data: "digits", scikit-learn's bundled ones, with an MLP 64-32-10; "mnist", "fashion-mnist" or "cifar-10", with
-            the paper's CNN and at its sizes; "covtype", with multi-class logistic regression, setting 1 only.
-        samples: of each node (None: 200 for digits, 4,000 for images, 40,000 for Covertype).
-        validation: samples of the centre (None: 40, 500 and 5,000).
+        data: "digits", scikit-learn's bundled ones, with multi-class logistic regression; "mnist", "fashion-mnist" or
+            "cifar-10", with the paper's CNN and at its sizes; "covtype", with logistic regression, setting 1 only.
+        samples: of each node (None: 60 for digits, 4,000 for images, 40,000 for Covertype).
+        validation: samples of the centre (None: 100, 500 and 5,000).
         nodes, minority: how many, and how many of them are of the first kind; these come first.
         cap: the largest weight.
         seed: of the samples, of the way the images are turned, and of the start.

@@ -1,0 +1,76 @@
+"""The experiments about the theory of adaptively weighted nodes: their quick versions, and how they measure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rookery.experiments import EXPERIMENTS, reproduce, weighted_theory
+
+
+def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
+    """Run it; its results, and its claims by text."""
+    folder = reproduce(name, out / name, quick=True, progress=False)
+    assert {path.name for path in folder.iterdir()} >= {"results.csv", "claims.json", "summary.md", f"{name}.png"}
+    claims = json.loads((folder / "claims.json").read_text())
+    assert [claim["claim"] for claim in claims] == [claim.text for claim in EXPERIMENTS[name].claims]
+    return pd.read_csv(folder / "results.csv"), {claim["claim"]: claim for claim in claims}
+
+
+def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
+    results, claims = quick("weighted-theory", tmp_path)
+    assert claims["Better than Local-train when the dissimilarity is small."]["holds"]
+    base = results[(results["sweep"] == "distance") & (results["value"] == 1.0)]
+    start, end = (base[base["round"] == at] for at in (0, 40))
+    np.testing.assert_allclose(start["excess"], start["equal"], rtol=1e-12)  # weights start equal
+    np.testing.assert_allclose(start["dist"], np.sqrt(6 * 0.1**2 + 4 * 0.15**2))  # (.1, …) against (¼, ¼, ¼, ¼, 0, …)
+    assert (end["dist"].to_numpy() < start["dist"].to_numpy()).all()
+    assert (end["gap"].to_numpy() < 0.1 * start["gap"].to_numpy()).all()
+
+
+def test_samples_in_few_rows_have_the_same_loss() -> None:
+    center = np.arange(weighted_theory.DIMENSION) / 2
+    few, theta = weighted_theory._samples(3, 1, 50, center), np.linspace(-1, 1, weighted_theory.DIMENSION)
+    draws = np.random.default_rng([3, 1]).normal(size=(50, weighted_theory.DIMENSION + 1))
+    x, noise = draws[:, :-1], draws[:, -1]
+    expected = 0.5 * np.mean((x @ theta - x @ center - noise) ** 2)
+    assert float(weighted_theory.squares(theta, few)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_distance_to_the_optimal_weights() -> None:
+    distance = weighted_theory.to_optimal
+    assert distance(np.array([0.3, 0.7, 0.0]), 2, 0.8) == pytest.approx(0)
+    assert distance(np.array([0.2, 0.6, 0.2]), 2, 1.0) == pytest.approx(np.sqrt(0.1**2 + 0.1**2 + 0.2**2))
+    assert distance(np.array([0.2, 0.6, 0.2]), 2, 0.6) == pytest.approx(np.sqrt(0.2**2 + 0.2**2))  # the cap is at work
+
+
+def test_when_a_rate_counts_as_reached() -> None:
+    """ABA: the gap itself; Prox: the root mean square over the iterates before the one just made."""
+    common = {"study": "rate", "tau": 1, "epsilon": 0.6, "seed": 0, "exchanges": [0, 5, 10, 15, 20]}
+    values = [1.0, 0.5, 0.1, 0.1, 0.1]
+    frames = [
+        pd.DataFrame({**common, "run": m, "method": m, "gap": values, "mapping": values}) for m in ("ABA", "Prox")
+    ]
+    results = pd.concat(frames)
+    assert weighted_theory._reached(results, "ABA", 1, 0.6) == 5
+    assert weighted_theory._reached(results, "Prox", 1, 0.6) == 20  # 1, .79, .65, .56 after 1, 2, 3, 4 rounds
+
+
+def test_slopes_are_exact_on_powers() -> None:
+    epsilons = np.array([0.1, 0.03, 0.01, 0.003, 0.001])
+    slope, error = weighted_theory._slope(epsilons, 7 * epsilons**-1.5)
+    assert slope == pytest.approx(-1.5)
+    assert error == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_rates(tmp_path: Path) -> None:
+    """The largest ε is reached by both methods, with local steps and without."""
+    _, claims = quick("weighted-rates", tmp_path)
+    rates = [claim for text, claim in claims.items() if "faster" in text]
+    counts = [figure for claim in rates for name, figure in claim["figures"].items() if "communications" in name]
+    assert len(counts) == 4
+    assert all(np.isfinite(float(count)) for [count] in counts)
