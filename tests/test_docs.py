@@ -30,6 +30,14 @@ for engine in (None, rk.Federation(), rk.Simulation(debug=True)):
     subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
 
 
+def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = blocks("docs/robust-and-fair.md", "python")
+    exec(compile(page, "robust-and-fair.md", "exec"), {})
+    value, weight = map(float, capsys.readouterr().out.split())
+    assert 1 < value < 2  # the variance of t is 1
+    assert 1 / 400 < weight < 0.1
+
+
 def test_the_readme_example_is_the_example_that_is_run() -> None:
     (shown, *_) = blocks("README.md", "python")
     code = (ROOT / "examples" / "hyperparameters.py").read_text()

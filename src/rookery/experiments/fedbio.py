@@ -410,7 +410,8 @@ fair_experiment = Experiment(
     ),
     differences=(
         OURS_TO_SET,
-        "AFL, q-FedAvg and DRFA, which one would compare with, are not there yet.",
+        "AFL, q-FedAvg and DRFA are not compared with: they are fair across clients, and here the groups cut across "
+        "them.",
         "The upper steps were searched on a seed that is not reported, by the validation loss (`search.csv`).",
     ),
     search=fair_search,

@@ -303,7 +303,8 @@ theory_experiment = Experiment(
     differences=(
         "The paper has no such run; the set-up is ours.",
         "Assumption 1 asks for losses in [0, 1], which squares of normal variables are not; Appendix B passes over it.",
-        "(10) has r = 2 here and so powers of −1/4 in n_valid and −1/8 in n_train; they are upper bounds.",
+        "(10) has r = 2 here: it bounds Dist by the sum of a term in n_valid^{-1/4} and one in n_train^{-1/8}. So with "
+        "one of the two held fixed Dist need not go to 0.",
         "A node's samples enter by d + 1 rows with the same loss, from a QR factorisation.",
     ),
 )  # fmt: skip
@@ -418,21 +419,21 @@ def rates_runs(quick: bool) -> list[Config]:
     return rates + [fixed(quick, tau, step) for tau in (1, LOCAL) for step in FIXED[: 1 if quick else None]]
 
 
-def _reached(results: pd.DataFrame, method: str, tau: int, epsilon: float) -> float:
-    """Communications until ε is reached, the mean over the seeds; infinity if it is not.
+def _reached(results: pd.DataFrame, method: str, tau: int, epsilon: float, across: str = "exchanges") -> float:
+    """Communications (or rounds) until ε is reached, the mean over the seeds; infinity if it is not.
 
     ABA: F(w_ag) − F* ≤ ε. Prox, after s rounds: the mean of the squared gradient mapping over w^(0), …, w^(s−1), one of
     which it returns, is at most ε².
     """
     found = []
     for curve in curves(
-        results, "gap" if method == "ABA" else "mapping", "exchanges",
+        results, "gap" if method == "ABA" else "mapping", across,
         study="rate", method=method, tau=tau, epsilon=epsilon,
     ):  # fmt: skip
-        values, exchanges = curve.to_numpy(), curve.index.to_numpy()
+        values, places = curve.to_numpy(), curve.index.to_numpy()
         if method == "Prox":
             values = np.append(np.inf, np.sqrt(np.cumsum(values**2) / np.arange(1, len(values) + 1))[:-1])
-        hit = exchanges[values <= epsilon]
+        hit = places[values <= epsilon]
         found.append(float(hit[0]) if len(hit) else np.inf)
     return mean(found)
 
@@ -472,11 +473,11 @@ def rates_picture(results: pd.DataFrame) -> Figure:
         report.legend(ax)
     ax = axes[0, -1]
     for step, colour in zip(FIXED, (report.VERMILION, report.GREEN, report.PURPLE), strict=True):
-        for tau, line in ((1, ":"), (LOCAL, "-")):
-            own = select(results, study="fixed", tau=tau, step=step)
-            if len(own):
-                seen = own.groupby("round")["gap"].mean()
-                ax.semilogy(seen.index, seen, line, color=colour, label=f"τ = {tau}, γ = {step:g}")
+        alone, local = (
+            select(results, study="fixed", tau=tau, step=step).groupby("round")["gap"] for tau in (1, LOCAL)
+        )
+        ax.semilogy(local.mean(), color=colour, label=f"τ = {LOCAL}, γ = {step:g}")
+        ax.semilogy(alone.mean(), ":", color=report.BLACK, label="τ = 1, every γ" if step == FIXED[-1] else None)
     report.label(ax, "rounds", "F gap, relative", "ABA at a fixed γ")
     report.legend(ax)
     return fig
@@ -486,12 +487,21 @@ def _rate(results: pd.DataFrame, method: str, tau: int) -> Finding:
     """Without the logarithm in T_s the slope is no steeper than the bound, within its error, which is below .5."""
     epsilons, counts, logs = _counts(results, method, tau)
     slope, error = _slope(epsilons, counts / logs)
+    rounds = np.array([_reached(results, method, tau, e, "round") for e in epsilons])
+    scaled = rounds * epsilons ** -BOUNDS[method, 1]
     figures: Figures = {
         f"communications at ε = {', '.join(f'{e:g}' for e in epsilons)}": counts.tolist(),
         "slope, and half its 95 % interval": list(_slope(epsilons, counts)),
         "the same without the logarithm in T_s": [slope, error],
+        f"rounds times ε^{-BOUNDS[method, 1]:g}": scaled.tolist(),
     }
-    return Finding(bool(slope + error >= BOUNDS[method, tau] and error < 0.5), figures)
+    holds = bool(slope + error >= BOUNDS[method, tau] and error < 0.5)
+    note = (
+        "It is steeper by a little, over the ε that were run: the rounds times that power of ε, which the theorem "
+        "bounds by a constant, still rise, by a few per cent in all and ever less. The fit's error does not know of "
+        "that."
+    )
+    return Finding(holds, figures, note if not holds and max(scaled) < 1.1 * min(scaled) else "")
 
 
 def aba_synchronous(results: pd.DataFrame) -> Finding:
