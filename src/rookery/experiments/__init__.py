@@ -12,6 +12,7 @@ from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
+from rookery.experiments.weighted import EXPERIMENTS as _WEIGHTED
 from rookery.experiments.weighted_theory import EXPERIMENTS as _WEIGHTED_THEORY
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -26,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _FEDDRO_THEORY,
         _FEDDRO,
         _WEIGHTED_THEORY,
+        _WEIGHTED,
     )
     for experiment in family
 }
