@@ -14,7 +14,7 @@ from rookery.engines import simulation
 from rookery.hyperparameters import split
 from rookery.tasks.quadratic import solution
 
-from .cases import DEALT, EXCHANGES, PER_CLIENT, PRESETS, SETTINGS, case, claims, method, names, pairs
+from .cases import DEALT, EXCHANGES, PER_CLIENT, PRESETS, SETTINGS, SIBLINGS, case, claims, method, names, pairs
 
 PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
@@ -28,7 +28,7 @@ def together(cases: list[tuple[str, str]]) -> Any:
     each = []
     for pair in cases:
         marks = [pytest.mark.xdist_group("-".join(pair))]
-        if pair not in FIRST and pair[0] != "FedNest":
+        if (pair not in FIRST and pair[0] != "FedNest") or pair[0] in SIBLINGS:
             marks.append(pytest.mark.slow)
         each.append(pytest.param(*pair, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)
@@ -197,6 +197,7 @@ def test_a_solution_of_equal_clients_stays_put(name: str) -> None:
     close((run.x, run.y), best, 1e-9)
 
 
+@pytest.mark.slow
 def test_random_number_of_terms_and_fresh_cohorts_in_lockstep() -> None:
     """The random N' and cohorts drawn anew for each exchange agree too, exchange by exchange."""
     it = case("Bilevel")

@@ -46,6 +46,7 @@ def test_fig4_claims(fig4):
         assert claim["holds"] or claim["note"], "a claim that does not hold says why"
 
 
+@pytest.mark.slow
 def test_fig4_second_call_computes_nothing(fig4, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("computed again")

@@ -27,6 +27,7 @@ def fig3a(out):
     return reproduce("fednest-fig3a", out / "fednest-fig3a", quick=True, progress=False)
 
 
+@pytest.mark.slow
 def test_fig2a(fig2a):
     results = pd.read_csv(fig2a / "results.csv")
     assert set(results["method"]) == {"FedNest", "LFedNest"}
@@ -54,6 +55,7 @@ def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
     assert (out / "fednest-mnist-runs").is_dir()
 
 
+@pytest.mark.slow
 def test_fig3a(fig3a):
     results = pd.read_csv(fig3a / "results.csv")
     assert set(results["method"]) == {"FedNest", "LFedNest", figures.CENTRAL, figures.UNTUNED}

@@ -14,6 +14,7 @@ def out(tmp_path_factory):
     return reproduce("fednest-rates", tmp_path_factory.mktemp("rates"), quick=True, progress=False)
 
 
+@pytest.mark.slow
 def test_writes_everything(out):
     assert {path.name for path in out.iterdir()} == {
         "results.csv", "fednest-rates.png", "claims.json", "summary.md", "runs",

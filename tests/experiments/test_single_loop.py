@@ -23,6 +23,7 @@ def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, objec
     return results, {claim["claim"]: claim for claim in claims}
 
 
+@pytest.mark.slow
 def test_cleaning_tells_wrong_labels_and_beats_plain_training(tmp_path: Path) -> None:
     results, claims = quick("fedbio-cleaning", tmp_path)
     assert claims["Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ)."]["holds"]
@@ -38,6 +39,7 @@ def test_local_heads_learn_a_representation(tmp_path: Path) -> None:
     assert own.iloc[-1] > own.iloc[0] + 0.05
 
 
+@pytest.mark.slow
 def test_group_weights_help_the_worst_group(tmp_path: Path) -> None:
     results, claims = quick("fedbio-fair", tmp_path)
     assert set(results["method"]) == {"FedBiO", "FedBiOAcc", "FedAvg"}

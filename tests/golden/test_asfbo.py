@@ -321,6 +321,7 @@ def sums(direction: Any, step: float, draws: int, *taus: int) -> list[Any]:
     return [jax.device_get(sent(keys, jnp.int32(tau))) for tau in taus]
 
 
+@pytest.mark.slow
 def test_momentum_and_storm_reduce_the_error_of_a_direction_but_not_of_their_sum() -> None:
     """Both end less noisy than one minibatch, and only STORM's u follows the point: momentum's lags behind.
 
@@ -347,6 +348,7 @@ def test_momentum_and_storm_reduce_the_error_of_a_direction_but_not_of_their_sum
     assert min(spread["momentum"], spread["storm"]) > 1.3 * spread["gradient"]  # Σ(a^(k))²/τ is 1.8 here
 
 
+@pytest.mark.slow
 def test_digits_that_differ_by_client() -> None:
     """The task's defaults: far above chance within 40 rounds, and nothing overflows on the way."""
     task = rk.tasks.hyperrep(partition="shards")

@@ -367,6 +367,7 @@ def test_commfedbio_equals_the_transcription(kind: Any, feedback: bool) -> None:
     q.assert_same(got, list(commfedbio(kind, feedback, who, 2, k=2, terms=3)))
 
 
+@pytest.mark.slow
 def test_compression_saves_bytes_and_top_k_needs_error_feedback() -> None:
     """On unlike clients it is exact without compression; top-k gets there with error feedback alone."""
     task = rk.tasks.quadratic(clients=4, lower_dim=6, heterogeneity=2.0, seed=5)
