@@ -42,6 +42,7 @@ def test_fig2a(fig2a):
     assert len(json.loads((fig2a / "claims.json").read_text())) == len(EXPERIMENTS["fednest-fig2a"].claims)
 
 
+@pytest.mark.slow
 def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
     computed = []
     run = experiment._run

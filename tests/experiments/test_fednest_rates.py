@@ -26,6 +26,7 @@ def test_writes_everything(out):
     assert biases["bias"].notna().all()
 
 
+@pytest.mark.slow
 def test_gradients_fall_and_claims_are_evaluated(out):
     results = pd.read_csv(out / "results.csv")
     for problem in (*fednest_rates.CLASSES, fednest_rates.SUMMED):
