@@ -18,10 +18,7 @@ from rookery.fed import Algorithm
 from rookery.problems import Compositional
 from rookery.tasks.task import Task
 
-PAPER = (
-    "Khanduri et al., On Federated Compositional Optimization: Algorithms, Analysis, and Guarantees (under review, "
-    "paper 004)"
-)
+PAPER = "Khanduri et al., On Federated Compositional Optimization: Algorithms, Analysis, and Guarantees (under review)"
 
 # Theorem 4.1. Client k's inner function is a_k x + s_k, entry by entry; f(v) = Σ √(1 + v²).
 EXAMPLES = {

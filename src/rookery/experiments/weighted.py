@@ -17,7 +17,7 @@ from rookery.fed import Algorithm
 from rookery.tasks.task import Task
 from rookery.tasks.weighted_nodes import KINDS, weighted_nodes
 
-PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (under review, paper 002)"
+PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (anonymous, under review)"
 METHODS = ("Bi-level", "Local-train", "FedAvg", "Ditto", "pFedMe")
 ALONE = METHODS[:2]  # they depend on the centre's samples; the others are trained once and scored for both centres
 IMAGES = {"mnist": "MNIST", "fashion-mnist": "F-MNIST", "cifar-10": "CIFAR-10"}

@@ -20,7 +20,7 @@ from rookery.parts.projection import capped_simplex
 from rookery.problems import WeightedNodes
 from rookery.tasks.task import Task
 
-PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (anonymous, under review, paper 002)"
+PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (anonymous, under review)"
 
 # Section 3: linear regression, where everything but the weights has a closed form.
 
