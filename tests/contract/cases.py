@@ -153,9 +153,9 @@ EXCHANGES: dict[tuple[str, str], int] = {
 
 PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
 PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
-# They share a file and nearly all their code with one that is tested here; their own contract is a slow test.
-SIBLINGS = {"FedNestSGD", "LFedNestSVRG", "LFedNestNonAlt", "LAASFBO", "ShroFBO", "LocalBSGM", "MRBO", "FCSG"}
-SIBLINGS |= {"FedBiOAccLocal", "WeightedNodesABA"}
+# One or two for each way of exchanging and remembering; the contracts of all the others are slow tests.
+CORE = {"FedNest", "LFedNest", "FedBiO", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "DSFedDRO", "LocalSCGDM"}
+CORE |= {"ScaffoldSaddle", "FedAvg", "PDSGD", "DRFA", "WeightedNodesProx", "Ditto"}
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
 

@@ -14,21 +14,21 @@ from rookery.engines import simulation
 from rookery.hyperparameters import split
 from rookery.tasks.quadratic import solution
 
-from .cases import DEALT, EXCHANGES, PER_CLIENT, PRESETS, SETTINGS, SIBLINGS, case, claims, method, names, pairs
+from .cases import CORE, DEALT, EXCHANGES, PER_CLIENT, PRESETS, SETTINGS, case, claims, method, names, pairs
 
 PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
 
 
-def together(cases: list[tuple[str, str]]) -> Any:
+def together(cases: list[tuple[str, str]], cheap: bool = False) -> Any:
     """One test for each case; those of one case go to one worker, which then compiles it once.
 
-    FedNest stands for its family on the further classes of problem, which share its code; the others are slow tests.
+    Unless it is cheap, it is a slow test for methods outside CORE, and for further classes of problem but FedNest's.
     """
     each = []
     for pair in cases:
         marks = [pytest.mark.xdist_group("-".join(pair))]
-        if (pair not in FIRST and pair[0] != "FedNest") or pair[0] in SIBLINGS:
+        if not cheap and (pair[0] not in CORE or (pair not in FIRST and pair[0] != "FedNest")):
             marks.append(pytest.mark.slow)
         each.append(pytest.param(*pair, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)
@@ -123,7 +123,7 @@ def test_copies_compiled_are_one_client_uncompiled(name: str, kind: str) -> None
     close(solve(it.clients([1, 1, 1], [1, 2, 3])), solve(it.clients([1]), engine=rk.Simulation(debug=True)), 1e-12)
 
 
-@together(FIRST)
+@together(FIRST, cheap=True)
 def test_single_precision_stays_single(name: str, kind: str) -> None:
     """By the types alone, which are known when a program is traced."""
     it = case(kind)
