@@ -292,8 +292,8 @@ def _best(results: pd.DataFrame, center: str, but: Set[tuple[str, int]] = frozen
         if max(own, key=own.__getitem__) != "Bi-level" and (data, setting) not in but:
             missed.add(setting)
     note = (
-        "In setting 1 labels occur more or less often, but mean the same everywhere: one classifier serves both groups, "
-        "and those who use all the nodes lose nothing."
+        "In setting 1 labels occur more or less often, but mean the same everywhere: one classifier serves both "
+        "groups, and those who use all the nodes lose nothing."
     )
     return Finding(not missed, figures, note if missed == {1} else "")
 
