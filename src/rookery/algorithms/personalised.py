@@ -39,7 +39,8 @@ class Ditto:
     v_k ← v_k − η_l(∇F_k(v_k) + λ(v_k − w^t)), s times from the v_k of before; then w^(t+1) is the mean of the w_k. The
     v_k start at w^0.
 
-    Departures: the mean has the clients' weights. The two runs of steps have minibatches of their own.
+    Departures: unverified, for the paper's algorithm box was not at hand; the mean has the clients' weights; the two
+    runs of steps have minibatches of their own.
     Exchanges a round: 1, and it carries w_k alone.
 
     Reference: Li, Hu, Beirami and Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
@@ -86,12 +87,13 @@ class PFedMe:
     `Run.memory` holds the θ_k.
 
     Round t (Alg. 1), on each client of the cohort, R times from w_k = w^t: a minibatch, θ_k ≈ argmin of its loss +
-    λ/2‖θ − w_k‖² (line 7), w_k ← w_k − ηλ(w_k − θ_k) (line 8); then w^(t+1) = (1 − β)w^t + β·mean w_k.
+    λ/2‖θ − w_k‖², w_k ← w_k − ηλ(w_k − θ_k); then w^(t+1) = (1 − β)w^t + β·mean w_k.
 
-    Departures: the mean has the clients' weights; only the cohort does local work, where the paper's clients all do and
-    some are heard. θ_k comes from gradient steps of size `inner_step`, at most `inner_steps` of them, on one
-    minibatch, the first time from w^t and then from the θ_k of before, as in its authors' code. They end where the
-    gradient's norm is at most λδ: where the loss is convex, θ_k is then within δ of the minimiser.
+    Departures: unverified, for the paper's algorithm box was not at hand; the mean has the clients' weights; only the
+    cohort does local work, where the paper's clients all do and some are heard. θ_k comes from gradient steps of size
+    `inner_step`, at most `inner_steps` of them, on one minibatch, the first time from w^t and then from the θ_k of
+    before, as we remember its authors' code. They end where the gradient's norm is at most λδ: where the loss is
+    convex, θ_k is then within δ of the minimiser.
     Exchanges a round: 1.
 
     Reference: T. Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.

@@ -157,7 +157,7 @@ class PDSGD:
 
     Exchanges a round: 1, of the direction and the weights' change.
 
-    Reference: the baseline of this name in Qi et al., Stochastic Constrained DRO with Linear Convergence, 2022.
+    Reference: the baseline of this name in Qi et al., Stochastic Constrained DRO, 2022.
     """
 
     step: Step = 0.01  # η

@@ -402,8 +402,8 @@ digits = Experiment(
         Claim("Settings 2 and 4, minority: ahead by more than the deviations.", "ours", beats_all_on_digits, ours=True),
     ),
     differences=(
-        "Not the paper's data: a version that runs anywhere. With an MLP and more samples a node the lead shrinks to a "
-        "tie, for then Local-train and the personal models are nearly as good.",
+        "Not the paper's data: a version that runs anywhere. In trials by hand with an MLP and more samples a node the "
+        "lead shrank to a tie: Ditto was as good.",
     ),
 )
 
