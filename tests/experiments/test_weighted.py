@@ -1,4 +1,4 @@
-"""The experiments about the theory of adaptively weighted nodes: their quick versions, and how they measure."""
+"""The experiments about adaptively weighted nodes: their quick versions, and how they measure."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, reproduce, weighted_theory
+from rookery.experiments import EXPERIMENTS, reproduce, weighted, weighted_theory
 
 
 def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
@@ -29,6 +29,57 @@ def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
     np.testing.assert_allclose(start["dist"], np.sqrt(6 * 0.1**2 + 4 * 0.15**2))  # (.1, …) against (¼, ¼, ¼, ¼, 0, …)
     assert (end["dist"].to_numpy() < start["dist"].to_numpy()).all()
     assert (end["gap"].to_numpy() < 0.1 * start["gap"].to_numpy()).all()
+
+
+def test_whom_to_learn_from_on_digits(tmp_path: Path) -> None:
+    """Five methods, both centres; even after two rounds the similar nodes have gained weight."""
+    results, claims = quick("weighted-digits", tmp_path)
+    assert set(results["method"]) == set(weighted.METHODS)
+    assert claims["The weights of similar nodes rise, of dissimilar ones fall."]["holds"]
+    assert {path.name for path in (tmp_path / "weighted-digits").glob("*.png")} == {
+        "weighted-digits.png", *(f"weighted-digits-{i}.png" for i in (2, 3, 4))
+    }  # fmt: skip
+    ends = results.groupby("method")["exchanges"].max()
+    assert ends["Local-train"] == 0
+    assert len({ends[method] for method in weighted.METHODS if method != "Local-train"}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["weighted-table3", "weighted-tables4-5", "weighted-covtype"])
+def test_whom_to_learn_from_at_the_papers_size(name: str, tmp_path: Path) -> None:
+    results, _ = quick(name, tmp_path)
+    assert results["run"].nunique() >= 4
+
+
+def test_the_scored_model_is_the_one_with_the_best_validation_accuracy() -> None:
+    common = {"method": "FedAvg", "data": "mnist", "setting": 2, "center": "both"}
+    rows = [(0, 0.5, 0.9), (0, 0.7, 0.6), (1, 0.8, 0.3), (1, 0.4, 0.99)]
+    results = pd.DataFrame(
+        [{**common, "seed": s, "minority_validation_accuracy": v, "minority_accuracy": a} for s, v, a in rows]
+    )
+    assert weighted.scores(results, "FedAvg", "mnist", 2, "minority") == [0.6, 0.3]
+
+
+def test_the_best_of_the_search_is_the_mean_over_the_centres() -> None:
+    tries = [("minority", "step 0.05, sync 10", 0.9), ("majority", "step 0.05, sync 10", 0.5),
+             ("minority", "step 0.02, sync 20", 0.8), ("majority", "step 0.02, sync 20", 0.7)]  # fmt: skip
+    rows = [
+        {"run": f"search: mnist, Bi-level, {center}, {words}", f"{center}_validation_accuracy": accuracy}
+        for center, words, accuracy in tries
+    ]
+    rows += [
+        {"run": f"search: mnist, Ditto, both, λ {value}", **{f"{c}_validation_accuracy": value for c in weighted.KINDS}}
+        for value in (0.05, 0.2, 0.1)
+    ]
+    assert weighted.best_of_search(pd.DataFrame(rows)) == {"mnist": {"step": 0.02, "sync": 20, "Ditto": 0.2}}
+
+
+@pytest.mark.parametrize("name", ["weighted-table3", "weighted-covtype"])
+def test_the_values_used_are_the_best_of_the_published_search(name: str) -> None:
+    search = pd.read_csv(Path(__file__).parents[2] / "docs/reproduction" / name / "search.csv")
+    best = weighted.best_of_search(search)
+    assert best == {data: weighted.chosen(data) for data in best}
+    assert set(best) == ({"covtype"} if name == "weighted-covtype" else set(weighted.IMAGES))
 
 
 def test_samples_in_few_rows_have_the_same_loss() -> None:

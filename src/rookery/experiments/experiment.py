@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,8 @@ from rookery import parts, report
 from rookery.fed import Algorithm
 from rookery.solve import Run, solve
 from rookery.tasks.task import Task
+
+LONG = 100  # a table of the search with more rows than this is left to its file
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,12 @@ class Experiment:
         setup: the set-up in words (Markdown).
         runs: runs(quick) gives the configurations; with quick the same ones, scaled down.
         picture: a figure of the results.
+        more: further ones, by their titles.
         claims: what is checked.
         differences: every known difference from the paper, in words.
         family: experiments of one family share their stored runs, so that a run which two of them need is computed
-        once. search: search(quick) gives the configurations that a value the paper does not give was chosen by; how
+            once.
+        search: search(quick) gives the configurations that a value the paper does not give was chosen by; how
             each of them ended is written to `search.csv` and into the summary.
     """
 
@@ -111,6 +115,13 @@ class Experiment:
     differences: tuple[str, ...] = ()
     family: str | None = None
     search: Callable[[bool], list[Config]] | None = None
+    more: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
+
+    @property
+    def pictures(self) -> dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]]:
+        """All of them: title and drawing, by the file's name."""
+        more = {f"{self.name}-{i}.png": pair for i, pair in enumerate(self.more.items(), 2)}
+        return {f"{self.name}.png": (self.title, self.picture), **more}
 
 
 def run_experiment(
@@ -155,7 +166,8 @@ def run_experiment(
     results = pd.concat([_read(stored[c.name, s], c, s) for c in configs for s in c.seeds], ignore_index=True)
     findings = [(claim, claim.check(results)) for claim in experiment.claims]
     _write(out / "results.csv", results.to_csv(index=False, float_format="%.10g"))
-    report.save(experiment.picture(results), out / f"{experiment.name}.png")
+    for name, (_, draw) in experiment.pictures.items():
+        report.save(draw(results), out / name)
     _write(out / "claims.json", json.dumps([_as_json(*pair) for pair in findings], indent=2, ensure_ascii=False) + "\n")
     ends = [_read(stored[c.name, s], c, s).tail(1) for c in searched for s in c.seeds]
     search = pd.concat(ends, ignore_index=True) if ends else None
@@ -367,7 +379,9 @@ def summary(
         those = [finding.holds for claim, finding in findings if claim.ours is ours]
         if those:
             lines += [f"Of {whose} {len(those)} claims, {sum(those)} hold.  "]
-    lines += ["", f"![{experiment.title}]({experiment.name}.png)", ""]
+    for i, (name, (title, _)) in enumerate(experiment.pictures.items()):
+        lines += ["", *([f"{title[0].upper()}{title[1:]}:", ""] if i else []), f"![{title}]({name})"]
+    lines += [""]
     lines += ["## Claims", "", "| claim | where | measured | holds |", "|---|---|---|---|"]
     for claim, finding in findings:
         figures = "<br>".join(_figure(name, value) for name, value in finding.figures.items())
@@ -382,8 +396,12 @@ def summary(
     if search is not None:
         columns = ["run", "seed", "round", *report.metrics(search.drop(columns=_labels(search)))]
         rows = [" | ".join(report.number(value) for value in row) for row in search[columns].itertuples(index=False)]
-        lines += ["", "## Search", "", "How the runs of the search ended (`search.csv`):", ""]
-        lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {row} |" for row in rows)]
+        lines += ["", "## Search", ""]
+        if len(rows) > LONG:
+            lines += [f"How the {len(rows)} runs of the search ended is in `search.csv`."]
+        else:
+            lines += ["How the runs of the search ended (`search.csv`):", ""]
+            lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {row} |" for row in rows)]
     if experiment.differences:
         lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"

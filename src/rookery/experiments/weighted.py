@@ -1,7 +1,8 @@
 """The paper on adaptively weighted nodes: Tables 3 to 5, Figures 1 to 9, and Covertype."""
 
 import dataclasses
-from collections.abc import Sequence, Set
+import itertools
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,25 @@ from rookery.experiments.curves import Figures, below, mean, select
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding
 from rookery.fed import Algorithm
 from rookery.tasks.task import Task
-from rookery.tasks.weighted_nodes import KINDS, weighted_nodes
+from rookery.tasks.weighted_nodes import KINDS, SETTINGS, weighted_nodes
 
 PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (anonymous, under review)"
 METHODS = ("Bi-level", "Local-train", "FedAvg", "Ditto", "pFedMe")
 ALONE = METHODS[:2]  # they depend on the centre's samples; the others are trained once and scored for both centres
 IMAGES = {"mnist": "MNIST", "fashion-mnist": "F-MNIST", "cifar-10": "CIFAR-10"}
-CHANGES = {1: "class distributions", 2: "and labels permuted", 3: "and images turned", 4: "and both"}
-OUTER = 12  # S, outer iterations
-STEPS, QUICK_STEPS = 400, 20  # T_s
-ROUNDS_OF_PFEDME = 200
+FOUR = (1, 2, 3, 4)
+SEEDS = (0, 1, 2, 3, 4)
 SIZES = (100, 200, 500, 1000)  # n_valid of Tables 4 and 5
+
+# The paper's Tables 4 and 5: test accuracy at these sizes.
+BY_SIZE = {
+    ("fashion-mnist", "minority"): (0.7782, 0.7830, 0.7756, 0.7842),
+    ("mnist", "minority"): (0.8444, 0.8778, 0.8108, 0.8852),
+    ("cifar-10", "minority"): (0.5226, 0.5170, 0.5100, 0.5292),
+    ("fashion-mnist", "majority"): (0.8286, 0.8362, 0.8216, 0.8394),
+    ("mnist", "majority"): (0.7946, 0.8480, 0.8044, 0.8514),
+    ("cifar-10", "majority"): (0.5664, 0.5620, 0.5920, 0.5890),
+}
 
 # The paper's Table 3: setting, data, centre; then mean and ± of the test accuracy, in the order of METHODS.
 _TABLE = """
@@ -59,16 +68,6 @@ TABLE = {
     for row in map(str.split, _TABLE.strip().splitlines())
 }
 
-# γ, γ_h, η and τ of Bi-level, which the others share, and λ of Ditto and of pFedMe: chosen by the search (MNIST), on
-# digits by the validation accuracy of other seeds; elsewhere the first values of the paper's grids.
-_FIRST: dict[str, Any] = {"step": 0.05, "linear": 0.0005, "weight": 0.025, "sync": 10, "Ditto": 0.05, "pFedMe": 10.0}
-CHOSEN: dict[str, dict[str, Any]] = {
-    "digits": {"step": 0.5, "linear": 0.05, "weight": 0.2, "sync": 10, "Ditto": 0.05, "pFedMe": 5.0, "envelope": 0.4},
-    "mnist": _FIRST | {"linear": 0.0002},
-    "fashion-mnist": _FIRST,
-    "cifar-10": _FIRST,
-    "covtype": _FIRST,
-}
 GRID = {
     "step": (0.05, 0.02, 0.01),
     "linear": (0.0005, 0.0002, 0.0001),
@@ -112,38 +111,42 @@ def both_centers(seed: int, data_dir: Any = None, **settings: Any) -> Task:
     return dataclasses.replace(first, evaluate=measure)
 
 
-def trained(method: str, data: str, chosen: dict[str, Any], steps: int) -> Algorithm:
-    """A method with the values chosen for a data set."""
-    batch = {"digits": 20, "covtype": 400}.get(data, 50)
-    refresh = 0.01 if data == "covtype" else 1 / 50
-    step, sync = chosen["step"], chosen["sync"]
+def chosen(data: str) -> dict[str, Any]:
+    """γ, γ_h, η and τ of Bi-level, which the others share, and λ of Ditto and pFedMe: the task's defaults."""
+    nested, single = SETTINGS[data].defaults, SETTINGS[data].single
+    shared = ("model_step", "linear_step", "weight_step", "sync_every")
+    numbers = dict(zip(GRID, (nested[name] for name in shared), strict=True))
+    return numbers | {"Ditto": single["Ditto"]["proximal"], "pFedMe": single["PFedMe"]["proximal"]}
+
+
+def trained(method: str, data: str, values: dict[str, Any]) -> Algorithm:
+    """A method with these values; batch size, q and T_s are the task's."""
+    batch, refresh, steps = (SETTINGS[data].defaults[name] for name in ("batch_size", "refresh", "steps"))
+    step, sync = values["step"], values["sync"]
     if method == "Bi-level":
-        three: dict[str, Any] = {"model_step": step, "linear_step": chosen["linear"], "weight_step": chosen["weight"]}
+        three: dict[str, Any] = {"model_step": step, "linear_step": values["linear"], "weight_step": values["weight"]}
         return WeightedNodesProx(**three, steps=steps, sync_every=sync, refresh=refresh, batch_size=batch)
     if method == "Local-train":
-        return LocalTrain(step=step, local_steps=sync, refresh=refresh, batch_size=min(batch, 50))
+        return LocalTrain(step=step, local_steps=sync, refresh=refresh, batch_size=batch)
     if method == "FedAvg":
         return LocalSVRG(step=step, sync_every=sync, refresh=refresh, batch_size=batch)
     own: dict[str, Any] = {"step": step, "local_steps": sync, "batch_size": batch}
     if method == "Ditto":
-        return Ditto(**own, personal_step=step, personal_steps=25, proximal=chosen["Ditto"])
-    own |= {"step": chosen.get("envelope", step)}
-    return PFedMe(**own, proximal=chosen["pFedMe"], accuracy=0.005, inner_step=0.05, inner_steps=20)
+        return Ditto(**own, personal_step=step, personal_steps=25, proximal=values["Ditto"])
+    own |= {"step": SETTINGS[data].single["PFedMe"]["step"]}
+    return PFedMe(**own, proximal=values["pFedMe"], accuracy=0.005, inner_step=0.05, inner_steps=20)
 
 
 def node_run(
     quick: bool, method: str, data: str, setting: int, center: str, given: dict[str, Any] | None = None,
-    outer: int = OUTER, validation: int | None = None, **changes: Any,
+    outer: int | None = None, validation: int | None = None, **changes: Any,
 ) -> Config:  # fmt: skip
     """One method; those that don't depend on the centre have center "both". As many exchanges as Bi-level makes."""
     data = "digits" if quick else data
-    chosen = CHOSEN[data] | (given or {})
-    steps = QUICK_STEPS if data == "digits" else 500 if data == "covtype" else STEPS
-    exchanges = 2 * -(-steps // chosen["sync"]) + 1
-    outer = 2 if quick else outer
+    values = chosen(data) | (given or {})
+    exchanges = 2 * -(-SETTINGS[data].defaults["steps"] // values["sync"]) + 1
+    outer = 2 if quick else outer or SETTINGS[data].rounds
     rounds, every = (outer, 1) if method == "Bi-level" else (outer * exchanges, exchanges)
-    if method == "pFedMe" and data != "digits":  # a round of it has 20 times the gradients of FedAvg's
-        rounds, every = (ROUNDS_OF_PFEDME, ROUNDS_OF_PFEDME // outer)
     settings: dict[str, Any] = {"setting": setting, "data": data}
     if validation is not None:
         settings["validation"] = validation
@@ -153,13 +156,13 @@ def node_run(
     common: dict[str, Any] = {
         "name": f"{method}, {data}, setting {setting}, {center}" + (f", {validation}" if validation else ""),
         "labels": labels,
-        "seeds": (0,) if quick else (0, 1, 2),
+        "seeds": SEEDS[:1] if quick else SEEDS,
         **changes,
     }
     return Config(
         task=both_centers if center == "both" else one_center,
         settings=settings,
-        algorithm=trained(method, data, chosen, steps),
+        algorithm=trained(method, data, values),
         rounds=rounds,
         every=every,
         **common,
@@ -175,14 +178,14 @@ def digits_runs(quick: bool) -> list[Config]:
     """Five methods, four settings, on the bundled digits; seeds that nothing was chosen on."""
     return [
         config
-        for setting in ((2,) if quick else CHANGES)
-        for config in _all(quick, "digits", setting, outer=60, seeds=(3,) if quick else (3, 4, 5))
+        for setting in ((2,) if quick else FOUR)
+        for config in _all(quick, "digits", setting, seeds=(3,) if quick else (3, 4, 5))
     ]
 
 
 def table3_runs(quick: bool) -> list[Config]:
     """Five methods, four settings, for each data set."""
-    pairs = [("mnist", 2)] if quick else [(data, setting) for data in IMAGES for setting in CHANGES]
+    pairs = [("mnist", 2)] if quick else [(data, setting) for data in IMAGES for setting in FOUR]
     return [config for data, setting in pairs for config in _all(quick, data, setting)]
 
 
@@ -201,22 +204,45 @@ def covtype_runs(quick: bool) -> list[Config]:
     return _all(quick, "covtype", 1, seeds=(0,))
 
 
-def table3_search(quick: bool) -> list[Config]:
-    """One value of Bi-level changed at a time, then λ of Ditto and pFedMe; setting 2, a seed that is not reported."""
-    base = {name: values[0] for name, values in GRID.items()}
-    tries = [base] + [base | {name: value} for name, values in GRID.items() for value in values[1:]]
+def _search(quick: bool, data: str, setting: int) -> list[Config]:
+    """The paper's grid for Bi-level, both centres; then λ of Ditto and pFedMe. A seed that is not reported."""
+
+    def tried(method: str, center: str, given: dict[str, Any], words: str) -> Config:
+        name = f"search: {data}, {method}, {center}, {words}"
+        return node_run(quick, method, data, setting, center, given, 5, name=name, seeds=(9,))
+
+    grid = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
     found = []
-    for data in ("mnist",) if quick else IMAGES:
-        for given in tries[:1] if quick else tries:
-            words = ", ".join(f"{name} {value:g}" for name, value in given.items())
-            found.append(
-                node_run(quick, "Bi-level", data, 2, "minority", given, 5, name=f"search: {data}, {words}", seeds=(9,))
-            )
-        for method, values in LAMBDAS.items():
-            for value in values[:1] if quick else values:
-                name = f"search: {data}, {method}, λ = {value:g}"
-                found.append(node_run(quick, method, data, 2, "both", {method: value}, 5, name=name, seeds=(9,)))
+    for given in grid[:1] if quick else grid:
+        words = ", ".join(f"{name} {value:g}" for name, value in given.items())
+        found += [tried("Bi-level", center, given, words) for center in KINDS]
+    for method, values in LAMBDAS.items():
+        for value in values[:1] if quick else values:
+            found.append(tried(method, "both", {method: value}, f"λ {value:g}"))
     return found
+
+
+def table3_search(quick: bool) -> list[Config]:
+    """In setting 2."""
+    return [config for data in (("mnist",) if quick else IMAGES) for config in _search(quick, data, 2)]
+
+
+def covtype_search(quick: bool) -> list[Config]:
+    """In setting 1."""
+    return _search(quick, "covtype", 1)
+
+
+def best_of_search(search: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """For each data set the values with the highest validation accuracy, the mean over the centres."""
+    words = search["run"].str.extract("^search: (?P<data>[^,]+), (?P<method>[^,]+), [^,]+, (?P<given>.+)$")
+    columns = [f"{center}_validation_accuracy" for center in KINDS]
+    accuracy = search[columns].mean(axis=1)  # a run has one of them, or both
+    best: dict[str, dict[str, float]] = {}
+    for (data, method), own in accuracy.groupby([words["data"], words["method"]]):
+        values = str(own.groupby(words["given"], sort=False).mean().idxmax())
+        for name, value in (pair.rsplit(" ", 1) for pair in values.split(", ")):
+            best.setdefault(str(data), {})[str(method) if name == "λ" else name] = float(value)
+    return best
 
 
 def scores(results: pd.DataFrame, method: str, data: str, setting: int, center: str, **labels: Any) -> list[float]:
@@ -237,13 +263,13 @@ def _means(results: pd.DataFrame, data: str, setting: int, center: str) -> dict[
 
 
 def table_picture(results: pd.DataFrame) -> Figure:
-    """Bars for the methods by setting, dots for the paper's numbers; below, the weights of the nodes."""
+    """Bars for the methods by setting, the deviation as a whisker, the paper's number as a dash."""
     data = list(dict.fromkeys(results["data"]))
-    fig, axes = report.figure(2 * len(data), 2, width=12.5, height=6.4 * len(data) + 0.5)
+    fig, axes = report.figure(len(data), 2, width=12.5, height=3.2 * len(data) + 0.5)
     for row, name in enumerate(data):
         settings = sorted(select(results, data=name)["setting"].unique())
         for column, center in enumerate(KINDS):
-            ax = axes[2 * row, column]
+            ax = axes[row, column]
             for j, method in enumerate(METHODS):
                 own = [scores(results, method, name, setting, center) for setting in settings]
                 places = np.arange(len(settings)) + 0.16 * (j - 2)
@@ -253,24 +279,86 @@ def table_picture(results: pd.DataFrame) -> Figure:
                 told = [TABLE.get((setting, name, center), {}).get(method) for setting in settings]
                 shown = [(place, pair[0]) for place, pair in zip(places, told, strict=True) if pair]
                 if shown:
-                    ax.plot(*zip(*shown, strict=True), "k_", markersize=9)
+                    ax.plot(*zip(*shown, strict=True), "k_", markersize=9, label="the paper's" if j == 4 else None)
             ax.set_xticks(range(len(settings)), [f"{setting}" for setting in settings])
             ax.set_ylim(0.2, 1.0)
             report.label(ax, "setting", "test accuracy" if not column else "", f"{IMAGES.get(name, name)}, {center}")
-            _weights(axes[2 * row + 1, column], results, name, settings, center)
-    below(fig, axes[0, 0], 5)
+    below(fig, axes[0, 0], 6)
     return fig
 
 
-def _weights(ax: Axes, results: pd.DataFrame, data: str, settings: Sequence[int], center: str) -> None:
-    """The mean weight of similar and of dissimilar nodes, a line for each setting."""
-    for setting, line in zip(settings, ("-", "--", "-.", ":"), strict=False):
-        own = select(results, method="Bi-level", data=data, setting=setting, center=center)
-        similar = own.groupby("round")["similar_weight"].mean()
-        count = 5 if center == "minority" else 10
-        ax.plot(similar.index, similar / count, line, color=report.BLUE, label=f"similar, setting {setting}")
-        ax.plot(similar.index, (1 - similar) / (15 - count), line, color=report.VERMILION)
-    report.label(ax, "outer iterations", "weight of a node", "similar nodes (blue), dissimilar (red)")
+def _panels(results: pd.DataFrame) -> tuple[Figure, list[tuple[Axes, str, str, int]]]:
+    """A row for each data set and centre, a column for each setting."""
+    settings = sorted(results["setting"].unique())
+    rows = [(data, center) for data in dict.fromkeys(results["data"]) for center in KINDS]
+    fig, axes = report.figure(len(rows), len(settings), width=2.9 * len(settings) + 1, height=2.2 * len(rows) + 0.6)
+    panels = [
+        (axes[i, j], data, center, setting)
+        for i, (data, center) in enumerate(rows)
+        for j, setting in enumerate(settings)
+    ]
+    for ax, data, center, setting in panels:
+        report.label(ax, title=f"{IMAGES.get(data, data)}, {center}, setting {setting}")
+    return fig, panels
+
+
+def _over(results: pd.DataFrame, across: str, words: str) -> Figure:
+    """The test accuracy of all the methods."""
+    fig, panels = _panels(results)
+    for ax, data, center, setting in panels:
+        for method in METHODS:
+            where = center if method in ALONE else "both"
+            own = select(results, method=method, data=data, setting=setting, center=where)
+            if method == "Local-train" and across == "exchanges":  # it makes none
+                last = own.groupby("seed")[f"{center}_accuracy"].last().mean()
+                ax.axhline(last, label=method, color=report.style(method)["color"], linestyle=":")
+            else:
+                report.band(ax, own, across, f"{center}_accuracy", method, marker="")
+        ax.set_ylim(bottom=_after(results, data, setting, center) - 0.05)
+    for ax in fig.axes[-len(set(results["setting"])) :]:
+        report.label(ax, x=words)
+    below(fig, fig.axes[0], 5)
+    return fig
+
+
+def _after(results: pd.DataFrame, data: str, setting: int, center: str) -> float:
+    """The lowest mean after the first evaluations, where the picture may begin."""
+    own = select(results, data=data, setting=setting).dropna(subset=[f"{center}_accuracy"])
+    means = own.groupby(["run", "exchanges"])[f"{center}_accuracy"].mean()
+    return min(float(line.iloc[2:].min()) for _, line in means.groupby("run"))
+
+
+def over_exchanges(results: pd.DataFrame) -> Figure:
+    """Figures 1 and 7; Local-train, which makes no exchanges, as a line at its last accuracy."""
+    return _over(results, "exchanges", "synchronisations")
+
+
+def over_samples(results: pd.DataFrame) -> Figure:
+    """Figures 8 and 9."""
+    return _over(results, "samples_busiest", "data points of a node")
+
+
+def weights_picture(results: pd.DataFrame) -> Figure:
+    """Figures 2 and 4 to 6: each node's weight, the mean over the seeds."""
+    fig, panels = _panels(select(results, method="Bi-level"))
+    for ax, data, center, setting in panels:
+        own = select(results, method="Bi-level", data=data, setting=setting, center=center).groupby("round")
+        for k in range(15):
+            similar = (k < 5) == (center == "minority")
+            words = "similar nodes" if similar else "dissimilar nodes"
+            colour = report.BLUE if similar else report.VERMILION
+            ax.plot(own[f"weight_{k}"].mean(), color=colour, label=words if k in (0, 14) else None)
+    for ax in fig.axes[-len(set(results["setting"])) :]:
+        report.label(ax, x="outer iterations")
+    below(fig, fig.axes[0], 2)
+    return fig
+
+
+MORE = {
+    "test accuracy over synchronisations (Fig. 1, 7)": over_exchanges,
+    "test accuracy over data points (Fig. 8, 9)": over_samples,
+    "the nodes' weights (Fig. 2, 4–6)": weights_picture,
+}
 
 
 def best_for_minority(results: pd.DataFrame) -> Finding:
@@ -349,14 +437,17 @@ def similar_trusted(results: pd.DataFrame) -> Finding:
 def within_spread(results: pd.DataFrame) -> Finding:
     """MNIST, setting 2: the mean is within the paper's ± and ours of the paper's; three methods, both centres."""
     figures: Figures = {}
-    holds = True
-    for center in KINDS:
+    outside, holds = [], "mnist" in set(results["data"])
+    for center in KINDS if holds else ():
         for method in METHODS[:3]:
             own = scores(results, method, "mnist", 2, center)
             told, spread = TABLE[2, "mnist", center][method]
             figures[f"{method}, {center}: ours, ±, the paper's, ±"] = [mean(own), float(np.std(own)), told, spread]
-            holds = holds and abs(mean(own) - told) <= spread + float(np.std(own))
-    return Finding(holds, figures)
+            apart = abs(mean(own) - told)
+            holds = holds and apart <= spread + float(np.std(own))
+            if apart > spread:
+                outside.append(f"{method}, {center} (by {apart:.3f}, the paper's ± is {spread:.3f})")
+    return Finding(holds, figures, f"Outside the paper's own ±: {', '.join(outside)}." if outside else "")
 
 
 def beats_all_on_digits(results: pd.DataFrame) -> Finding:
@@ -392,6 +483,7 @@ digits = Experiment(
     ),
     runs=digits_runs,
     picture=table_picture,
+    more=MORE,
     claims=(
         Claim("Minority: Bi-level is best in every setting.", "Table 3", best_for_minority),
         Claim("Majority: Bi-level is best in every setting.", "Table 3", best_for_majority),
@@ -407,17 +499,27 @@ digits = Experiment(
     ),
 )
 
+
+def _chosen(*data: str) -> str:
+    """What the search chose, in words."""
+    signs = ("γ", "γ_h", "η", "τ", "λ of Ditto", "λ of pFedMe")
+    each = (", ".join(f"{sign} = {v:g}" for sign, v in zip(signs, chosen(d).values(), strict=True)) for d in data)
+    return "Chosen by the search: " + "; ".join(f"{d}: {words}" for d, words in zip(data, each, strict=True)) + "."
+
+
 IMAGE_SETUP = (
     "15 nodes, 5 of the minority; 4,000 images each, 500 at the centre, 5,000 to test; the paper's CNN with batch "
-    f"statistics; b = 1/3, batches of 50, T_s = {STEPS}, q = 1/50. Chosen: {CHOSEN['mnist']} on MNIST, {_FIRST} "
-    f"elsewhere. {OUTER} outer iterations; the others as many exchanges (pFedMe {ROUNDS_OF_PFEDME} rounds). {SCORED}"
+    f"statistics; b = 1/3, batches of 50, T_s = 400, q = 1/50. {_chosen(*IMAGES)} 20 outer iterations; the others "
+    f"as many exchanges. {SCORED}"
 )
 IMAGE_DIFFERENCES = (
     "Not given: the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, what ± means (standard "
     "deviation here).",
-    "The grid is searched one value at a time, on MNIST, setting 2, minority, by the validation accuracy after five "
-    "outer iterations on a seed that is not reported; three seeds, the paper has five.",
-    f"pFedMe, whose rounds have 20 times FedAvg's gradients, has {ROUNDS_OF_PFEDME} rounds.",
+    "Not said: for which runs the values are chosen. Here once for a data set, in setting 2, by the mean validation "
+    "accuracy of both centres after five outer iterations, on a seed that is not reported.",
+    "Not given: the step of pFedMe's inner descent (.05 here). In settings 3 and 4 the majority's validation and test "
+    "images are turned as its nodes' are.",
+    "A data point counts once for each minibatch it is drawn into; pFedMe uses a minibatch for up to 20 steps.",
     "Down-sampled ImageNet, the paper's fourth data set, is not to be had here: not run.",
 )
 
@@ -428,6 +530,7 @@ table3 = Experiment(
     setup=IMAGE_SETUP,
     runs=table3_runs,
     picture=table_picture,
+    more=MORE,
     claims=(
         Claim("Minority: Bi-level is best in every cell.", "Table 3", best_for_minority),
         Claim("Majority: Bi-level is best in every cell but MNIST, setting 1.", "Table 3", best_for_majority),
@@ -450,9 +553,11 @@ def sizes_picture(results: pd.DataFrame) -> Figure:
     for ax, center in zip(axes[0], KINDS, strict=True):
         for data in dict.fromkeys(results["data"]):
             values, own = _by_size(results, data, center)
-            ax.plot(values, own, "o-", label=IMAGES.get(data, data))
+            (line,) = ax.plot(values, own, "o-", label=IMAGES.get(data, data))
+            if (data, center) in BY_SIZE:
+                ax.plot(SIZES, BY_SIZE[data, center], ":", color=line.get_color(), label="the paper's")
         report.label(ax, "samples at the centre", "test accuracy", center)
-    report.legend(axes[0, 0])
+    below(fig, axes[0, 0], 6)
     return fig
 
 
@@ -469,8 +574,11 @@ def largest_is_best(results: pd.DataFrame) -> Finding:
         for center in KINDS:
             values, own = _by_size(results, data, center)
             figures[f"{data}, {center}, at {', '.join(map(str, values))}"] = own
+            if (data, center) in BY_SIZE:
+                figures[f"{data}, {center}, the paper's"] = list(BY_SIZE[data, center])
             best.append(own[-1] == max(own))
-    return Finding(mean(np.array(best, float)) > 0.5, figures)
+    note = "One seed, as in the paper; over five seeds Table 3's accuracies at 500 samples vary by as much."
+    return Finding(mean(np.array(best, float)) > 0.5, figures, note)
 
 
 sizes = Experiment(
@@ -491,10 +599,12 @@ covtype = Experiment(
     paper=f"{PAPER}: Figure 3.",
     setup=(
         "15 nodes, 5 of the minority; 40,000 samples each, 5,000 at the centre, 50,000 to test; multi-class logistic "
-        f"regression on 54 columns, ten of them standardised; batches of 400, T_s = 500, q = 1/100. {SCORED}"
+        "regression on 54 columns, ten of them standardised; batches of 400, T_s = 500, q = 1/100. "
+        f"{_chosen('covtype')} 100 outer iterations; the others as many exchanges. {SCORED}"
     ),
     runs=covtype_runs,
-    picture=table_picture,
+    picture=over_exchanges,
+    more={"test accuracy over data points": over_samples, "the nodes' weights": weights_picture},
     claims=(
         Claim("Minority: Bi-level is best.", "Fig. 3", best_for_minority),
         Claim("Majority: Bi-level is best.", "Fig. 3", best_for_majority),
@@ -502,6 +612,7 @@ covtype = Experiment(
     ),
     differences=("A random fifth of the data is the test set; one seed.", *IMAGE_DIFFERENCES[:1]),
     family="weighted",
+    search=covtype_search,
 )
 
 EXPERIMENTS = (digits, table3, sizes, covtype)
