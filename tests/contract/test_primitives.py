@@ -184,3 +184,11 @@ def test_the_center(holder: int | None) -> None:
     np.testing.assert_allclose(here.x, judged * (p @ VALUES[ids]), rtol=1e-12)
     center = here.exchanges.set_index("name").loc["judge"]
     assert (center["kind"], center["count"]) == ("center", 0 if holder is None else 2)
+
+
+def test_replies_of_different_shapes_are_refused_in_lockstep() -> None:
+    """A reply with an entry for each sample, from sites with 3 and with 5."""
+    rows = [{"a": np.ones((count, 2))} for count in (3, 5)]
+    problem = rk.SingleLevel(lambda x, batch: jnp.mean((batch["a"] @ x) ** 2))
+    with pytest.raises(ValueError, match=r"different shapes.*give a batch_size"):
+        rk.solve(problem, rk.Clients(upper=rows), rk.FastDRO(), jnp.ones(2), 1, engine=rk.Federation(), progress=False)

@@ -3,7 +3,9 @@
 Every side runs the same round. `map` is lazy, and an exchange is the only point where anything crosses: the coordinator
 asks its sites, reduces their replies and goes on with the result; a site that is asked for exchange k replays the
 results before it and computes its own k-th value alone, in one compiled function of (state, results so far, data, key),
-with k static. So a site that forgot everything but its data and memory can always catch up.
+with k static. It keeps what it computed for earlier exchanges and the algorithm still holds on to, so nothing is
+computed twice; but a site that forgot everything except its data and memory can always catch up. The pieces of a loop
+come to the same program, and `programs` compiles it once.
 
 This file knows no transport: a site turns bytes into bytes, and the coordinator is given a function that carries them.
 """
@@ -12,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +22,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.clients import Clients, Count, sample_cohort
-from rookery.engines import wire
+from rookery.engines import programs, wire
 from rookery.engines.simulation import Amounts, Carry
 from rookery.fed import WORK, Algorithm, Client, Exchange, describe
 from rookery.hyperparameters import Split, at_round, join
@@ -38,24 +41,42 @@ class _Reached(Exception):
 
 
 class _Lazy:
-    """A per-client value, computed when somebody needs it, and then once."""
+    """A per-client value, computed from others when somebody needs it, and then once.
 
-    def __init__(self, compute: Callable[[bool], Any]) -> None:
-        self._compute: Callable[[bool], Any] | None = compute
+    Arguments:
+        compute: compute(*values) gives this one and the work it was, or None.
+        inputs: what it is computed from.
+        done: told the work.
+    """
+
+    def __init__(
+        self, compute: Callable[..., tuple[Any, Any]], inputs: Sequence["_Lazy | None"] = (),
+        done: Callable[[Any], None] = lambda work: None,
+    ) -> None:  # fmt: skip
+        self._compute: Callable[..., tuple[Any, Any]] | None = compute
+        self._inputs, self._done = inputs, done
         self._value: Any = None
+        self._shapes: Any = None
 
-    def force(self, keep: bool = True) -> Any:
-        """The value; kept, unless it is wanted for its shape alone."""
-        if self._compute is None:
-            return self._value
-        if not keep:
-            return self._compute(False)
-        self._value, self._compute = self._compute(True), None
+    @property
+    def computed(self) -> bool:
+        """Whether it has been."""
+        return self._compute is None
+
+    def force(self) -> Any:
+        """The value."""
+        if self._compute is not None:
+            self._value, work = self._compute(*(v and v.force() for v in self._inputs))
+            self._done(work)
+            self._compute, self._inputs = None, ()
         return self._value
 
     def shapes(self) -> Any:
         """The shapes of the value, without computing it."""
-        return jax.eval_shape(lambda: self.force(keep=False))
+        if self._shapes is None:
+            compute = self._compute or (lambda: (self._value, None))
+            self._shapes = jax.eval_shape(compute, *(v and v.shapes() for v in self._inputs))[0]
+        return self._shapes
 
 
 @dataclass
@@ -64,10 +85,13 @@ class _Script:
 
     exchange: Callable[..., Any]  # (k, kind, value, name, ids, weights) -> the result; ids: None for the round's cohort
     count: Callable[[int, Count], int]  # (j, n) -> how often the j-th loop of traced length runs
+    index: Callable[[int], Any] = int  # what a loop's body is given for i
     exchanges: int = 0
     loops: int = 0
     maps: int = 0
     work: dict[int, Array] = field(default_factory=dict)  # of the maps that were computed
+    kept: dict[int, Any] = field(default_factory=dict)  # values of maps that were computed before
+    alive: WeakValueDictionary[int, _Lazy] = field(default_factory=WeakValueDictionary)  # maps that may yet be needed
     touched: bool = False  # whether the clients' memory was used
 
 
@@ -80,29 +104,29 @@ class LockstepFed:
     ) -> None:  # fmt: skip
         self.problem, self.n, self.cohort_size = problem, n, cohort_size
         self._script, self._client, self._members, self._ids = script, client, members, ids
-        self.memory = _Lazy(lambda keep: memory)
+        self.memory = _Lazy(lambda: (memory, None))
 
     def map(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
         """See `Fed.map`."""
-        place, script = self._script.maps, self._script
-        script.maps += 1
+        place, script = self._place(), self._script
 
-        def compute(keep: bool) -> Any:
+        def compute(*own: Any) -> Any:
+            if place in script.kept:
+                return script.kept[place], None
             client = self._client()
-            own = [v and v.force(keep) for v in values]
             value = fn(client, jax.random.fold_in(key, client.id), *own)
-            if keep:
-                script.work[place] = client.work
-            return value
+            return value, client.work
 
-        return _Lazy(compute)
+        value = _Lazy(compute, () if place in script.kept else values, self._worked(place))
+        script.alive[place] = value
+        return value
 
     def map_state(self, fn: Callable[..., Any], key: Array, *values: _Lazy | None) -> _Lazy:
         """See `Fed.map_state`."""
         self._script.touched = True
         both = self.map(fn, key, self.memory, *values)
-        self.memory = _Lazy(lambda keep: both.force(keep)[1])
-        return _Lazy(lambda keep: both.force(keep)[0])
+        self.memory = _Lazy(lambda pair: (pair[1], None), (both,))
+        return _Lazy(lambda pair: (pair[0], None), (both,))
 
     def mean(self, value: _Lazy, name: str = "mean", weights: Array | None = None) -> Any:
         """See `Fed.mean`."""
@@ -118,26 +142,31 @@ class LockstepFed:
 
     def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
         """See `Fed.center`."""
-        place, script = self._script.maps, self._script
-        script.maps += 1
 
-        def compute(keep: bool) -> Any:
+        def compute() -> Any:
             client = self._client(None, self.n)
             value = fn(client, jax.random.fold_in(key, self.n))
-            if keep:
-                script.work[place] = client.work
-            return jax.tree.map(jnp.asarray, value)
+            return jax.tree.map(jnp.asarray, value), client.work
 
-        return self._exchange("center", _Lazy(compute), name)
+        return self._exchange("center", _Lazy(compute, (), self._worked(self._place())), name)
 
     def scatter(self, rows: Any) -> _Lazy:
         """See `Fed.scatter`."""
 
-        def own(keep: bool) -> Any:
+        def own() -> Any:
             place = jnp.argmax(self._members == self._client().id)
-            return jax.tree.map(lambda row: row[place], rows)
+            return jax.tree.map(lambda row: row[place], rows), None
 
         return _Lazy(own)
+
+    def _place(self) -> int:
+        """The number of the next map."""
+        self._script.maps += 1
+        return self._script.maps - 1
+
+    def _worked(self, place: int) -> Callable[[Any], None]:
+        work = self._script.work
+        return lambda done: None if done is None else work.update({place: done})
 
     def _exchange(self, kind: str, value: _Lazy, name: str, weights: Any = None) -> Any:
         self._script.exchanges += 1
@@ -149,7 +178,7 @@ class LockstepFed:
             self._script.loops += 1
             n = self._script.count(self._script.loops - 1, n)
         for i in range(n):
-            carry = body(i, carry)
+            carry = body(self._script.index(i), carry)
         return carry
 
     def resample(self, key: Array, chances: Array | None = None) -> "LockstepFed":
@@ -213,29 +242,36 @@ class _Piece:
 
 
 @cache
-def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...]) -> _Piece:
-    """The value for the exchange after `known` others; or, if they were all, the client's memory."""
+def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...], places: tuple[int, ...]) -> _Piece:
+    """The value for the exchange after `known` others; or, if they were all, the client's memory.
+
+    `places` are the maps whose values are handed over, for they were computed before. It gives the values that later
+    pieces may need in the same way: of the maps that were computed and which the algorithm still holds on to.
+    """
 
     def run(
-        traced: Any, state: Any, results: Any, data: Clients, identity: Any, memory: Any, t: Any, seed: Array
-    ) -> Any:
+        traced: Any, state: Any, results: Any, data: Clients, identity: Any, memory: Any, t: Any, seed: Array,
+        kept: dict[int, Any],
+    ) -> Any:  # fmt: skip
         def exchange(k: int, kind: str, value: _Lazy, name: str, ids: Any, weights: Any) -> Any:
             if k == known:
                 raise _Reached(value)
             structure, _ = _structure(setting, phase, k, counts[: script.loops], value)
             return jax.tree.unflatten(structure, results[k])
 
-        script = _Script(exchange, lambda j, _: counts[j])
+        script = _Script(exchange, lambda j, _: counts[j], programs.index, kept=kept)
         client = lambda place=0, who=identity: Client(setting.problem, data, place, who)
+        after: dict[int, Any] = {}
         try:
             fed, _ = setting.run(traced, phase, script, client, memory, state, t, seed)
             out = fed.memory.force()
         except _Reached as reached:
             out = reached.value.force()
+            after = {place: lazy.force() for place, lazy in script.alive.items() if lazy.computed}
         piece.maps, piece.structure = tuple(sorted(script.work)), jax.tree.structure(out)
-        return jax.tree.leaves(out), [script.work[place] for place in piece.maps]
+        return jax.tree.leaves(out), [script.work[place] for place in piece.maps], after
 
-    piece = _Piece(jax.jit(run))
+    piece = _Piece(programs.shared(run))
     return piece
 
 
@@ -273,6 +309,7 @@ class Site:
         self._at: tuple[Phase, int] | None = None
         self._state: Any = None
         self._results: list[list[Any]] = []
+        self._kept: dict[int, Any] = {}  # by map: what the round's earlier pieces computed and later ones may need
         self._counted: set[int] = set()
 
     def handle(self, request: bytes) -> bytes:
@@ -284,14 +321,18 @@ class Site:
             structure = jax.tree.structure(self._start) if header["phase"] == "init" else self._state_structure
             if moment != self._at:
                 self._counted = set()
-            self._at, self._state, self._results = moment, jax.tree.unflatten(structure, leaves), []
+            self._at, self._state = moment, jax.tree.unflatten(structure, leaves)
+            self._results, self._kept = [], {}
         elif moment != self._at or len(self._results) < header["from"]:
             return wire.encode({"answer": "resync"}, [])
-        del self._results[header["from"] :]
+        if header["from"] < len(self._results):
+            del self._results[header["from"] :]
+            self._kept = {}
         for length in header["results"]:
             self._results.append([arrays.pop(0) for _ in range(length)])
-        piece = _piece(self._setting, header["phase"], len(self._results), tuple(header["counts"]))
-        value, work = piece.run(
+        places = tuple(sorted(self._kept))
+        piece = _piece(self._setting, header["phase"], len(self._results), tuple(header["counts"]), places)
+        value, work, self._kept = piece.run(
             self._traced,
             self._state,
             self._results,
@@ -300,6 +341,7 @@ class Site:
             self._memory,
             header["round"],
             self._seed,
+            self._kept,
         )
         new = [(place, w.tolist()) for place, w in zip(piece.maps, work, strict=True) if place not in self._counted]
         self._counted.update(place for place, _ in new)
@@ -345,7 +387,7 @@ class Coordinator:
             replies, up, down = self._ask(ids, {**header, "op": "reply"}, state, results, since, work)
             if fresh is None:
                 has[0] = len(results)
-            results.append(self._reduce(kind, ids, replies, weights))
+            results.append(self._reduce(kind, name, ids, replies, weights))
             _count(exchanges, name, kind, shape, up, _nbytes(results[-1]), down)
             return jax.tree.unflatten(structure, results[-1])
 
@@ -395,9 +437,9 @@ class Coordinator:
         if holder is not None:
             (reply,), up, down = self._ask([holder], header, state, results, has, work)
             return [jnp.asarray(leaf) for leaf in reply], up, down
-        piece = _piece(self._setting, header["phase"], len(results), tuple(header["counts"]))
+        piece = _piece(self._setting, header["phase"], len(results), tuple(header["counts"]), ())
         data, memory, t = self._template, self.memory, header["round"]
-        value, amounts = piece.run(self._traced, state, results, data, self._setting.n, memory, t, self._seed)
+        value, amounts, _ = piece.run(self._traced, state, results, data, self._setting.n, memory, t, self._seed, {})
         for place, own in zip(piece.maps, amounts, strict=True):
             work.setdefault(place, {})[self._setting.n] = own.tolist()
         return value, 0, 0
@@ -410,7 +452,13 @@ class Coordinator:
         arrays = leaves + [leaf for r in new for leaf in r]
         return wire.encode(about, arrays), _nbytes(arrays)
 
-    def _reduce(self, kind: str, ids: list[int], replies: list[list[Any]], weights: Any) -> list[Any]:
+    def _reduce(self, kind: str, name: str, ids: list[int], replies: list[list[Any]], weights: Any) -> list[Any]:
+        shapes = {tuple(leaf.shape for leaf in reply) for reply in replies}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"The sites' replies to the exchange {name!r} are of different shapes: {shapes}. A reply with an entry "
+                "for each of a site's samples needs as many samples at every site: give a batch_size."
+            )
         p = (self._weights if weights is None else np.asarray(weights))[ids]
         p = p / p.sum() if kind == "mean" else p * (self._setting.n / len(ids))
         stacked = [np.stack(leaf) for leaf in zip(*replies, strict=True)]

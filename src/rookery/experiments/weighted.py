@@ -466,8 +466,9 @@ def beats_all_on_digits(results: pd.DataFrame) -> Finding:
 
 
 SCORED = (
-    "The scored model is that of the evaluation with the highest validation accuracy. Ditto's and pFedMe's accuracy is "
-    "the mean over the personal models of the nodes of the centre's group."
+    "The scored model is that of the first evaluation with the highest validation accuracy; Local-train's is its "
+    "accuracy on what it learns from. Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes "
+    "of the centre's group."
 )
 
 digits = Experiment(
