@@ -65,6 +65,14 @@ def test_other_types_are_another_program() -> None:
     assert double(jnp.ones(7)).shape == (7,)
 
 
+def test_a_weak_type_is_another_type() -> None:
+    """Literals: the programs have the same text."""
+    strong, weak = programs.shared(lambda a: np.float32(0.3125)), programs.shared(lambda a: 0.3125)
+    with jax.enable_x64(False):
+        x = jnp.ones(3)
+        assert [jax.typeof(f(x)).weak_type for f in (strong, weak, strong)] == [False, True, False]
+
+
 def test_the_windows_of_a_loop_are_one_program_for_a_site() -> None:
     """Three times the exchanges, and no more programs; and the same numbers as in the simulation."""
     rng = np.random.default_rng(0)

@@ -267,7 +267,7 @@ def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...],
             out = fed.memory.force()
         except _Reached as reached:
             out = reached.value.force()
-            after = {place: lazy.force() for place, lazy in script.alive.items() if lazy.computed}
+            after = {place: lazy.force() for place, lazy in script.alive.items() if lazy.computed or place in kept}
         piece.maps, piece.structure = tuple(sorted(script.work)), jax.tree.structure(out)
         return jax.tree.leaves(out), [script.work[place] for place in piece.maps], after
 

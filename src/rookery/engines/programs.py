@@ -59,5 +59,6 @@ def _program(fn: Callable[..., Any], args: Any, leaves: list[Any]) -> _Program:
     used = [i for i, is_needed in enumerate(needed) if is_needed]
     run = jax.jit(lambda *a: jax.core.eval_jaxpr(jaxpr, every.consts, *a), keep_unused=True)
     text = run.lower(*(inputs[i] for i in used)).as_text()
-    same = _compiled.setdefault(hashlib.sha256(text.encode()).hexdigest(), run)
+    types = f"{[every.in_avals[i] for i in used]} {every.out_avals}"  # weak types, which the text does not tell
+    same = _compiled.setdefault(hashlib.sha256(f"{types}\n{text}".encode()).hexdigest(), run)
     return _Program(same, closed.consts, used, jax.tree.structure(shapes))
