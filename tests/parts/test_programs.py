@@ -65,6 +65,38 @@ def test_other_types_are_another_program() -> None:
     assert double(jnp.ones(7)).shape == (7,)
 
 
+def test_callbacks_are_told_apart() -> None:
+    """In the text they are numbers."""
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    calls = [programs.shared(lambda a, by=by: jax.pure_callback(lambda v: v * by, shape, a)) for by in (2, 3)]
+    assert [float(f(np.float32(5))) for f in calls] == [10, 15]
+
+
+def test_a_changed_setting_of_jax_is_another_program() -> None:
+    draw = programs.shared(lambda key: jax.random.normal(key, (3,)))
+    key = jax.random.key(3)
+    for partitionable in (True, False, True):
+        with jax.threefry_partitionable(partitionable):
+            np.testing.assert_array_equal(draw(key), jax.random.normal(key, (3,)))
+
+
+def test_what_a_function_closed_over_is_taken_as_it_was() -> None:
+    values = np.ones(3)
+    add = programs.shared(lambda a: a + values)
+    x = jnp.zeros(3)
+    add(x)
+    values[:] = 7
+    np.testing.assert_array_equal(add(x), np.ones(3))
+
+
+def test_an_engine_serves_again_with_other_data() -> None:
+    engine, problem = rk.Federation(), rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2))
+    for value in (1.0, 10.0):
+        clients = rk.Clients(upper=[np.full((2, 1), value)] * 2)
+        run = rk.solve(problem, clients, rk.FedAvg(step=0.5), jnp.zeros(1), 3, engine=engine, progress=False)
+        assert float(run.x[0]) == pytest.approx(value)
+
+
 def test_a_weak_type_is_another_type() -> None:
     """Literals: the programs have the same text."""
     strong, weak = programs.shared(lambda a: np.float32(0.3125)), programs.shared(lambda a: 0.3125)

@@ -3,9 +3,9 @@
 Every side runs the same round. `map` is lazy, and an exchange is the only point where anything crosses: the coordinator
 asks its sites, reduces their replies and goes on with the result; a site that is asked for exchange k replays the
 results before it and computes its own k-th value alone, in one compiled function of (state, results so far, data, key),
-with k static. It keeps what it computed for earlier exchanges and the algorithm still holds on to, so nothing is
-computed twice; but a site that forgot everything except its data and memory can always catch up. The pieces of a loop
-come to the same program, and `programs` compiles it once.
+with k static. It keeps what it computed for earlier exchanges and the algorithm still holds on to, and need not compute
+it again; but a site that forgot everything except its data and memory can always catch up. The pieces of a loop come to
+the same program, and `programs` compiles it once.
 
 This file knows no transport: a site turns bytes into bytes, and the coordinator is given a function that carries them.
 """
@@ -91,7 +91,7 @@ class _Script:
     maps: int = 0
     work: dict[int, Array] = field(default_factory=dict)  # of the maps that were computed
     kept: dict[int, Any] = field(default_factory=dict)  # values of maps that were computed before
-    alive: WeakValueDictionary[int, _Lazy] = field(default_factory=WeakValueDictionary)  # maps that may yet be needed
+    alive: WeakValueDictionary[int, _Lazy] = field(default_factory=WeakValueDictionary)  # what the algorithm holds
     touched: bool = False  # whether the clients' memory was used
 
 
@@ -494,6 +494,7 @@ class Federation:
         self, problem: Problem, clients: Clients, split: Split, x: Any, y: Any, seed: int
     ) -> tuple[Carry, Amounts]:
         """Set up the sites, and run the algorithm's `init` over them."""
+        Federation.__init__(self)  # it may have served another run
         self._given = (problem, clients, split, x, y, seed)
         self._open(clients.n)
         state, amounts = self._coordinator.run("init", (x, y), 0)  # type: ignore[union-attr]
