@@ -1,7 +1,8 @@
 """Functions that come to the same program share what was compiled; others never do."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import programs
+from rookery.engines import federation, programs
 
 
 def new(*calls: Callable[[], Any]) -> int:
@@ -123,3 +124,34 @@ def test_the_windows_of_a_loop_are_one_program_for_a_site() -> None:
         here, there = solve(12, rk.Federation()), solve(12, rk.Simulation())
         np.testing.assert_allclose(here.weights, there.weights, rtol=1e-10)
         np.testing.assert_allclose(here.y, there.y, rtol=1e-10)
+
+
+class State(NamedTuple):
+    x: Any
+    y: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class LaterAgain:
+    """The first map's value is needed for the first exchange and the third, not for the second."""
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+        return State(x)
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        first = fed.map(lambda c, k: c.f_x(state.x, (), c.upper(k)), key)
+        one = fed.mean(first, name="one")
+        two = fed.mean(fed.map(lambda c, k: one + 1, key), name="two")
+        return State(fed.mean(fed.map(lambda c, k, value: value * two, key, first), name="three"))
+
+
+def test_a_site_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[Any] = []
+    make = federation._piece
+    monkeypatch.setattr(federation, "_piece", lambda *which: pieces.append(make(*which)) or pieces[-1])
+    problem, clients = rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2)), rk.Clients(upper=[np.ones((2, 1))])
+    here = rk.solve(problem, clients, LaterAgain(), jnp.zeros(1), 1, engine=rk.Federation(), progress=False)
+    assert [piece.maps for piece in pieces] == [(0,), (1,), (2,)]
+    assert float(here.x[0]) == pytest.approx(-2 * (-2 + 1))  # f_x = 2(x - 1) = -2

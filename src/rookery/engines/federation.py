@@ -111,13 +111,15 @@ class LockstepFed:
         place, script = self._place(), self._script
 
         def compute(*own: Any) -> Any:
-            if place in script.kept:
-                return script.kept[place], None
             client = self._client()
             value = fn(client, jax.random.fold_in(key, client.id), *own)
             return value, client.work
 
-        value = _Lazy(compute, () if place in script.kept else values, self._worked(place))
+        if place in script.kept:
+            value = _Lazy(lambda: (script.kept[place], None))
+            value.force()
+        else:
+            value = _Lazy(compute, values, self._worked(place))
         script.alive[place] = value
         return value
 
@@ -267,7 +269,7 @@ def _piece(setting: _Setting, phase: Phase, known: int, counts: tuple[int, ...],
             out = fed.memory.force()
         except _Reached as reached:
             out = reached.value.force()
-            after = {place: lazy.force() for place, lazy in script.alive.items() if lazy.computed or place in kept}
+            after = {place: lazy.force() for place, lazy in script.alive.items() if lazy.computed}
         piece.maps, piece.structure = tuple(sorted(script.work)), jax.tree.structure(out)
         return jax.tree.leaves(out), [script.work[place] for place in piece.maps], after
 
@@ -486,21 +488,19 @@ class Federation:
     same numbers as in the `Simulation`, up to rounding, and the same ledger.
     """
 
-    def __init__(self) -> None:
-        self._sites: list[Site] = []
-        self._coordinator: Coordinator | None = None
+    _sites: list[Site]
+    _coordinator: Coordinator | None
 
     def start(
         self, problem: Problem, clients: Clients, split: Split, x: Any, y: Any, seed: int
     ) -> tuple[Carry, Amounts]:
         """Set up the sites, and run the algorithm's `init` over them."""
-        Federation.__init__(self)  # it may have served another run
         self._given = (problem, clients, split, x, y, seed)
-        self._open(clients.n)
-        state, amounts = self._coordinator.run("init", (x, y), 0)  # type: ignore[union-attr]
+        self._sites, self._coordinator = [], None
+        state, amounts = self._open(clients.n).run("init", (x, y), 0)
         return Carry(state, None), amounts
 
-    def _open(self, cohort: int) -> None:
+    def _open(self, cohort: int) -> Coordinator:
         problem, clients, split, x, y, seed = self._given
         setting = _Setting(problem, split.fixed, clients.n, cohort, clients.center_client)
         if not self._sites:
@@ -520,16 +520,17 @@ class Federation:
         self._coordinator = Coordinator(setting, split.traced, weights, template, (x, y), seed, send)
         if before is not None:
             self._coordinator.memory = before.memory
+        return self._coordinator
 
     def advance(
         self, problem: Problem, clients: Clients, split: Split, cohort: int, carry: Carry, start: int, rounds: int,
         limit: int, seed: int,
     ) -> tuple[Carry, list[Amounts]]:  # fmt: skip
         """`rounds` more rounds."""
-        self._open(cohort)
+        coordinator = self._open(cohort)
         costs = []
         for t in range(start, start + rounds):
-            state, amounts = self._coordinator.run("round", carry.state, t)  # type: ignore[union-attr]
+            state, amounts = coordinator.run("round", carry.state, t)
             carry = Carry(state, None)
             costs.append(amounts)
         return carry, costs

@@ -321,7 +321,7 @@ def _over(results: pd.DataFrame, across: str, words: str) -> Figure:
 def _after(results: pd.DataFrame, data: str, setting: int, center: str) -> float:
     """The lowest mean after the first evaluations, where the picture may begin."""
     own = select(results, data=data, setting=setting).dropna(subset=[f"{center}_accuracy"])
-    means = own.groupby(["run", "exchanges"])[f"{center}_accuracy"].mean()
+    means = own.groupby(["run", "round"])[f"{center}_accuracy"].mean()
     return min(float(line.iloc[2:].min()) for _, line in means.groupby("run"))
 
 
