@@ -1,6 +1,7 @@
 """What every algorithm promises, on every class of problem it claims."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -219,9 +220,17 @@ def test_a_site_that_forgot_catches_up() -> None:
     expected = rk.solve(*arguments, rounds=4, cohort=3, seed=3)
 
     class Forgetful(rk.Federation):
-        def _open(self, cohort: int) -> None:
-            super()._open(cohort)
-            for site in self._sites[::2]:
-                site._at, site._results, site._state = None, [], None
+        def _open(self, cohort: int) -> Any:
+            coordinator, asked = super()._open(cohort), itertools.count()
+            send = coordinator._send
+
+            def forget(i: int, request: bytes) -> bytes:
+                if next(asked) % 3 == 0:
+                    site = self._sites[i]
+                    site._at, site._results, site._state, site._kept = None, [], None, {}
+                return send(i, request)
+
+            coordinator._send = forget
+            return coordinator
 
     close(expected.state, rk.solve(*arguments, rounds=4, cohort=3, seed=3, engine=Forgetful()).state)
