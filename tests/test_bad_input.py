@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import simulation
+from rookery.engines.engine import PROGRAMS
 
 N = 3
 
@@ -45,12 +45,12 @@ def solve(
 
 def refused(call: Callable[[], Any], message: str, kind: type[Exception] = ValueError) -> None:
     """The call raises this, in one line, and compiles nothing."""
-    compiled = simulation._start_compiled._cache_size(), simulation._advance_compiled._cache_size()
+    compiled = PROGRAMS.made
     with pytest.raises(kind, match=message) as caught:
         call()
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value).strip()
-    assert (simulation._start_compiled._cache_size(), simulation._advance_compiled._cache_size()) == compiled
+    assert PROGRAMS.made == compiled
 
 
 # The data.

@@ -1,10 +1,12 @@
 """The command line, as a user meets it: what it prints, what it writes, and how it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -118,15 +120,68 @@ def test_bad_input_leaves_no_folder(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_a_run_that_breaks_down_says_so():
-    result = invoke(*SMALL, "--rounds", 40, "--set", "upper_step=1e8", "--json")
-    assert result.exit_code == 0
-    assert "not finite from round" in result.stderr
-    assert json.loads(result.stdout)["last"]["distance"] is None
+def test_a_run_that_breaks_down_says_so_and_keeps_what_it_has(tmp_path):
+    result = invoke(*SMALL, "--rounds", 400, "--set", "upper_step=1e8", "--json", "--out", tmp_path / "r")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rookery: The run stopped: ")
+    assert "round" in line.lower()
+    told = json.loads(result.stdout)
+    assert told["stopped"] in line
+    assert told["rounds_done"] < 400
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["stopped"] == told["stopped"]
+    history = pd.read_csv(tmp_path / "r" / "history.csv")
+    assert history["round"].iloc[-1] == told["rounds_done"]
+    assert np.isfinite(history["distance"].iloc[0])
+
+
+def test_what_a_stopped_run_leaves(tmp_path, monkeypatch):
+    """The same where `solve` says so, with values that no axis has room for."""
+
+    def solve(*given, **options):
+        run = rk.solve(*given, **options)
+        run.history.loc[run.history.index[-2:], "distance"] = [1e300, np.nan]
+        run.stopped = "round 6: x is not finite"
+        return run
+
+    monkeypatch.setattr(cli, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    result = invoke(*SMALL, "--rounds", 6, "--out", tmp_path / "r", "--quiet")
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("rookery: The run stopped: round 6: x is not finite. Try smaller steps")
+    assert len(result.stderr.splitlines()) == 1
+    assert (tmp_path / "r" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["stopped"] == "round 6: x is not finite"
+
+
+def test_a_run_that_breaks_down_names_the_client_with_debug():
     result = invoke(*SMALL, "--rounds", 40, "--set", "upper_step=1e200", "--set", "neumann_terms=1", "--debug")
     assert result.exit_code == 1
     assert "client" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_whole_run_was_not_stopped(saved):
+    assert json.loads((saved / "0" / "run.json").read_text())["stopped"] is None
+
+
+def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch):
+    def solve(*given, evaluate, **options):
+        return rk.solve(*given, evaluate=lambda x, y: {**evaluate(x, y), "distance": np.nan}, **options)
+
+    monkeypatch.setattr(cli, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    result = invoke(*SMALL, "--rounds", 2, "--json")
+    assert result.exit_code == 0
+    assert "distance is not finite from round 0 on" in result.stderr
+
+
+def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
+    made = demo.Demo(pd.DataFrame(), 1.0, tmp_path / "demo.png", ("FedNest, iid, seed 0: round 3: x is not finite",))
+    monkeypatch.setattr(demo.Demo, "numbers", lambda self: {"stopped": self.stopped})
+    monkeypatch.setattr(demo.Demo, "table", lambda self: "")
+    monkeypatch.setattr(demo, "demo", lambda *given, **options: made)
+    result = invoke("demo", "--json")
+    assert result.exit_code == 1
+    assert "FedNest, iid, seed 0: round 3: x is not finite" in result.stderr
 
 
 def test_a_lower_level_of_each_clients_own():
@@ -304,6 +359,47 @@ def test_the_program_itself(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds_done"] == 2
     assert not list(tmp_path.iterdir())
+
+
+# Compiled programs on disk.
+
+
+def test_a_second_command_compiles_nothing(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "ROOKERY_CACHE"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    call = [sys.executable, "-m", "rookery.cli", "run", "quadratic", "--algorithm", "LFedNest", "--rounds", "2"]
+
+    def kept():
+        done = subprocess.run([*call, "--quiet"], env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return {path.name for path in (tmp_path / "cache" / "rookery" / "jax").rglob("*-cache")}
+
+    first = kept()
+    assert first
+    assert kept() == first
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder", "others"),
+    [
+        ({}, "cache/rookery/jax", True),
+        ({"ROOKERY_CACHE": "off"}, None, False),
+        ({"JAX_COMPILATION_CACHE_DIR": "own"}, None, True),
+        ({"XDG_CACHE_HOME": "file"}, None, False),
+    ],
+)
+def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, monkeypatch):
+    monkeypatch.delenv("ROOKERY_CACHE")
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    (tmp_path / "file").write_text("no folder")
+    for name, value in {"XDG_CACHE_HOME": "cache", **variables}.items():
+        monkeypatch.setenv(name, value if value == "off" else str(tmp_path / value))
+    given = {}
+    monkeypatch.setattr(cli.jax, "config", SimpleNamespace(update=given.__setitem__))
+    cli._keep_compiled()
+    at = given.pop("jax_compilation_cache_dir", None)
+    assert (at is None) if folder is None else at.startswith(str(tmp_path / folder))
+    assert bool(given) is others
 
 
 def test_reproduce_and_bench_hand_over(tmp_path, monkeypatch):

@@ -14,12 +14,16 @@ from rookery import algorithms
 SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
-    {"tree"},
-    {"problems", "clients"},
-    {"fed", "objectives"},
-    {"parts", "hyperparameters"},
-    {"algorithms"},
-    {"engines", "checkpoints", "checks"},
+    {"tree", "arguments", "metrics", "ledger"},
+    {"draws", "jaxprs"},
+    {"problems", "clients", "channel"},
+    {"client", "objectives", "channels"},
+    {"fed"},
+    {"parts", "hyperparameters", "words"},
+    {"plan"},
+    {"algorithms", "checks"},
+    {"engines", "checkpoints"},
+    {"explain"},
     {"solve"},
     {"report"},
     {"tune"},

@@ -16,12 +16,13 @@ import pandas as pd
 import pytest
 
 import rookery as rk
-from rookery.engines import simulation
+from rookery.engines.engine import PROGRAMS
 
 COUNTED = [
     "exchanges",
     "bytes_up",
     "bytes_down",
+    "missing",
     "samples_busiest",
     "samples_upper",
     "samples_lower",
@@ -94,6 +95,7 @@ def test_columns_and_counts() -> None:
         "exchanges": 1,
         "bytes_up": 3 * x_bytes,
         "bytes_down": 3 * x_bytes,
+        "missing": 0,
         "samples_busiest": 2,
         "samples_upper": 6,
         "samples_lower": 0,
@@ -263,15 +265,15 @@ def test_a_schedule_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_sweep_over_a_float_compiles_once() -> None:
     run(2)
-    before = simulation._advance_compiled._cache_size(), simulation._start_compiled._cache_size()
+    before = PROGRAMS.made
     for step in (0.2, 0.3, 1):  # an int where a float is asked for is one
         np.testing.assert_allclose(
             run(2, method=rk.FedAvg(step=step, local_steps=2)).x, by_hand(2, step)[-1], rtol=1e-12
         )
     run(2, seed=5)
-    assert (simulation._advance_compiled._cache_size(), simulation._start_compiled._cache_size()) == before
+    assert PROGRAMS.made == before
     run(2, method=rk.FedAvg(step=0.2, local_steps=3))  # whereas an int is static
-    assert simulation._advance_compiled._cache_size() == before[0] + 1
+    assert PROGRAMS.made == before + 1
 
 
 # Seeds.

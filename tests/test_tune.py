@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import algorithms, cli
-from rookery.tune import _advance_some, _candidates, _Race, _ranges, _start_all
+from rookery.engines.engine import PROGRAMS
+from rookery.tune import _candidates, _Race, _ranges
 
 TASK = rk.tasks.quadratic(clients=3, upper_dim=2, lower_dim=2)
 METHOD = rk.LFedNest(upper_step=0.01, lower_step=0.1, lower_local_steps=2, neumann_terms=3, hessian_step=0.2)
@@ -42,9 +43,9 @@ def race(tried: Any = TRIED, **given: Any) -> rk.Tuning:
 @pytest.fixture(scope="module")
 def found() -> rk.Tuning:
     """One such search, for which the rounds are compiled once."""
-    before = _advance_some._cache_size()
+    before = PROGRAMS.made
     result = race()
-    assert _advance_some._cache_size() == before + 1
+    assert PROGRAMS.made == before + 2  # the start and the rounds
     return result
 
 
@@ -106,15 +107,22 @@ def test_an_end_of_a_range_is_told_and_the_next_range_lies_around_it(found: rk.T
 
 
 def test_another_search_of_the_same_shape_compiles_nothing(found: rk.Tuning) -> None:
-    before = _advance_some._cache_size(), _start_all._cache_size()
+    before = PROGRAMS.made
     again = race([{name: 0.9 * value for name, value in one.items()} for one in TRIED], rounds=7)
-    assert (_advance_some._cache_size(), _start_all._cache_size()) == before
+    assert PROGRAMS.made == before
     assert [name for name in again.table if name.startswith("round ")] == ["round 1", "round 2", "round 4", "round 7"]
 
 
 def saddle(x: Any, y: Any, batch: Any) -> Any:
     a, t = jnp.mean(batch["a"]), jnp.mean(batch["t"])
     return 0.5 * a * x @ x - t * jnp.sum(x) + x @ y - 0.5 * a * y @ y
+
+
+def test_a_sign_turns_the_search_around(found: rk.Tuning) -> None:
+    assert (found.metric, found.higher_is_better) == ("distance", False)
+    worst = race(metric="+distance")
+    assert (worst.metric, worst.higher_is_better) == ("distance", True)
+    assert worst.value == worst.table["last"].max() > found.value
 
 
 def test_memory_cohorts_single_precision_and_higher_is_better() -> None:
@@ -128,8 +136,8 @@ def test_memory_cohorts_single_precision_and_higher_is_better() -> None:
     evaluate = lambda x, y: {"score": -jnp.sum(x**2) - jnp.sum(y**2), "bits": x.dtype.itemsize * 8}
     given = {"evaluate": evaluate, "cohort": 2, "seed": 3}
     method = rk.ScaffoldSaddle(upper_step=0.02, lower_step=0.02, local_steps=2, batch_size=1)
-    rises = {"metric": "score", "higher_is_better": True}
-    result = rk.tune(problem, clients, method, init, 8, candidates=9, slots=3, **rises, **given)
+    result = rk.tune(problem, clients, method, init, 8, candidates=9, slots=3, metric="score", **given)
+    assert result.higher_is_better
     assert result.table["round 8"].iloc[0] == result.table["round 8"].max()
     for row in result.table.head(2).to_dict("records"):
         own = replace(method, upper_step=row["upper_step"], lower_step=row["lower_step"])
@@ -258,14 +266,15 @@ class NoSteps:
         ({"rounds": 0}, "rounds=0 is not an integer, at least 1"),
         ({"slots": 0}, "slots=0 is not an integer, at least 1"),
         ({"cohort": 9}, "cohort=9"),
-        ({"metric": "distanc"}, "metric='distanc': evaluate returns no such metric, but distance, gradient, lower_gap"),
+        ({"metric": "distanc"}, "write '.distanc' if higher is, '-distanc' if lower is. Or did you mean 'distance'"),
+        ({"metric": "-distanc"}, "metric='distanc': evaluate returns no such metric, but distance, gradient"),
     ],
 )  # fmt: skip
 def test_bad_input(given: dict[str, Any], said: str) -> None:
-    before = _advance_some._cache_size()
+    before = PROGRAMS.made
     with pytest.raises(ValueError, match=said):
         search(**given)
-    assert _advance_some._cache_size() == before
+    assert PROGRAMS.made == before
 
 
 # The picture.

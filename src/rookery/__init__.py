@@ -1,15 +1,25 @@
 """Rookery: federated nested optimization. State the problem once as plain JAX losses, and pick a method by name."""
 
-from rookery import objectives, tasks, theory
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+from rookery import objectives
 from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
+from rookery.channel import Faults, chain
+from rookery.channels import clip, gaussian
 from rookery.clients import Clients
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
+from rookery.explain import explain
 from rookery.fed import Epochs, NonFiniteError
 from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
-from rookery.solve import Best, Run, solve
+from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, solve
 from rookery.tune import Tuning, tune
+
+if _TYPE_CHECKING:
+    from rookery import tasks, theory
 
 __version__ = "0.1.0"
 
@@ -19,14 +29,21 @@ __all__ = [
     "Clients",
     "Compositional",
     "Epochs",
+    "Faults",
     "Federation",
     "Minimax",
     "NonFiniteError",
+    "NonFiniteWarning",
+    "RoundFailedError",
     "Run",
     "Simulation",
     "SingleLevel",
     "Tuning",
     "WeightedNodes",
+    "chain",
+    "clip",
+    "explain",
+    "gaussian",
     "objectives",
     "solve",
     "tasks",
@@ -34,3 +51,15 @@ __all__ = [
     "tune",
     *_algorithms,
 ]
+
+_LAZY = ("tasks", "theory")  # loaded on first use: their dependencies take longer to import than all the rest
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _LAZY:
+        return _import_module(f"rookery.{name}")
+    raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import hyperparameters
 from rookery.algorithms import ASFBO, FedNest
 from rookery.clients import Clients
-from rookery.engines.simulation import Simulation
+from rookery.engines import default_engine
+from rookery.engines.engine import Job
 from rookery.fed import Epochs
 from rookery.tasks.hyperrep import layers, representation_problem
 
@@ -166,13 +166,12 @@ def _clients(clients: int, lower: int, inputs: int, upper: int) -> Clients:
 
 
 def _rounds(method: Any, data: Clients, start: Any, cohort: int) -> Callable[[int], Any]:
-    problem, engine, split = representation_problem(), Simulation(), hyperparameters.split(method)
-    held, _ = engine.start(problem, data, split, start[0], start[1], 0)
-    carry = [held]
+    session = default_engine().open(Job(representation_problem(), data, method, start, cohort))
+    session.init()
 
     def rounds(k: int) -> Any:
-        carry[0], _ = engine.advance(problem, data, split, cohort, carry[0], 0, k, 5, 0)
-        return carry[0]
+        session.advance(k)
+        return session.state
 
     return rounds
 

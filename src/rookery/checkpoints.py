@@ -13,12 +13,12 @@ import numpy as np
 
 from rookery.clients import Clients
 
-_FORMAT = 1
+_FORMAT = 2
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
 
 
-def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int) -> dict[str, Any]:
-    """What must agree for a run to go on from a checkpoint: what its numbers depend on, but for the losses' code."""
+def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int, program: str) -> dict[str, Any]:
+    """What must agree for a run to go on from a checkpoint: what its numbers depend on."""
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
@@ -32,6 +32,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         "center_client": clients.center_client,
         "start": _digest(start),
         "data": _digest(clients),
+        "program (losses, projection, channel or the library's own code)": program,
     }
 
 
@@ -48,10 +49,10 @@ def save(path: str | Path, identity: dict[str, Any], done: int, carry: Any, extr
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     header = {"format": _FORMAT, "identity": identity, "round": done, "extra": extra}
-    arrays = {f"carry_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
+    arrays = {f"carry_{i}": _stored(leaf) for i, leaf in enumerate(jax.tree.leaves(carry))}
     if best is not None:
         leaves = jax.tree.leaves((best.x, best.y, best.memory))
-        arrays |= {f"best_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        arrays |= {f"best_{i}": _stored(leaf) for i, leaf in enumerate(leaves)}
     beside = path.with_name(path.name + ".writing")
     with beside.open("wb") as file:
         np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -89,12 +90,22 @@ def load(
     return header["round"], carry, header["extra"], best
 
 
+def _stored(leaf: Any) -> np.ndarray:
+    """As NumPy stores it: types that it does not know, such as bfloat16, by their bits."""
+    array = np.asarray(leaf)
+    return array if array.dtype.kind in "biuf" else array.view(f"u{array.dtype.itemsize}")
+
+
 def _fill(path: str | Path, like: Any, stored: dict[str, np.ndarray], name: str) -> Any:
     leaves, structure = jax.tree.flatten(like)
-    values = [stored.get(f"{name}_{i}") for i in range(len(leaves))]
-    for value, leaf in zip(values, leaves, strict=True):
-        if value is None or (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
+    values = []
+    for i, leaf in enumerate(leaves):
+        value, dtype = stored.get(f"{name}_{i}"), np.dtype(leaf.dtype)
+        if value is not None and dtype.kind not in "biuf" and value.dtype == f"u{dtype.itemsize}":
+            value = value.view(dtype)
+        if value is None or (value.shape, value.dtype) != (leaf.shape, dtype):
             raise ValueError(
                 f"{path} belongs to another run: its arrays have other shapes or types; delete it or name another."
             )
-    return jax.tree.unflatten(structure, [jnp.asarray(value) for value in values])
+        values.append(jnp.asarray(value))
+    return jax.tree.unflatten(structure, values)

@@ -1,13 +1,16 @@
 """The border: what is given to `solve`, checked before anything is compiled. A message says what, where and the fix."""
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import hyperparameters
-from rookery.clients import Clients, Source
+from rookery import hyperparameters, jaxprs
+from rookery.arguments import check_counts, check_seed
+from rookery.clients import Clients, Source, overflows
 from rookery.fed import Algorithm
 from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, inner_value_like
 
@@ -61,9 +64,13 @@ def _arrays(value: Any, name: str) -> Any:
         where = f"init: {name}" + (jax.tree_util.keystr(path) if path else "")
         if not isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array) or isinstance(leaf, bool):
             raise ValueError(f"{where} is a {type(leaf).__name__}; a variable is a pytree of floating-point arrays.")
-        array = jnp.array(np.asarray(leaf, float) if isinstance(leaf, int | float) else leaf)
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"{where} has the type {array.dtype}; a variable is floating point: use .astype(float).")
+        given = np.asarray(leaf, float) if isinstance(leaf, int | float) else leaf
+        if not jnp.issubdtype(given.dtype, jnp.floating):
+            raise ValueError(f"{where} has the type {given.dtype}; a variable is floating point: use .astype(float).")
+        if not isinstance(given, jax.Array) and overflows(np.asarray(given)).any():
+            made = jax.dtypes.canonicalize_dtype(given.dtype)
+            raise ValueError(f"{where} does not fit into {made}; rescale it, or set jax_enable_x64.")
+        array = jnp.array(given)
         if not bool(jnp.all(jnp.isfinite(array))):
             raise ValueError(f"{where} is not finite (NaN or infinity); start from numbers.")
         return array
@@ -87,12 +94,12 @@ def check_run(
     """Raise at the first thing that is wrong; the cohort's size if nothing is."""
     _check_pair(problem, clients, algorithm)
     hyperparameters.check(algorithm, clients.n)
-    for name, value, least in (("rounds", rounds, 0), ("every", every, 1), ("seed", seed, 0)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r} is not an integer, at least {least}.")
+    check_counts(0, rounds=rounds)
+    check_counts(every=every)
+    check_seed(seed)
     if cohort is None:
         cohort = clients.n
-    if not isinstance(cohort, int | np.integer) or not 1 <= cohort <= clients.n:
+    if not isinstance(cohort, int | np.integer) or isinstance(cohort, bool) or not 1 <= cohort <= clients.n:
         raise ValueError(
             f"cohort={cohort!r}: the federation has {clients.n} clients; give a whole number from 1 to {clients.n}, or "
             "None for all of them."
@@ -100,6 +107,12 @@ def check_run(
     if cohort < clients.n and "all clients" in getattr(algorithm, "needs", ()):
         name = type(algorithm).__name__
         raise ValueError(f"{name} needs all {clients.n} clients in every round, not cohort={cohort}: leave cohort out.")
+    idle = int(np.sum(np.asarray(clients.weights) == 0))
+    if cohort < clients.n and idle >= cohort:
+        raise ValueError(
+            f"cohort={cohort}: {idle} clients have the weight 0, and a cohort of these alone has no mean; leave them "
+            f"out of Clients, or give a cohort of at least {idle + 1}."
+        )
     _check_losses(problem, clients, x, y)
     return int(cohort)
 
@@ -132,6 +145,11 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         raise ValueError(
             f"{name} trains on the centre's data, and these clients have none: give Clients(..., center=rows)."
         )
+    if "equal weights" in getattr(algorithm, "needs", ()) and _weights_differ(clients):
+        raise ValueError(
+            f"{name} solves problems whose clients count equally, and these clients' weights differ: leave weights out "
+            "of Clients, or take another method, FedNest or AggITD."
+        )
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
         raise ValueError(f"A {kind} problem has one data set, these clients have two: give upper=[...] alone.")
 
@@ -162,11 +180,16 @@ def _check_nodes(clients: Clients) -> None:
         raise ValueError(
             "A WeightedNodes problem has one data set for each client: give lower=[...] alone, and center."
         )
-    if np.ptp(np.asarray(clients.weights)) > 1e-6:
+    if _weights_differ(clients):
         raise ValueError(
             "A WeightedNodes problem learns the clients' weights, and Clients(weights=...) would not be used: leave "
             "weights out. To start from weights w, give init=(w, theta)."
         )
+
+
+def _weights_differ(clients: Clients) -> bool:
+    weights = np.asarray(clients.weights)
+    return bool(np.ptp(weights) > 1e-5 * weights.max())
 
 
 def _one_sample(source: Source) -> Any:
@@ -233,3 +256,90 @@ def _shape(value: Any) -> str:
     leaves = jax.tree_util.tree_leaves_with_path(value)
     each = [f"{jax.tree_util.keystr(path)} {leaf.shape}".strip() for path, leaf in leaves]
     return "; ".join(each) if len(each) <= 6 else "; ".join(each[:5]) + f"; and {len(each) - 5} more"
+
+
+# A loss is a mean over its batch. Where samples are evaluated one by one, that is more than a manner of speaking.
+
+
+_SOUND: OrderedDict[str, None] = OrderedDict()  # losses that were tried out, by what they came to
+_REMEMBERED = 256
+
+
+def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
+    """Raise ValueError if a loss that is evaluated sample by sample is no mean over its batch.
+
+    Tried out on two samples, at a point near the start: what methods use of the loss on both samples, against the mean
+    of the same on each.
+    """
+    for name in sorted(names):
+        source = clients.lower if name in ("g", "r") else clients.upper
+        largest = int(np.argmax(np.asarray(source.sizes)))
+        if int(source.sizes[largest]) < 2:
+            continue
+        begin = int(source.offsets[largest])
+        rows = jax.tree.map(lambda a: a[begin : begin + 2], source.rows)
+        z = _nudged((x, y))
+        both_ways = _together_and_alone(_used_of(problem, clients, name))
+        traced, _ = jaxprs.trace(both_ways, z, rows)
+        key = jaxprs.digest(jaxprs.fingerprint(jaxprs.open_up(traced)), *traced.consts)
+        if key not in _SOUND:
+            _compare(problem, name, both_ways, (z, (x, y)), rows)
+            _SOUND[key] = None
+            if len(_SOUND) > _REMEMBERED:
+                _SOUND.popitem(last=False)
+
+
+def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
+    """(z, rows) -> what methods use of the loss at z = (x, y): all of it is linear in the batch's mean loss."""
+    if name == "r":
+        sample = jax.tree.map(lambda a: a[0], clients.upper.rows)
+        return lambda z, rows: problem.inner(z[0], rows, *([sample] if problem.inner_is_conditional else []))
+    if name == "f":
+        return lambda z, rows: jax.value_and_grad(lambda z: problem.f(*z, rows))(z)
+
+    def of_g(z: Any, rows: Any) -> Any:  # ∇_y g, and the products with v = y: of ½‖y − r(x)‖² these are means, too
+        x, y = z
+        return jax.grad(problem.g, 1)(x, y, rows), jax.jvp(
+            lambda y: jax.grad(problem.g, (0, 1))(x, y, rows), (y,), (y,)
+        )[1]
+
+    return of_g
+
+
+def _together_and_alone(used: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def both_ways(z: Any, rows: Any) -> Any:
+        each = jax.vmap(lambda row: used(z, jax.tree.map(lambda a: a[None], row)))(rows)
+        return used(z, rows), jax.tree.map(lambda a: jnp.mean(a, axis=0), each)
+
+    return both_ways
+
+
+def _nudged(z: Any) -> Any:
+    """A point near z: at z itself (all zeros, say) much is equal by chance."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: jnp.asarray(a + 0.1 * rng.normal(size=a.shape), a.dtype), z)
+
+
+def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Sequence[Any], rows: Any) -> None:
+    for z in points:
+        together, alone = jax.jit(both_ways)(z, rows)
+        pairs = list(zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True))
+        if all(bool(jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))) for a, b in pairs):
+            break
+    else:
+        return
+    for a, b in pairs:
+        tolerance = min(0.1, max(1e-6, 8000 * float(jnp.finfo(a.dtype).eps)))
+        size = float(jnp.linalg.norm(a.ravel()) + jnp.linalg.norm(b.ravel()))
+        if float(jnp.linalg.norm((a - b).ravel())) > tolerance * size + 1e-30:
+            upper = "upper" if isinstance(problem, Bilevel) else _first_field(problem)
+            where = {"r": "inner", "g": "lower" if isinstance(problem, Bilevel) else upper}.get(name, upper)
+            what = "it" if name == "f" and a.ndim == 0 else "its gradient" if name != "r" else "its value"
+            shown = lambda v: np.array2string(np.asarray(v).ravel()[:3], precision=5)
+            raise ValueError(
+                f"{type(problem).__name__}.{where} is no mean over its batch: on two samples {what} is {shown(a)}, the "
+                f"mean over each of them alone {shown(b)}. Where clients differ in size, have fewer samples than a "
+                "batch, or where the method weighs single samples, the loss is evaluated sample by sample, and that "
+                "would change the problem. Write it as a mean (jnp.mean over the batch, plus terms without data); or "
+                "give all clients as many samples, and batches that are not larger."
+            )

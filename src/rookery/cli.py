@@ -1,16 +1,21 @@
 """The command line: reads what is asked, hands it to the library, shows the answer; one clear line for bad input."""
 
 import dataclasses
+import hashlib
 import inspect
+import os
+import platform
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import numpy as np
 import pandas as pd
 import typer
@@ -20,13 +25,16 @@ import rookery as rk
 from rookery import checks, report
 from rookery import demo as demonstration
 from rookery.data import DATASETS, PARTITIONS
+from rookery.data.files import cache_dir
+from rookery.metrics import Direction, direction
 from rookery.problems import Bilevel, SingleLevel
 from rookery.registry import ALGORITHMS, TASKS, find, key
 from rookery.tasks.task import Task
 from rookery.tune import CANDIDATES, step_sizes
 
 app = typer.Typer(
-    help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with clients.",
+    help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with clients. "
+    "Compiled programs are kept in the user's cache folder; ROOKERY_CACHE=off keeps none.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -39,6 +47,8 @@ AsJson = Annotated[
 
 def main() -> None:
     """The entry point. What typer itself refuses is told in one line too."""
+    if sys.argv[1:2] != ["bench"]:  # it measures compilation
+        _keep_compiled()
     try:
         status = app(args=sys.argv[1:] or ["--help"], prog_name="rookery", standalone_mode=False)
     except Exception as error:
@@ -47,6 +57,39 @@ def main() -> None:
         _complain(error.format_message())
         status = 2
     sys.exit(status or 0)
+
+
+def _keep_compiled() -> None:
+    """Let JAX keep compiled programs on disk, so that a command compiles nothing a second time.
+
+    A variable of JAX's own, such as JAX_COMPILATION_CACHE_DIR, wins; ROOKERY_CACHE=off leaves all of JAX's settings.
+    """
+    if os.environ.get("ROOKERY_CACHE", "").lower() == "off":
+        return
+    settings: dict[str, Any] = {
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        try:
+            folder = cache_dir() / "jax" / _processor()
+            folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, RuntimeError):  # the second: there is no home
+            return
+        if not os.access(folder, os.W_OK):
+            return
+        settings["jax_compilation_cache_dir"] = str(folder)
+    for name, value in settings.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+
+
+def _processor() -> str:
+    """A name of this kind of processor: a program compiled for one may not run on another that shares the folder."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
+    told = sorted(set(re.findall(r"^(?:model name|flags|Features)\b.*", text, re.MULTILINE))) or text
+    return f"{platform.machine()}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
 
 
 @contextmanager
@@ -60,6 +103,14 @@ def _border() -> Iterator[None]:
     except (ValueError, OSError) as error:
         _complain(str(error))
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def _told_below() -> Iterator[None]:
+    """Hide the warning about values that are not finite, where a line at the end of the command says the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rk.NonFiniteWarning)
+        yield
 
 
 def _complain(message: str) -> None:
@@ -94,10 +145,14 @@ def demo(
 ) -> None:
     """Train three methods on handwritten digits, alike and unlike clients: a table and a picture, in under a minute."""
     with _border():
-        result = demonstration.demo(out, progress=not (quiet or json))
+        with _told_below():
+            result = demonstration.demo(out, progress=not (quiet or json))
         if json:
             print(report.to_json(result.numbers()))
         _say(quiet, json, result.table(), f"The picture: {result.picture}")
+        if result.stopped:
+            _complain(f"Runs stopped early: {'; '.join(result.stopped)}")
+            raise typer.Exit(1)
 
 
 @app.command("list")
@@ -208,6 +263,7 @@ def run(
         task_name, algorithm_name, arguments, chosen, method, note = asked
         rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
         size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
+        goal = direction(chosen.metric)
         description: dict[str, Any] = {
             "task": task_name,
             "task_settings": arguments,
@@ -221,7 +277,7 @@ def run(
         if note and not quiet:
             print(note, file=sys.stderr)
         _prepare_folder(out, resume, description)
-        with np.errstate(all="ignore"):  # a run that overflows is told of below, once
+        with np.errstate(all="ignore"), _told_below():
             result = rk.solve(
                 chosen.problem,
                 chosen.clients,
@@ -234,9 +290,10 @@ def run(
                 every=every,
                 engine=rk.Simulation(debug=True) if debug else None,
                 checkpoint=None if out is None else out / "checkpoint.npz",
-                keep_best=("" if report.rises(chosen.metric) else "-") + chosen.metric,
+                keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
                 progress=False if quiet or json else None,
             )
+        description["stopped"] = result.stopped
         trusted = _trusted(chosen, result)
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
@@ -249,7 +306,10 @@ def run(
         _say(quiet, json, *_tables(description, result))
         if trusted is not None:
             _say(quiet, json, report.table(trusted, "Who was trusted"))
-        _warn(result, chosen.metric)
+        if result.stopped is not None:
+            _complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
+            raise typer.Exit(1)
+        _warn(result, goal.name)
         if result.interrupted:
             _complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
             raise typer.Exit(130)
@@ -356,13 +416,14 @@ def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
     return pd.DataFrame({"client": range(len(weights)), "group": task.groups, "weight": weights.round(4)})
 
 
+_ADVICE = "Try smaller steps; --debug names the client and the step where it begins."
+
+
 def _warn(result: rk.Run, metric: str) -> None:
+    """Say where the main metric is not finite although all variables are."""
     bad = result.history[~np.isfinite(result.history[metric])]
     if len(bad):
-        _complain(
-            f"{metric} is not finite from round {int(bad['round'].iloc[0])} on: try smaller steps; --debug names the "
-            "client and the step where it begins."
-        )
+        _complain(f"{metric} is not finite from round {int(bad['round'].iloc[0])} on. {_ADVICE}")
 
 
 # What --set understands.
@@ -456,7 +517,10 @@ def tune(
         ),
     ] = None,
     candidates: Annotated[int, typer.Option(help="How many to try, at most.")] = CANDIDATES,
-    metric: Annotated[str | None, typer.Option(help="What decides; the task's main metric if left out.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="What decides (+name: higher is better, -name: lower); the task's main metric if left out."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A hyperparameter or a setting of the task, as in `rookery run`."),
@@ -489,7 +553,7 @@ def tune(
             chosen.init,
             rounds_asked,
             evaluate=chosen.evaluate,
-            metric=metric or chosen.metric,
+            metric=chosen.metric if metric is None else metric,
             search=search,
             candidates=candidates,
             cohort=chosen.cohort if cohort is None else cohort,
@@ -638,7 +702,9 @@ def compare(
         common = [m for m in report.metrics(saved[0][1]) if all(m in history for _, history in saved)]
         if not common:
             raise ValueError("These runs have no metric in common.")
-        metric = find("common metric", metric or saved[0][0]["metric"], dict.fromkeys(common))[0]
+        asked = saved[0][0]["metric"] if metric is None else metric
+        sign = asked[:1] if asked.startswith(("+", "-")) else ""
+        goal = direction(sign + find("common metric", asked.removeprefix(sign), dict.fromkeys(common))[0])
         labels = _labels([description for description, _ in saved])
         frame = pd.concat(
             report.across(history).assign(label=label, seed=description["seed"], run=str(folder))
@@ -646,24 +712,23 @@ def compare(
         )
         if out.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
-        rows = pd.DataFrame([_row(own, metric) for _, own in frame.groupby("run", sort=False)])
-        report.save(report.compared(frame, by, metric), out)
+        rows = pd.DataFrame([_row(own, goal) for _, own in frame.groupby("run", sort=False)])
+        report.save(report.compared(frame, by, goal.signed), out)
         if json:
-            print(report.to_json({"by": by, "metric": metric, "runs": rows.to_dict("records"), "picture": str(out)}))
+            print(report.to_json({"by": by, "metric": goal.name, "runs": rows.to_dict("records"), "picture": str(out)}))
         shown = rows.assign(bytes=rows["bytes"].map(report.size))
         tasks = ", ".join(dict.fromkeys(description["task"] for description, _ in saved))
-        _say(quiet, json, report.table(shown, f"{metric} on {tasks}"), f"The picture: {out}")
+        _say(quiet, json, report.table(shown, f"{goal.name} on {tasks}"), f"The picture: {out}")
 
 
-def _row(own: pd.DataFrame, metric: str) -> dict[str, Any]:
-    last = own.iloc[-1]
-    best = own[metric].max() if report.rises(metric) else own[metric].min()
+def _row(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:
+    last, values = own.iloc[-1], own[goal.name]
     return {
         "run": last["run"],
         "method": last["label"],
         "seed": int(last["seed"]),
-        "last": float(last[metric]),
-        "best": float(best),
+        "last": float(values.iloc[-1]),
+        "best": float(values.max() if goal.higher_is_better else values.min()),
         "rounds": int(last["round"]),
         "exchanges": int(last["exchanges"]),
         "bytes": int(last["bytes_up"] + last["bytes_down"]),

@@ -34,28 +34,37 @@ class Chunks(NamedTuple):
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["rows", "offsets", "sizes"], meta_fields=["widest", "narrowest"]
+    jax.tree_util.register_dataclass,
+    data_fields=["rows", "offsets", "sizes"],
+    meta_fields=["widest", "narrowest", "chunk"],
 )
 @dataclass(frozen=True)
 class Source:
-    """One data set of every client, end to end: client i has rows offsets[i] to offsets[i] + sizes[i]."""
+    """One data set of every client, end to end: client i has rows offsets[i] to offsets[i] + sizes[i].
+
+    `widest`, `narrowest` and `chunk` describe the whole federation, also in a `Source` that holds one client's rows
+    alone: the shapes that a client computes with follow from them, and are the same on every engine.
+    """
 
     rows: Rows
     offsets: Int[Array, " n"]
     sizes: Int[Array, " n"]
-    widest: int
-    narrowest: int
+    widest: int  # the largest client's number of samples
+    narrowest: int  # the smallest client's
+    chunk: int | None  # the length of the pieces a whole data set is taken in; None: at once
 
-    @property
-    def chunk(self) -> int | None:
-        """The length of the pieces a whole data set is taken in, or None to take it at once.
+    def member(self, rows: Rows, offset: Any, size: Any) -> "Source":
+        """The same data set as one client has it."""
+        return Source(rows, offset, size, self.widest, self.narrowest, self.chunk)
 
-        Pieces are taken where the largest client is more than twice the average: then a cohort's work follows its own
-        largest client, not the whole federation's.
-        """
-        total = jax.tree.leaves(self.rows)[0].shape[0]
-        average = -(-total // self.sizes.shape[0])
-        return None if self.widest <= max(2 * average, 32) else max(average, 16)
+
+def _chunk(total: int, clients: int, widest: int) -> int | None:
+    """Pieces are taken where the largest client is more than twice the average.
+
+    A cohort's work then follows its own largest client, not the whole federation's.
+    """
+    average = -(-total // clients)
+    return None if widest <= max(2 * average, 32) else max(average, 16)
 
 
 class View(NamedTuple):
@@ -98,17 +107,24 @@ class View(NamedTuple):
 
         A client with fewer samples than `size` gives all of them, in a masked batch.
         """
-        place = jnp.arange(size)
+        place = jnp.arange(size, dtype=jnp.int32)
         mask = None if self.narrowest >= size else place < self.size
-        if replace:
-            index = jax.random.randint(jax.random.fold_in(key, step), (size,), 0, self.size)
-        else:
-            length = size if mask is None else jnp.minimum(size, self.size)
-            position = step * length + place
-            index = shuffled(key, position % self.size, position // self.size, self.size)
+        index = minibatch(key, step, self.size, length=size, replace=replace)
         if seen is None:
             return Batch(self.take(index), mask, places=index)
         return Batch(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), seen), mask, True, index)
+
+
+@partial(jax.jit, static_argnames=("length", "replace"))
+def minibatch(key: Array, step: Count, size: Count, length: int, replace: bool) -> Int[Array, " length"]:
+    """The samples of the step-th minibatch: places in 0..size−1. (`Client.loop` finds it by its name.)"""
+    place = jnp.arange(length, dtype=jnp.int32)
+    size = jnp.asarray(size, jnp.int32)
+    if replace:
+        return jax.random.randint(jax.random.fold_in(key, step), (length,), 0, size, jnp.int32)
+    own = jnp.minimum(length, size)
+    position = jnp.asarray(step, jnp.int32) * own + place
+    return shuffled(key, position % size, position // size, size)
 
 
 _SHUFFLE_ROUNDS = 24
@@ -118,24 +134,25 @@ def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: 
     """The sample at each rank of a pseudo-random order of 0..size−1, one order for each (key, epoch).
 
     The swap-or-not shuffle of Hoang, Morris and Rogaway (CRYPTO 2012): a bijection for any size, computed place by
-    place. No permutation is sorted or stored, and clients of different sizes cost the same.
+    place. No permutation is sorted or stored, and clients of different sizes cost the same. Its rounds are written out,
+    for they then fuse into one kernel where a loop would launch dozens; the barriers keep them out of other kernels,
+    which would compute (and compile) them again.
     """
     words = jax.random.key_data(key)
     size = jnp.asarray(size, jnp.int32)
     x = rank.astype(jnp.int32)
-    drift = _mix(epoch.astype(jnp.uint32) ^ words[0])
-
-    def swap_or_not(i: Array, x: Int[Array, " k"]) -> Int[Array, " k"]:
-        salt = _mix(drift + words[1] + jnp.asarray(i, jnp.uint32) * np.uint32(0x9E3779B9))
-        fraction = (salt >> 8).astype(jnp.float32) * np.float32(2.0**-24)
-        pivot = jnp.minimum((fraction * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
+    drift = _mix(epoch.astype(jnp.uint32) ^ words[0]) + words[1]
+    turns = np.arange(_SHUFFLE_ROUNDS, dtype=np.uint32)[:, None] * np.uint32(0x9E3779B9)
+    salts = _mix(drift + turns)
+    fractions = (salts >> 8).astype(jnp.float32) * np.float32(2.0**-24)
+    pivots = jnp.minimum((fractions * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
+    salts, pivots = jax.lax.optimization_barrier((~salts, pivots))
+    for salt, pivot in zip(salts, pivots, strict=True):
         partner = pivot - x
         partner = jnp.where(partner < 0, partner + size, partner)
         larger = jnp.maximum(x, partner).astype(jnp.uint32)
-        swap = _mix(larger ^ ~salt) >> 31 == 1
-        return jnp.where(swap, partner, x)
-
-    return jax.lax.fori_loop(np.int32(0), np.int32(_SHUFFLE_ROUNDS), swap_or_not, x)
+        x = jnp.where(_mix(larger ^ salt) >> 31 == 1, partner, x)
+    return jax.lax.optimization_barrier(x)
 
 
 def _mix(h: Array) -> Array:
@@ -197,7 +214,9 @@ class Clients:
         self.weights = _check_weights(given_weights, n)
         self._center = None if center is None else _join([center], "center")
         self.center_client = _check_center_client(center_client, center, n)
-        self.replace = replace
+        if not isinstance(replace, bool | np.bool_):
+            raise ValueError(f"replace={replace!r} is not True or False.")
+        self.replace = bool(replace)
 
     @property
     def n(self) -> int:
@@ -249,16 +268,70 @@ class Clients:
             held["center"] = jax.tree.map(shown, self._center.rows)
         return held
 
+    def members(self, ids: Int[Array, " cohort"] | None) -> "Clients":
+        """The data of these clients, one beside the other: `client_axes` says which leaves have a row for each.
+
+        Without ids: the shapes of one client's own.
+        """
+        if ids is None:
+            rows = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+            number = lambda a: jax.ShapeDtypeStruct((1,), a.dtype)
+        else:
+            rows, number = lambda a: a, lambda a: a[ids][:, None]
+
+        def own(source: Source | None) -> Source | None:
+            if source is None:
+                return None
+            return source.member(jax.tree.map(rows, source.rows), number(source.offsets), number(source.sizes))
+
+        return self._with(own(self._lower), own(self._upper), number(self.weights), None)
+
+    def client_axes(self) -> list[int | None]:
+        """For each leaf of `members`: 0 if every client has a row of it, None if it is the rows that all share."""
+        of = lambda source: None if source is None else source.member(jax.tree.map(lambda a: -1, source.rows), 0, 0)
+        marked = self._with(of(self._lower), of(self._upper), 0, None)
+        return [None if mark < 0 else 0 for mark in jax.tree.leaves(marked)]
+
+    def site(self, i: int, padded: int | None = None) -> "Clients":
+        """What client i alone holds, as its site has it; the rows padded to a number that several sites have."""
+
+        def own(source: Source | None) -> Source | None:
+            if source is None:
+                return None
+            begin, size = int(source.offsets[i]), int(source.sizes[i])
+            length = size if padded is None else max(size, min(padded, source.widest))
+            cut = lambda a: np.asarray(a[begin : begin + size])
+            pad = lambda a: np.concatenate([a, np.zeros((length - size, *a.shape[1:]), a.dtype)])
+            rows = jax.tree.map(lambda a: jnp.asarray(pad(cut(a))), source.rows)
+            return source.member(rows, jnp.zeros(1, jnp.int32), jnp.full(1, size, jnp.int32))
+
+        return self._with(own(self._lower), own(self._upper), jnp.ones(1), None)
+
+    def seen_by_site(self, own: "Clients") -> "Clients":
+        """The shapes of the federation as a site traces a plan with them: its own rows, everybody's numbers."""
+        shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+        everyone = lambda a: jax.ShapeDtypeStruct((self.n,), a.dtype)
+
+        def of(source: Source | None) -> Source | None:
+            if source is None:
+                return None
+            return source.member(jax.tree.map(shape, source.rows), everyone(source.offsets), everyone(source.sizes))
+
+        return self._with(of(own._lower), of(own._upper), shape(self.weights), jax.tree.map(shape, self._center))
+
+    def at_center(self) -> "Clients":
+        """The centre's data alone."""
+        return self._with(None, None, jnp.ones(1), self._center)
+
+    def _with(self, lower: Any, upper: Any, weights: Any, center: Any) -> "Clients":
+        return Clients.tree_unflatten((self.replace, self.center_client), (lower, upper, weights, center))
+
     def view(self, level: Literal["lower", "upper", "center"], i: Count) -> View:
         """Client i's part of the data of one level; the centre's has a single part, 0."""
         source = {"lower": self.lower, "upper": self.upper, "center": self._center}[level]
         assert source is not None
-        if source.widest == source.narrowest:
-            size: Count = source.widest
-            offset: Count = i * source.widest
-        else:
-            size, offset = source.sizes[i], source.offsets[i]
-        return View(source.rows, offset, size, source.widest, source.narrowest, source.chunk)
+        size = source.widest if source.widest == source.narrowest else source.sizes[i]
+        return View(source.rows, source.offsets[i], size, source.widest, source.narrowest, source.chunk)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[bool, int | None]]:
         """The arrays, so that a compiled function takes the data as an argument."""
@@ -323,35 +396,54 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
         if not (real or array.dtype == bool):
             raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
         whole = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16
-        bad = np.flatnonzero(~np.isfinite(whole.reshape(len(array), -1)).all(axis=1))
-        if bad.size:
-            client = int(np.searchsorted(ends, bad[0], side="right"))
-            row = int(bad[0] - (ends[client] - sizes[client]))
-            raise ValueError(
-                f"{level}: {name} is not finite (NaN or infinity) in {bad.size} sample(s), first in sample {row} of "
-                f"client {client}; clean or fill the data before the run."
-            )
+        made = jax.dtypes.canonicalize_dtype(array.dtype)
+        for wrong, what, fix in (
+            (~np.isfinite(whole), "is not finite (NaN or infinity)", "clean or fill the data before the run"),
+            (overflows(whole), f"does not fit into {made}", "rescale the data, or set jax_enable_x64"),
+        ):
+            bad = np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))
+            if bad.size:
+                client = int(np.searchsorted(ends, bad[0], side="right"))
+                row = int(bad[0] - (ends[client] - sizes[client]))
+                raise ValueError(
+                    f"{level}: {name} {what} in {bad.size} sample(s), first in sample {row} of client {client}; {fix}."
+                )
     return Source(
         jax.tree.unflatten(structure, [jnp.asarray(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
         jnp.asarray(sizes),
         int(sizes.max()),
         int(sizes.min()),
+        _chunk(int(ends[-1]), len(parts), int(sizes.max())),
     )
+
+
+def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:
+    """Where a finite number does not fit into the type that the array gets in JAX, which may be narrower."""
+    made = jax.dtypes.canonicalize_dtype(array.dtype)
+    if made == array.dtype:
+        return np.zeros(array.shape, bool)
+    if np.issubdtype(made, np.integer):
+        return (array < np.iinfo(made).min) | (array > np.iinfo(made).max)
+    with np.errstate(over="ignore"):
+        return np.isfinite(array) & ~np.isfinite(array.astype(made))
 
 
 def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
     if weights is None:
-        return jnp.full(n, 1.0 / n)
+        return jnp.full(n, 1.0 / n, jnp.result_type(float))
     try:
-        given = np.asarray(weights, float)
+        given: Any = np.asarray(weights)
+        given = given.astype(float) if given.dtype.kind in "iufVO" else None  # neither words, nor true and false
     except (TypeError, ValueError):
-        raise ValueError(f'weights={weights!r}: give one number per client, "size" or None.') from None
+        given = None
+    if given is None:
+        raise ValueError(f'weights={weights!r}: give one number per client, "size" or None.')
     if given.shape != (n,):
         raise ValueError(f"weights has the shape {given.shape}; give one number for each of the {n} clients.")
-    if not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+    if not ((given >= 0).all() and 0 < given.sum() < np.inf):
         raise ValueError("weights must be finite, not negative, and not all zero.")
-    return jnp.asarray(given / given.sum())
+    return jnp.asarray(given / given.sum(), jnp.result_type(float))
 
 
 def _check_center_client(given: int | None, center: Rows | None, n: int) -> int | None:
@@ -373,15 +465,18 @@ def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | N
     with n.
     """
     if chances is not None:
-        return jnp.sort(jax.random.choice(key, n, (size,), p=chances / jnp.sum(chances)))
+        share = jnp.asarray(chances, jnp.float32)
+        return jnp.sort(jax.random.choice(key, n, (size,), p=share / jnp.sum(share))).astype(jnp.int32)
     if size == n:
-        return jnp.arange(n)
+        return jnp.arange(n, dtype=jnp.int32)
     if size > 2048 or 8 * size > n:
-        return jnp.sort(jax.random.permutation(key, n)[:size])
-    draws = jax.random.randint(key, (size,), 0, n - size + 1 + jnp.arange(size))
-
-    def insert(j: Array, chosen: Int[Array, " size"]) -> Int[Array, " size"]:
-        taken = jnp.any(chosen == draws[j])
-        return chosen.at[j].set(jnp.where(taken, n - size + j, draws[j]))
-
-    return jnp.sort(jax.lax.fori_loop(0, size, insert, jnp.full(size, -1)))
+        return jnp.sort(jax.random.permutation(key, jnp.arange(n, dtype=jnp.int32))[:size])
+    # One after the other, draw j from 0..n−size+j; if it has been taken, take n−size+j itself. It has been taken if it
+    # equals an earlier draw, or if it is the number n−size+k of an earlier draw k that was taken, and so on back.
+    first, place = n - size, jnp.arange(size, dtype=jnp.int32)
+    draws = jax.random.randint(key, (size,), 0, first + place + 1, jnp.int32)
+    taken = jnp.any(jnp.tril(draws[:, None] == draws[None, :], -1), axis=1)
+    back = jnp.where((draws >= first) & (draws - first < place), draws - first, place)
+    for _ in range(size.bit_length()):
+        taken, back = taken | taken[back], back[back]
+    return jnp.sort(jnp.where(taken, first + place, draws))

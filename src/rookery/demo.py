@@ -28,11 +28,15 @@ GOAL = 0.9  # the accuracy whose price the table gives
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo leaves: every evaluation of every run, how long compiling took, and the picture's place."""
+    """What the demo leaves: every evaluation of every run, how long compiling took, and the picture's place.
+
+    `stopped` names the runs that ended early because a value was not finite.
+    """
 
     history: pd.DataFrame
     compiling: float
     picture: Path
+    stopped: tuple[str, ...] = ()
 
     def rows(self) -> pd.DataFrame:
         """One row for each method and split, the mean over the seeds."""
@@ -57,7 +61,12 @@ class Demo:
     def numbers(self) -> dict[str, Any]:
         """The same for `--json`."""
         rows = self.rows().astype(object).where(self.rows().notna(), None)
-        return {"results": rows.to_dict("records"), "compiling_seconds": self.compiling, "picture": str(self.picture)}
+        return {
+            "results": rows.to_dict("records"),
+            "compiling_seconds": self.compiling,
+            "picture": str(self.picture),
+            "stopped": list(self.stopped),
+        }
 
     def table(self) -> Table:
         """The same for the terminal."""
@@ -86,7 +95,7 @@ def demo(out: str | Path, *, rounds: int = 200, every: int = 10, seeds: int = 3,
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     tasks = {split: hyperrep(partition=split) for split in SPLITS}
-    compiling, frames = 0.0, []
+    compiling, frames, stopped = 0.0, [], []
     with _bar(len(METHODS) * (1 + len(SPLITS) * seeds), progress) as tell:
         for method in METHODS:
             own = _alike({split: _reading(task, method) for split, task in tasks.items()})
@@ -97,11 +106,13 @@ def demo(out: str | Path, *, rounds: int = 200, every: int = 10, seeds: int = 3,
             for split, task in own.items():
                 for seed in range(seeds):
                     tell(f"{method.__name__}: {SPLITS[split]}")
-                    history = report.across(_train(task, method, rounds, every, seed).history)
-                    frames.append(history.assign(method=method.__name__, split=split, seed=seed))
+                    run = _train(task, method, rounds, every, seed)
+                    frames.append(report.across(run.history).assign(method=method.__name__, split=split, seed=seed))
+                    if run.stopped is not None:
+                        stopped.append(f"{method.__name__}, {split}, seed {seed}: {run.stopped}")
     history = pd.concat(frames, ignore_index=True)
     history.to_csv(out / "demo.csv", index=False)
-    return Demo(history, compiling, report.save(draw(history), out / "demo.png"))
+    return Demo(history, compiling, report.save(draw(history), out / "demo.png"), tuple(stopped))
 
 
 def _train(task: Task, method: type, rounds: int, every: int, seed: int) -> Run:

@@ -1,459 +1,500 @@
-"""What an algorithm is written in: the client as seen from inside a map, the primitives, and what they count."""
+"""What an algorithm is written in: the primitives, which build the plan of a round while it is traced."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jax.extend.core import Primitive
+from jaxtyping import Array, Float, Int, PyTree
 
-from rookery import tree
-from rookery.clients import Batch, Chunks, Clients, Count, Rows
+from rookery import channel as channels
+from rookery import jaxprs, ledger
+from rookery.channel import Faults
+from rookery.client import Client, Data, Epochs, Steps
+from rookery.clients import Clients, Count, sample_cohort
 from rookery.problems import Problem
 
+__all__ = [
+    "Algorithm", "Client", "Data", "Epochs", "Fed", "NonFiniteError", "PerClient", "Schedule", "Step", "Steps",
+]  # fmt: skip
+
 C = TypeVar("C")
-Data = Batch | Chunks
 Schedule = Callable[[Count], Any]
 if TYPE_CHECKING:
     Step = Any
 else:
     Step = float | Schedule  # a number or a schedule, which is a number again inside a round
-Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
-
-WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a client counts of its own work
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉."""
-
-    passes: float
-
-
-class Client:
-    """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
-
-    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
-    the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
-    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem, sample by
-    sample: `losses`, on batches of `samples`.
-    """
-
-    def __init__(
-        self, problem: Problem, clients: Clients, place: Count | None, identity: Count, debug: bool = False
-    ) -> None:
-        self.problem = problem
-        self.id = identity
-        self._done: list[Count] = [0] * len(WORK)
-        self._looped: Any = np.zeros(len(WORK), np.int32)
-        if place is None:  # the centre, whose data serve the upper level
-            self._views = {"upper": clients.view("center", 0)}
-        else:
-            self._views = {"lower": clients.view("lower", place), "upper": clients.view("upper", place)}
-        self._where = (clients, place)
-        self._all = {level: view.all() for level, view in self._views.items()}  # outside any local loop
-        self._replace = clients.replace
-        self._debug = debug
-
-    # The data.
-
-    def lower(self, key: Array, size: int | None = None, step: Count = 0, seen: Rows | None = None) -> Data:
-        """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
-
-        `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
-        """
-        return self._draw("lower", key, size, step, seen)
-
-    def upper(self, key: Array, size: int | None = None, step: Count = 0) -> Data:
-        """The same of the upper data."""
-        return self._draw("upper", key, size, step, None)
-
-    def samples(self, key: Array, size: int | None = None, step: Count = 0) -> Batch:
-        """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
-        view = self._views["upper"]
-        batch = view.at_once() if size is None else view.draw(key, size, step, self._replace)
-        self._count("samples_upper", _samples(batch))
-        return batch
-
-    @property
-    def places(self) -> Bool[Array, " widest"]:
-        """Whether there is a sample, for each place of the upper data: as many as the largest client needs."""
-        view = self._views["upper"]
-        return jnp.arange(view.widest) < view.size
-
-    def _draw(self, level: Literal["lower", "upper"], key: Array, size: int | None, step: Count, seen: Any) -> Data:
-        view = self._views[level]
-        if size is not None:
-            batch: Data = view.draw(key, size, step, self._replace, seen)
-        elif seen is not None:
-            whole = self._all[level]
-            assert isinstance(whole, Batch)
-            batch = Batch(seen, whole.mask, seen=True)
-        else:
-            batch = self._all[level]
-        self._count(f"samples_{level}", _samples(batch))
-        return batch
-
-    def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
-        """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
-
-        None if the problem has no features, if fewer than a whole data set of samples will be used (`uses`), or if the
-        clients' sizes differ so much that padding would waste the work.
-        """
-        whole = self._all["lower"]
-        if self.problem.features is None or isinstance(whole, Chunks):
-            return None
-        if uses is not None and uses < self._views["lower"].widest:
-            return None
-        return self.problem.features(x, whole.rows)
-
-    def steps(self, local_steps: Steps, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
-        """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
-        if isinstance(local_steps, int):
-            return local_steps
-        if isinstance(local_steps, tuple):
-            low, high = local_steps
-            return jax.random.randint(key, (), low, high + 1)
-        if isinstance(local_steps, Epochs):
-            view = self._views[level]
-            if size is None:
-                return -int(-local_steps.passes // 1)
-            passes = local_steps.passes * jnp.asarray(view.size, jnp.float32) / jnp.minimum(size, view.size)
-            if view.widest == view.narrowest:
-                return int(-(-local_steps.passes * view.widest // min(size, view.widest)))
-            return jnp.ceil(passes).astype(jnp.int32)
-        return jnp.asarray(local_steps)[self.id]
-
-    # The oracles.
-
-    def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The upper loss."""
-        return self._mean(self.problem.f, batch, lambda f: f(x, y))
-
-    def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The lower loss."""
-        return self._mean(self._lower_loss(batch), batch, lambda g: g(x, y))
-
-    def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
-        """∇_x f."""
-        self._count("gradients")
-        return self._mean(self.problem.f, batch, lambda f: jax.grad(f)(x, y))
-
-    def f_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
-        """∇_y f."""
-        self._count("gradients")
-        return self._mean(self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y))
-
-    def f_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
-        """∇_x f and ∇_y f on one batch, in one evaluation."""
-        self._count("gradients")
-        return self._mean(self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y))
-
-    def g_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
-        """∇_y g."""
-        self._count("gradients")
-        return self._mean(self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
-
-    def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
-        """∇²_y g · v."""
-        self._count("products")
-
-        def product(g: Callable[..., Any]) -> tree.Tree:
-            return jax.jvp(lambda y: jax.grad(g, 1)(x, y), (y,), (v,))[1]
-
-        return self._mean(self._lower_loss(batch), batch, product)
-
-    def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
-        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not be one of `seen`: x moves."""
-        self._count("products")
-
-        def product(g: Callable[..., Any]) -> tree.Tree:
-            return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
-
-        return self._mean(self.problem.g, batch, product)  # type: ignore[union-attr]
-
-    def g_y_and_products(
-        self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
-    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
-        """∇_y g, ∇²_y g · v and ∇²_xy g · v on one batch, in one evaluation: ∇g and its derivative along (0, v)."""
-        self._count("gradients")
-        self._count("products", 2)
-
-        def all_three(g: Callable[..., Any]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
-            (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
-            return g_y, g_yy, g_xy
-
-        return self._mean(self.problem.g, batch, all_three)  # type: ignore[union-attr]
-
-    def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
-        """The inner function's value; a value alone counts by its samples, as those of f and g do."""
-        return self._mean(self._inner, batch, lambda r: r(x))
-
-    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
-        """∇r(x)ᵀv."""
-        self._count("products")
-        return self._mean(self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
-
-    def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
-        """r(x), and v ↦ ∇r(x)ᵀv without evaluating r again (unless the data come in pieces)."""
-        if isinstance(batch, Chunks):
-            return self.r(x, batch), lambda v: self.r_x(x, batch, v)
-        value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
-
-        def product(v: tree.Tree) -> tree.Tree:
-            self._count("products")
-            return pullback(v)[0]
-
-        return value, product
-
-    def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
-        """r(x) and ∇r(x): a tree like x with a leading axis for the d entries of r, which costs d products."""
-        value, product = self.r_and_pullback(x, batch)
-        flat, like_value = ravel_pytree(value)
-        self._count("products", flat.size - 1)
-        return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
-
-    def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
-        """The loss of each sample by itself; a row that is not marked has a loss, too, and it means nothing."""
-        if getattr(getattr(self.problem, "loss", None), "whole_batches", False):
-            raise ValueError(
-                "This method weighs samples one by one, and the loss looks at a batch as a whole (batch normalisation, "
-                "say): take a model whose loss is a mean over single samples."
-            )
-        return jax.vmap(lambda row: self.problem.f(x, (), jax.tree.map(lambda a: a[None], row)))(batch.rows)
-
-    def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
-        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
-        losses, pullback = jax.vjp(lambda x: self.losses(x, batch), x)
-
-        def weighted(w: Float[Array, " rows"]) -> tree.Tree:
-            self._count("gradients")
-            return pullback(w.astype(losses.dtype))[0]
-
-        return losses, weighted
-
-    @property
-    def _inner(self) -> Callable[..., Any]:
-        return self.problem.inner  # type: ignore[union-attr]
-
-    def _lower_loss(self, batch: Data) -> Callable[..., Any]:
-        seen = isinstance(batch, Batch) and batch.seen
-        return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
-
-    def _mean(self, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
-        """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
-        if isinstance(batch, Batch):
-            if batch.mask is None:
-                return of(lambda *z: loss(*z, batch.rows))
-            _check_single_samples(self.problem)
-            return _over(of(_sum_of_marked(loss, batch)), jnp.sum(batch.mask))
-        _check_single_samples(self.problem)
-        piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
-        total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
-        return _over(total, batch.total)
-
-    # Counting.
-
-    def loop(
-        self, n: Count, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
-    ) -> C:
-        """n times carry = body(i, carry), on this client; n may differ by client. Work done inside is counted.
-
-        With `go_on` it ends earlier, as soon as go_on(carry) does not hold. `before` is the number of steps taken
-        before the loop, for the messages of a debugging run.
-        """
-        if self._debug:
-            for i in range(int(n)):
-                if go_on is not None and not go_on(carry):
-                    break
-                carry = body(i, carry)
-                check_finite(carry, f"local step {before + i + 1} of {before + int(n)}")
-            return carry
-        done, looped, nothing = self._done, self._looped, np.zeros(len(WORK), np.int32)
-
-        def step(i: Array, state: tuple[C, Array]) -> tuple[C, Array]:
-            carry, work = state
-            self._done, self._looped = [0] * len(WORK), nothing
-            carry = body(i, carry)
-            return carry, work + self.work
-
-        start = (carry, jnp.asarray(nothing))
-        if go_on is None:
-            carry, work = jax.lax.fori_loop(0, n, step, start)
-        else:
-            more = lambda s: (s[0] < n) & go_on(s[1][0])
-            _, (carry, work) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
-        self._done, self._looped = done, looped + work
-        return carry
-
-    def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
-        """compute(client) where the condition holds, else `otherwise`: for work that is rare and long.
-
-        A plain `lax.cond` becomes a choice between two computed values once clients are vectorised, so that all of them
-        would do the work whenever one has to, or none. Here those for whom the condition holds do it one by one, and
-        the others cost nothing. `compute` is given the client anew, and takes its data from there.
-        """
-        clients, place = self._where
-        if self._debug and not condition:
-            return otherwise
-
-        def both() -> tuple[C, Array]:
-            client = Client(self.problem, clients, place, self.id, self._debug)
-            value = compute(client)
-            return value, client.work
-
-        nothing = jnp.zeros(len(WORK), jnp.int32)
-        value, work = both() if self._debug else _rarely(condition, both, (otherwise, nothing))
-        self._looped = self._looped + work
-        return value
-
-    @property
-    def work(self) -> Int[Array, " 4"]:
-        """What this client has done so far, in the order of WORK."""
-        if all(isinstance(done, int) for done in self._done):
-            return jnp.asarray(np.array(self._done, np.int32) + self._looped)
-        return jnp.stack([jnp.asarray(done, jnp.int32) for done in self._done]) + self._looped
-
-    def _count(self, what: str, amount: Count = 1) -> None:
-        self._done[WORK.index(what)] += amount
-
-
-def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
-    """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
-    closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
-    leaves, structure = jax.tree.flatten(otherwise)
-
-    @jax.custom_batching.custom_vmap
-    def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
-        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(closed.jaxpr, inputs), lambda: otherwise)
-
-    @choose.def_vmap
-    def one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
-        per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
-        holds = per_client(condition, batched[0])
-        first = jnp.argsort(~holds)  # those for whom it holds, then the others
-
-        def of_one(i: Array, values: list[Any]) -> list[Any]:
-            j = first[i]
-            own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
-            new = jax.core.eval_jaxpr(closed.jaxpr, own)
-            return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
-
-        start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]
-        return jax.lax.fori_loop(0, jnp.sum(holds), of_one, start), [True] * len(start)
-
-    return jax.tree.unflatten(structure, choose(condition, closed.consts, leaves))
-
-
-def _over(total: C, count: Int[Array, ""]) -> C:
-    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-
-
-def _samples(batch: Data) -> Count:
-    if isinstance(batch, Chunks):
-        return batch.total
-    return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
-
-
-def _check_single_samples(problem: Problem) -> None:
-    """Refuse to take the samples one by one where the loss says that it looks at a batch as a whole."""
-    if getattr(getattr(problem, "loss", None), "whole_batches", False):
-        raise ValueError(
-            "This loss looks at a batch as a whole (batch normalisation, say), and is no mean over single samples. "
-            "Clients of unequal sizes, and those with fewer samples than batch_size, would be taken sample by sample: "
-            "give all clients as many samples, and a batch_size that is not larger."
-        )
-
-
-def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
-    """The sum over the marked rows of the loss (or inner value) on each of them alone."""
-
-    def total(*z: tree.Tree) -> Any:
-        alone = jax.vmap(lambda row: loss(*z, jax.tree.map(lambda a: a[None], row)))(batch.rows)
-        marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
-        return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
-
-    return total
 
 
 class NonFiniteError(FloatingPointError):
     """A value became infinite or not a number; the message says where."""
 
 
-def check_finite(value: PyTree[Any], where: str) -> None:
-    """Raise NonFiniteError if a number in value is not finite."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) and not bool(jnp.all(jnp.isfinite(leaf))):
-            raise NonFiniteError(f"{where}: {tree.path_name(path)} is not finite")
+# The plan's own primitives: engines give them their meaning. A per-client value has a leading client axis in the plan.
+
+client_map = Primitive("client_map")  # ids, what the client is sent, its key, its own values -> its new values
+scatter = Primitive("scatter")  # ids, rows at the server -> a value for each client
+reduce = Primitive("reduce")  # ids, weights, who is present, per-client values -> weighted sums, who replied
+gather = Primitive("gather")  # ids, who is present, per-client values -> the rows at the server, who replied
+center = Primitive("center")  # what the centre is sent, its key -> values at the server
+loop = Primitive("loop")  # n, what the body closes over, carry -> carry
+PRIMITIVES = (client_map, scatter, reduce, gather, center, loop)
+for _primitive in PRIMITIVES:
+    _primitive.multiple_results = True
 
 
-class Exchange(NamedTuple):
-    """An exchange as it was traced: what it is called, how it reduces, and what each client sends and is sent back."""
+class Inputs(NamedTuple):
+    """What a client's function takes, in this order: the numbers of its inputs of each kind."""
 
-    order: int  # its place among the round's exchanges
-    name: str
-    kind: Literal["mean", "sum", "gather", "center", "finish"]
-    shape: str
-    reply_bytes: int
-    result_bytes: int
-
-
-def describe(value: PyTree[Any]) -> str:
-    """The shapes in a value, for the list of exchanges: `(200, 10) + (10)`."""
-    shapes = ["(" + ", ".join(map(str, leaf.shape)) + ")" for leaf in jax.tree.leaves(value)]
-    return " + ".join(shapes) if len(shapes) <= 4 else f"{' + '.join(shapes[:3])} + {len(shapes) - 3} more"
+    sent: int  # values it closes over, of the server's
+    data: tuple[int, ...]  # which leaves of the client's data
+    identity: bool  # the client's number
+    key: bool
+    own: int  # per-client values of earlier maps
 
 
-class PerClient(Protocol):
+def _aval(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.core.ShapedArray(shape, dtype)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The type in which values of this type are added up: float32 or better."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+client_map.def_abstract_eval(
+    lambda ids, *_, work, **__: [_aval((*ids.shape, *v.aval.shape), v.aval.dtype) for v in work.outvars[:-1]]
+)
+scatter.def_abstract_eval(lambda ids, rows: [_aval(rows.shape, rows.dtype)])
+
+
+@reduce.def_abstract_eval
+def _(ids: Any, weights: Any, *rows: Any, lossy: bool, **_: Any) -> list[Any]:
+    sums = [_aval(v.shape[1:], accumulator(v.dtype)) for v in rows[lossy:]]
+    return sums + [_aval(weights.shape, jnp.bool_)] * lossy
+
+
+@gather.def_abstract_eval
+def _(ids: Any, *rows: Any, lossy: bool, **_: Any) -> list[Any]:
+    return [_aval(v.shape, v.dtype) for v in (*rows[lossy:], *rows[:lossy])]
+
+
+center.def_abstract_eval(lambda *_, work, **__: [_aval(v.aval.shape, v.aval.dtype) for v in work.outvars[:-1]])
+loop.def_abstract_eval(lambda *_, body, **__: [_aval(v.aval.shape, v.aval.dtype) for v in body.outvars])
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class PerClient:
     """A value that every client of the cohort has and nobody else sees: what `fed.map` gives."""
 
+    rows: PyTree[Array]
 
-class Fed(Protocol):
-    """The primitives, as an engine provides them to an algorithm's `init` and `round`."""
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        """Its arrays, so that it can be carried through a loop."""
+        return (self.rows,), None
 
-    problem: Any  # one of those that the algorithm says it solves
-    n: int  # clients in the federation
-    cohort_size: int  # P, clients in this round
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "PerClient":
+        """The inverse of tree_flatten."""
+        return cls(*children)
+
+
+class Threaded(NamedTuple):
+    """What changes in the course of a round beside the algorithm's own values, and is carried through its loops."""
+
+    memory: Any = None  # the cohort's own
+    client: Any = ()  # what a channel's client side remembers, by exchange
+    server: Any = ()  # what its server side does
+    missing: Any = None  # how many replies did not arrive
+    least: Any = None  # the replies to the exchange that had the fewest
+    stayed: Any = None  # who has missed no exchange of the round
+
+
+class Keys(NamedTuple):
+    """The two streams of a channel's keys: that of the server alone, and that which clients see."""
+
+    private: Array
+    public: Array
+
+
+class Book:
+    """What the cohorts of one round share while it is traced."""
+
+    def __init__(
+        self, channel: Any = None, faults: Faults | None = None, keys: "Keys | None" = None,
+        threaded: Threaded | None = None, debug: bool = False,
+    ) -> None:  # fmt: skip
+        self.debug = debug
+        self.channel, self.faults, self.threaded = channel, faults, threaded or Threaded()
+        self.exchanges: dict[str, channels.Exchange] = {}  # those met so far, by name
+        self.sample_by_sample: set[str] = set()  # the losses that are evaluated so
+        self._keys, self._drawn = keys, 0
+
+    def next_keys(self) -> "Keys | None":
+        """The keys of the next exchange; None where nothing is random in it."""
+        self._drawn += 1
+        if self._keys is None:
+            return None
+        private, public = (jax.random.fold_in(key, self._drawn) for key in self._keys)
+        return Keys(private, public)
+
+    def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:
+        """Enter a loop's body, where the keys depend on the turn. Gives what `leave` needs."""
+        before = self._keys, self.threaded
+        keys = self.next_keys()
+        self._keys = None if keys is None else Keys(*(jax.random.fold_in(key, i) for key in keys))
+        self.threaded = threaded
+        return before
+
+    def leave(self, before: tuple[Any, ...]) -> Threaded:
+        """Leave it again: what is threaded at the end of the body."""
+        after = self.threaded
+        self._keys, self.threaded = before
+        return after
+
+
+class Fed:
+    """The primitives, as an algorithm's `init` and `round` are given them.
+
+    Attributes:
+        problem: one of those that the algorithm says it solves.
+        n: clients in the federation.
+        cohort_size: P, clients in this round.
+    """
+
+    def __init__(
+        self, problem: Problem, clients: Clients, weights: Float[Array, " n"], ids: Int[Array, " cohort"], book: Book,
+    ) -> None:  # fmt: skip
+        self.problem: Any = problem
+        self.n, self.cohort_size = clients.n, int(ids.shape[0])
+        self._clients, self._weights, self._ids, self._book = clients, weights, ids, book
+        self._own_cohort = True  # whether it is the round's, which has memory, and not a fresh one
+        self._repeats = False  # whether a client may be in the cohort twice
 
     def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
-        """fn(client, key, *values) on every client of the cohort; `values` are the client's own of earlier maps."""
+        """fn(client, key, *values) on every client of the cohort; `values` are the client's own of earlier maps.
+
+        What fn closes over is what a client is sent.
+        """
+        given, structure = jax.tree.flatten(values)
+        rows = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in given]
+
+        def on_client(data: Clients, identity: Any, key: Array, own: list[Any]) -> Any:
+            client = Client(self.problem, data, 0, identity, self._book.debug)
+            value = fn(client, key, *(v and v.rows for v in jax.tree.unflatten(structure, own)))
+            self._book.sample_by_sample |= client.sample_by_sample
+            return jax.tree.map(jaxprs.strong, value), client.counts
+
+        traced, (shapes, _) = jaxprs.trace(on_client, self._clients.members(None), _INTEGER, _key_like(key), rows)
+        work, sent, inputs = _work(traced, len(rows))
+        own = [v for v, used in zip(given, inputs.pop("own"), strict=True) if used]
+        kept = Inputs(**inputs, own=len(own))
+        out = self._bind(
+            client_map, self._ids, *sent, *([key] if kept.key else []), *own,
+            work=work, inputs=kept, source=_source(fn), repeats=self._repeats,
+        )  # fmt: skip
+        return PerClient(jax.tree.unflatten(jax.tree.structure(shapes), out))
 
     def map_state(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
         """The same, for fn(client, key, memory, *values) -> (value, memory), where memory stays with the client."""
+        if not self._own_cohort:
+            raise ValueError(
+                "map_state on a cohort of `resample`: what its clients write would be lost. Use map there, or "
+                "map_state on the round's own cohort."
+            )
+        both = self.map(fn, key, PerClient(self._book.threaded.memory), *values)
+        if not isinstance(both.rows, tuple) or len(both.rows) != 2:
+            raise TypeError("map_state's function must return two things: (value, memory).")
+        value, memory = both.rows
+        self._book.threaded = self._book.threaded._replace(memory=memory)
+        return PerClient(value)
 
-    def mean(self, value: PerClient, name: str = "mean", weights: Array | None = None) -> Any:
-        """One exchange: Σ p_i v_i / Σ p_i over the cohort; `weights`, one for each client, take the place of p."""
+    def mean(
+        self, value: PerClient, name: str = "mean", weights: Array | None = None, around: Any = None,
+        heard: bool = False,
+    ) -> Any:  # fmt: skip
+        """One exchange: Σ p_i v_i / Σ p_i over those of the cohort who reply.
+
+        Arguments:
+            value: what each client sends.
+            name: for the ledger, and for channels that are chosen by name.
+            weights: one for each client of the federation, in the place of p.
+            around: where the value is an iterate, the public value that it started from: a tree like the value, or its
+                beginnings, with None where there is none. Channels see the difference.
+            heard: whether to return Σ p_i, too.
+        """
+        return self._reduced("mean", value, name, self._weights if weights is None else weights, around, heard)
 
     def sum(self, value: PerClient, name: str = "sum") -> Any:
-        """One exchange: Σ (n/P) p_i v_i over the cohort, unbiased for the sum over all clients."""
+        """One exchange: Σ (n/P) p_i v_i over the P who reply, unbiased for the sum over all clients."""
+        return self._reduced("sum", value, name, self._weights, None, False)
 
     def gather(self, value: PerClient, name: str = "gather") -> Any:
-        """One exchange: the replies themselves, stacked; small, and not aggregated."""
-
-    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
-        """fn(client, key) on the centre's data, which are `client.upper`; the result is then known to all.
-
-        Where the server holds the data this is no exchange, and the result goes out with the next broadcast, as all
-        results do. Where a client does, it is one, in which that client alone is asked. The centre's samples and
-        oracles count as the clients' do.
-        """
+        """One exchange: the replies themselves, stacked; small, and not aggregated. Zeros for who did not reply."""
+        keys = self._book.next_keys()
+        sent, exchange, channel = self._encoded("gather", value, name, None, keys)
+        rows, present = self._gathered("gather", name, sent, keys)
+        if channel is not None:
+            rows = self._decoded(channel, exchange._replace(share=jnp.float32(1)), rows, keys)
+            rows = rows if present is None else jax.tree.map(lambda a: _where_rows(present, a), rows)
+        return rows
 
     def scatter(self, rows: Any) -> PerClient:
-        """Row j of what the server holds, to the j-th client of the cohort. (Every client is sent all the rows.)"""
+        """Row j of what the server holds, to the j-th client of the cohort."""
+        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, rows))
+        for leaf in leaves:
+            if leaf.shape[:1] != (self.cohort_size,):
+                raise ValueError(
+                    f"scatter: an array of shape {leaf.shape} has not a row for each of the {self.cohort_size} clients."
+                )
+        return PerClient(jax.tree.unflatten(structure, [self._bind(scatter, self._ids, a)[0] for a in leaves]))
+
+    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
+        """fn(client, key) on the centre's data, which are `client.upper`.
+
+        Where the server holds the data this is no exchange. Where a client does, it is one, in which that client alone
+        is asked. The centre's samples and oracles count as the clients' do.
+        """
+        data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._clients.at_center())
+
+        def at_center(data: Clients, identity: Any, key: Array, _: list[Any]) -> Any:
+            client = Client(self.problem, data, None, identity, self._book.debug)
+            value = jax.tree.map(jaxprs.strong, fn(client, key))
+            self._book.sample_by_sample |= client.sample_by_sample
+            return value, client.counts
+
+        traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
+        work, sent, inputs = _work(traced, 0)
+        kept = Inputs(**inputs | {"own": 0})
+        exchange = _described(name, "center", work.outvars[:-1])
+        holder = self._clients.center_client
+        key = jax.random.fold_in(key, self.n)
+        out = self._bind(
+            center, *sent, *([key] if kept.key else []),
+            work=work, inputs=kept, source=_source(fn), exchange=exchange, holder=holder,
+        )  # fmt: skip
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """n times carry = body(i, carry), where the body exchanges."""
+        book = self._book
+        if isinstance(n, int) and n <= 1:
+            return body(jnp.int32(0), carry) if n == 1 else carry
+
+        def turn(i: Any, both: Any) -> tuple[Any, Any]:
+            before = book.enter(i, both[1])
+            try:
+                carry = body(i, both[0])
+            finally:
+                threaded = book.leave(before)
+            return (carry, threaded), ()
+
+        traced = jaxprs.LoopBody(turn, (carry, book.threaded))
+        leaves, structure = jax.tree.flatten(traced.carry)
+        length = n if isinstance(n, int) else None
+        count = [] if length is not None else [jnp.asarray(n, jnp.int32)]
+        out = self._bind(loop, *count, *traced.consts, *leaves, body=traced.jaxpr, length=length)
+        result, book.threaded = jax.tree.unflatten(structure, out)
+        return result
+
+    @property
+    def shares(self) -> Float[Array, " cohort"]:
+        """What each client of the cohort counts in a mean: p_i / Σ p_i."""
+        p = self._weights[self._ids]
+        return p / jnp.sum(p)
 
     def resample(self, key: Array, chances: Array | None = None) -> "Fed":
-        """The same federation with a fresh cohort of the same size, for one exchange of its own.
+        """The same federation with a fresh cohort of the same size, for exchanges of its own, without memory.
 
         Drawn uniformly, without repetition; or, with each client's chance given, independently: a client that is drawn
         twice does its work once, and its reply counts twice.
         """
+        ids = sample_cohort(key, self.n, self.cohort_size, chances)
+        fresh = copy(self)
+        fresh._ids, fresh._own_cohort, fresh._repeats = ids, False, chances is not None
+        return fresh
+
+    # What the exchanges share.
+
+    def _bind(self, primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
+        """A part of the plan. (An engine that evaluates at once has its own.)"""
+        return primitive.bind(*args, **params)
+
+    def _reduced(self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool) -> Any:
+        keys = self._book.next_keys()
+        p = jnp.asarray(weights)[self._ids]
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
+        sent, exchange, channel = self._encoded(kind, value, name, around, keys)
+        lossy = self._book.faults is not None
+        if kind == "sum":
+            p = p if lossy else p * (self.n / self.cohort_size)
+        total = jnp.sum(p)
+        p = p / total if kind == "mean" and not lossy else p
+        custom = None if channel is None else getattr(channel, "reduce", None)
+        if custom is None:
+            leaves, structure = jax.tree.flatten(sent.rows)
+            described = _described(name, kind, [_aval(v.shape[1:], v.dtype) for v in leaves])
+            who = [self._present(keys)] if lossy else []
+            out = self._bind(reduce, self._ids, p, *who, *leaves, exchange=described, lossy=lossy)
+            present: Any = self._noted(out.pop()) if lossy else None
+            scale: Any = None
+            if lossy:
+                total = jnp.sum(jnp.where(present, p, 0))
+                safe = jnp.where(total > 0, total, 1)
+                scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
+                p = jnp.where(present, p, 0) * scale
+            back = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(_result(like.dtype))
+            result = jax.tree.unflatten(structure, [back(a, v) for a, v in zip(out, leaves, strict=True)])
+        else:
+            rows, present = self._gathered(kind, name, sent, keys)
+            if present is not None:
+                p = jnp.where(present, p, 0)
+                total = jnp.sum(p)
+                p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
+            there = jnp.ones(self.cohort_size, bool) if present is None else present
+            result = custom(exchange, rows, p, there)
+        if lossy:
+            least = self._book.threaded.least
+            self._book.threaded = self._book.threaded._replace(least=jnp.where(total > 0, least, 0))
+        if channel is not None:
+            result = self._decoded(channel, exchange._replace(share=channels.largest_share(p)), result, keys)
+            result = _plus(result, around, shapes)
+        if not heard:
+            return result
+        return result, total.astype(jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows))))
+
+    def _encoded(
+        self, kind: str, value: PerClient, name: str, around: Any, keys: Keys | None
+    ) -> tuple[PerClient, Any, Any]:
+        """What is sent; and, with a channel, the exchange as the channel sees it."""
+        if not isinstance(value, PerClient):
+            raise TypeError(
+                f"fed.{kind}: {name!r} is a {type(value).__name__}; give what fed.map returned, a value of the clients."
+            )
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
+        exchange, book = channels.Exchange(name, kind, shapes), self._book
+        book.exchanges.setdefault(name, exchange)
+        channel = channels.chosen(book.channel, name)
+        if channel is None or keys is None:
+            return value, exchange, None
+        remembered = book.threaded.client.get(name) if self._own_cohort and book.threaded.client else None
+        fresh = channel.init(exchange)[1]
+
+        def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
+            return channel.encode(exchange, _minus(value, around), key, fresh if state is None else state)
+
+        both = self.map(encode, keys.public, value, None if remembered is None else PerClient(remembered))
+        sent, state = both.rows
+        if remembered is not None:
+            client = {**book.threaded.client, name: state}
+            book.threaded = book.threaded._replace(client=client)
+        return PerClient(sent), exchange, channel
+
+    def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
+        book = self._book
+        states = book.threaded.server or {}
+        state = states[exchange.name] if exchange.name in states else channel.init(exchange)[0]
+        result, state = channel.decode(exchange, total, jax.random.fold_in(keys.private, 1), state)
+        if exchange.name in states:
+            book.threaded = book.threaded._replace(server={**states, exchange.name: state})
+        return result
+
+    def _gathered(self, kind: str, name: str, sent: PerClient, keys: Any) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(sent.rows)
+        described = _described(name, kind, [_aval(v.shape[1:], v.dtype) for v in leaves])
+        lossy = self._book.faults is not None
+        who = [self._present(keys)] if lossy else []
+        out = self._bind(gather, self._ids, *who, *leaves, exchange=described, lossy=lossy)
+        present = self._noted(out.pop()) if lossy else None
+        return jax.tree.unflatten(structure, out), present
+
+    def _present(self, keys: Any) -> Array:
+        assert self._book.faults is not None
+        return self._book.faults.present(jax.random.fold_in(keys.private, 0), self.cohort_size)
+
+    def _noted(self, present: Array) -> Array:
+        """`present`, noted in what the round reports."""
+        before, replies = self._book.threaded, jnp.sum(present, dtype=jnp.int32)
+        stayed = before.stayed & present if self._own_cohort else before.stayed
+        missing = before.missing + self.cohort_size - replies
+        self._book.threaded = before._replace(missing=missing, least=jnp.minimum(before.least, replies), stayed=stayed)
+        return present
+
+
+_INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _key_like(key: Array) -> Any:
+    return jax.ShapeDtypeStruct((), key.dtype)
+
+
+def _work(traced: Any, own: int) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A client's function without what it does not need; what it is sent; and which inputs are left."""
+    consts = len(traced.consts)
+    work, used = jaxprs.prune(jaxprs.open_up(traced))
+    sent, data, (identity, key), values = (
+        used[:consts],
+        used[consts : -2 - own],
+        used[-2 - own :][:2],
+        used[len(used) - own :],
+    )
+    left = {
+        "sent": sum(sent),
+        "data": tuple(i for i, is_used in enumerate(data) if is_used),
+        "identity": identity,
+        "key": key,
+        "own": values,
+    }
+    return work, [c for c, is_used in zip(traced.consts, sent, strict=True) if is_used], left
+
+
+def _described(name: str, kind: str, avals: Any) -> ledger.Exchange:
+    shapes = [getattr(v, "aval", v) for v in avals]
+    return ledger.Exchange(name, kind, ledger.shape_of(shapes), ledger.nbytes(shapes))
+
+
+def _source(fn: Any) -> str:
+    """Where a client's function stands, for messages and printed plans."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return getattr(fn, "__name__", type(fn).__name__)
+    return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+
+
+def _result(dtype: Any) -> Any:
+    """The type of a mean of values of this type."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
+
+
+def _where_rows(present: Array, rows: Array) -> Array:
+    return jnp.where(present.reshape(-1, *(1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
+
+
+def _spread(around: Any, like: Any) -> Any:
+    """`around`, a tree like `like` or its beginnings, with None for whatever it leaves out; as a tree of leaves."""
+    if around is None:
+        return jax.tree.map(lambda _: None, like)
+    if isinstance(around, tuple | list) and isinstance(like, tuple | list):
+        parts = [_spread(a, l) for a, l in zip(around, like, strict=True)]
+        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+    if isinstance(around, dict) and isinstance(like, dict):
+        return {k: _spread(around[k], like[k]) for k in like}
+    return around
+
+
+def _minus(value: Any, around: Any) -> Any:
+    spread = _spread(around, value)
+    return jax.tree.map(lambda s, v: v if s is None else v - s, spread, value, is_leaf=lambda s: s is None)
+
+
+def _plus(result: Any, around: Any, shapes: Any) -> Any:
+    spread = _spread(around, shapes)
+    add = lambda s, v: v if s is None else (s + v).astype(v.dtype)
+    return jax.tree.map(add, spread, result, is_leaf=lambda s: s is None)
 
 
 class Algorithm(Protocol):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from rookery.arguments import check_positive, is_number
 from rookery.clients import Clients, Rows
 from rookery.problems import Compositional, SingleLevel
 
@@ -92,7 +93,7 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
         [0.017, 0.047, 0.936]
     """
     scale = _positive("penalty", penalty)
-    if cap is not None and not (_is_number(cap) and cap > 1):
+    if cap is not None and not (is_number(cap) and cap > 1):
         raise ValueError(f"cap={cap!r} is not a number above 1, or None.")
     risk = lambda losses: kl_risk(losses, scale, cap)
     if shift is not None:
@@ -163,7 +164,7 @@ def cvar(loss: SampleLoss, size: float, smoothing: float | None = None) -> Objec
         size: α, the share of samples that count, in (0, 1]; 1 is the mean.
         smoothing: λ of a penalty −λ Σ p_i log(m p_i), which makes the dual smooth: p_i = min(e^{(ℓ_i−η)/λ}, 1/α)/m.
     """
-    if not (_is_number(size) and 0 < size <= 1):
+    if not (is_number(size) and 0 < size <= 1):
         raise ValueError(f"size={size!r} is not a share of the samples, in (0, 1].")
     width = None if smoothing is None else _positive("smoothing", smoothing)
     most = 1 / float(size)
@@ -220,7 +221,7 @@ def equal_opportunity(
     if not shares:
         raise ValueError("shares is empty: name at least one group, {name: its positives' share of all samples}.")
     for name, share in shares.items():
-        if not (_is_number(share) and share > 0):
+        if not (is_number(share) and share > 0):
             raise ValueError(f"group {name!r} has no members: its share of the samples is {share!r}; leave it out.")
     each_share = np.array(list(shares.values()), float)
 
@@ -419,11 +420,6 @@ def _log(u: Array, least: float) -> Array:
     return jnp.log(jnp.maximum(u, least)) + jnp.minimum(u - least, 0) / least
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
-
-
 def _positive(name: str, value: Any) -> float:
-    if not (_is_number(value) and value > 0):
-        raise ValueError(f"{name}={value!r} is not a positive number.")
+    check_positive(**{name: value})
     return float(value)

@@ -20,7 +20,8 @@ Projection = Callable[[tree.Tree], tree.Tree]
 Scope = Literal["global", "client"]
 
 
-def _keep(x: tree.Tree) -> tree.Tree:
+def unconstrained(x: tree.Tree) -> tree.Tree:
+    """x itself: the projection of a problem without a set."""
     return x
 
 
@@ -51,7 +52,7 @@ class Bilevel:
     lower: Loss
     lower_scope: Scope = "global"
     features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
-    project_upper: Projection = _keep
+    project_upper: Projection = unconstrained
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
         """The upper loss on a batch."""
@@ -76,7 +77,7 @@ class Minimax:
     """
 
     objective: Loss
-    project_upper: Projection = _keep
+    project_upper: Projection = unconstrained
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
@@ -110,7 +111,7 @@ class Compositional:
     outer: Callable[..., Float[Array, ""]]
     extra: Loss | None = None
     inner_scope: Scope = "global"
-    project_upper: Projection = _keep
+    project_upper: Projection = unconstrained
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
@@ -153,7 +154,7 @@ class SingleLevel:
     """
 
     loss: Loss
-    project_upper: Projection = _keep
+    project_upper: Projection = unconstrained
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:

@@ -23,6 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from rookery.metrics import direction
 from rookery.solve import Run, metrics_of
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
@@ -31,6 +32,7 @@ ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DRAWN = 1e100  # larger values are left out: near the largest float a logarithmic axis has no room for its ticks
 
 # The methods that often share a picture, each with its own look. A name that is not here gets one from its letters.
 _STYLES: dict[str, tuple[str, str, str]] = {
@@ -134,6 +136,7 @@ def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = 
     else by x. `look` changes the style that belongs to the label.
     """
     frame = frame.dropna(subset=[x, y])
+    frame = frame[frame[y].abs() < _DRAWN]
     at = "round" if "round" in frame else x
     groups = frame.groupby(at, sort=True)
     place, middle = groups[x].mean().to_numpy(float), groups[y].mean().to_numpy(float)
@@ -208,11 +211,6 @@ ACROSS = {
 }
 
 
-def rises(metric: str) -> bool:
-    """Whether more of this metric is better; of the others (losses, distances) less is."""
-    return any(word in metric.lower() for word in ("accuracy", "auc", "f1", "precision", "recall"))
-
-
 def metrics(history: pd.DataFrame) -> list[str]:
     """The columns of a history that `evaluate` gave, but for the weights of single clients."""
     return metrics_of(history)
@@ -227,10 +225,10 @@ def across(history: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def scale(ax: Axes, metric: str, values: Sequence[float]) -> None:
+def scale(ax: Axes, higher: bool, values: Sequence[float]) -> None:
     """A logarithmic axis for a metric that falls by orders of magnitude, a plain one for the rest."""
     finite = [v for v in values if math.isfinite(v)]
-    if finite and not rises(metric) and min(finite) > 0 and max(finite) > 30 * min(finite):
+    if finite and not higher and min(finite) > 0 and max(finite) > 30 * min(finite):
         ax.set_yscale("log")
 
 
@@ -278,7 +276,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) -> None:
-    """Save a run: run.json, history.csv, exchanges.csv, state.npz, best.npz and picture.png."""
+    """Save a run: run.json, history.csv, exchanges.csv, state.npz, best.npz and picture.png, of this metric."""
     folder.mkdir(parents=True, exist_ok=True)
     write_description(folder, {**description, **summary(run), "metric": metric})
     run.history.to_csv(folder / "history.csv", index=False)
@@ -287,7 +285,8 @@ def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) 
     if run.best is not None:
         best = {name: getattr(run.best, name) for name in ("round", "value", "x", "y", "memory")}
         np.savez(folder / "best.npz", **named_arrays(best))
-    save(picture(run.history, metric, f"{description['algorithm']} on {description['task']}"), folder / "picture.png")
+    title = f"{description['algorithm']} on {description['task']}"
+    save(picture(run.history, metric, title), folder / "picture.png")
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
@@ -324,13 +323,13 @@ def named_arrays(value: Any) -> dict[str, Any]:
 
 
 def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
-    """One run: the metric over rounds and over exchanges."""
+    """One run: the metric, with or without its sign, over rounds and over exchanges."""
     fig, axes = figure(1, 2, width=9.2, height=3.6)
-    history = across(history)
+    history, shown = across(history), direction(metric, otherwise=False)
     for ax, by in zip(axes[0], ("rounds", "exchanges"), strict=True):
-        band(ax, history, by, metric, label=title, color=BLUE, linestyle="-", marker="o")
-        scale(ax, metric, history[metric].tolist())
-        label(ax, x=ACROSS[by], y=metric.replace("_", " ") if by == "rounds" else "")
+        band(ax, history, by, shown.name, label=title, color=BLUE, linestyle="-", marker="o")
+        scale(ax, shown.higher_is_better, history[shown.name].tolist())
+        label(ax, x=ACROSS[by], y=shown.name.replace("_", " ") if by == "rounds" else "")
     fig.suptitle(title, fontsize=12, fontweight="bold")
     return fig
 
@@ -354,12 +353,12 @@ def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "
 def compared(runs: pd.DataFrame, by: str, metric: str) -> Figure:
     """Several runs, a line for each `label`: the metric over rounds, exchanges, bytes, samples or seconds."""
     fig, axes = figure(1, 1, width=6.4, height=4.2)
-    ax = axes[0, 0]
+    ax, shown = axes[0, 0], direction(metric, otherwise=False)
     looks = styles(list(runs["label"].unique()))
     for name, own in runs.groupby("label", sort=False):
-        band(ax, own, by, metric, label=str(name), **looks[str(name)])
-    scale(ax, metric, runs[metric].tolist())
-    label(ax, x=ACROSS[by], y=metric.replace("_", " "))
+        band(ax, own, by, shown.name, label=str(name), **looks[str(name)])
+    scale(ax, shown.higher_is_better, runs[shown.name].tolist())
+    label(ax, x=ACROSS[by], y=shown.name.replace("_", " "))
     legend(ax)
     return fig
 
@@ -379,7 +378,7 @@ def landscape(table: pd.DataFrame, names: Sequence[str], metric: str, higher: bo
     for ax in axes.flat[panels:]:
         ax.set_visible(False)
     if not pairs:
-        _curve(axes[0, 0], good, lost, names[0], metric, start)
+        _curve(axes[0, 0], good, lost, names[0], metric, higher, start)
     for ax, (x, y) in zip(axes.flat, pairs, strict=False):
         _map(ax, table, x, y, shades, text)
     if pairs and len(good):
@@ -452,7 +451,7 @@ def _map(ax: Axes, table: pd.DataFrame, x: str, y: str, shades: _Shades, text: f
     label(ax, x=x, y=y)
 
 
-def _curve(ax: Axes, good: pd.DataFrame, lost: pd.DataFrame, x: str, metric: str, start: float) -> None:
+def _curve(ax: Axes, good: pd.DataFrame, lost: pd.DataFrame, x: str, metric: str, higher: bool, start: float) -> None:
     line = good.sort_values(x)
     ax.set(xscale="log")
     ax.plot(line[x], line["last"], color=BLUE, linewidth=1.2, marker="o", markersize=5)
@@ -461,7 +460,7 @@ def _curve(ax: Axes, good: pd.DataFrame, lost: pd.DataFrame, x: str, metric: str
             f"r{row['rounds']}", (row[x], row["last"]), (0, 6), textcoords="offset points", fontsize=8, color=GREY
         )
     ax.plot(good[x].head(1), good["last"].head(1), "o", markersize=12, markerfacecolor="none", color=VERMILION)
-    scale(ax, metric, good["last"].tolist())
+    scale(ax, higher, good["last"].tolist())
     if ax.get_yscale() == "log" and good["last"].min() < start < ax.get_ylim()[1] / 10:
         ax.set_ylim(top=10 * start)  # how far above the start they end does not matter
     for value in lost[x]:

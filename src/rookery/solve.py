@@ -5,7 +5,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +20,30 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rookery import checkpoints, hyperparameters
+from rookery import checkpoints
+from rookery.channel import Channel, Faults
 from rookery.checks import check_run, start_values
 from rookery.clients import Clients
-from rookery.engines.federation import Federation
-from rookery.engines.simulation import Amounts, Carry, Simulation
-from rookery.fed import WORK, Algorithm, Exchange
+from rookery.engines import default_engine
+from rookery.engines.engine import Engine, Job, Session
+from rookery.fed import Algorithm
+from rookery.ledger import COUNTED, Ledger
+from rookery.metrics import Direction, direction
 from rookery.problems import Problem, required_arguments
 
 _SERIES = re.compile(r"weight_\d+")  # a weight for each client: in the history, and not in tables
-COUNTED = ("exchanges", "bytes_up", "bytes_down", "samples_busiest", *WORK)
-_AT_ONCE = 256  # rounds in one compiled call at most, and
-_SECONDS_AT_ONCE = 0.5  # about how long such a call may take, so that progress is seen and Ctrl-C is heard
+_AT_ONCE = 256  # rounds in one call at most, and
+SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
+
+
+class NonFiniteWarning(UserWarning):
+    """A value became infinite or not a number."""
+
+
+class RoundFailedError(RuntimeError):
+    """A round could not be completed: too few clients replied. `run` is the run as far as it got."""
+
+    run: "Run"
 
 
 def metrics_of(history: pd.DataFrame) -> list[str]:
@@ -63,9 +76,10 @@ class Run:
     Attributes:
         x, y: the variables at the end (y is empty for single-level problems).
         history: a DataFrame with a row for each evaluation: round, exchanges, bytes_up, bytes_down, samples_upper,
-            samples_lower, samples_busiest, gradients, products, seconds (all from the start on) and the metrics.
-            `samples_busiest` follows, at each step of the protocol, the client that has the most to do: what a run in
-            lock-step waits for. `seconds` is the rounds' alone, with compilation, without evaluation.
+            samples_lower, samples_busiest, gradients, products, missing, seconds (all from the start on) and the
+            metrics. `samples_busiest` follows, at each step of the protocol, the client that has the most to do: what a
+            run in lock-step waits for. `missing` counts the replies that did not arrive. `seconds` is the rounds'
+            alone, with compilation, without evaluation.
         weights: the clients' weights, of the methods that learn them.
         memory: what the clients remember, one row for each: their personal models, of the methods that have some. None
             if they remember nothing, and on a `Federation`, where nobody else sees it.
@@ -73,6 +87,8 @@ class Run:
         best: see `Best`; None without `keep_best`.
         state: the algorithm's whole state.
         interrupted: whether Ctrl-C was pressed, or a callback ended the run early.
+        stopped: where the first value appeared that is not finite, if that ended the run; else None. The state is then
+            the last one that is finite.
     """
 
     history: pd.DataFrame
@@ -82,6 +98,7 @@ class Run:
     interrupted: bool = False
     rounds: int = field(default=0)
     memory: Any = None
+    stopped: str | None = None
 
     @property
     def x(self) -> Any:
@@ -103,7 +120,8 @@ class Run:
     def __repr__(self) -> str:
         last: Any = self.history.iloc[-1][metrics_of(self.history)] if len(self.history) else {}
         metrics = "".join(f", {name}={value:.4g}" for name, value in last.items())
-        return f"Run(rounds={self.rounds}{metrics}{', interrupted' if self.interrupted else ''})"
+        ended = ", interrupted" if self.interrupted else ", stopped" if self.stopped else ""
+        return f"Run(rounds={self.rounds}{metrics}{ended})"
 
 
 Evaluate = Callable[..., dict[str, Any]]
@@ -120,10 +138,13 @@ def solve(
     seed: int = 0,
     evaluate: Evaluate | None = None,
     every: int = 1,
-    engine: Any = None,
+    engine: Engine | None = None,
+    channel: "Channel | Mapping[str, Channel] | None" = None,
+    faults: Faults | None = None,
     checkpoint: str | Path | None = None,
     keep_best: str | None = None,
     callbacks: Sequence[Callable[[Run], Any]] = (),
+    on_nonfinite: str = "stop",
     progress: bool | str | None = None,
 ) -> Run:
     """Run an algorithm on a problem.
@@ -141,10 +162,19 @@ def solve(
             evaluate(x, y, memory), with what the clients remember, one row for each (None if they remember nothing).
         every: rounds from one evaluation to the next.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
+        channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for
+            all exchanges, or {name of an exchange: channel}. None: the plain mean.
+        faults: `rk.Faults(dropout=0.2)`: replies that do not arrive. If fewer than its minimum do, the run ends with
+            `rk.RoundFailedError`.
         checkpoint: a file. The run is saved there at every evaluation, and goes on from there if the file is that of
             the same run, cut short.
-        keep_best: a metric; the state where it is highest is kept in `Run.best` ("-loss": where it is lowest).
+        keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
+            "-name" if lower is. Without a sign the name's last word decides (loss, error, distance, …: lower), else
+            higher is better.
         callbacks: each is called with the run so far after every evaluation; one that returns True ends the run.
+        on_nonfinite: "stop": the run ends before the first round that makes a value of the state or of a client's
+            memory infinite or not a number, with a warning; `Run.stopped` says where. "warn": it goes on, with a
+            warning.
         progress: show a bar with the metrics and the time left (a string is its title); None: if standard error is a
             terminal.
 
@@ -153,110 +183,131 @@ def solve(
     x, y = start_values(problem, clients, init)
     cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every, seed)
     rounds, every, seed = int(rounds), int(every), int(seed)
-    engine = Simulation() if engine is None else engine
-    if isinstance(engine, type) or not hasattr(engine, "advance"):
+    engine = default_engine() if engine is None else engine
+    if isinstance(engine, type) or not hasattr(engine, "open"):
         raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
     if callable(callbacks):
         raise TypeError("callbacks is a function; give a list of functions.")
-    split = hyperparameters.split(algorithm)
+    if on_nonfinite not in ("stop", "warn"):
+        raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
+    if faults is not None and not isinstance(faults, Faults):
+        raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
     record = _Record(evaluate, keep_best)
-    if record.sees_memory and isinstance(engine, Federation) and hasattr(algorithm, "memory"):
+    if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate(x, y, memory) looks at what the clients remember, and a Federation's sites keep that to "
             "themselves: give an evaluate(x, y), or use the Simulation."
         )
 
     begin = time.perf_counter()
-    carry, amounts = engine.start(problem, clients, split, x, y, seed)
-    record.add([amounts], clients.n, time.perf_counter() - begin)
-    done, identity = 0, {}
+    session = engine.open(Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite))
+    record.ledger.add([session.init()], clients.n)
+    record.seconds += time.perf_counter() - begin
+    record.ledger.rounds = 0
+    identity = {}
     if checkpoint is not None:
-        if isinstance(engine, Federation):
-            raise ValueError("checkpoint= needs the Simulation: the sites of a Federation keep their own memory.")
-        identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort)
+        identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
     if checkpoint is not None and Path(checkpoint).exists():
-        done, carry, extra, best = checkpoints.load(checkpoint, identity, carry, record.seen(carry), rounds)
+        done, saved, extra, best = checkpoints.load(checkpoint, identity, session.save(), record.seen(session), rounds)
+        session.restore(saved, done)
         record.restore(extra, best)
     else:
-        record.evaluate(0, carry)
+        record.evaluate(session)
 
-    at_once = 1
-    stopped = False
-    with _bar(progress, algorithm, rounds, done) as bar, _interrupts() as interrupt:
-        bar(done, record.rows[-1])
-        while done < rounds and not (stopped or interrupt.is_set()):
-            to_evaluation = min(every - done % every, rounds - done)
-            count = min(to_evaluation, _AT_ONCE, at_once)
-            begin = time.perf_counter()
-            carry, costs = engine.advance(problem, clients, split, cohort, carry, done, count, _AT_ONCE, seed)
-            jax.block_until_ready(carry)
-            seconds = time.perf_counter() - begin
-            at_once = max(1, min(2 * count, int(_SECONDS_AT_ONCE * count / seconds)))
-            done += count
-            record.add(costs, cohort, seconds)
-            if done % every == 0 or done == rounds or interrupt.is_set():
-                record.evaluate(done, carry)
-                if checkpoint is not None:
-                    checkpoints.save(checkpoint, identity, done, carry, record.extra(), record.best)
-                if callbacks:
-                    so_far = record.run(carry, done, interrupted=False)
-                    stopped = any([callback(so_far) is True for callback in callbacks])
-            bar(done, record.rows[-1])
-        if record.rows[-1]["round"] != done:  # Ctrl-C between the last test for it and the next
-            record.evaluate(done, carry)
+    ended = False
+    with _bar(progress, algorithm, rounds, session.rounds) as bar, interrupts() as interrupt:
+        pace = Pace(_AT_ONCE)
+
+        def note() -> None:
+            record.evaluate(session)
             if checkpoint is not None:
-                checkpoints.save(checkpoint, identity, done, carry, record.extra(), record.best)
-        ended_early = done < rounds or interrupt.is_set()
-    return record.run(carry, done, interrupted=ended_early)
+                checkpoints.save(checkpoint, identity, session.rounds, session.save(), record.extra(), record.best)
+
+        bar(session.rounds, record.rows[-1])
+        while session.rounds < rounds and not (ended or session.stopped or interrupt.is_set()):
+            count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
+            begin = time.perf_counter()
+            costs = session.advance(count)
+            jax.block_until_ready(session.state)
+            seconds = time.perf_counter() - begin
+            pace.took(count, seconds)
+            record.ledger.add(costs, cohort)
+            record.seconds += seconds
+            if session.rounds % every == 0 or session.rounds == rounds:
+                if record.rows[-1]["round"] != session.rounds:
+                    note()
+                if callbacks:
+                    so_far = record.run(session, interrupted=False)
+                    ended = any([_is_true(callback(so_far)) for callback in callbacks])
+            bar(session.rounds, record.rows[-1])
+        if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
+            note()
+        interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
+    if session.warned is not None:
+        warnings.warn(f"{session.warned.reason} The run went on.", NonFiniteWarning, stacklevel=2)
+    run = record.run(session, interrupted)
+    session.close()
+    if session.stopped is not None:
+        if session.stopped.failed:
+            error = RoundFailedError(session.stopped.reason)
+            error.run = run
+            raise error
+        run.stopped = session.stopped.reason
+        warnings.warn(
+            f"{session.stopped.reason} The run stopped there, and what it returns is from before. Smaller steps are "
+            "the usual cure; rk.Simulation(debug=True) tells which client and which local step; "
+            'on_nonfinite="warn" goes on.',
+            NonFiniteWarning,
+            stacklevel=2,
+        )
+    return run
 
 
-def _asked(exchange: Exchange, cohort: int) -> int:
-    """How many clients: the cohort, or the one that holds the centre's data."""
-    return 1 if exchange.kind == "center" else cohort
+def _is_true(answer: Any) -> bool:
+    """Whether a callback says True, in Python, NumPy or JAX; any other answer means nothing."""
+    one = isinstance(answer, bool) or (np.ndim(answer) == 0 and getattr(answer, "dtype", None) == np.dtype(bool))
+    return one and bool(answer)
+
+
+class Pace:
+    """How many rounds to compute in one call: more and more, as long as a call does not take long.
+
+    On several hosts the clock has no say: all of them must make the same calls.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._at_once = most, 1
+
+    def next(self, wanted: int) -> int:
+        """The rounds of the next call, at most those wanted."""
+        return max(1, min(wanted, self._most, self._at_once))
+
+    def took(self, count: int, seconds: float) -> None:
+        """A call of `count` rounds has taken this long."""
+        double = 2 * count
+        slow = jax.process_count() == 1
+        self._at_once = max(1, min(double, int(SECONDS_AT_ONCE * count / seconds))) if slow else double
 
 
 class _Record:
     """The history as it grows."""
 
     def __init__(self, evaluate: Evaluate | None, keep_best: str | None) -> None:
-        self._evaluate, self._keep_best = evaluate, keep_best
+        self._evaluate = evaluate
+        self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
-        self.counts = dict.fromkeys(COUNTED, 0)
+        self.ledger = Ledger()
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
         self.best: Best | None = None
-        self._last: list[dict[str, Any]] = []
 
-    def add(self, costs: Sequence[Amounts], cohort: int, seconds: float) -> None:
-        self.seconds += seconds
-        for cost in costs:
-            for exchange, entry in cost.exchanges.items():
-                self.counts["exchanges"] += int(entry["count"])
-                self.counts["bytes_up"] += _asked(exchange, cohort) * int(entry["up"])
-                self.counts["bytes_down"] += _asked(exchange, cohort) * int(entry["down"])
-            self.counts["samples_busiest"] += int(cost.busiest)
-            for name, amount in zip(WORK, np.asarray(cost.work), strict=True):
-                self.counts[name] += int(amount)
-        self._last = [
-            {
-                "name": exchange.name,
-                "kind": exchange.kind,
-                "shape": exchange.shape,
-                "count": int(entry["count"]),
-                "bytes_up": _asked(exchange, cohort) * int(entry["up"]),
-                "bytes_down": _asked(exchange, cohort) * int(entry["down"]),
-            }
-            for exchange, entry in sorted(costs[-1].exchanges.items())
-            if int(entry["count"]) or int(entry["down"]) or exchange.kind == "center"
-        ]
-
-    def seen(self, carry: Carry) -> tuple[Any, Any, Any]:
+    def seen(self, session: Session) -> tuple[Any, Any, Any]:
         """x, y and, where `evaluate` looks at it, what the clients remember."""
-        return carry.state.x, carry.state.y, carry.memory if self.sees_memory else None
+        return session.state.x, session.state.y, session.memory if self.sees_memory else None
 
-    def evaluate(self, done: int, carry: Carry) -> None:
-        # The next rounds give up the state's buffers: what `evaluate` sees is its own to keep.
-        own = jax.tree.map(jnp.copy, self.seen(carry)[: 3 if self.sees_memory else 2])
+    def evaluate(self, session: Session) -> None:
+        # The next rounds donate the state: what `evaluate` sees is its own to keep.
+        own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
         metrics = {} if self._evaluate is None else self._evaluate(*own)
         if not isinstance(metrics, dict) or any(np.ndim(value) for value in metrics.values()):
             raise TypeError("evaluate must return a dict of numbers, {name: number}.")
@@ -266,42 +317,41 @@ class _Record:
                 f"evaluate returns {taken[0]!r}, a name that the history uses itself; call it something else."
             )
         metrics = {name: float(value) for name, value in metrics.items()}
-        self.rows.append({"round": done, **self.counts, "seconds": self.seconds, **metrics})
+        self.rows.append({"round": session.rounds, **self.ledger.counts, "seconds": self.seconds, **metrics})
         if self._keep_best is not None:
-            self._compare(done, carry, metrics)
+            self._compare(session, metrics, self._keep_best)
 
-    def _compare(self, done: int, carry: Carry, metrics: dict[str, float]) -> None:
-        assert self._keep_best is not None
-        name = self._keep_best.removeprefix("-")
-        if name not in metrics:
+    def _compare(self, session: Session, metrics: dict[str, float], wanted: Direction) -> None:
+        if wanted.name not in metrics:
             known = ", ".join(metrics) or "nothing"
-            raise ValueError(f"keep_best={self._keep_best!r}: evaluate returns no such metric, but {known}.")
-        value = -metrics[name] if self._keep_best.startswith("-") else metrics[name]
-        best = -np.inf
-        if self.best is not None:
-            best = -self.best.value if self._keep_best.startswith("-") else self.best.value
-        if value > best:
-            copy = jax.tree.map(np.array, self.seen(carry))  # the run goes on in the state's own buffers
-            self.best = Best(done, metrics[name], *copy)
+            raise ValueError(f"keep_best={wanted.signed!r}: evaluate returns no such metric, but {known}.")
+        value = metrics[wanted.name]
+        if (self.best is None and np.isfinite(value)) or (
+            self.best is not None and wanted.better(value, self.best.value)
+        ):
+            copy = jax.tree.map(np.array, self.seen(session))  # the run goes on in the state's own buffers
+            self.best = Best(session.rounds, value, *copy)
 
-    def run(self, carry: Carry, done: int, interrupted: bool) -> Run:
-        # The next rounds give up the state's buffers: a run that is handed out keeps its own copy.
-        own = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, carry)
+    def run(self, session: Session, interrupted: bool) -> Run:
+        # The next rounds donate the state: a run that is handed out keeps its own copy.
+        state, memory = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, (session.state, session.memory))
         columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
-        exchanges = pd.DataFrame(self._last, columns=columns)
-        return Run(pd.DataFrame(self.rows), exchanges, own.state, self.best, interrupted, done, own.memory)
+        exchanges = pd.DataFrame(self.ledger.last, columns=columns)
+        return Run(pd.DataFrame(self.rows), exchanges, state, self.best, interrupted, session.rounds, memory)
 
     def extra(self) -> dict[str, Any]:
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
-        return {"counts": self.counts, "seconds": self.seconds, "rows": self.rows, "last": self._last, "best": best}
+        told = {"counts": self.ledger.counts, "last": self.ledger.last}
+        return {**told, "seconds": self.seconds, "rows": self.rows, "best": best}
 
     def restore(self, extra: dict[str, Any], best: Any) -> None:
-        self.counts, self.seconds, self.rows, self._last = (extra[k] for k in ("counts", "seconds", "rows", "last"))
+        self.ledger.counts, self.ledger.last = extra["counts"], extra["last"]
+        self.seconds, self.rows = extra["seconds"], extra["rows"]
         self.best = None if extra["best"] is None else Best(extra["best"]["round"], extra["best"]["value"], *best)
 
 
 @contextmanager
-def _interrupts() -> Iterator[threading.Event]:
+def interrupts() -> Iterator[threading.Event]:
     """An event that the first Ctrl-C sets; the second raises KeyboardInterrupt."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -7,25 +7,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rookery import hyperparameters
 from rookery.checks import check_run, start_values
 from rookery.clients import Clients, Count
-from rookery.engines.simulation import Carry, Simulation, _round, _start
+from rookery.engines.engine import Job
+from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
+from rookery.metrics import direction
 from rookery.problems import Problem, required_arguments
-from rookery.solve import Evaluate, _interrupts
+from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,6 @@ REACH = 10.0  # how far a search goes from a value, up and down, where no range 
 _HALVINGS = 3  # the rungs are at 1/8, 1/4, 1/2 and all of the rounds
 _LEVELS, _PRIMES = (3, 5, 7, 9, 11, 13), (3, 5, 7, 11, 13)  # how many values of each step size; odd: with a middle
 _EDGE = 0.08  # of a range's logarithm: what counts as its end
-_SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +121,6 @@ def tune(
     candidates: int = CANDIDATES,
     cohort: int | None = None,
     seed: int = 0,
-    higher_is_better: bool | None = None,
     slots: int | None = None,
     progress: bool | str | None = None,
 ) -> Tuning:
@@ -137,14 +135,15 @@ def tune(
         problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
             `algorithm`.
         evaluate, metric: evaluate(x, y) or evaluate(x, y, memory) -> {metric: number}, as in `solve`, and the metric
-            that decides. If it is taken on test data, the best candidate's is too good: judge the result on other data.
+            that decides: a name that says which way is better ("accuracy", "loss"), or any with a sign, "+name" if
+            higher is better, "-name" if lower is. If it is taken on test data, the best candidate's is too good: judge
+            the result on other data.
         search: the step sizes to search, each with its range, {"upper_step": (0.01, 1.0)}; None for a range, or names
             alone: a factor of 10 below and above the algorithm's own value. None: all numbers called `step` or
             `..._step`.
         candidates: how many at most. With one or two step sizes they form a grid, evenly spaced in the logarithm and
             around the middle of the ranges; with more, a part of the grid in which any two values of any two step
             sizes meet exactly once.
-        higher_is_better: None: as the metric's name says (accuracy and the like: yes; others: no).
         slots: candidates computed side by side; None: 8, or 16 on a GPU.
         progress: show a bar (a string is its title); None: if standard error is a terminal.
 
@@ -168,28 +167,25 @@ def tune(
     for end in (0, 1):
         at_end = {name: bounds[end] for name, bounds in ranges.items()}
         hyperparameters.check(replace(algorithm, **at_end), clients.n)  # type: ignore[type-var]
-    if higher_is_better is None:
-        from rookery import report
-
-        higher_is_better = report.rises(metric)
+    goal = direction(metric)
     tried = _candidates(ranges, algorithm, int(candidates))
     slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
-    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, metric, slots)
+    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, goal.name, slots)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
-    with _bar(show, title) as bar, _interrupts() as interrupt:
+    with _bar(show, title) as bar, interrupts() as interrupt:
         bar(0, 1, "compiling")
         race.compile()
-        race.climb(_rungs(int(rounds)), higher_is_better, bar, interrupt)
+        race.climb(_rungs(int(rounds)), goal.higher_is_better, bar, interrupt)
         interrupted = interrupt.is_set()
-    order = race.ranked(higher_is_better)
+    order = race.ranked(goal.higher_is_better)
     best = order[0] if race.lost[order[0]] is None and race.shown[order[0]] else None
     return Tuning(
         table=race.table(order, int(rounds)),
         best=None if best is None else replace(algorithm, **tried[best]),  # type: ignore[type-var]
         search=ranges,
-        metric=metric,
-        higher_is_better=higher_is_better,
+        metric=goal.name,
+        higher_is_better=goal.higher_is_better,
         start=race.start,
         rounds=int(rounds),
         seconds=time.perf_counter() - begin,
@@ -327,19 +323,16 @@ class _Race:
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
-        self._evaluate, self._metric, self._key = evaluate, metric, jax.random.key(seed)
+        self._evaluate, self._metric = evaluate, metric
         self._sees = 3 if required_arguments(evaluate) >= 3 else 2  # x and y, or memory as well
-        fixed, traced = hyperparameters.split(replace(algorithm, **tried[0]))  # type: ignore[type-var]
-        self._rest = {name: value for name, value in traced.items() if name not in tried[0]}
-        self._program = (Simulation(), problem, fixed)
-        self._cohort = cohort
+        first = replace(algorithm, **tried[0])  # type: ignore[type-var]
+        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed), set(tried[0]))
         self._carries: Any = None
 
     def compile(self) -> None:
         """Make the programs, and the candidates' state before the first round."""
         begin = time.perf_counter()
-        values = self._values(range(len(self.tried)))
-        self._carries = _start_all(*self._program, self.clients, self._rest, values, *self.start_values, self._key)
+        self._carries = self._sweep.start(self._values(range(len(self.tried))))
         self.start = self._measure(0)
         jax.block_until_ready(self._advance([0], 0, 0))
         self.compiling = time.perf_counter() - begin
@@ -371,7 +364,7 @@ class _Race:
             clock = time.perf_counter()
             finite = [self._advance(live[k : k + self.slots], at, count) for k in range(0, len(live), self.slots)]
             good = np.concatenate(jax.device_get(finite))[: len(live)]
-            at_once = max(1, min(2 * count, int(_SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
+            at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
             at, self.done = at + count, self.done + len(live) * count
             live = self._drop(live, good, at)
         now = np.array([self._measure(i) for i in live])
@@ -388,11 +381,10 @@ class _Race:
 
     def _advance(self, ids: list[int], at: int, count: int) -> Bool[Array, " slots"]:
         """`count` rounds from round `at` on for these candidates; for each, whether its state is finite."""
-        empty = self.slots - len(ids)  # these slots compute what nobody takes
-        self._carries, finite = _advance_some(
-            *self._program, self._cohort, self.clients, self._rest, self._values(ids + [0] * empty), self._carries,
-            np.asarray(ids + [len(self.tried)] * empty, np.int32), at, count, self._key,
-        )  # fmt: skip
+        empty = self.slots - len(ids)  # slots of padding, discarded
+        where = np.asarray(ids + [len(self.tried)] * empty, np.int32)
+        values = self._values(ids + [0] * empty)
+        self._carries, finite = self._sweep.advance(values, self._carries, where, at, count)
         return finite
 
     def _values(self, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
@@ -433,47 +425,10 @@ class _Race:
         return pd.DataFrame(rows)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _start_all(
-    engine: Simulation, problem: Problem, fixed: Algorithm, clients: Clients, rest: Any, values: Any, x: Any, y: Any,
-    key: Array,
-) -> Carry:  # fmt: skip
-    """Every candidate before its first round; what the step sizes do not change is computed once."""
-    one = lambda own: _start(engine, problem, fixed, clients, rest | own, x, y, key)[0]
-    return jax.vmap(one)(_stacked(values))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(7,))
-def _advance_some(
-    engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, clients: Clients, rest: Any, values: Any,
-    carries: Carry, ids: Int[Array, " slots"], start: Count, rounds: Count, key: Array,
-) -> tuple[Carry, Bool[Array, " slots"]]:  # fmt: skip
-    """`rounds` more rounds for the candidates in the slots, and whether the state of each is finite; an empty slot has
-    a number beyond the last.
-
-    A cohort and its minibatches are drawn once for all of them. Which candidates, and how many rounds, may change
-    without compiling again.
-    """
-    own = _stacked(values)
-    one = lambda value, carry, t: _round(engine, problem, fixed, cohort, clients, rest | value, carry, t, key)[0]
-    body = lambda t, held: jax.vmap(one, (0, 0, None))(own, held, t)
-    held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries)
-    held = jax.lax.fori_loop(jnp.int32(start), jnp.int32(start + rounds), body, held)
-    numbers = [a for a in jax.tree.leaves(held.state) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    finite = [jnp.all(jnp.isfinite(a.reshape(len(ids), -1)), axis=1) for a in numbers]
-    carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, held)
-    return carries, jnp.all(jnp.stack(finite), axis=0)
-
-
-def _stacked(values: dict[str, tuple[Any, ...]]) -> dict[str, Array]:
-    """One array for each step size. Numbers that come in one by one leave float32 what is float32, as in `solve`."""
-    return {name: jnp.stack(each) for name, each in values.items()}
-
-
 @jax.jit
-def _variables(carries: Carry, i: Count) -> tuple[Any, Any, Any]:
+def _variables(carries: Any, i: Count) -> tuple[Any, Any, Any]:
     """x and y of a candidate, and what its clients remember."""
-    state, memory = jax.tree.map(lambda a: a[i], tuple(carries))
+    state, memory = jax.tree.map(lambda a: a[i], (carries.state, carries.memory))
     return state.x, state.y, memory
 
 

@@ -1,19 +1,20 @@
 """The machinery of reproduction: what is stored, what is computed again, and what an interruption leaves."""
 
-import ast
 import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pandas as pd
 import pytest
 
 from rookery import report
 from rookery.algorithms import FedNest
-from rookery.engines import simulation
+from rookery.engines.engine import PROGRAMS
 from rookery.experiments import Claim, Config, Experiment, Finding, reproduce
 from rookery.experiments import experiment as machinery
+from rookery.solve import NonFiniteWarning
 from rookery.tasks import quadratic
 
 METHOD = FedNest(upper_step=0.1, lower_step=0.2, hessian_step=0.2)
@@ -121,11 +122,10 @@ def test_a_run_has_its_own_precision_and_leaves_the_process_its(tmp_path, around
 
 def test_all_runs_of_a_shape_share_one_compiled_program(tmp_path):
     run(experiment(rounds=4, every=2), tmp_path, seeds=1)
-    before = simulation._advance_compiled._cache_size()
-    assert before > 0
+    before = PROGRAMS.made
     run(experiment(rounds=4, every=2), tmp_path, seeds=4)
     run(experiment(rounds=6, every=3), tmp_path, seeds=4)
-    assert simulation._advance_compiled._cache_size() == before
+    assert PROGRAMS.made == before
 
 
 def _schedule(t, start):
@@ -143,38 +143,23 @@ def test_a_fingerprint_tells_schedules_apart_and_refuses_what_it_cannot():
         of(lambda t: 0.1)
 
 
-CODE = '''
-"""About the module."""
-import math
-
-@decorated(1)
-class Shape(Base, kind=None):
-    """About the class."""
-
-    side: float = 1e-3  # of the square
-
-    def area(self, *more: int, exact=True, **rest) -> float:
-        """About the method."""
-        parts = [n ** 2 for n in more if n] + [*rest]
-        values = {"a": -1, **rest}
-        lambda x, /, y=...: (x, y)[1:, None]
-        match more:
-            case [1, *_]:
-                return f"{{{self.side!r:>{len(more)}}}} " "and" f"{parts=}"
-        with open(u"name") as f, g():
-            yield from (v async for v in values)
-'''
+def test_stored_runs_of_other_code_are_announced(tmp_path, capsys):
+    run(experiment(), tmp_path, seeds=1)
+    (stored,) = (tmp_path / "runs").iterdir()
+    stored.rename(stored.with_name("fednest.seed0.0123456789ab.csv"))
+    machinery.run_experiment(experiment(), tmp_path, seeds=2)
+    assert "1 runs are stored with other settings or other code" in capsys.readouterr().err
+    machinery.run_experiment(experiment(), tmp_path, seeds=2)
+    assert "other code" not in capsys.readouterr().err
 
 
-def test_docstrings_comments_and_layout_do_not_count_in_a_digest_and_a_changed_number_does():
-    def of(code):
-        return machinery.digest(ast.parse(code))
-
-    assert of(CODE) == of(CODE.replace("About", "Of").replace("  # of the square", "\n"))
-    assert of(CODE) == of(CODE.replace("1e-3", "(.001)").replace("-1, **rest", "-1,\n  **rest"))
-    for old, new in (("1e-3", "1e-4"), ("exact=True", "exact=False"), ("[1:, None]", "[1:]"), ("kind=None", "kind=0")):
-        assert of(CODE) != of(CODE.replace(old, new))
-    assert of(CODE).startswith("0a4e0e3b194d"), "it must be the same on every version of Python"
+def test_a_run_that_is_not_finite_goes_on_and_is_named(tmp_path):
+    method = dataclasses.replace(METHOD, upper_step=1e200)
+    with pytest.warns(NonFiniteWarning, match="FedNest, seed 0: "):
+        run(experiment(rounds=4, method=method), tmp_path, seeds=1)
+    results = pd.read_csv(tmp_path / "results.csv")
+    assert results["round"].iloc[-1] == 4
+    assert not np.isfinite(results["distance"].iloc[-1])
 
 
 def test_bad_names_and_seeds_are_refused(tmp_path):

@@ -20,7 +20,7 @@ class PlainClient:
     """A client whose loop is Python's."""
 
     def loop(self, n: int, body: Any, carry: Any, before: int = 0) -> Any:
-        for i in range(n):
+        for i in range(n - before):
             carry = body(i, carry)
         return carry
 

@@ -204,7 +204,7 @@ def local(h: Any, c: Client, state: State, key: Array) -> tuple[Three, Count]:
         return tree.add(q, u), u
 
     first = at(0, state[:3])[0]  # (16)
-    return c.loop(steps - 1, advance, (first, first), before=1)[0], steps
+    return c.loop(steps, advance, (first, first), before=1)[0], steps
 
 
 def move(at: Three, sizes: Sequence[Any], along: Three) -> Three:

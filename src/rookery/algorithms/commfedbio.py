@@ -74,16 +74,15 @@ class CommFedBiO:
         x = state.x
         seen = features.seen(fed, x, key)
 
-        def local(c: Client, k: Array, own: Any, place: Array) -> tuple[tree.Tree, Array]:
+        def local(c: Client, k: Array, own: Any) -> tree.Tree:
             count, order = jax.random.split(k)
             steps = c.steps(self.lower_local_steps, count, self.batch_size, "lower")
             gradient = lambda y, v: c.g_y(x, y, c.lower(order, self.batch_size, v, seen=own))
-            return sgd(c, gradient, state.y, self.lower_step, steps), place
+            return sgd(c, gradient, state.y, self.lower_step, steps)
 
-        places = fed.scatter(jnp.eye(fed.cohort_size, dtype=state.u.dtype))  # whose mean is the cohort's weights
-        y, weights = fed.mean(fed.map(local, k1, seen, places), name="y")
+        y = fed.mean(fed.map(local, k1, seen), name="y", around=state.y)
         solve = self._sketched if self.compress == "sketch" else self._iterated
-        u = solve(fed, x, y, state.u, weights, seen, k2)
+        u = solve(fed, x, y, state.u, seen, k2)
         vector = ravel_pytree(y)[1](u)
 
         def local_part(c: Client, k: Array) -> tree.Tree:
@@ -94,9 +93,7 @@ class CommFedBiO:
         h = fed.mean(fed.map(local_part, k3), name="h")
         return State(fed.problem.project_upper(tree.step(x, self.upper_step, h)), y, u)
 
-    def _iterated(
-        self, fed: Fed, x: tree.Tree, y: tree.Tree, u: Array, weights: Array, seen: PerClient | None, key: Array
-    ) -> Array:
+    def _iterated(self, fed: Fed, x: tree.Tree, y: tree.Tree, u: Array, seen: PerClient | None, key: Array) -> Array:
         size, unravel = u.size, ravel_pytree(y)[1]
         k = size if self.compress == "none" else compression.kept(size, self.shrink)
         scale = 1 if self.error_feedback or self.compress != "random" else size / k
@@ -118,14 +115,13 @@ class CommFedBiO:
             sent = fed.map_state(message, noise, seen)
             if self.compress == "top":
                 values, places = fed.gather(sent, name="Hu − f_y")
-                return u - compression.spread((weights[:, None] * values).ravel(), places.ravel(), size)
+                weighed = fed.shares.astype(u.dtype)[:, None] * values
+                return u - compression.spread(weighed.ravel(), places.ravel(), size)
             return u - compression.spread(fed.mean(sent, name="Hu − f_y"), shared, size)
 
         return fed.loop(self.neumann_terms, once, u)
 
-    def _sketched(
-        self, fed: Fed, x: tree.Tree, y: tree.Tree, u: Array, weights: Array, seen: PerClient | None, key: Array
-    ) -> Array:
+    def _sketched(self, fed: Fed, x: tree.Tree, y: tree.Tree, u: Array, seen: PerClient | None, key: Array) -> Array:
         noise, k1, k2 = jax.random.split(key, 3)
         rank, unravel = compression.kept(u.size, self.shrink), ravel_pytree(y)[1]
         s1 = jax.random.normal(k1, (rank, u.size), u.dtype)

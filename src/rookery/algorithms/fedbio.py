@@ -99,7 +99,7 @@ class FedBiO(_FedBiO):
             step = lambda v, z: move(z, steps, directions(self, c, [z], orders, v, _sizes(self))[0])
             return c.loop(self.local_steps, step, (state.x, state.y, state.u))
 
-        x, y, u = fed.mean(fed.map(local, key), name="x, y, u")
+        x, y, u = fed.mean(fed.map(local, key), name="x, y, u", around=(state.x, state.y, state.u))
         return State(fed.problem.project_upper(x), y, u)
 
 
@@ -156,14 +156,14 @@ class FedBiOAcc(_FedBiO):
         own = fed.map(local, k1)
         alpha = _alpha(self, state.t + self.local_steps)
         last = fed.map(lambda c, k, own: move(own[0], steps, own[1], alpha), k2, own)  # line 4
-        x, y, u = fed.mean(last, name="x, y, u")  # line 6
+        x, y, u = fed.mean(last, name="x, y, u", around=z)  # line 6
         new = (fed.problem.project_upper(x), y, u)
 
         def correct(c: Client, k: Array, own: tuple[Several, Several]) -> Several:
             old, momenta = own
             return storms(directions(self, c, [new, old], jax.random.split(k, 5), 0, size), momenta, forget, alpha)
 
-        momenta = fed.mean(fed.map(correct, k2, own), name="ν, ω, q")  # lines 10–14
+        momenta = fed.mean(fed.map(correct, k2, own), name="ν, ω, q", around=state.momenta)  # lines 10–14
         return State(*new, momenta, state.t + self.local_steps)
 
 
@@ -210,7 +210,7 @@ class FedBiOLocal(_FedBiO):
             step = lambda v, z: move(z, steps, local_directions(self, c, [z], noise, v, _sizes(self))[0])
             return c.loop(self.local_steps, step, (state.x, y))
 
-        return State(fed.problem.project_upper(fed.mean(fed.map_state(local, key), name="x")), ())
+        return State(fed.problem.project_upper(fed.mean(fed.map_state(local, key), name="x", around=state.x)), ())
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class FedBiOAccLocal(_FedBiO):
         own = fed.map_state(local, k1)
         alpha = _alpha(self, state.t + self.local_steps)
         last = fed.map(lambda c, k, own: move(own[0], steps, own[1], alpha)[0], k2, own)  # line 4
-        x = fed.problem.project_upper(fed.mean(last, name="x"))  # line 6
+        x = fed.problem.project_upper(fed.mean(last, name="x", around=state.x))  # line 6
 
         def correct(c: Client, k: Array, memory: Any, own: tuple[Several, Several]) -> tuple[tree.Tree, Any]:
             old, momenta = own
@@ -278,7 +278,7 @@ class FedBiOAccLocal(_FedBiO):
             nu, omega = storms(both, momenta, forget, alpha)
             return nu, (y, omega, state.t + self.local_steps)
 
-        nu = fed.mean(fed.map_state(correct, k2, own), name="ν")  # lines 11–14
+        nu = fed.mean(fed.map_state(correct, k2, own), name="ν", around=state.momenta)  # lines 11–14
         return State(x, (), momenta=nu, t=state.t + self.local_steps)
 
 

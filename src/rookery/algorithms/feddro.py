@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import tree
+from rookery import draws, tree
 from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step
 from rookery.parts.compositional import first_value, plus_h, slope
@@ -41,7 +41,7 @@ def _after(output: Output, state: State, x: tree.Tree, y: tree.Tree, key: Array)
     done = state.done + 1
     if output == "last":
         return State(x, y, done)
-    take = jax.random.bernoulli(key, 1 / done)
+    take = draws.coins(key, 1 / done)
     pick = lambda new, old: jax.tree.map(lambda a, b: jnp.where(take, a, b), new, old)
     return State(pick(x, state.x), pick(y, state.y), done, (x, y))
 
@@ -214,9 +214,9 @@ class CompositionalFedAvg:
             return State(*_with_shared_inner(self, fed, x, y, fed.map(lambda c, k: x, key), value, key)[1:])
         if self.case == "I":
             own = lambda c, k: c.loop(self.local_steps, _own_step(self, c, 1.0, k), (x, y))[0]
-            return State(fed.problem.project_upper(fed.mean(fed.map(own, key), name="x")), y)
+            return State(fed.problem.project_upper(fed.mean(fed.map(own, key), name="x", around=x)), y)
         both = lambda c, k: _with_own_inner(self, c, x, y, 1.0, k)
-        x_mean, y_mean = fed.mean(fed.map(both, key), name="x, y")
+        x_mean, y_mean = fed.mean(fed.map(both, key), name="x, y", around=(x, y))
         return State(fed.problem.project_upper(x_mean), y_mean)
 
 
@@ -249,11 +249,12 @@ def _with_shared_inner(
 
     def step(t: Count, carry: tuple[PerClient, PerClient, tree.Tree]) -> tuple[PerClient, PerClient, tree.Tree]:
         x_k, y_k = local(t, *carry)
-        return x_k, x_k, fed.mean(y_k, name="y")
+        return x_k, x_k, fed.mean(y_k, name="y", around=carry[2])
 
     start = fed.map(lambda c, k: x, key), before, y
-    x_k, y_k = local(h.local_steps - 1, *fed.loop(h.local_steps - 1, step, start))
-    x_mean, y_mean = fed.mean(fed.map(lambda c, k, x, y: (x, y), key, x_k, y_k), name="x, y")
+    x_k, before, y = fed.loop(h.local_steps - 1, step, start)
+    x_k, y_k = local(h.local_steps - 1, x_k, before, y)
+    x_mean, y_mean = fed.mean(fed.map(lambda c, k, x, y: (x, y), key, x_k, y_k), name="x, y", around=(x, y))
     return x_k, fed.problem.project_upper(x_mean), y_mean
 
 
@@ -268,7 +269,7 @@ def _with_own_inner(
     through_g = c.r_x(x, c.lower(inner, h.batch_size), slope(c.problem, y))
     x = tree.step(x, h.step, plus_h(c, x, y, through_g, plain, h.batch_size))
     step = _own_step(h, c, momentum, key)
-    x, y = c.loop(h.local_steps - 1, lambda t, z: step(t + 1, z), (x, y), before=1)
+    x, y = c.loop(h.local_steps, lambda t, z: step(t + 1, z), (x, y), before=1)
     return x, _track(y, momentum, c.r(x, c.lower(inner, h.batch_size, h.local_steps)))
 
 

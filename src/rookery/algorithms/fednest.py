@@ -168,7 +168,7 @@ class LFedNestNonAlt(_Nest):
             y = c.loop(self.lower_rounds, local, state.y)
             return *local_outer(self, c, state, y, seen, outer), y
 
-        x, probe, y = fed.mean(fed.map(nested, key), name="x, y")
+        x, probe, y = fed.mean(fed.map(nested, key), name="x, y", around=(state.x, None, state.y))
         return State(fed.problem.project_upper(x), y, probe)
 
 
@@ -187,12 +187,12 @@ def fed_inn(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | No
         gradient = lambda y, v: c.g_y(x, y, c.lower(order, h.batch_size, v, seen=z))
         return svrg(c, gradient, y, q, _local_step(h, h.lower_step, steps), steps)
 
-    return fed.mean(fed.map(local, k2, seen), name="y")  # line 13
+    return fed.mean(fed.map(local, k2, seen), name="y", around=y)  # line 13
 
 
 def lfed_inn(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | None, key: Array) -> tree.Tree:
     """LFedInn (Alg. 6): local SGD on y. One exchange."""
-    return fed.mean(fed.map(lambda c, k, z: local_inner(h, c, x, y, z, k), key, seen), name="y")
+    return fed.mean(fed.map(lambda c, k, z: local_inner(h, c, x, y, z, k), key, seen), name="y", around=y)
 
 
 def local_inner(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, seen: Any, key: Array) -> tree.Tree:
@@ -225,7 +225,7 @@ def fed_out(
         x_i = svrg(c, gradient, x, anchor, _local_step(h, h.upper_step, steps), steps)
         return x_i, _probed(c, state.probe, x, y, z, k)
 
-    x, probe = fed.mean(fed.map(local, k2, seen), name="x")  # line 15
+    x, probe = fed.mean(fed.map(local, k2, seen), name="x", around=(x, None))  # line 15
     return fed.problem.project_upper(x), y, probe
 
 
@@ -253,7 +253,8 @@ def lfed_out(
     h: _Nest, fed: Fed, state: State, y: tree.Tree, seen: PerClient | None, key: Array
 ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
     """LFedOut (Alg. 5): local SGD on x. One exchange."""
-    x, probe = fed.mean(fed.map(lambda c, k, z: local_outer(h, c, state, y, z, k), key, seen), name="x")
+    local = lambda c, k, z: local_outer(h, c, state, y, z, k)
+    x, probe = fed.mean(fed.map(local, key, seen), name="x", around=(state.x, None))
     return fed.problem.project_upper(x), y, probe
 
 

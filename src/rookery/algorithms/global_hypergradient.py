@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import tree
+from rookery import draws, tree
 from rookery.clients import Count
 from rookery.fed import Client, Fed, Step, Steps
 from rookery.parts import features
@@ -40,8 +40,8 @@ class FedMBO:
         the clients of one exchange are drawn without replacement and dealt out to the slots at random, so that the
         slots are not quite independent; a slot's own clients are;
         a slot that is done travels on unchanged: nothing is asked of its client, but its bytes are counted;
-        clients are drawn uniformly, whatever their weights: the paper's problem has none, and with unequal ones the
-        hypergradient is not that of the weighted problem.
+        clients are drawn uniformly: the paper's problem has no weights. Unequal ones are refused: the hypergradient
+        would not be that of the weighted problem.
 
     Exchanges a round: T + max_j N_j + 2, at most T + N + 1. While p is built, its vectors are gathered, not averaged.
 
@@ -56,6 +56,7 @@ class FedMBO:
     batch_size: int | None = None  # S, of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
+    needs: ClassVar[tuple[str, ...]] = ("equal weights",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """The start."""
@@ -78,7 +79,7 @@ class FedMBO:
     def _hypergradient(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> tree.Tree:
         """Alg. 2."""
         k0, k1, k2, k3 = jax.random.split(key, 4)
-        counts = jax.random.randint(k0, (fed.cohort_size,), 0, self.neumann_terms)  # N_j
+        counts = draws.integers(k0, (fed.cohort_size,), 0, self.neumann_terms)  # N_j
 
         def first(c: Client, k: Array) -> tree.Tree:
             return tree.scale(self.neumann_terms * self.hessian_step, c.f_y(x, y, c.upper(k, self.batch_size)))
@@ -111,7 +112,7 @@ class FedMBO:
 def _fresh(fed: Fed, key: Array) -> tuple[Fed, Array, Array]:
     """A fresh cohort, a key for its noise, and a random order in which the slots are dealt out to it."""
     who, noise, order = jax.random.split(key, 3)
-    return fed.resample(who), noise, jax.random.permutation(order, fed.cohort_size)
+    return fed.resample(who), noise, jax.random.permutation(order, jnp.arange(fed.cohort_size, dtype=jnp.int32))
 
 
 def _in_order(order: Array, rows: Any) -> Any:
@@ -165,7 +166,7 @@ class AggITD:
         """Alg. 1."""
         k0, k1, k2, k3, k4 = jax.random.split(key, 5)
         x, n = state.x, self.lower_rounds
-        chosen = jax.random.randint(k0, (), 0, n + 1)  # Q
+        chosen = draws.integers(k0, (), 0, n + 1)  # Q
         seen = features.seen(fed, x, key)
 
         def track(c: Client, k: Array, t: Any, y: tree.Tree, z: tree.Tree, own: Any) -> tree.Tree:
@@ -183,7 +184,7 @@ class AggITD:
                 kq, kz = jax.random.split(k)
                 return c.g_y(x, y, c.lower(kq, self.anchor_batch, seen=own)), track(c, kz, t, y, z, own)
 
-            q, z = fed.mean(fed.map(both, ka, seen), name="q, z")
+            q, z = fed.mean(fed.map(both, ka, seen), name="q, z", around=(None, z))
 
             def local(c: Client, k: Array, own: Any) -> tree.Tree:
                 count, order = jax.random.split(k)
@@ -191,10 +192,10 @@ class AggITD:
                 gradient = lambda y, v: c.g_y(x, y, c.lower(order, self.batch_size, v, seen=own))
                 return svrg(c, gradient, y, q, self._scaled(self.lower_step, steps), steps)
 
-            return fed.mean(fed.map(local, kb, seen), name="y"), z
+            return fed.mean(fed.map(local, kb, seen), name="y", around=y), z
 
         y, z = fed.loop(n, inner, (state.y, tree.zeros_like(state.y)))
-        z = fed.mean(fed.map(lambda c, k, own: track(c, k, n, y, z, own), k2, seen), name="z")
+        z = fed.mean(fed.map(lambda c, k, own: track(c, k, n, y, z, own), k2, seen), name="z", around=z)
         p = tree.scale(self.hessian_step * (n + 1), z)
 
         def local_part(c: Client, k: Array) -> tree.Tree:
@@ -209,7 +210,7 @@ class AggITD:
             gradient = lambda x, v: c.f_x(x, y, c.upper(order, self.batch_size, v))
             return svrg(c, gradient, x, h, self._scaled(self.upper_step, steps), steps)
 
-        return State(fed.problem.project_upper(fed.mean(fed.map(outer, k4), name="x")), y)
+        return State(fed.problem.project_upper(fed.mean(fed.map(outer, k4), name="x", around=x)), y)
 
     def _scaled(self, step: Any, steps: Count) -> Any:
         return step / steps if self.scale_steps else step

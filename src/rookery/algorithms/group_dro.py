@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
+from rookery import draws, tree
 from rookery.fed import Client, Fed, Step, Steps
 from rookery.parts.local import sgd
 from rookery.parts.projection import simplex
@@ -121,7 +121,7 @@ class DRFA:
     def round(self, fed: Fed, state: State, key: Array) -> State:
         """Local steps by clients drawn by λ; then λ, from the losses of others."""
         choice, pick, local, look = jax.random.split(key, 4)
-        snapshot = jax.random.randint(pick, (), 1, self.local_steps + 1)  # t'
+        snapshot = draws.integers(pick, (), 1, self.local_steps + 1)  # t'
 
         def descend(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
             def one(v: Any, both: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
@@ -132,11 +132,12 @@ class DRFA:
             return c.loop(self.local_steps, one, (state.x, state.x))
 
         drawn = fed.resample(choice, state.weights)
-        means = drawn.mean(drawn.map(descend, local), name="x, x at t'", weights=jnp.ones(fed.n))
+        both = drawn.map(descend, local)
+        means = drawn.mean(both, name="x, x at t'", weights=jnp.ones(fed.n), around=(state.x, state.x))
         x, between = (fed.problem.project_upper(mean) for mean in means)
         loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
         ids, losses = fed.gather(fed.map(loss, look), name="losses")
-        v = jnp.zeros_like(state.weights).at[ids].set(fed.n / fed.cohort_size * losses)
+        v = jnp.zeros_like(state.weights).at[ids].add(fed.n / fed.cohort_size * losses)  # 0 for who did not reply
         return State(x, simplex(tree.step(state.weights, self.local_steps * self.weight_step, -v)))
 
 

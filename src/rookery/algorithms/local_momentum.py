@@ -107,7 +107,8 @@ class LocalBSGM(_Gao):
 
             return c.loop(self.steps(c, count), one, ((state.x, state.y), (state.u, state.v)))
 
-        (x, y), (u, v) = fed.mean(fed.map(local, key), name="x, y, u, v")
+        start = (state.x, state.y), (state.u, state.v)
+        (x, y), (u, v) = fed.mean(fed.map(local, key), name="x, y, u, v", around=start)
         return State(fed.problem.project_upper(x), y, u, v, state.rounds + 1)
 
 
@@ -151,7 +152,8 @@ class LocalBSGVR(_Gao):
             z, last, m = c.loop(self.steps(c, count), one, ((state.x, state.y), old, momenta))
             return (z, m), (last, state.rounds)
 
-        (x, y), (u, v) = fed.mean(fed.map_state(local, key), name="x, y, u, v")
+        start = (state.x, state.y), momenta
+        (x, y), (u, v) = fed.mean(fed.map_state(local, key), name="x, y, u, v", around=start)
         return State(fed.problem.project_upper(x), y, u, v, state.rounds + 1)
 
 
@@ -216,7 +218,8 @@ class AdaFBiO(_Estimator):
 
             return c.loop(self.local_steps, one, ((state.x, state.y), (state.w, state.v)))
 
-        (x, y), (w, v) = fed.mean(fed.map(local, key), name="x, y, w, v")
+        start = (state.x, state.y), (state.w, state.v)
+        (x, y), (w, v) = fed.mean(fed.map(local, key), name="x, y, w, v", around=start)
         a, b = self._refreshed(state.a, state.b, w, v)
         return AdaptiveState(fed.problem.project_upper(x), y, w, v, a, b, state.t + self.local_steps)
 

@@ -69,7 +69,7 @@ class ComFedL:
             step = lambda t, x: tree.step(x, self.step, _estimates(self, c, (x,), k, t)[0])
             return c.loop(self.local_steps, step, state.x)
 
-        return State(fed.problem.project_upper(fed.mean(fed.map(local, key), name="x")))
+        return State(fed.problem.project_upper(fed.mean(fed.map(local, key), name="x", around=state.x)))
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,10 @@ class LocalSCGDM:
             return (x, m), (u, jnp.bool_(True))
 
         if self.share_inner:
-            x, u, m = fed.mean(fed.map(lambda c, k: local(c, k, state.y, new), key), name="x, u, m")
+            both = fed.map(lambda c, k: local(c, k, state.y, new), key)
+            x, u, m = fed.mean(both, name="x, u, m", around=(state.x, state.y, state.m))
         else:
-            u, (x, m) = (), fed.mean(fed.map_state(with_own_inner, key), name="x, m")
+            u, (x, m) = (), fed.mean(fed.map_state(with_own_inner, key), name="x, m", around=(state.x, state.m))
         return State(fed.problem.project_upper(x), u, m, state.rounds + 1)
 
 
@@ -205,7 +206,8 @@ class FCSG:
 
             return c.loop(self.local_steps, one, (state.x, state.m))
 
-        x, d = fed.mean(fed.map(local, key), name="x" if state.m is None else "x, d")
+        name = "x" if state.m is None else "x, d"
+        x, d = fed.mean(fed.map(local, key), name=name, around=(state.x, state.m))
         return State(fed.problem.project_upper(x), (), d, state.rounds + 1)
 
 
@@ -257,7 +259,7 @@ class AccFCSGM:
             x, last, d = c.loop(self.local_steps, one, (state.x, _last(memory, state, others), state.m))
             return (x, d), (last, state.rounds)
 
-        x, d = fed.mean(fed.map_state(local, key), name="x, d")
+        x, d = fed.mean(fed.map_state(local, key), name="x, d", around=(state.x, state.m))
         return State(fed.problem.project_upper(x), (), d, state.rounds + 1)
 
 
@@ -328,7 +330,7 @@ class FedDRSCGD:
             x, u, last, w = c.loop(self.local_steps, one, start)
             return (x, u, w), (last, state.rounds)
 
-        x, u, w = fed.mean(fed.map_state(local, key), name="x, u, w")
+        x, u, w = fed.mean(fed.map_state(local, key), name="x, u, w", around=(state.x, state.y, state.m))
         return State(fed.problem.project_upper(x), u, w, state.rounds + 1)
 
 

@@ -76,7 +76,7 @@ class Ditto:
             own = sgd(c, direction, own, self.personal_step, self.personal_steps)
             return _local(c, common, state.x, self.step, self.local_steps, self.batch_size), own
 
-        return State(fed.problem.project_upper(fed.mean(fed.map_state(local, key), name="x")))
+        return State(fed.problem.project_upper(fed.mean(fed.map_state(local, key), name="x", around=state.x)))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class PFedMe:
 
             return c.loop(c.steps(self.local_steps, count, self.batch_size, "upper"), one, (state.x, state.x))
 
-        mean = fed.mean(fed.map_state(local, key), name="x")
+        mean = fed.mean(fed.map_state(local, key), name="x", around=state.x)
         return State(fed.problem.project_upper(tree.step(state.x, self.server_step, tree.sub(state.x, mean))))
 
 
@@ -184,7 +184,7 @@ class FineTuned:
         """Local steps, the mean, and the copies."""
         k1, k2 = jax.random.split(key)
         local = lambda c, k: _local(c, k, state.x, self.step, self.local_steps, self.batch_size)
-        x = fed.problem.project_upper(fed.mean(fed.map(local, k1), name="x"))
+        x = fed.problem.project_upper(fed.mean(fed.map(local, k1), name="x", around=state.x))
 
         def tune(c: Client, k: Array, _: tree.Tree) -> tuple[tuple[()], tree.Tree]:
             return (), _local(c, k, x, self.personal_step, self.personal_steps, self.batch_size)

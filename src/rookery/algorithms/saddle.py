@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
@@ -61,7 +60,7 @@ class FedAvgSaddle:
 
             return c.loop(steps, both, (state.x, state.y))
 
-        x, y = fed.mean(fed.map(local, key), name="x, y")
+        x, y = fed.mean(fed.map(local, key), name="x, y", around=(state.x, state.y))
         return State(fed.problem.project_upper(x), y)
 
 
@@ -114,9 +113,9 @@ class ScaffoldSaddle:
                 tree.scale(1 / (steps * self.lower_step), moved[1]),
             )
             change = tree.sub(progress, state.control)  # c_i⁺ − c_i
-            return (last, change, jnp.ones(())), tree.add(own, change)
+            return (last, change), tree.add(own, change)
 
-        variables, change, weight = fed.sum(fed.map_state(local, key), name="x, y, c")
-        x, y = jax.tree.map(lambda a: a / weight.astype(a.dtype), variables)  # the cohort's mean
-        control = tree.add(state.control, tree.scale(fed.cohort_size / fed.n, change))  # c + Σ_S p_i (c_i⁺ − c_i)
+        both = fed.map_state(local, key)
+        ((x, y), change), heard = fed.mean(both, name="x, y, c", around=(z, None), heard=True)  # heard: Σ_S p_i
+        control = tree.add(state.control, tree.scale(heard, change))  # c + Σ_S p_i (c_i⁺ − c_i)
         return State(fed.problem.project_upper(x), y, control)

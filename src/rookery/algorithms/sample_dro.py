@@ -187,6 +187,7 @@ class PDSGD:
             new = (1 - self.dual_step * self.penalty) * old + self.dual_step * gains
             return (weighted(shares * jnp.exp(old[batch.places])), mean(new) - mean(old)), new + level
 
-        direction, change = fed.sum(fed.map_state(both, key), name="direction, weights")
-        grown = level + jnp.log1p(fed.cohort_size / fed.n * change)
+        (direction, change), heard = fed.mean(fed.map_state(both, key), name="direction, weights", heard=True)
+        direction = tree.scale(fed.n / fed.cohort_size * heard, direction)  # Σ (n/P) w_k d_k
+        grown = level + jnp.log1p(heard * change)
         return PrimalDualState(fed.problem.project_upper(tree.step(x, self.step, direction)), level=grown)

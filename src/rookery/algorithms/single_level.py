@@ -54,7 +54,7 @@ class FedAvg:
             gradient = lambda x, v: c.f_x(x, (), c.upper(order, self.batch_size, v))
             return sgd(c, gradient, state.x, self.step, steps)
 
-        return State(fed.problem.project_upper(fed.mean(fed.map(local, key), name="x")))
+        return State(fed.problem.project_upper(fed.mean(fed.map(local, key), name="x", around=state.x)))
 
 
 @dataclass(frozen=True)
@@ -91,4 +91,4 @@ class FedSVRG:
             gradient = lambda x, v: c.f_x(x, (), c.upper(order, self.batch_size, v))
             return svrg(c, gradient, state.x, h, self.step / steps if self.scale_steps else self.step, steps)
 
-        return State(fed.problem.project_upper(fed.mean(fed.map(local, k2), name="x")))
+        return State(fed.problem.project_upper(fed.mean(fed.map(local, k2), name="x", around=state.x)))

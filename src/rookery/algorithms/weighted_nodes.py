@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
+from rookery import draws, tree
 from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step
 from rookery.parts import local_svrg
@@ -31,7 +31,7 @@ def _local_svrg(
         both = fed.map(local, key, own)
         iterates = fed.map(lambda c, k, both: both[0], key, both)
         references = fed.map(lambda c, k, both: both[1], key, both)
-        return fed.mean(iterates, name=name, weights=w), references
+        return fed.mean(iterates, name=name, weights=w, around=z), references
 
     start: tuple[Any, PerClient] = (
         (x, None if pace.decay is None else x),
@@ -102,7 +102,7 @@ class LocalSVRG:
             return local_svrg.steps(c, losses, z, own, k, pace, self.sync_every, 0, done)
 
         project = fed.problem.project_upper
-        x, average = fed.mean(fed.map_state(local, key), name="x")
+        x, average = fed.mean(fed.map_state(local, key), name="x", around=z)
         if not averaged:
             return SingleLevelState(project(x))
         return SingleLevelState(project(average), (), project(x), done + self.sync_every)
@@ -199,7 +199,7 @@ class WeightedNodesProx:
         w_new = capped_simplex(tree.step(w, self.weight_step, gradient), fed.problem.cap)
         if last:
             return ProxState(w_new, theta)
-        take = jax.random.bernoulli(pick, 1 / (state.done + 1))
+        take = draws.coins(pick, 1 / (state.done + 1))
         x, y = jax.tree.map(lambda a, b: jnp.where(take, a, b), (w, theta), (state.x, state.y))
         return ProxState(x, y, w_new, theta, state.done + 1)
 

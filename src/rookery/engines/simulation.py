@@ -1,243 +1,28 @@
 """The simulation: a cohort is vectorised, a mean is a reduction, and a run of rounds is one compiled program."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jax.extend.core import Literal, Var
+from jaxtyping import Array
 
-from rookery import tree
-from rookery.clients import Clients, Count, sample_cohort
-from rookery.fed import WORK, Algorithm, Client, Exchange, NonFiniteError, check_finite, describe
-from rookery.hyperparameters import Split, at_round, join
-from rookery.problems import Problem
+from rookery import fed, jaxprs, ledger, plan
+from rookery.clients import Clients
+from rookery.engines import engine
+from rookery.engines.engine import Job, Stopped
+from rookery.fed import Book, Fed, Inputs, Threaded
+from rookery.ledger import Amounts, Ledger
+from rookery.plan import Body, Call, Carry, Given, Plan, Server
 
+__all__ = ["Ledger", "SimulatedFed", "Simulation"]
 
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
-class Stacked:
-    """A per-client value: one row for each client of the cohort. Algorithms hand it on and never look inside."""
-
-    rows: PyTree[Array]
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        """Its arrays, so that it can be carried through a loop."""
-        return (self.rows,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "Stacked":
-        """The inverse of tree_flatten."""
-        return cls(*children)
-
-
-class Amounts(NamedTuple):
-    """What a round has cost so far; bytes are those of one client."""
-
-    exchanges: dict[Exchange, dict[str, Count]]  # for each: how often, bytes up, bytes down
-    known: Count  # bytes of the state and of all results so far: what a newcomer has to be sent
-    work: Int[Array, " 4"]  # the sums over all clients, in the order of WORK
-    busiest: Count  # samples, map by map those of the client with the most
-
-
-_NO_WORK = np.zeros(len(WORK), np.int32)
-
-
-class Ledger:
-    """Collects Amounts while a round is traced; cohorts of one round share it."""
-
-    def __init__(self, state_bytes: int) -> None:
-        self.amounts = Amounts({}, state_bytes, jnp.asarray(_NO_WORK), jnp.int32(0))
-
-    def named(self, *description: Any) -> Exchange:
-        """The exchange of this description: one of before if there is one, else the next."""
-        for exchange in self.amounts.exchanges:
-            if exchange[1:] == description:
-                return exchange
-        return Exchange(len(self.amounts.exchanges), *description)
-
-    def exchanged(self, exchange: Exchange, has: Count) -> None:
-        """An exchange by a cohort that has been sent `has` bytes before."""
-        self._add(exchange, {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has})
-
-    def asked(self, exchange: Exchange, has: Count) -> None:
-        """The one client that holds the centre's data was, and has been sent `has` bytes before; or the server was."""
-        alone = {"count": 1, "up": exchange.reply_bytes, "down": self.amounts.known - has}
-        self._add(exchange, alone if exchange.reply_bytes else {"count": 0, "up": 0, "down": 0})
-
-    def _add(self, exchange: Exchange, now: dict[str, Count]) -> None:
-        before = self.amounts.exchanges.get(exchange, {"count": 0, "up": 0, "down": 0})
-        self.amounts.exchanges[exchange] = {name: before[name] + now[name] for name in now}
-
-    def add(self, more: Amounts) -> None:
-        """Add what a loop has cost, except for `known`, which it has kept up itself."""
-        for exchange, entry in sorted(more.exchanges.items()):
-            self._add(self.named(*exchange[1:]), entry)
-        work, busiest = self.amounts.work + more.work, self.amounts.busiest + more.busiest
-        self.amounts = self.amounts._replace(work=work, busiest=busiest)
-
-    def returned(self, exchange: Exchange) -> None:
-        """The exchange's result is there, to be sent out with the next broadcast."""
-        self.amounts = self.amounts._replace(known=self.amounts.known + exchange.result_bytes)
-
-    def worked(self, work: Int[Array, "cohort 4"]) -> None:
-        """The cohort has done this much."""
-        done = self.amounts.work + jnp.sum(work, axis=0, dtype=jnp.int32)
-        self.amounts = self.amounts._replace(work=done, busiest=self.amounts.busiest + jnp.max(work[:, 0] + work[:, 1]))
-
-
-class SimulatedFed:
-    """`Fed` for a cohort held in this process."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        clients: Clients,
-        ids: Int[Array, " cohort"],
-        ledger: Ledger,
-        memory: PyTree[Array],
-        block: int,
-        debug: bool,
-        repeats: bool = False,
-    ) -> None:
-        self.problem, self.clients, self.ids, self.ledger, self.memory = problem, clients, ids, ledger, memory
-        self.n, self.cohort_size = clients.n, int(ids.shape[0])
-        self.block, self.debug = block, debug
-        self.repeats = repeats  # whether a client may be in the cohort twice
-        self.has: Count = 0  # bytes this cohort has been sent
-        self.touched = False  # whether its memory was used
-
-    def map(self, fn: Callable[..., Any], key: Array, *values: Stacked | None) -> Stacked:
-        """See `Fed.map`."""
-
-        def on_client(identity: Count, own: tuple[Any, ...]) -> tuple[Any, Array]:
-            client = Client(self.problem, self.clients, identity, identity, self.debug)
-            value = fn(client, jax.random.fold_in(key, identity), *(v and v.rows for v in own))
-            return value, client.work
-
-        if self.debug:
-            value, work = self._one_by_one(on_client, values, fn)
-        elif self.cohort_size <= self.block:
-            value, work = jax.vmap(on_client)(self.ids, values)
-        else:
-            value, work = jax.lax.map(lambda xs: on_client(*xs), (self.ids, values), batch_size=self.block)
-        if self.repeats:
-            work = jnp.where(jnp.diff(self.ids, prepend=-1)[:, None] > 0, work, 0)
-        self.ledger.worked(work)
-        return Stacked(value)
-
-    def _one_by_one(self, on_client: Callable[..., Any], values: tuple[Any, ...], fn: Callable[..., Any]) -> Any:
-        replies = []
-        for place, identity in enumerate(self.ids):
-            try:
-                reply = on_client(identity, jax.tree.map(lambda a: a[place], values))
-                check_finite(reply[0], "its result")
-            except NonFiniteError as error:
-                code = fn.__code__
-                place_in_code = f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
-                raise NonFiniteError(f"client {int(identity)}, in the map at {place_in_code}, {error}") from None
-            replies.append(reply)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-
-    def map_state(self, fn: Callable[..., Any], key: Array, *values: Stacked | None) -> Stacked:
-        """See `Fed.map_state`."""
-        self.touched = True
-        both = self.map(fn, key, Stacked(self.memory), *values)
-        value, self.memory = both.rows
-        return Stacked(value)
-
-    def mean(self, value: Stacked, name: str = "mean", weights: Array | None = None) -> Any:
-        """See `Fed.mean`."""
-        p = (self.clients.weights if weights is None else weights)[self.ids]
-        return self._reduce(value, name, "mean", lambda v: _weighted(p / jnp.sum(p), v))
-
-    def sum(self, value: Stacked, name: str = "sum") -> Any:
-        """See `Fed.sum`."""
-        p = self.clients.weights[self.ids] * (self.n / self.cohort_size)
-        return self._reduce(value, name, "sum", lambda v: _weighted(p, v))
-
-    def gather(self, value: Stacked, name: str = "gather") -> Any:
-        """See `Fed.gather`."""
-        return self._reduce(value, name, "gather", lambda v: v)
-
-    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
-        """See `Fed.center`."""
-        client = Client(self.problem, self.clients, None, self.n, self.debug)
-        value = jax.tree.map(jnp.asarray, fn(client, jax.random.fold_in(key, self.n)))
-        if self.debug:
-            check_finite(value, f"the centre, {name!r}")
-        self.ledger.worked(client.work[None])
-        size, holder = tree.nbytes(value), self.clients.center_client
-        exchange = self.ledger.named(name, "center", describe(value), 0 if holder is None else size, size)
-        self.ledger.asked(exchange, 0 if holder is None else jnp.where(jnp.any(self.ids == holder), self.has, 0))
-        self.ledger.returned(exchange)
-        return value
-
-    def scatter(self, rows: Any) -> Stacked:
-        """See `Fed.scatter`."""
-        return Stacked(rows)
-
-    def _reduce(self, value: Stacked, name: str, kind: Any, reduction: Callable[[Array], Array]) -> Any:
-        result = jax.tree.map(reduction, value.rows)
-        if self.debug:
-            check_finite(result, f"the server, exchange {name!r}")
-        one = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), value.rows)
-        exchange = self.ledger.named(name, kind, describe(one), tree.nbytes(one), tree.nbytes(result))
-        self.ledger.exchanged(exchange, self.has)
-        self.has = self.ledger.amounts.known
-        self.ledger.returned(exchange)
-        return result
-
-    def loop(self, n: Count, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-        """See `Fed.loop`."""
-        if self.debug or (isinstance(n, int) and n <= 1):
-            for i in range(int(n)):
-                carry = body(i, carry)
-            return carry
-        ledger, before = self.ledger, self.ledger.amounts
-
-        @jax.jit  # so that looking at its shapes and looping over it trace it once
-        def step(i: Any, carry: Any, known: Count, has: Count, memory: Any) -> tuple[Any, Amounts, Count, Any]:
-            ledger.amounts, self.has, self.memory = Amounts({}, known, jnp.asarray(_NO_WORK), jnp.int32(0)), has, memory
-            carry = body(i, carry)
-            return carry, _as_arrays(ledger.amounts), _as_arrays(self.has), self.memory
-
-        def add(i: Any, state: tuple[Any, Amounts, Count, Any]) -> tuple[Any, Amounts, Count, Any]:
-            carry, total, has, memory = state
-            carry, now, has, memory = step(i, carry, total.known, has, memory)
-            return carry, tree.add(total, now)._replace(known=now.known), has, memory
-
-        first = jnp.int32(0), carry, _as_arrays(before.known), _as_arrays(self.has), self.memory
-        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(step, *first)[1])
-        start = carry, nothing._replace(known=first[2]), *first[3:]
-        times = np.int32(n) if isinstance(n, int) else n.astype(jnp.int32)
-        carry, now, self.has, self.memory = jax.lax.fori_loop(np.int32(0), times, add, start)
-        ledger.amounts = before._replace(known=now.known)
-        ledger.add(now)
-        return carry
-
-    def resample(self, key: Array, chances: Array | None = None) -> "SimulatedFed":
-        """See `Fed.resample`."""
-        ids = sample_cohort(key, self.n, self.cohort_size, chances)
-        own = (self.ledger, None, self.block, self.debug, chances is not None)
-        return SimulatedFed(self.problem, self.clients, ids, *own)
-
-
-_as_arrays = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.int32))
-
-
-def _weighted(p: Float[Array, " cohort"], v: Array) -> Array:
-    return jnp.tensordot(p.astype(v.dtype), v, axes=1)
-
-
-class Carry(NamedTuple):
-    """What goes from round to round: the algorithm's state, and what each client remembers."""
-
-    state: Any
-    memory: PyTree[Array]  # one row for each client of the federation, or None
+ROUNDS_AT_ONCE = 256  # in one compiled call
+_AUTO_BLOCK, _AUTO_BYTES = 128, 2**28
 
 
 @dataclass(frozen=True)
@@ -245,114 +30,537 @@ class Simulation:
     """The default engine: everything in this process, vectorised and compiled.
 
     Arguments:
-        block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory.
+        block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory. "auto":
+            128, or fewer where their replies are large.
         debug: run one client at a time, not compiled, and name the client and the step where the first value that is
             not finite appears.
     """
 
-    block: int = 128
+    block: int | str = "auto"
     debug: bool = False
 
-    def start(
-        self, problem: Problem, clients: Clients, split: Split, x: Any, y: Any, seed: int
-    ) -> tuple[Carry, Amounts]:
-        """The state before the first round, and what it has cost to make."""
-        arguments = (clients, split.traced, x, y, jax.random.key(seed))
+    sees_memory = True
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.block, int) and not isinstance(self.block, bool) and self.block >= 1
+        if not whole and self.block != "auto":
+            raise ValueError(f'Simulation: block={self.block!r} is not an integer, at least 1, or "auto".')
+        if not isinstance(self.debug, bool):
+            raise ValueError(f"Simulation: debug={self.debug!r} is not True or False.")
+
+    def open(self, job: Job) -> Any:
+        """A session for this job."""
         if self.debug:
-            with jax.disable_jit():
-                return _start(self, problem, split.fixed, *arguments)
-        return _start_compiled(self, problem, split.fixed, *arguments)
+            from rookery.engines import debug
 
-    def advance(
-        self, problem: Problem, clients: Clients, split: Split, cohort: int, carry: Carry, start: int, rounds: int,
-        limit: int, seed: int,
-    ) -> tuple[Carry, list[Amounts]]:  # fmt: skip
-        """`rounds` (at most `limit`) more rounds from round `start`, in one call; carry's buffers are given up."""
-        arguments = (clients, split.traced, carry, start, rounds, jax.random.key(seed))
-        if self.debug:
-            with jax.disable_jit():
-                carry, costs = _advance_one_by_one(self, problem, split.fixed, cohort, *arguments)
-        else:
-            carry, stacked = _advance_compiled(self, problem, split.fixed, cohort, limit, *arguments)
-            stacked = jax.device_get(stacked)
-            costs = [jax.tree.map(lambda a: a[t], stacked) for t in range(rounds)]
-        return carry, costs
+            return debug.Session(engine.traced(job, debug=True), self)
+        return Session(engine.traced(job), self)
 
 
-def _start(
-    engine: Simulation, problem: Problem, fixed: Algorithm, clients: Clients, traced: Any, x: Any, y: Any, key: Array
-) -> tuple[Carry, Amounts]:
-    algorithm = at_round(join(fixed, traced), 0)
-    remembered = algorithm.memory(x, y) if hasattr(algorithm, "memory") else None
-    memory = jax.tree.map(lambda a: jnp.broadcast_to(a, (clients.n, *jnp.shape(a))), remembered)
-    ledger = Ledger(tree.nbytes((x, y)))
-    fed = SimulatedFed(problem, clients, jnp.arange(clients.n), ledger, memory, engine.block, engine.debug)
-    state = algorithm.init(fed, x, y, jax.random.fold_in(key, 0))
-    _finish(fed)
-    return Carry(state, fed.memory), ledger.amounts
+class Session:
+    """A run in this process."""
+
+    def __init__(self, traced: engine.Traced, simulation: Simulation) -> None:
+        self._traced, self._job = traced, traced.job
+        self._data = traced.job.clients
+        self.rounds = 0
+        self.stopped: Stopped | None = None
+        self.warned: Stopped | None = None
+        self._carry: Any = None
+        self._block = simulation.block
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants."""
+        return self._traced.fingerprint
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's state; its buffers are donated by the next `advance`."""
+        return self._carry.state
+
+    @property
+    def memory(self) -> Any:
+        """What the clients remember, one row for each; likewise."""
+        return self._carry.memory
+
+    def init(self) -> Amounts:
+        """See `engine.Session.init`."""
+        traced = self._traced
+        program = engine.PROGRAMS.find(
+            ("start", traced.start.fingerprint, shapes(self._data), self._block),
+            lambda: jax.jit(partial(start, Program(traced.start, self._data, self._block))),
+        )
+        self._carry, report = program(traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed)
+        report = jax.device_get(report)
+        self._check_start(report)
+        return amounts(traced.start, report)
+
+    def _check_start(self, report: Any) -> None:
+        if not report["finite"].all():
+            found = engine.not_finite(-1, engine.where_not_finite(self._carry, report["finite"]))
+            if self._job.on_nonfinite == "stop":
+                self.stopped = found
+            else:
+                self.warned = found
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """See `engine.Session.advance`."""
+        traced, job = self._traced, self._job
+        limit = ROUNDS_AT_ONCE
+        program = engine.PROGRAMS.find(
+            ("rounds", traced.round.fingerprint, shapes(self._data), self._block, job.cohort, minimum(job), limit),
+            lambda: jax.jit(
+                partial(advance, Program(traced.round, self._data, self._block), job.cohort, minimum(job), limit),
+                donate_argnums=3,
+            ),
+        )
+        done: list[Amounts] = []
+        while len(done) < rounds and self.stopped is None:
+            count = min(rounds - len(done), limit)
+            strict = job.on_nonfinite == "stop"
+            self._carry, reports = program(
+                traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
+            )
+            done += self._told(jax.device_get(reports), count)
+        return done
+
+    def _told(self, reports: Any, count: int) -> list[Amounts]:
+        """What the rounds have cost; and whether one of them was not completed."""
+        costs = []
+        for k in range(count):
+            report = jax.tree.map(lambda a: a[k], reports)
+            if report["least"] < minimum(self._job):
+                self.stopped = engine.too_few(self.rounds, int(report["least"]), minimum(self._job))
+                break
+            if not report["finite"].all():
+                found = engine.not_finite(self.rounds, engine.where_not_finite(self._carry, report["finite"]))
+                if self._job.on_nonfinite == "stop":
+                    self.stopped = found
+                    break
+                self.warned = self.warned or found
+            costs.append(amounts(self._traced.round, report))
+            self.rounds += 1
+        return costs
+
+    def save(self) -> Carry:
+        """See `engine.Session.save`."""
+        return self._carry
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        """See `engine.Session.restore`."""
+        self._carry, self.rounds = saved, rounds
+
+    def close(self) -> None:
+        """Give up the state."""
+        self._carry = None
 
 
-def _finish(fed: SimulatedFed) -> None:
-    """What the clients remember may depend on the last result: if they used their memory, they are sent it."""
-    if fed.touched:
-        last = fed.ledger.named("finish", "finish", "", 0, 0)
-        fed.ledger.amounts.exchanges[last] = {"count": 0, "up": 0, "down": fed.ledger.amounts.known - fed.has}
+def minimum(job: Job) -> int:
+    """The replies that an exchange needs."""
+    return 0 if job.faults is None else job.faults.minimum
 
 
-def _round(
-    engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, clients: Clients, traced: Any, carry: Carry,
-    t: Count, key: Array,
-) -> tuple[Carry, Amounts]:  # fmt: skip
-    """Round t, counted from 0."""
-    algorithm = at_round(join(fixed, traced), t)
-    choice, noise = jax.random.split(jax.random.fold_in(key, t + 1))
-    ids = sample_cohort(choice, clients.n, cohort)
+def shapes(value: Any) -> Any:
+    """Structure, shapes and types of a pytree."""
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple((a.shape, str(a.dtype)) for a in leaves)
+
+
+def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
+    """What a round has cost, from what it reports."""
+    turns = tuple(np.asarray(n) for n in report["turns"])
+    key = tuple((n.shape, n.tobytes()) for n in turns)
+    cache = traced.__dict__.setdefault("_costs", {})
+    if key not in cache:
+        if len(cache) > 1000:
+            cache.clear()
+        cache[key] = plan.costs(traced, turns)
+    return Amounts(cache[key], ledger.as_integers(report["work"]), int(report["missing"]))
+
+
+# The compiled programs.
+
+
+class Program:
+    """A plan, to be interpreted for data of these shapes."""
+
+    def __init__(self, traced: Plan, clients: Clients, block: int | str) -> None:
+        self.plan, self.axes = traced, clients.client_axes()
+        self.loops = plan.traced_loops(traced.body)
+        self.block = block
+
+    def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
+        """The plan's outputs, a `plan.Made`, and what the round reports."""
+        interpreter = self.interpreter(clients)
+        out = interpreter.run(self.plan.body, [*consts, *jax.tree.leaves(given)])
+        made = jax.tree.unflatten(jax.tree.structure(self.plan.made), out)
+        zero = jnp.int32(0)
+        report = {
+            "work": interpreter.work,
+            "turns": [interpreter.turns[number] for number in self.loops],
+            "missing": zero if made.missing is None else made.missing,
+            "least": jnp.int32(2**30) if made.least is None else made.least,
+        }
+        return made, report
+
+    def interpreter(self, clients: Clients) -> "Interpreter":
+        """What evaluates the plan."""
+        return Interpreter(clients, self.axes, self.block)
+
+
+def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: Any, seed: Array) -> Any:
+    """The carry before the first round, and what it reports."""
+    keys = engine.start_keys(seed, clients.n)
+    given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.private)
+    made, report = program(consts, clients, given)
+    report["finite"] = _finite(made.carry)
+    return made.carry, report
+
+
+def _finite(carry: Carry) -> Array:
+    """For each leaf of the state and of the clients' memory, whether it is finite."""
+    leaves = [leaf for part in (carry.state, carry.memory) for _, leaf in engine.real_leaves(part)]
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)
+
+
+def one_round(
+    program: Program, cohort: int, consts: Any, clients: Clients, hyper: Any, carry: Carry, t: Any, seed: Array
+) -> Any:
+    """The carry after round t, counted from 0, and what it reports; for memory, the cohort's rows before and after."""
+    keys = engine.round_keys(seed, t, clients.n, cohort)
     everyone = cohort == clients.n
-    own = carry.memory if everyone else jax.tree.map(lambda a: a[ids], carry.memory)
-    ledger = Ledger(tree.nbytes(carry.state))
-    fed = SimulatedFed(problem, clients, ids, ledger, own, engine.block, engine.debug)
-    state = algorithm.round(fed, carry.state, noise)
-    _finish(fed)
-    memory = fed.memory if everyone else jax.tree.map(lambda a, b: a.at[ids].set(b), carry.memory, fed.memory)
-    return Carry(state, memory), ledger.amounts
+    rows = lambda value: value if everyone else jax.tree.map(lambda a: a[keys.ids], value)
+    own = carry._replace(memory=rows(carry.memory), client=rows(carry.client))
+    made, report = program(
+        consts, clients, Given(own, hyper, jnp.asarray(t, jnp.int32), keys.ids, clients.weights, keys.key, keys.private)
+    )
+    after = made.carry
+    if made.stayed is not None:  # who missed an exchange keeps the memory of before
+        keep = lambda new, old: jnp.where(made.stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+        memory, client = jax.tree.map(keep, (after.memory, after.client), (own.memory, own.client))
+        after = after._replace(memory=memory, client=client)
+    report["finite"] = _finite(after)
+    return keys.ids, own, after, report
 
 
-def _advance(
-    engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, limit: int, clients: Clients, traced: Any,
-    carry: Carry, start: Count, rounds: Count, key: Array,
-) -> tuple[Carry, Amounts]:  # fmt: skip
-    one = jax.jit(partial(_round, engine, problem, fixed, cohort, clients, traced))
-    start = jnp.asarray(start, jnp.int32)
-    shapes = jax.eval_shape(one, carry, start, key)[1]
-    leaves, structure = jax.tree.flatten(shapes)
-    costs = jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.int32)  # one row for each round, as numbers
-
-    def body(i: Array, both: tuple[Carry, Array]) -> tuple[Carry, Array]:
-        carry, costs = both
-        carry, cost = one(carry, start + i, key)
-        row = jnp.concatenate([jnp.asarray(leaf, jnp.int32).ravel() for leaf in jax.tree.leaves(cost)])
-        return carry, costs.at[i].set(row)
-
-    carry, costs = jax.lax.fori_loop(jnp.int32(0), jnp.asarray(rounds, jnp.int32), body, (carry, costs))
-    columns = jnp.split(costs, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
-    each = [column.reshape(limit, *leaf.shape) for column, leaf in zip(columns, leaves, strict=True)]
-    return carry, jax.tree.unflatten(structure, each)
+def put(carry: Carry, ids: Any, own: Carry, after: Carry, good: Any, everyone: bool) -> Carry:
+    """The carry with the cohort's rows written; if the round was not good, what it was."""
+    choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+    state, server = choose((after.state, after.server), (own.state, own.server))
+    memory, client = choose((after.memory, after.client), (own.memory, own.client))
+    if not everyone:
+        put = lambda whole, rows: whole.at[ids].set(rows)
+        memory, client = jax.tree.map(put, (carry.memory, carry.client), (memory, client))
+    return Carry(state, memory, client, server)
 
 
-def _advance_one_by_one(
-    engine: Simulation, problem: Problem, fixed: Algorithm, cohort: int, clients: Clients, traced: Any, carry: Carry,
-    start: int, rounds: int, key: Array,
-) -> tuple[Carry, list[Amounts]]:  # fmt: skip
-    costs = []
-    for t in range(start, start + rounds):
-        try:
-            carry, cost = _round(engine, problem, fixed, cohort, clients, traced, carry, t, key)
-            check_finite(carry.state, "the server, the state after the round")
-        except NonFiniteError as error:
-            raise NonFiniteError(f"round {t + 1}, {error}") from None
-        costs.append(jax.device_get(cost))
-    return carry, costs
+def advance(
+    program: Program, cohort: int, minimum: int, limit: int, consts: Any, clients: Clients, hyper: Any, carry: Carry,
+    begin: Any, rounds: Any, strict: Any, seed: Array,
+) -> Any:  # fmt: skip
+    """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated."""
+    begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
+    once = jax.jit(partial(one_round, program, cohort, consts, clients, hyper))  # traced once, for shapes and loop
+    reported = jax.eval_shape(once, carry, begin, seed)[-1]
+    leaves, structure = jax.tree.flatten(reported)
+    width = sum(leaf.size for leaf in leaves)
+
+    def body(state: Any) -> Any:
+        i, _, carry, reports = state
+        ids, own, after, report = once(carry, begin + i, seed)
+        enough = report["least"] >= minimum
+        good = enough & (jnp.all(report["finite"]) | ~strict)
+        row = jnp.concatenate([leaf.astype(jnp.uint32).ravel() for leaf in jax.tree.leaves(report)])
+        carry = put(carry, ids, own, after, good, cohort == clients.n)
+        return i + 1, good, carry, reports.at[i].set(row)
+
+    first = (jnp.int32(0), jnp.bool_(True), carry, jnp.zeros((limit, width), jnp.uint32))
+    *_, carry, reports = jax.lax.while_loop(lambda s: (s[0] < rounds) & s[1], body, first)
+    columns = jnp.split(reports, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
+    back = [c.reshape(limit, *leaf.shape).astype(leaf.dtype) for c, leaf in zip(columns, leaves, strict=True)]
+    return carry, jax.tree.unflatten(structure, back)
 
 
-_start_compiled = jax.jit(_start, static_argnums=(0, 1, 2))
-_advance_compiled = jax.jit(_advance, static_argnums=(0, 1, 2, 3, 4), donate_argnums=(7,))
+# The interpreter.
+
+
+@dataclass
+class _Mapped:
+    """A client's function and its inputs; computed when somebody needs it."""
+
+    eqn: Any
+    ids: Array
+    sent: list[Any]
+    key: Any
+    own: list[Any]  # arrays, or (_Mapped, output)
+    rows: list[Any] = field(default_factory=list)  # once computed; None for what nobody needs
+
+
+class Interpreter:
+    """Evaluates a plan's steps for a cohort in this process, under a trace."""
+
+    def __init__(self, clients: Clients, axes: list[Any], block: int | str) -> None:
+        self._clients, self._axes, self._block = clients, axes, block
+        self._worked_here: list[Any] = []  # for each function, a row of counts for each client
+        self._worked_in_loops: list[Any] = []
+        self.turns: dict[int, Any] = {}  # how often loops of traced length ran
+
+    @property
+    def work(self) -> Any:
+        """What all clients have done: see `ledger.worked`."""
+        total = jnp.asarray(ledger.NO_WORK)
+        by_size: dict[int, list[Any]] = {}
+        for counts in self._worked_here:
+            by_size.setdefault(len(counts), []).append(counts)
+        for each in by_size.values():
+            total = ledger.add(total, ledger.worked(jnp.stack(each)))
+        for done in self._worked_in_loops:
+            total = ledger.add(total, done)
+        return total
+
+    def run(self, body: Body, inputs: list[Any]) -> list[Any]:
+        """The values of the body's outputs."""
+        values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
+        left = dict(body.uses)  # how often a value will still be read
+        read = lambda v: jaxprs.literal(v) if isinstance(v, Literal) else values[v]
+        for step in body.steps:
+            if isinstance(step, Server):
+                out = jaxprs.run(step.jaxpr, *(values[v] for v in step.inputs))
+                values.update(zip(step.outputs, out, strict=True))
+                continue
+            eqn = step.eqn
+            given = [read(v) for v in eqn.invars]
+            for v in eqn.invars:
+                if isinstance(v, Var):
+                    left[v] -= 1
+            wanted = lambda mapped: [left.get(v, 0) > 0 for v in mapped.eqn.outvars]
+            out = self.call(step, given, wanted)
+            values.update(zip(eqn.outvars, out, strict=True))
+        return [self._array(read(v)) for v in body.outputs]
+
+    def call(self, step: Call, given: list[Any], wanted: Callable[[_Mapped], list[bool]]) -> list[Any]:
+        """One of our primitives. `wanted` tells which outputs of a mapped function will be read later on."""
+        eqn, params = step.eqn, step.eqn.params
+        if eqn.primitive is fed.client_map:
+            inputs: Inputs = params["inputs"]
+            ids, rest = given[0], given[1 + inputs.sent :]
+            key = rest.pop(0) if inputs.key else None
+            mapped = _Mapped(eqn, ids, [self._array(v) for v in given[1 : 1 + inputs.sent]], key, rest)
+            return [(mapped, i) for i in range(len(eqn.outvars))]
+        if eqn.primitive is fed.scatter:
+            return given[1:]
+        if eqn.primitive is fed.reduce:
+            weights, *rest = given[1:]
+            present = rest.pop(0) if params["lossy"] else None
+            return self._reduce(weights, present, rest, wanted) + ([present] if params["lossy"] else [])
+        if eqn.primitive is fed.gather:
+            if not params["lossy"]:
+                return [self._array(v) for v in given[1:]]
+            present, *rows = given[1:]
+            there = lambda a: present.reshape(-1, *(1,) * (a.ndim - 1))
+            arrays = [self._array(v) for v in rows]
+            return [*(jnp.where(there(a), a, jnp.zeros((), a.dtype)) for a in arrays), present]
+        if eqn.primitive is fed.center:
+            return self._center(params, given)
+        return self._loop(step, [self._array(v) for v in given])
+
+    def _array(self, value: Any) -> Any:
+        """A value; a mapped function's is computed."""
+        if isinstance(value, tuple):
+            mapped, i = value
+            if not mapped.rows:
+                self._compute(self._group([value]), lambda m: [True] * len(m.eqn.outvars))
+            return mapped.rows[i]
+        return value
+
+    def _group(self, values: list[Any]) -> list[_Mapped]:
+        """The functions that have to be computed for these values, in order."""
+        found: dict[int, _Mapped] = {}
+
+        def visit(value: Any) -> None:
+            if isinstance(value, tuple) and not value[0].rows and id(value[0]) not in found:
+                for own in value[0].own:
+                    visit(own)
+                found[id(value[0])] = value[0]
+
+        for value in values:
+            visit(value)
+        return list(found.values())
+
+    def _reduce(self, weights: Any, present: Any, values: list[Any], wanted: Any) -> list[Any]:
+        group = self._group(values)
+        if present is not None:
+            weights = jnp.where(present, weights, 0)
+        if not group or len(weights) <= self._block_of(group):
+            if group:
+                self._compute(group, lambda m: [True] * len(m.eqn.outvars))
+            return [weighted_sum(weights, self._array(v), present is not None) for v in values]
+        return self._compute(group, wanted, (weights, values))
+
+    def _compute(self, group: list[_Mapped], wanted: Any, reduced: Any = None) -> list[Any]:
+        """Compute functions, in blocks if the cohort is larger; values to be reduced are added up block by block.
+
+        What is wanted later is kept with a row for each client.
+        """
+        size, block = len(group[0].ids), self._block_of(group)
+        inside = {id(m) for m in group}
+        if size <= block:
+            for mapped in group:
+                own = [self._array(v) for v in mapped.own]
+                mapped.rows, counts = self._apply(mapped, mapped.ids, own)
+                self._worked(mapped, mapped.ids, counts)
+            return []
+        blocks = -(-size // block)
+        block = -(-size // blocks)
+        padding = blocks * block - size
+
+        def cut(a: Any) -> Any:
+            a = jnp.concatenate([a, jnp.broadcast_to(a[:1], (padding, *a.shape[1:]))]) if padding else a
+            return a.reshape(blocks, block, *a.shape[1:])
+
+        outside = [[None if _inside(v, inside) else cut(self._array(v)) for v in m.own] for m in group]
+        keep = [wanted(m) for m in group]
+        valid = (jnp.arange(blocks * block) < size).reshape(blocks, block)
+        weights, values = reduced if reduced is not None else (jnp.zeros(size), [])
+        weights = cut(weights)
+
+        def one(total: Any, xs: Any) -> Any:
+            ids, own, weights, valid = xs
+            rows: dict[int, list[Any]] = {}
+            counts = []
+            for mapped, given, who in zip(group, own, ids, strict=True):
+                args = [rows[id(v[0])][v[1]] if g is None else g for v, g in zip(mapped.own, given, strict=True)]
+                rows[id(mapped)], done = self._apply(mapped, who, args)
+                counts.append(jnp.where(valid[:, None, None], done, 0))
+            masked = jnp.where(valid, weights, 0)
+            added = [weighted_sum(masked, rows[id(v[0])][v[1]], True) for v in values if _inside(v, inside)]
+            kept = [
+                [a for a, is_kept in zip(rows[id(m)], k, strict=True) if is_kept]
+                for m, k in zip(group, keep, strict=True)
+            ]
+            return jax.tree.map(jnp.add, total, added), (kept, counts)
+
+        avals = [m.eqn.outvars[i].aval for v in values if _inside(v, inside) for m, i in [v]]
+        zeros = [jnp.zeros(a.shape[1:], fed.accumulator(a.dtype)) for a in avals]
+        xs = ([cut(m.ids) for m in group], outside, weights, valid)
+        total, (kept, counts) = jax.lax.scan(one, zeros, xs)
+        whole = lambda a: a.reshape(blocks * block, *a.shape[2:])[:size]
+        for mapped, is_kept, rows, done in zip(group, keep, kept, counts, strict=True):
+            found = iter(rows)
+            mapped.rows = [whole(next(found)) if k else None for k in is_kept] or [None]
+            self._worked(mapped, mapped.ids, whole(done))
+        if reduced is None:
+            return []
+        sums, result = iter(total), []
+        for v in values:
+            result.append(next(sums) if _inside(v, inside) else weighted_sum(reduced[0], self._array(v), True))
+        return result
+
+    def _apply(self, mapped: _Mapped, ids: Any, own: list[Any]) -> tuple[list[Any], Any]:
+        """A client's function on some clients side by side: rows of its values, and of what they count."""
+        inputs: Inputs = mapped.eqn.params["inputs"]
+        data = jax.tree.leaves(self._clients.members(ids))
+        args: list[Any] = list(mapped.sent)
+        axes: list[int | None] = [None] * inputs.sent
+        args += [data[i] for i in inputs.data]
+        axes += [self._axes[i] for i in inputs.data]
+        if inputs.identity:
+            args, axes = [*args, ids], [*axes, 0]
+        if inputs.key:
+            args, axes = [*args, jax.vmap(lambda i: jax.random.fold_in(mapped.key, i))(ids)], [*axes, 0]
+        work = mapped.eqn.params["work"]
+        out = jax.vmap(lambda *a: jaxprs.run(work, *a), [*axes, *[0] * len(own)], axis_size=len(ids))(*args, *own)
+        return out[:-1], out[-1]
+
+    def _worked(self, mapped: _Mapped, ids: Any, counts: Any) -> None:
+        if mapped.eqn.params["repeats"]:  # who was drawn twice has worked once
+            counts = jnp.where(jnp.diff(ids, prepend=-1)[:, None, None] > 0, counts, 0)
+        self._worked_here.append(counts)
+
+    def _center(self, params: dict[str, Any], given: list[Any]) -> list[Any]:
+        inputs: Inputs = params["inputs"]
+        data = jax.tree.leaves(self._clients.at_center())
+        sent, key = given[: inputs.sent], given[inputs.sent :]
+        identity = [jnp.int32(self._clients.n)] if inputs.identity else []
+        *out, counts = jaxprs.run(params["work"], *sent, *(data[i] for i in inputs.data), *identity, *key)
+        self._worked_here.append(counts[None])
+        return out
+
+    def _loop(self, step: Call, given: list[Any]) -> list[Any]:
+        body, length = step.body, step.eqn.params["length"]
+        assert body is not None
+        count, number_of_loop = np.int32(length) if length is not None else given.pop(0), step.number
+        split = len(given) - len(body.outputs)
+        fixed, carry = given[:split], given[split:]
+        inner = plan.traced_loops(body)
+
+        def turn(i: Any, values: Any) -> Any:
+            inside = Interpreter(self._clients, self._axes, self._block)
+            values = inside.run(body, [*fixed, i, *values])
+            return values, (inside.work, [inside.turns[number] for number in inner])
+
+        traced = jaxprs.LoopBody(turn, carry)
+        each = traced.constants_of_aux()  # what every turn costs, where that is always the same
+        if each is not None:
+            carry = jax.lax.fori_loop(np.int32(0), count, lambda i, carry: traced(i, carry)[0], traced.carry)
+            done, turns = ledger.times(each[0], jnp.maximum(count, 0)), each[1]
+            turns = [jnp.broadcast_to(n, (length, *n.shape)) for n in turns]
+        else:
+
+            def one(state: Any, i: Any) -> Any:
+                carry, (added, turns) = traced(i, state[0])
+                return (carry, ledger.add(state[1], added)), turns
+
+            start = (traced.carry, jnp.asarray(ledger.NO_WORK))
+            if length is None:
+                carry, done = jax.lax.fori_loop(np.int32(0), count, lambda i, state: one(state, i)[0], start)
+                turns = []
+            else:
+                (carry, done), turns = jax.lax.scan(one, start, jnp.arange(length, dtype=jnp.int32))
+        self.turns.update(zip(inner, turns, strict=True))
+        if length is None:
+            self.turns[number_of_loop] = jnp.maximum(count, 0)
+        self._worked_in_loops.append(done)
+        return carry
+
+    def _block_of(self, group: list[_Mapped]) -> int:
+        if isinstance(self._block, int):
+            return self._block
+        replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
+        return max(1, min(_AUTO_BLOCK, _AUTO_BYTES // max(replies, 1)))
+
+
+def _inside(value: Any, group: set[int]) -> bool:
+    return isinstance(value, tuple) and id(value[0]) in group
+
+
+def weighted_sum(weights: Array, rows: Array, absent: bool) -> Array:
+    """Σ w_j v_j in float32 or better: no product of matrices, which a GPU would round. Absent rows count nothing."""
+    kind = fed.accumulator(rows.dtype)
+    w = weights.astype(kind).reshape(-1, *(1,) * (rows.ndim - 1))
+    product = w * rows.astype(kind)
+    return jnp.sum(jnp.where(w != 0, product, 0) if absent else product, axis=0)
+
+
+class SimulatedFed(Fed):
+    """The primitives evaluated at once, under any trace: for trying a part of an algorithm by itself.
+
+    Arguments:
+        problem, clients, ids: the cohort `ids` of these clients.
+        counted: a `Ledger`, which is not written to.
+        memory: what the cohort remembers, a row for each.
+        block: clients side by side.
+    """
+
+    def __init__(
+        self, problem: Any, clients: Clients, ids: Array, counted: Any, memory: Any = None, block: int | str = "auto",
+        debug: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(problem, clients, clients.weights, ids, Book(threaded=Threaded(memory)))
+        self._interpreter = Interpreter(clients, clients.client_axes(), block)
+
+    def _bind(self, primitive: Any, *args: Any, **params: Any) -> list[Any]:
+        traced, _ = jaxprs.trace(lambda *a: primitive.bind(*a, **params), *args)
+        body = plan.steps(jaxprs.open_up(traced), iter(range(10**9)))
+        return self._interpreter.run(body, [*traced.consts, *args])

@@ -1,6 +1,5 @@
 """The machinery of reproduction: what an experiment is made of, and the code that runs it and writes it down."""
 
-import ast
 import dataclasses
 import functools
 import hashlib
@@ -9,8 +8,8 @@ import json
 import os
 import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rookery import parts, report
+from rookery import report
+from rookery.experiments.sources import Sources, package
 from rookery.fed import Algorithm
 from rookery.solve import Run, solve
 from rookery.tasks.task import Task
@@ -44,7 +44,7 @@ class Config:
         seeds: of the task and of the run.
         labels: what else the results say about it, a column each (the method, a swept value).
         float64: compute in double precision.
-        engine: as in `solve`; it must not change the numbers, so it is not part of the fingerprint.
+        engine: as in `solve`; its settings must not change the numbers, so only its code is part of the fingerprint.
     """
 
     name: str
@@ -137,8 +137,9 @@ def run_experiment(
     An experiment with a search writes `search.csv`, too.
 
     Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the
-    folder `FAMILY-runs` beside `out`), named by a fingerprint of what it was run with, so a second call computes only
-    what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run under way.
+    folder `FAMILY-runs` beside `out`), named by a fingerprint of its settings and of the code that it depends on, so a
+    second call computes only what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run
+    under way.
     """
     out = Path(out)
     configs = experiment.runs(quick)
@@ -155,9 +156,15 @@ def run_experiment(
     wanted = [(c, s) for c in (*searched, *configs) for s in c.seeds]
     stored = {(c.name, s): _path(folder, c, s) for c, s in wanted}
     missing = [(c, s) for c, s in wanted if not _is_complete(stored[c.name, s], c)]
+    before = {_unmarked(path) for path in folder.glob("*.csv")}
+    changed = sum(_unmarked(stored[c.name, s]) in before for c, s in missing)
+    if changed and progress:
+        print(f"{changed} runs are stored with other settings or other code: they are computed again.", file=sys.stderr)
     with _bars(experiment.name, len(stored), len(stored) - len(missing), progress) as bars:
         for done, (config, seed) in enumerate(missing):
-            run = _run(config, seed, data_dir, bars(f"{config.name}, seed {seed}", config.rounds))
+            name = f"{config.name}, seed {seed}"
+            with _warnings_of(name):
+                run = _run(config, seed, data_dir, bars(name, config.rounds))
             if run.interrupted:
                 there = len(stored) - len(missing) + done
                 raise KeyboardInterrupt(f"{there} of {len(stored)} runs are stored in {folder}; the same call goes on.")
@@ -193,30 +200,53 @@ def _run(config: Config, seed: int, data_dir: str | Path | None, callback: Calla
             every=config.every,
             engine=config.engine,
             callbacks=(callback,),
+            on_nonfinite="warn",  # where a method diverges, in a figure or in a search, the run is whole all the same
             progress=False,
         )
+
+
+@contextmanager
+def _warnings_of(name: str) -> Iterator[None]:
+    """Say whose the warnings are."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for warning in caught:
+        warnings.warn(f"{name}: {warning.message}", warning.category, stacklevel=3)
 
 
 # Stored runs.
 
 
-def fingerprint(config: Config, seed: int) -> str:
-    """Of all that decides a run's numbers: the settings, and the code of the task and of the algorithm.
+def fingerprint(config: Config, seed: int, code: Sources | None = None) -> str:
+    """Of all that decides a run's numbers: the settings, and the code that the run depends on.
 
-    Comments, docstrings and layout do not count.
+    Comments, docstrings and layout do not count, nor do pictures and claims. `code` is the package's own by default.
     """
+    made_of = [_run, *_code([config.task, config.settings, config.algorithm])]
+    if config.engine is not None:
+        made_of.append(type(config.engine))
     what = {
         "task": describe(config.task),
         "settings": describe(config.settings),
         "algorithm": describe(config.algorithm),
         "run": [config.rounds, config.cohort, config.every, seed, config.float64],
-        "code": [
-            _code(config.task),
-            *(_code(m) for m in _behind(config.task)),
-            *(_code(m) for m in _method(config.algorithm)),
-        ],
+        "code": (code or package()).digests(made_of),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _code(value: Any) -> Iterator[Any]:
+    """The functions and classes in a setting."""
+    if isinstance(value, dict | list | tuple):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _code(entry)
+    elif isinstance(value, functools.partial):
+        yield from _code([value.func, value.args, value.keywords])
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield type(value)
+        yield from _code([getattr(value, f.name) for f in dataclasses.fields(value)])
+    elif callable(value):
+        yield value
 
 
 def describe(value: Any) -> Any:
@@ -251,63 +281,6 @@ def describe(value: Any) -> Any:
     )
 
 
-def _behind(task: Any) -> list[Any]:
-    """The module of a task, and those that the functions named in its code come from, without the experiments'."""
-    function = _function(task)
-    names = {node.id for node in ast.walk(_parsed(function)) if isinstance(node, ast.Name)}
-    named = [function, *(function.__globals__.get(name) for name in names)]
-    return [module for module in _modules(named) if ".experiments" not in module.__name__]
-
-
-def _method(algorithm: Any) -> list[Any]:
-    """The module of an algorithm and the parts that it imports."""
-    own = sys.modules[type(algorithm).__module__]
-    return [own, *(module for module in _modules(vars(own).values()) if module.__name__.startswith(parts.__name__))]
-
-
-def _modules(values: Iterable[Any]) -> list[Any]:
-    names = {v.__name__ if inspect.ismodule(v) else getattr(v, "__module__", None) or "" for v in values}
-    return [sys.modules[name] for name in sorted(names) if name.startswith("rookery.") and name in sys.modules]
-
-
-def _function(thing: Any) -> Any:
-    return thing.func if isinstance(thing, functools.partial) else thing
-
-
-def _parsed(thing: Any) -> ast.Module:
-    return ast.parse(textwrap.dedent(inspect.getsource(thing)))
-
-
-@functools.cache
-def _code(thing: Any) -> str:
-    return digest(_parsed(_function(thing)))
-
-
-def digest(tree: ast.Module) -> str:
-    """A hash of what the code does, the same on every version of Python: no docstrings, comments or layout.
-
-    >>> digest(ast.parse("x = (1)  # one")) == digest(ast.parse("x = 1")) != digest(ast.parse("x = 2"))
-    True
-    """
-    return hashlib.sha256(json.dumps(_outline(tree)).encode()).hexdigest()
-
-
-def _outline(node: Any) -> Any:
-    """An AST as lists: a node's type and its fields, but for empty ones, which versions of Python differ in."""
-    if isinstance(node, list):
-        return [_outline(entry) for entry in node]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    fields = dict(ast.iter_fields(node))
-    fields.pop("kind", None)  # the u of u"…"
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-        fields["body"] = node.body[1:]
-    if isinstance(node, ast.JoinedStr):  # Python 3.12 puts an empty text into {x:{width}}
-        fields["values"] = [v for v in node.values if not (isinstance(v, ast.Constant) and v.value == "")]
-    kept = {name: value for name, value in fields.items() if value is not None and value != []}
-    return [type(node).__name__, *([name, _outline(value)] for name, value in kept.items())]
-
-
 def runs_folder(experiment: Experiment, out: str | Path) -> Path:
     """Where the runs of an experiment that is written into `out` are stored."""
     out = Path(out)
@@ -317,6 +290,11 @@ def runs_folder(experiment: Experiment, out: str | Path) -> Path:
 def _path(folder: Path, config: Config, seed: int) -> Path:
     plain = re.sub(r"[^A-Za-z0-9.]+", "-", config.name).strip("-").lower()
     return folder / f"{plain}.seed{seed}.{fingerprint(config, seed)}.csv"
+
+
+def _unmarked(path: Path) -> str:
+    """The name of a stored run without its fingerprint."""
+    return path.name.rsplit(".", 2)[0]
 
 
 def _is_complete(path: Path, config: Config) -> bool:

@@ -23,7 +23,7 @@ def top_places(v: Flat, k: int) -> Int[Array, " k"]:
 
 def random_places(key: Array, size: int, k: int) -> Int[Array, " k"]:
     """k places drawn uniformly without replacement. Everybody who has the key has the places: they need not travel."""
-    return jax.random.permutation(key, size)[:k]
+    return jax.random.permutation(key, jnp.arange(size, dtype=jnp.int32))[:k]
 
 
 def spread(values: Float[Array, " k"], places: Int[Array, " k"], size: int) -> Flat:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
+from rookery import draws, tree
 
 Product = Callable[[tree.Tree, Any], tree.Tree]  # (v, n) -> H·v, on the n-th minibatch
 Loop = Callable[..., Any]  # fed.loop where a product is an exchange, client.loop where it is not
@@ -44,7 +44,7 @@ def solve(
     if method == "sum":
         return _neumann_sum(loop, contract, tree.scale(step, b), terms)
     if method == "random":
-        count = jax.random.randint(key, (), 0, terms)
+        count = draws.integers(key, (), 0, terms)
         return loop(count, lambda n, p: contract(p, n), tree.scale(terms * step, b))
     return _conjugate_gradients(loop, product, b, terms)
 

@@ -25,4 +25,4 @@ def svrg(c: Client, gradient: Gradient, z: tree.Tree, anchor: tree.Tree, step: t
         difference = tree.sub(gradient(z_i, v), gradient(z, v))
         return tree.step(z_i, step, tree.add(difference, anchor))
 
-    return c.loop(steps - 1, correct, tree.step(z, step, anchor), before=1)
+    return c.loop(steps, correct, tree.step(z, step, anchor), before=1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from rookery import tree
+from rookery import draws, tree
 from rookery.clients import Count
 from rookery.fed import Client, Data
 
@@ -75,7 +75,7 @@ def steps(
     `first` is the number of the first one's minibatch, `done` the steps before it.
     """
     order, coins = jax.random.split(key)
-    moves = jax.random.bernoulli(jax.random.fold_in(coins, first), pace.refresh, (count,))
+    moves = draws.coins(jax.random.fold_in(coins, first), pace.refresh, (count,))
 
     def one(v: Count, carry: tuple[Any, Reference]) -> tuple[Any, Reference]:
         (x, average), own = carry

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS, noisy_labels
 from rookery.problems import Bilevel, SingleLevel
@@ -129,7 +130,10 @@ def data_cleaning(
         raise ValueError(f"corrupted={corrupted!r} is not a fraction: give a number from 0 to below 1.")
     if not 0 < validation < 1:
         raise ValueError(f"validation={validation!r} is not a part of the samples: give a number between 0 and 1.")
-    clients = clients or settings.clients
+    clients = settings.clients if clients is None else clients
+    check_seed(seed)
+    check_counts(clients=clients)
+    check_amounts(penalty=penalty)
     images, labels, test_images, test_labels = settings.images(seed, data_dir)
     rng = np.random.default_rng([seed, 1])
     parts = divide(labels, clients, seed)

@@ -11,8 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS, load
+from rookery.draws import seed_key
 from rookery.models import MLP, ResNet
 from rookery.objectives import Objective, chi2, kl, kl_risk, variance_risk
 from rookery.problems import SingleLevel
@@ -41,6 +43,11 @@ def step_profile(labels: Int[np.ndarray, " n"], few: int) -> Int[np.ndarray, " k
     """
     labels = np.asarray(labels)
     rare = (int(labels.max()) + 1) // 2
+    smallest = int(np.bincount(labels)[:rare].min())
+    if not 1 <= few <= smallest:
+        raise ValueError(
+            f"few={few!r}: a rare class keeps at least 1 sample, and at most the {smallest} of the smallest."
+        )
     kept = [np.flatnonzero(labels == k)[-few:] for k in range(rare)]
     return np.sort(np.concatenate([*kept, np.flatnonzero(labels >= rare)]))
 
@@ -161,7 +168,9 @@ def dro_imbalanced(
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
-    model, few = settings.model, few or settings.few
+    model, few = settings.model, settings.few if few is None else few
+    check_seed(seed)
+    check_counts(clients=clients, few=few)
     robust = robust_objective(model, objective, float(penalty), cap)
     images, labels, test_images, test_labels = settings.images(seed, data_dir)
     kept = step_profile(labels, few)
@@ -171,7 +180,7 @@ def dro_imbalanced(
         rng, most = np.random.default_rng([seed, 1]), min(map(len, parts))
         parts = [np.sort(rng.permutation(part)[:most]) for part in parts]
     federation = Clients(upper=[{"image": images[own], "label": labels[own]} for own in parts], weights="size")
-    start = model.init(jax.random.key(seed))
+    start = model.init(seed_key(seed))
     classes = int(labels.max()) + 1
     test = {"image": jnp.asarray(test_images), "label": jnp.asarray(test_labels)}
     rows = federation.upper.rows

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients, Rows
 from rookery.data import PARTITIONS, load
 from rookery.objectives import Objective, equal_opportunity, group_shares
@@ -140,6 +141,8 @@ def fairness(
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
+    check_seed(seed)
+    check_counts(clients=clients)
     rows, test = settings.rows(seed, data_dir)
     parts = divide(rows["label"].astype(int), clients, seed)
     if equal:

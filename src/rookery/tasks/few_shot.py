@@ -12,8 +12,10 @@ import optax
 from jaxtyping import Array, Float
 
 from rookery import tree
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import load
+from rookery.draws import seed_key
 from rookery.problems import Bilevel, SingleLevel
 from rookery.tasks.hyperrep import digit_images, mnist_images
 from rookery.tasks.loss_tuning import network, scores
@@ -156,16 +158,21 @@ def few_shot(
     scored in the same way, by its representation.
     """
     settings = choice("data", data, SETTINGS)
-    clients, episodes = clients or settings.clients, episodes or settings.episodes
+    clients = settings.clients if clients is None else clients
+    episodes = settings.episodes if episodes is None else episodes
+    check_seed(seed)
+    check_counts(clients=clients, episodes=episodes, shots=shots, queries=queries)
+    check_counts(2, ways=ways)
+    check_amounts(penalty=penalty)
     pools = settings.pools(seed, data_dir)
-    _check(clients, episodes, ways, shots, queries, pools)
+    _check(ways, shots, queries, pools)
     rng = np.random.default_rng([seed, 1])
     draw = partial(_episode, rng, ways=ways, shots=shots, queries=queries)
     own = [[draw(pools[0]) for _ in range(episodes)] for _ in range(clients)]
     fresh = [draw(pools[1]) for _ in range(TEST_EPISODES)]
     lower, upper = ([_numbered([both[level] for both in each]) for each in own] for level in (0, 1))
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), *both) for both in zip(lower, upper, strict=True)]
-    x = network(jax.random.key(seed), (pools[0].images.shape[1], *settings.widths))
+    x = network(seed_key(seed), (pools[0].images.shape[1], *settings.widths))
     y = {"w": np.zeros((episodes, settings.widths[-1], ways), np.float32), "b": np.zeros((episodes, ways), np.float32)}
     known, new = _stacked([both for each in own for both in each]), _stacked(fresh)
     evaluate = lambda x, y: _metrics(x, known, new, ways, penalty)
@@ -193,17 +200,14 @@ def few_shot(
     )
 
 
-def _check(clients: int, episodes: int, ways: int, shots: int, queries: int, pools: tuple[_Pool, _Pool]) -> None:
-    if clients < 1 or episodes < 1:
-        raise ValueError(f"clients={clients!r} and episodes={episodes!r}: give at least 1 of each.")
+def _check(ways: int, shots: int, queries: int, pools: tuple[_Pool, _Pool]) -> None:
     classes = min(len(pool.classes) for pool in pools)
-    if not 2 <= ways <= classes:
-        raise ValueError(f"ways={ways!r}: an episode has at least 2 classes, and at most the {classes} there are.")
+    if ways > classes:
+        raise ValueError(f"ways={ways}: an episode has at most the {classes} classes there are.")
     images = min(len(own) for pool in pools for own in pool.classes)
-    if shots < 1 or queries < 1 or shots + queries > images:
+    if shots + queries > images:
         raise ValueError(
-            f"shots={shots!r} and queries={queries!r}: give at least 1 of each, and together at most {images}, the "
-            "images of the smallest class."
+            f"shots={shots} and queries={queries}: give together at most {images}, the images of the smallest class."
         )
 
 

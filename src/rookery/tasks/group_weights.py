@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from rookery.arguments import check_amounts, check_counts, check_positive, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS, load
 from rookery.problems import Bilevel, SingleLevel
@@ -93,7 +94,7 @@ GROUPS = {
 
 def _adult(groups: str | None, seed: int, data_dir: Any) -> _Tables:
     """Categories as zeros and ones; numbers (of the capital's, log(1 + ·)) scaled to mean 0 and deviation 1."""
-    grouping = choice("groups", groups or "sex-income", GROUPS)
+    grouping = choice("groups", "sex-income" if groups is None else groups, GROUPS)
     adult = load("adult", data_dir)
     column = {name: i for i, name in enumerate(adult.columns)}
     numbers = [i for name, i in column.items() if "=" not in name]
@@ -199,9 +200,11 @@ def group_weights(
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature!r} is not a positive number.")
-    clients = clients or settings.clients
+    clients = settings.clients if clients is None else clients
+    check_seed(seed)
+    check_counts(clients=clients)
+    check_positive(temperature=temperature)
+    check_amounts(penalty=penalty)
     train, test, names = settings.tables(groups, seed, data_dir)
     shares = np.bincount(train["group"], minlength=len(names)) / len(train["group"])
     problem = group_problem(tuple(shares.tolist()), temperature, penalty)

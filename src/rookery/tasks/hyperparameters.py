@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
-from sklearn.datasets import load_breast_cancer
 
+from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS
 from rookery.problems import Bilevel
@@ -51,6 +51,11 @@ def hyperparameters(clients: int = 10, partition: str = "iid", noise: int = 30, 
     x holds the logarithms of the penalties, all 0.1 at first; y = {"w", "b"}. `Task.evaluate` gives `loss` and
     `accuracy` on test samples that no client has, and `validation_loss`, the upper level's own.
     """
+    check_seed(seed)
+    check_counts(clients=clients)
+    check_counts(0, noise=noise)
+    from sklearn.datasets import load_breast_cancer  # slow to import, and only this task needs it
+
     features, labels = load_breast_cancer(return_X_y=True)
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     rng = np.random.default_rng(seed)

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
-from sklearn.datasets import load_digits
 
 from rookery import tree
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS, load
+from rookery.draws import seed_key
 from rookery.fed import Epochs
 from rookery.parts import inverse_hessian
 from rookery.problems import Bilevel, Scope, SingleLevel
@@ -28,7 +29,8 @@ def hidden(x: Any, batch: Any) -> Any:
 
 def _cross_entropy(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
     scores = batch["image"] @ y["w"] + y["b"]
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]))
+    marked = jax.nn.one_hot(batch["label"], scores.shape[-1], dtype=scores.dtype)  # whose gradient needs no scatter
+    return jnp.mean(optax.softmax_cross_entropy(scores, marked))
 
 
 def _joint(z: Any, batch: Any) -> Float[Array, ""]:
@@ -108,11 +110,18 @@ def hyperrep(
     if scope == "client" and (share or train_metrics):
         raise ValueError('share and train_metrics look at one output layer for all: leave them out, or scope="client".')
     settings = _setting(data)
-    clients, width = clients or settings.clients, width or settings.width
+    clients = settings.clients if clients is None else clients
+    width = settings.width if width is None else width
+    check_seed(seed)
+    check_counts(clients=clients, width=width)
+    check_amounts(penalty=penalty, l1=l1)
     if not 0 < train < 1:
         raise ValueError(f"train={train} is not a part of the samples: give a number between 0 and 1.")
     images, labels, test_images, test_labels = settings.images(seed, data_dir)
     if first is not None:
+        if np.shape(first) != (2,):
+            raise ValueError(f"first={first!r} is not a pair: how many images to train with, and to test with.")
+        check_counts(**{f"first[{i}]": count for i, count in enumerate(first)})
         images, labels, test_images, test_labels = (
             some[:n] for some, n in zip((images, labels, test_images, test_labels), np.repeat(first, 2), strict=True)
         )
@@ -127,7 +136,7 @@ def hyperrep(
         for level, own in ((lower, mixed[:half]), (upper, mixed[half:])):
             level.append({"image": images[own], "label": labels[own]})
     federation = Clients(lower, upper)
-    x, y = layers(jax.random.key(seed), images.shape[1], width, 10)
+    x, y = layers(seed_key(seed), images.shape[1], width, 10)
     problem = representation_problem(penalty, l1, scope)
     metrics = test_metrics(test_images, test_labels)
     evaluate = metrics if scope == "global" else own_metrics(problem, lower, upper, y, test_images, test_labels)
@@ -186,6 +195,8 @@ class _Setting(NamedTuple):
 
 def digit_images(seed: int, data_dir: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The bundled digits, scaled to [0, 1]: images and labels to train, and 360 to test, drawn at random."""
+    from sklearn.datasets import load_digits  # slow to import, and only this function needs it
+
     images, labels = load_digits(return_X_y=True)
     images, labels = (images / 16.0).astype(np.float32), labels.astype(np.int32)
     order = np.random.default_rng(seed).permutation(len(labels))

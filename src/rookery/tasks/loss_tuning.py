@@ -11,8 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import PARTITIONS, long_tailed
+from rookery.draws import seed_key
 from rookery.fed import Epochs
 from rookery.problems import Bilevel, SingleLevel
 from rookery.tasks.hyperrep import digit_images, mnist_images
@@ -160,7 +162,10 @@ def loss_tuning(
     if data not in SETTINGS:
         raise ValueError(f"data={data!r} is not known; there are: {', '.join(SETTINGS)}.")
     settings = SETTINGS[data]
-    clients = clients or settings.clients
+    clients = settings.clients if clients is None else clients
+    check_seed(seed)
+    check_counts(clients=clients)
+    check_amounts(penalty=penalty)
     images, labels, test_images, test_labels = (digit_images if data == "digits" else mnist_images)(seed, data_dir)
     kept = long_tailed(labels, settings.largest, settings.ratio, seed)
     images, labels = images[kept], labels[kept]
@@ -179,7 +184,7 @@ def loss_tuning(
         upper.append({"image": images[own], "label": labels[own], "balance": balance[own]})
     x = {"weight": np.zeros(10, np.float32), "additive": np.zeros(10, np.float32)}
     x["multiplicative"] = np.ones(10, np.float32)
-    y = network(jax.random.key(seed), (images.shape[1], *settings.widths, 10))
+    y = network(seed_key(seed), (images.shape[1], *settings.widths, 10))
     validation = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *upper)
     evaluate = balanced_metrics(test_images, test_labels, validation)
     common: dict[str, Any] = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.problems import Minimax
 from rookery.tasks.task import Task
@@ -35,6 +36,9 @@ def minimax_quadratic(
 
     `Task.evaluate` gives `distance` = ‖x − x*‖² + ‖y − y*‖² and its two parts, `x_distance` and `y_distance`.
     """
+    check_seed(seed)
+    check_counts(clients=clients, dim=dim)
+    check_amounts(spread=spread, penalty=penalty)
     rng = np.random.default_rng(seed)
     t = rng.uniform(0, 0.1, size=clients)
     b = spread * rng.normal(size=(clients, dim))

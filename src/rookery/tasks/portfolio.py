@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rookery.arguments import check_amounts, check_counts, check_positive, check_seed
 from rookery.clients import Clients
 from rookery.objectives import Objective
 from rookery.objectives import portfolio as mean_and_variance
@@ -39,6 +40,12 @@ def portfolio(
     Returns are normal, with deviations from .5 to 1.5 and correlations. x starts at zero, or at equal parts of the
     budget. `Task.evaluate` gives `distance` = ‖x − x*‖² and `excess` = Φ(x) − Φ(x*), from the closed form `best`.
     """
+    check_seed(seed)
+    check_counts(clients=clients, assets=assets, samples=samples)
+    check_amounts(heterogeneity=heterogeneity)
+    check_positive(aversion=aversion)
+    if clients * samples <= assets:
+        raise ValueError(f"clients={clients} with samples={samples} see too few returns of assets={assets}: give more.")
     rng = np.random.default_rng(seed)
     mean = rng.uniform(0.2, 0.8, assets)
     mixing = np.linalg.cholesky(0.5 + 0.5 * np.eye(assets)) * rng.uniform(0.5, 1.5, assets)[:, None]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from rookery.arguments import check_amounts, check_counts, check_seed
 from rookery.clients import Clients
 from rookery.problems import Bilevel, Scope
 from rookery.tasks.task import Task, choice
@@ -117,8 +118,14 @@ def quadratic(
     ‖y − y*(x)‖²; the closed forms themselves are `solution(task)`.
     """
     choice("scope", scope, {"global": 0, "client": 0})
+    check_seed(seed)
+    check_counts(clients=clients, upper_dim=upper_dim, lower_dim=lower_dim, samples=samples)
+    check_amounts(noise=noise, heterogeneity=heterogeneity)
+    if sizes is not None and not isinstance(sizes, list | tuple | np.ndarray):
+        raise ValueError(f"sizes={sizes!r} is not a list of numbers of samples, one for each client.")
     rng = np.random.default_rng(seed)
     counts = [samples] * clients if sizes is None else list(sizes)
+    check_counts(**{f"sizes[{i}]": count for i, count in enumerate(counts)})
     base_b, base_e = rng.normal(size=(lower_dim, upper_dim)), 0.3 * rng.normal(size=(upper_dim, lower_dim))
     lower, upper = [], []
     for count in counts:

@@ -20,7 +20,8 @@ class Task:
         name: what it is called on the command line.
         problem, clients, init: what `solve` takes.
         evaluate: the metrics, likewise.
-        metric: the one to look at first.
+        metric: the one to look at first, with a sign where its name does not say which way is better; see
+            `rookery.metrics.direction`.
         rounds, cohort, every: defaults for a run.
         defaults: hyperparameters that work, by word; an algorithm takes those it has. Under an algorithm's name, a dict
             of words that are its own.

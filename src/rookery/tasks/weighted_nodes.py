@@ -12,8 +12,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients
 from rookery.data import load
+from rookery.draws import seed_key
 from rookery.models import CNN, MLP
 from rookery.problems import SingleLevel, WeightedNodes
 from rookery.tasks.hyperrep import digit_images
@@ -121,7 +123,10 @@ def _defaults(
     common = {"batch_size": batch, "sync_every": sync_every, "refresh": refresh}
     nested = {"model_step": step, "linear_step": linear_step, "weight_step": weight_step, "steps": steps}
     single = {"step": step, "local_steps": sync_every, "personal_step": step}
-    others = {"Ditto": {"proximal": ditto}, "PFedMe": {"step": pfedme_step or step, "proximal": pfedme}}
+    others = {
+        "Ditto": {"proximal": ditto},
+        "PFedMe": {"step": step if pfedme_step is None else pfedme_step, "proximal": pfedme},
+    }
     return {"defaults": common | nested, "single": common | single | others}
 
 
@@ -200,8 +205,11 @@ def weighted_nodes(
     """
     chosen = choice("data", data, SETTINGS)
     choice("center", center, dict.fromkeys(KINDS))
-    _check(setting, data, nodes, minority)
     size, few, many = chosen.sizes
+    samples, validation = size if samples is None else samples, few if validation is None else validation
+    check_seed(seed)
+    check_counts(samples=samples, validation=validation, nodes=nodes, minority=minority)
+    _check(setting, data, nodes, minority)
     kinds = tuple(KINDS[k >= minority] for k in range(nodes))
     turn = int(np.random.default_rng([seed, 5]).choice((-1, 1))) if setting in (3, 4) else 0
     cycle = chosen.mixture.cycle if setting in (2, 4) else {}
@@ -217,11 +225,11 @@ def weighted_nodes(
             drawn = np.rot90(drawn, turn, axes=(1, 2)) if turn else drawn
         return {"image": np.ascontiguousarray(drawn), "label": named}
 
-    lower = [rows(images, labels, kind, samples or size, 6, k) for k, kind in enumerate(kinds)]
-    middle = rows(images, labels, center, validation or few, 7)
+    lower = [rows(images, labels, kind, samples, 6, k) for k, kind in enumerate(kinds)]
+    middle = rows(images, labels, center, validation, 7)
     test = rows(test_images, test_labels, center, many, 8)
     similar = np.array([kind == center for kind in kinds])
-    loss, start = CrossEntropy(chosen.model), chosen.model.init(jax.random.key(seed))
+    loss, start = CrossEntropy(chosen.model), chosen.model.init(seed_key(seed))
     measure = partial(_accuracies, chosen.model, jax.tree.map(jnp.asarray, {"": test, "validation_": middle}))
 
     def of_weights(w: Any, theta: Any) -> dict[str, Any]:

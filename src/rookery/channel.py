@@ -1,0 +1,158 @@
+"""The channel: what stands between a client's value and the server's. Channels are records, composed by `chain`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rookery import draws
+
+
+class Exchange(NamedTuple):
+    """An exchange as a channel sees it."""
+
+    name: str
+    kind: str  # "mean", "sum" or "gather"
+    shapes: Any  # of one client's value (of its difference to `around`, where the algorithm names one)
+    share: Any = None  # in `decode`: the largest weight that one client has in the result
+
+
+class Channel(Protocol):
+    """Every method of a channel is traced: it becomes a part of the plan, on every engine.
+
+    A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain: a median, say, in the place of
+    the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
+    """
+
+    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+        """What the server and what each client remembers of this exchange from round to round; () for nothing."""
+
+    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """At the client: what is sent, and the client's new state."""
+
+    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """At the server: the result, and the server's new state. `key` is of a stream that no client sees."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The plain mean: nothing is done to a value. What a run without a channel has."""
+
+    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+        """Nothing."""
+        return (), ()
+
+    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """The value."""
+        return value, state
+
+    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """The total."""
+        return total, state
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Several channels: a value passes them in order at the client, and in the opposite order at the server."""
+
+    members: tuple[Any, ...]
+
+    @property
+    def reduce(self) -> Any:
+        """That of the one member that has one; None: the weighted sum."""
+        return next((own.reduce for own in self.members if getattr(own, "reduce", None) is not None), None)
+
+    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+        """A state for each member."""
+        server, client = zip(*(own.init(exchange) for own in self.members), strict=True) if self.members else ((), ())
+        return server, client
+
+    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """Through all members."""
+        after = []
+        for i, (own, before) in enumerate(zip(self.members, state, strict=True)):
+            value, new = own.encode(exchange, value, jax.random.fold_in(key, i), before)
+            after.append(new)
+        return value, tuple(after)
+
+    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        """Through all members, the last first."""
+        after = []
+        for i, (own, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):
+            total, new = own.decode(exchange, total, jax.random.fold_in(key, i), before)
+            after.append(new)
+        return total, tuple(reversed(after))
+
+
+def chain(*members: Channel) -> Channel:
+    """Several channels as one: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`. Without any it is the plain mean.
+
+    A member that needs a bound on what it receives (noise) takes it from a member before it (a clip).
+    """
+    bounded: list[Any] = []
+    bound = None
+    for own in members:
+        if not hasattr(own, "encode") or not hasattr(own, "decode"):
+            raise TypeError(f"rk.chain: {own!r} is no channel; give rk.clip(...), rk.gaussian(...) and the like.")
+        given = own.bounded_by(bound) if hasattr(own, "bounded_by") else own
+        bound = getattr(given, "bound", bound)
+        bounded.append(given)
+    if sum(getattr(own, "reduce", None) is not None for own in bounded) > 1:
+        raise ValueError("rk.chain: two of the channels reduce the clients' values; one of them can.")
+    return Chain(tuple(bounded))
+
+
+def chosen(channel: Any, name: str) -> Any:
+    """The channel of the exchange with this name, or None."""
+    if isinstance(channel, Mapping):
+        return channel.get(name)
+    return channel
+
+
+def check(channel: Any, names: list[str]) -> None:
+    """Raise if `channel` is none, or names exchanges that there are not."""
+    each = channel.values() if isinstance(channel, Mapping) else [channel]
+    for own in each:
+        if own is not None and not (hasattr(own, "encode") and hasattr(own, "decode")):
+            raise TypeError(
+                f"channel={own!r} is no channel; give rk.chain(rk.clip(...), ...), or {{exchange: channel, ...}}."
+            )
+    for name in channel if isinstance(channel, Mapping) else ():
+        if name not in names:
+            known = ", ".join(repr(n) for n in dict.fromkeys(names))
+            raise ValueError(f"channel: this method has no exchange {name!r}; it has: {known}.")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Replies that do not arrive.
+
+    A reply that is lost is left out of its mean, whose weights are those of the others. A client that missed an
+    exchange of a round keeps the memory it had before the round. `missing` in the history counts them. The start
+    (round 0) reaches everybody.
+
+    Arguments:
+        dropout: the chance that a client's reply to an exchange is lost, each on its own.
+        minimum: if fewer replies to an exchange arrive, the round fails.
+    """
+
+    dropout: float = 0.0
+    minimum: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
+            raise ValueError(f"Faults: dropout={self.dropout!r} is not a number below 1, at least 0.")
+        if not isinstance(self.minimum, int) or isinstance(self.minimum, bool) or self.minimum < 1:
+            raise ValueError(f"Faults: minimum={self.minimum!r} is not an integer, at least 1.")
+
+    def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
+        """Whose replies arrive."""
+        return ~draws.coins(key, self.dropout, (size,))
+
+
+def largest_share(weights: Float[Array, " cohort"]) -> Float[Array, ""]:
+    """The largest weight of one client."""
+    return jnp.max(jnp.abs(weights))

@@ -1,0 +1,451 @@
+"""The client as seen from inside a map: its data, the oracles on them, a loop, and what it counts of its work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.flatten_util import ravel_pytree
+from jax.interpreters import mlir
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery import draws, jaxprs, ledger, tree
+from rookery.clients import Batch, Chunks, Clients, Count, Rows
+from rookery.ledger import WORK
+from rookery.problems import Problem
+
+C = TypeVar("C")
+Data = Batch | Chunks
+Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
+
+_DRAWN_AHEAD = 2**15  # indices of minibatches that a local run may have drawn before its loop
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉."""
+
+    passes: float
+
+
+class Client:
+    """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
+
+    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
+    the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
+    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem, sample by
+    sample: `losses`, on batches of `samples`.
+    """
+
+    def __init__(
+        self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False
+    ) -> None:
+        self._debug = debug
+        self.problem = problem
+        self.id = identity
+        self._counts: list[Count] = [0] * len(WORK)  # what was done outside loops, or in one turn of a loop
+        self._looped: Any = None  # what was done in loops, as wide numbers
+        self.sample_by_sample: set[str] = set()  # the losses that were evaluated so
+        if row is None:  # the centre, whose data serve the upper level
+            self._views = {"upper": clients.view("center", 0)}
+        else:
+            self._views = {"lower": clients.view("lower", row), "upper": clients.view("upper", row)}
+        self._held = (clients, row)
+        self._bounds: dict[int, tuple[Array, int]] = {}  # numbers that are known to be at most so large, by identity
+        self._wholes: dict[str, Data] = {}
+        self._replace = clients.replace
+
+    # The data.
+
+    def lower(self, key: Array, size: int | None = None, step: Count = 0, seen: Rows | None = None) -> Data:
+        """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
+
+        `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
+        """
+        return self._draw("lower", key, size, step, seen)
+
+    def upper(self, key: Array, size: int | None = None, step: Count = 0) -> Data:
+        """The same of the upper data."""
+        return self._draw("upper", key, size, step, None)
+
+    def samples(self, key: Array, size: int | None = None, step: Count = 0) -> Batch:
+        """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
+        view = self._views["upper"]
+        batch = view.at_once() if size is None else view.draw(key, size, step, self._replace)
+        self._count("samples_upper", _samples(batch))
+        return batch
+
+    @property
+    def places(self) -> Bool[Array, " widest"]:
+        """Whether there is a sample, for each place of the upper data: as many as the largest client needs."""
+        view = self._views["upper"]
+        return jnp.arange(view.widest) < view.size
+
+    def _all(self, level: str) -> Data:
+        """All the client's data; `loop` makes sure that they are taken outside."""
+        if level not in self._wholes:
+            self._wholes[level] = self._views[level].all()
+        return self._wholes[level]
+
+    def _draw(self, level: Literal["lower", "upper"], key: Array, size: int | None, step: Count, seen: Any) -> Data:
+        view = self._views[level]
+        if size is not None:
+            batch: Data = view.draw(key, size, step, self._replace, seen)
+        elif seen is not None:
+            whole = self._all(level)
+            assert isinstance(whole, Batch)
+            batch = Batch(seen, whole.mask, seen=True)
+        else:
+            batch = self._all(level)
+        self._count(f"samples_{level}", _samples(batch))
+        return batch
+
+    def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
+        """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
+
+        None if the problem has no features, if fewer than a whole data set of samples will be used (`uses`), or if the
+        clients' sizes differ so much that padding would waste the work.
+        """
+        whole = self._all("lower")
+        if self.problem.features is None or isinstance(whole, Chunks):
+            return None
+        if uses is not None and uses < self._views["lower"].widest:
+            return None
+        return self.problem.features(x, whole.rows)
+
+    def steps(self, local_steps: Steps, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
+        """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
+        if isinstance(local_steps, int):
+            return local_steps
+        if isinstance(local_steps, tuple):
+            low, high = local_steps
+            return self._at_most(high, draws.integers(key, (), low, high + 1))
+        if isinstance(local_steps, Epochs):
+            view = self._views[level]
+            if size is None:
+                return -int(-local_steps.passes // 1)
+            passes = local_steps.passes * jnp.asarray(view.size, jnp.float32) / jnp.minimum(size, view.size)
+            most = int(-(-local_steps.passes * view.widest // min(size, view.widest)))
+            if view.widest == view.narrowest:
+                return most
+            return self._at_most(max(most, -int(-local_steps.passes // 1)), jnp.ceil(passes).astype(jnp.int32))
+        return jnp.asarray(local_steps)[self.id]
+
+    def _at_most(self, most: int, count: Array) -> Array:
+        """The count, noted as being at most this many: a loop of that length can then draw ahead."""
+        self._bounds[id(count)] = (count, most)
+        return count
+
+    # The oracles.
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The upper loss."""
+        return self._mean("f", self.problem.f, batch, lambda f: f(x, y))
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The lower loss."""
+        return self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y))
+
+    def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_x f."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f)(x, y))
+
+    def f_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y f."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y))
+
+    def f_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """∇_x f and ∇_y f on one batch, in one evaluation."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y))
+
+    def g_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y g."""
+        self._count("gradients")
+        return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
+
+    def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_y g · v."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.jvp(lambda y: jax.grad(g, 1)(x, y), (y,), (v,))[1]
+
+        return self._mean("g", self._lower_loss(batch), batch, product)
+
+    def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not be one of `seen`: x moves."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
+
+        return self._mean("g", self.problem.g, batch, product)  # type: ignore[union-attr]
+
+    def g_y_and_products(
+        self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
+    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        """∇_y g, ∇²_y g · v and ∇²_xy g · v on one batch, in one evaluation: ∇g and its derivative along (0, v)."""
+        self._count("gradients")
+        self._count("products", 2)
+
+        def all_three(g: Callable[..., Any]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+            (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
+            return g_y, g_yy, g_xy
+
+        return self._mean("g", self.problem.g, batch, all_three)  # type: ignore[union-attr]
+
+    def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
+        """The inner function's value; a value alone counts by its samples, as those of f and g do."""
+        return self._mean("r", self._inner, batch, lambda r: r(x))
+
+    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇r(x)ᵀv."""
+        self._count("products")
+        return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
+
+    def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
+        """r(x), and v ↦ ∇r(x)ᵀv without evaluating r again (unless the data come in pieces)."""
+        if isinstance(batch, Chunks):
+            return self.r(x, batch), lambda v: self.r_x(x, batch, v)
+        value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
+
+        def product(v: tree.Tree) -> tree.Tree:
+            self._count("products")
+            return pullback(v)[0]
+
+        return value, product
+
+    def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """r(x) and ∇r(x): a tree like x with a leading axis for the d entries of r, which costs d products."""
+        value, product = self.r_and_pullback(x, batch)
+        flat, like_value = ravel_pytree(value)
+        self._count("products", flat.size - 1)
+        return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
+
+    def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
+        """The loss of each sample by itself. Rows of padding have no meaning: see `mask`."""
+        self.sample_by_sample.add("f")
+        return jax.vmap(lambda row: self.problem.f(x, (), jax.tree.map(lambda a: a[None], row)))(batch.rows)
+
+    def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
+        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
+        losses, pullback = jax.vjp(lambda x: self.losses(x, batch), x)
+
+        def weighted(w: Float[Array, " rows"]) -> tree.Tree:
+            self._count("gradients")
+            return pullback(w.astype(losses.dtype))[0]
+
+        return losses, weighted
+
+    @property
+    def _inner(self) -> Callable[..., Any]:
+        return self.problem.inner  # type: ignore[union-attr]
+
+    def _lower_loss(self, batch: Data) -> Callable[..., Any]:
+        seen = isinstance(batch, Batch) and batch.seen
+        return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
+
+    def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
+        """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
+        if isinstance(batch, Batch):
+            if batch.mask is None:
+                return of(lambda *z: loss(*z, batch.rows))
+            self.sample_by_sample.add(name)
+            return _over(of(_sum_of_marked(loss, batch)), jnp.sum(batch.mask))
+        self.sample_by_sample.add(name)
+        piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
+        total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
+        return _over(total, batch.total)
+
+    # Loops and counting.
+
+    def loop(
+        self, n: Any, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
+    ) -> C:
+        """carry = body(i, carry), for i = 0, 1, …, on this client, until `before` and these make n turns.
+
+        n may differ by client. `before` is the number of steps taken before the loop. With `go_on` it ends earlier, as
+        soon as go_on(carry) does not hold. Work done inside is counted.
+        """
+        most: int | None = n if isinstance(n, int) else self._bounds.get(id(n), (None, None))[1]
+        count, most = n - before, None if most is None else most - before
+        if most is not None and most <= 0:
+            return carry
+        for level in self._views:
+            self._all(level)
+        outside = self._counts, self._looped
+        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry), carry)
+        self._counts, self._looped = outside
+        carry = turn.carry
+        if self._debug:
+            carry, done = _stepwise(turn, count, before, go_on, carry)
+            self._looped = done if self._looped is None else ledger.add(self._looped, done)
+            return carry
+        each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
+        if each is not None:
+            table = turn.precompute("minibatch", most, _DRAWN_AHEAD)
+            carry = _for(count, lambda i, carry: turn(i, carry, table)[0], carry)
+            done = ledger.times(each, jnp.maximum(count, 0))
+        else:
+
+            def step(i: Any, state: tuple[C, Array]) -> tuple[C, Array]:
+                carry, added = turn(i, state[0], table)
+                return carry, ledger.add(state[1], added)
+
+            start = (carry, jnp.zeros((2, len(WORK)), jnp.uint32))
+            if go_on is None:
+                table = turn.precompute("minibatch", most, _DRAWN_AHEAD)
+                carry, done = _for(count, step, start)
+            else:
+                table = []
+                more = lambda s: (s[0] < count) & go_on(s[1][0])
+                _, (carry, done) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
+        self._looped = done if self._looped is None else ledger.add(self._looped, done)
+        return carry
+
+    def _one_turn(self, body: Callable[[Any, C], C], i: Any, carry: C) -> tuple[C, Array]:
+        self._counts, self._looped = [0] * len(WORK), None
+        carry = body(i, carry)
+        return carry, self.counts
+
+    def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
+        """compute(client) where the condition holds, else `otherwise`: for work that is rare and long.
+
+        A plain `lax.cond` becomes a choice between two computed values once clients are vectorised, so that all of them
+        would do the work whenever one has to, or none. Here those for whom the condition holds do it one by one, and
+        the others cost nothing. `compute` is given the client anew, and takes its data from there.
+        """
+        clients, row = self._held
+
+        def both() -> tuple[C, Array]:
+            client = Client(self.problem, clients, row, self.id, self._debug)
+            value = compute(client)
+            self.sample_by_sample |= client.sample_by_sample
+            return value, client.counts
+
+        value, work = _rarely(condition, both, (otherwise, jnp.zeros((2, len(WORK)), jnp.uint32)))
+        self._looped = work if self._looped is None else ledger.add(self._looped, work)
+        return value
+
+    @property
+    def counts(self) -> ledger.Wide:
+        """What this client has done so far, in the order of WORK, as wide numbers."""
+        if all(isinstance(count, int) for count in self._counts):
+            low, high = zip(*(divmod(count, 2**32)[::-1] for count in self._counts), strict=True)
+            counts = jnp.array([low, high], jnp.uint32)
+        else:
+            counts = ledger.wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in self._counts]))
+        return counts if self._looped is None else ledger.add(counts, self._looped)
+
+    @property
+    def work(self) -> Int[Array, " 4"]:
+        """The same as plain integers, for counts below 2³¹."""
+        return self.counts[0].astype(jnp.int32)
+
+    def _count(self, what: str, amount: Count = 1) -> None:
+        self._counts[WORK.index(what)] += amount
+
+
+def _for(count: Any, step: Callable[[Any, C], C], start: C) -> C:
+    """`count` steps; of a number known before the run, in a loop of fixed length."""
+    first: Any = np.int32(0)
+    last: Any = np.int32(count) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
+    return jax.lax.fori_loop(first, last, step, start)
+
+
+# A client's loop in a debugging run, which takes it turn by turn: engines/debug.py gives it its meaning.
+client_loop = Primitive("client_loop")
+client_loop.multiple_results = True
+client_loop.def_abstract_eval(lambda *_, body, carried, **__: [v.aval for v in body.outvars])
+
+
+def _compiled_loop(count: Any, *given: Any, body: Any, go_on: Any, carried: int, before: int) -> list[Any]:
+    """The same in a part of a program that is compiled all the same: a branch, say."""
+    fixed, carry = given[: len(given) - carried], list(given[len(given) - carried :])
+
+    def more(state: Any) -> Any:
+        i, carry = state
+        return (i < count) & (True if go_on is None else jaxprs.run(go_on[0], *(fixed[j] for j in go_on[1]), *carry)[0])
+
+    step = lambda s: (s[0] + 1, jaxprs.run(body, *fixed, s[0], *s[1]))
+    return jax.lax.while_loop(more, step, (jnp.int32(0), carry))[1]
+
+
+mlir.register_lowering(client_loop, mlir.lower_fun(_compiled_loop, multiple_results=True))
+
+
+def _stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry: C) -> tuple[C, Array]:
+    """The loop as a `client_loop`, whose carry counts the work, too."""
+
+    def counting(i: Any, both: Any) -> tuple[Any, Any]:
+        carry, added = turn(i, both[0])
+        return (carry, ledger.add(both[1], added)), ()
+
+    looped = jaxprs.LoopBody(counting, (carry, jnp.zeros((2, len(WORK)), jnp.uint32)))
+    leaves, structure = jax.tree.flatten(looped.carry)
+    body, fixed, more = looped.jaxpr, list(looped.consts), None
+    if go_on is not None:
+        traced, _ = jaxprs.trace(lambda *a: go_on(jax.tree.unflatten(structure, a)[0]), *leaves)
+        condition, count_fixed = jaxprs.open_up(traced), len(fixed)
+        more = (condition, tuple(range(count_fixed, count_fixed + len(traced.consts))))
+        spare = condition.invars[: len(traced.consts)]  # what the condition alone reads goes along
+        inputs = [*body.invars[:count_fixed], *spare, *body.invars[count_fixed:]]
+        body, fixed = jaxprs.part(body, body.eqns, inputs, body.outvars), [*fixed, *traced.consts]
+    turns = jnp.asarray(count, jnp.int32)
+    out = client_loop.bind(turns, *fixed, *leaves, body=body, go_on=more, carried=len(leaves), before=before)
+    return jax.tree.unflatten(structure, out)
+
+
+def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
+    """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
+    closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
+    leaves, structure = jax.tree.flatten(otherwise)
+
+    @jax.custom_batching.custom_vmap
+    def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
+        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(closed.jaxpr, inputs), lambda: otherwise)
+
+    @choose.def_vmap
+    def one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
+        per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
+        holds = per_client(condition, batched[0])
+        first = jnp.argsort(~holds)  # those for whom it holds, then the others
+
+        def of_one(i: Array, values: list[Any]) -> list[Any]:
+            j = first[i]
+            own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
+            new = jax.core.eval_jaxpr(closed.jaxpr, own)
+            return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
+
+        start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]
+        return jax.lax.fori_loop(0, jnp.sum(holds), of_one, start), [True] * len(start)
+
+    return jax.tree.unflatten(structure, choose(condition, closed.consts, leaves))
+
+
+def _over(total: C, count: Int[Array, ""]) -> C:
+    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+
+
+def _samples(batch: Data) -> Count:
+    if isinstance(batch, Chunks):
+        return batch.total
+    return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
+
+
+def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
+    """The sum over the marked rows of the loss (or inner value) on each of them alone."""
+
+    def total(*z: tree.Tree) -> Any:
+        alone = jax.vmap(lambda row: loss(*z, jax.tree.map(lambda a: a[None], row)))(batch.rows)
+        marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
+
+    return total

@@ -1,0 +1,194 @@
+"""What the engines share: the job, the session, the keys of a round, and compiled programs found by what they are."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rookery import channel as channels
+from rookery import draws, hyperparameters, plan
+from rookery.checks import check_means
+from rookery.clients import Clients, sample_cohort
+from rookery.ledger import Amounts
+from rookery.plan import Carry, Plan, Setting
+from rookery.problems import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is to be solved, and how."""
+
+    problem: Problem
+    clients: Clients
+    algorithm: Any
+    start: tuple[Any, Any]  # x and y
+    cohort: int
+    seed: int = 0
+    channel: Any = None
+    faults: channels.Faults | None = None
+    on_nonfinite: str = "stop"  # or "warn"
+
+
+class Stopped(NamedTuple):
+    """Why a session could not go on: the round after `round` rounds was not completed."""
+
+    round: int
+    reason: str
+    failed: bool  # too few replies; otherwise a value that is not finite
+
+
+class Session(Protocol):
+    """A run on an engine, between two rounds."""
+
+    rounds: int  # done so far
+    state: Any  # the algorithm's; valid until the next `advance`
+    memory: Any  # what the clients remember, one row for each, where the engine sees it; else None
+    fingerprint: str  # of the program
+    stopped: Stopped | None  # set once it could not go on
+    warned: Stopped | None  # set once a value was not finite, and the run went on all the same
+
+    def init(self) -> Amounts:
+        """The state before the first round, and what it has cost."""
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """That many more rounds, or fewer if it has to stop; what each has cost."""
+
+    def save(self) -> Any:
+        """All that `restore` needs: a pytree of arrays."""
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        """Go on from what `save` gave after that many rounds."""
+
+    def close(self) -> None:
+        """Give up what the engine holds."""
+
+
+class Engine(Protocol):
+    """An interpreter of plans."""
+
+    sees_memory: bool  # whether a session shows what the clients remember
+
+    def open(self, job: Job) -> Session:
+        """A session for this job."""
+
+
+class Keys(NamedTuple):
+    """The randomness of a round: who takes part, the algorithm's key, and the server's own."""
+
+    ids: Array
+    key: Array
+    private: Array
+
+
+_PRIVATE = 0x70726976  # what tells the server's own stream from all others
+
+
+def start_keys(seed: Array, n: int) -> Keys:
+    """Those of `init`, in which everybody takes part."""
+    key = jax.random.fold_in(seed, 0)
+    return Keys(jnp.arange(n, dtype=jnp.int32), key, jax.random.fold_in(key, _PRIVATE))
+
+
+def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
+    """Those of round t, counted from 0."""
+    choice, key = jax.random.split(jax.random.fold_in(seed, t + 1))
+    return Keys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _PRIVATE))
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A job's plans."""
+
+    job: Job
+    setting: Setting
+    hyper: dict[str, Any]
+    start: Plan
+    round: Plan
+    seed: Array
+
+    @property
+    def fingerprint(self) -> str:
+        """Of both plans and their constants."""
+        from rookery.jaxprs import digest
+
+        return digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
+
+
+def traced(job: Job, debug: bool = False) -> Traced:
+    """Trace a job's plans, and check what shows only then."""
+    split = hyperparameters.split(job.algorithm)
+    setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug)
+    start = plan.start_plan(setting, job.start, split.traced)
+    one_round = plan.round_plan(setting, start.made.carry, split.traced)
+    if job.channel is not None:
+        channels.check(job.channel, [*start.exchanges, *one_round.exchanges])
+        states = plan.channel_states(setting, one_round)
+        if states != ((), ()):
+            start = plan.start_plan(setting, job.start, split.traced, states)
+            one_round = plan.round_plan(setting, start.made.carry, split.traced)
+    plan.traced_loops(start.body), plan.traced_loops(one_round.body)
+    check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
+    return Traced(job, setting, split.traced, start, one_round, draws.seed_key(job.seed))
+
+
+class Programs:
+    """Compiled programs by what they are, the least recently used of them dropped."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: OrderedDict[Any, Any] = OrderedDict()
+        self.made = 0  # how many had to be made
+
+    def find(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The program of this key, made if there is none."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        self.made += 1
+        self._held[key] = make()
+        while len(self._held) > self._most:
+            self._held.popitem(last=False)
+        return self._held[key]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._held.clear()
+
+
+PROGRAMS = Programs(most=64)
+
+
+def where_not_finite(carry: Carry, finite: Any) -> str:
+    """The name of the first leaf of a carry that is not finite."""
+    named = {"state": carry.state, "what a client remembers": carry.memory}
+    flags = iter(np.asarray(finite).tolist())
+    for name, part in named.items():
+        for path, _ in real_leaves(part):
+            if not next(flags):
+                shown = jax.tree_util.keystr(path).removeprefix(".")
+                return shown if name == "state" else f"{name} ({shown or 'the array itself'})"
+    return "a value"
+
+
+def real_leaves(value: Any) -> list[tuple[Any, Any]]:
+    """The leaves that are real numbers, with their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return [(path, leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+
+
+def too_few(t: int, least: int, minimum: int) -> Stopped:
+    """The round failed."""
+    return Stopped(
+        t, f"round {t + 1}: an exchange had {least} replies (that count), and the minimum is {minimum}.", failed=True
+    )
+
+
+def not_finite(t: int, where: str) -> Stopped:
+    """The round diverged."""
+    when = f"round {t + 1}" if t >= 0 else "before the first round"
+    return Stopped(max(t, 0), f"{when}: {where} is not finite.", failed=False)

@@ -1,0 +1,445 @@
+"""The coordinator: it runs the server's part of the plan, and asks the sites for the clients'."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal, Var
+
+from rookery import fed, jaxprs, ledger, plan
+from rookery.engines import engine
+from rookery.engines.engine import PROGRAMS
+from rookery.engines.federation import wire
+from rookery.fed import Inputs
+from rookery.ledger import Amounts, Entries, Entry
+from rookery.plan import Body, Call, Given, Made, Plan, Server
+
+Transport = Callable[[int, bytes], bytes]  # (client, request) -> reply; raises TimeoutError where there is none
+ATTEMPTS = 3  # at reaching a site
+
+
+@dataclass(eq=False)
+class Value:
+    """A value of the server's. That it is this object, and not another of the same numbers, is what a site has."""
+
+    array: Any
+    number: int = -1  # once it is sent
+    constant: int = -1  # of the plan: whoever has traced it has them
+
+
+@dataclass(eq=False)
+class Mapped:
+    """A client's function, to be computed by the cohort."""
+
+    number: int
+    call: int  # of the plan
+    sent: list[Value]
+    keys: Any  # one for each of the cohort, or None
+    own: list[Any]  # per-client values
+    shapes: list[Any]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A value that the sites have computed and keep."""
+
+    mapped: Mapped
+    output: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a site remembers: a leaf of it."""
+
+    kind: str  # "memory" or "client", the channel's
+    leaf: int
+
+
+@dataclass(eq=False)
+class Rows:
+    """A value for each client that the server has sent out."""
+
+    rows: Any
+
+
+@dataclass(eq=False)
+class Cohort:
+    """Those who are asked: their numbers, what they have been sent, and what they have yet to compute."""
+
+    ids: list[int]
+    has: set[int] = field(default_factory=set)
+    pending: list[Mapped] = field(default_factory=list)
+    down: int = 0  # bytes to be sent with the next request
+
+
+class LostError(Exception):
+    """A site can't be reached."""
+
+
+class Coordinator:
+    """One run's server."""
+
+    def __init__(self, traced: engine.Traced, run: str, send: Transport) -> None:
+        self._traced, self._run, self._transport = traced, run, send
+        self._numbers = iter(range(10**18))
+        self._compiled: dict[int, Any] = {}
+        self.sent = self.received = 0  # bytes of arrays, as they went over the wire
+
+    def start(self) -> tuple[Made, Amounts]:
+        """The algorithm's `init`."""
+        traced = self._traced
+        keys = engine.start_keys(traced.seed, traced.job.clients.n)
+        return self._phase(traced.start, (0, 0), traced.job.start, keys)
+
+    def round(self, t: int, state: Any, server: Any) -> tuple[Made, Amounts]:
+        """Round t, counted from 0."""
+        traced, job = self._traced, self._traced.job
+        keys = _round_keys(traced.seed, t, job.clients.n, job.cohort)
+        before = traced.round.given.carry
+        kept = lambda kind, value: _numbered(kind, value)
+        carry = plan.Carry(state, kept("memory", before.memory), kept("client", before.client), server)
+        return self._phase(traced.round, (1, t), carry, keys)
+
+    def _phase(self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys) -> tuple[Made, Amounts]:
+        t = np.int32(moment[1])
+        given = Given(carry, self._traced.hyper, t, keys.ids, self._traced.job.clients.weights, keys.key, keys.private)
+        leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Kept))
+        phase = _Phase(self, traced, moment, np.asarray(keys.ids).tolist())
+        consts = [Value(c, constant=i) for i, c in enumerate(traced.consts)]
+        inputs = [v if isinstance(v, Kept) else Value(v) for v in leaves]
+        out = phase.run(traced.body, [*consts, *inputs])
+        structure = jax.tree.structure(traced.made)
+        made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
+        phase.finish(made)
+        return made, phase.amounts(made)
+
+    def compiled(self, step: Server) -> Callable[..., list[Any]]:
+        """The server's equations between two exchanges, compiled once."""
+        held = self._compiled.get(id(step.jaxpr))
+        if held is None:
+            jaxpr = step.jaxpr
+            make = lambda: jax.jit(lambda *a: jaxprs.run(jaxpr, *a))
+            held = self._compiled[id(jaxpr)] = PROGRAMS.find(("server", jaxprs.fingerprint(jaxpr)), make)
+        return held
+
+    def next_number(self) -> int:
+        """A number that nothing else in this run has."""
+        return next(self._numbers)
+
+    def ask(self, client: int, header: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """A site's answer; LostError if it gives none."""
+        request = wire.encode({"run": self._run, **header}, arrays)
+        for _ in range(ATTEMPTS):
+            try:
+                answer, reply = wire.decode(self._transport(client, request))
+            except (TimeoutError, ConnectionError):
+                continue
+            if answer.get("answer") == "refused":
+                raise RuntimeError(f"client {client} refuses: {answer.get('why')}")
+            return answer, reply
+        raise LostError(f"client {client} did not answer, {ATTEMPTS} times")
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _round_keys(seed: Any, t: Any, n: int, cohort: int) -> engine.Keys:
+    return engine.round_keys(seed, t, n, cohort)
+
+
+@jax.jit
+def _client_keys(key: Any, ids: Any) -> Any:
+    return jax.random.key_data(jax.vmap(lambda i: jax.random.fold_in(key, i))(ids))
+
+
+def _numbered(kind: str, value: Any) -> Any:
+    leaves, structure = jax.tree.flatten(value)
+    return jax.tree.unflatten(structure, [Kept(kind, i) for i in range(len(leaves))])
+
+
+class _Phase:
+    """`init` or one round, as it is interpreted."""
+
+    def __init__(self, coordinator: Coordinator, traced: Plan, moment: tuple[int, int], members: list[int]) -> None:
+        self._coordinator, self._plan, self._moment = coordinator, traced, moment
+        self._cohorts: dict[int, tuple[Value, Cohort]] = {}
+        self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()
+        self._sent: weakref.WeakSet[Value] = weakref.WeakSet()
+        self._work: dict[int, dict[int, list[int]]] = {}  # by map and client
+        self._own: Cohort | None = None
+        self._members = members
+        self._entries: Entries = {}
+        self._center = Cohort([])
+        self.lossy = coordinator._traced.job.faults is not None and moment[0] == 1
+
+    def run(self, body: Body, inputs: list[Any]) -> list[Any]:
+        values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
+        left = dict(body.uses)
+        read = lambda v: Value(jaxprs.literal(v)) if isinstance(v, Literal) else values[v]
+
+        def used(variables: Any) -> None:  # what nobody reads any more is let go, and the sites let it go, too
+            for v in variables:
+                if isinstance(v, Var):
+                    left[v] -= 1
+                    if not left[v]:
+                        del values[v]
+
+        for step in body.steps:
+            if isinstance(step, Server):
+                out = self._coordinator.compiled(step)(*(values[v].array for v in step.inputs))
+                used(step.inputs)
+                values.update(zip(step.outputs, map(Value, out), strict=True))
+                continue
+            given = [read(v) for v in step.eqn.invars]
+            used(step.eqn.invars)
+            made = self._call(step, given)
+            values.update((v, value) for v, value in zip(step.eqn.outvars, made, strict=True) if left.get(v))
+        return [read(v) for v in body.outputs]
+
+    def _call(self, step: Call, given: list[Any]) -> list[Any]:
+        eqn, params = step.eqn, step.eqn.params
+        if eqn.primitive is fed.client_map:
+            cohort = self._cohort(given[0])
+            inputs: Inputs = params["inputs"]
+            sent, rest = given[1 : 1 + inputs.sent], given[1 + inputs.sent :]
+            keys = np.asarray(_client_keys(rest.pop(0).array, given[0].array)) if inputs.key else None
+            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
+            mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, rest, shapes)
+            cohort.pending.append(mapped)
+            self._alive.add(mapped)
+            cohort.down += 8 * inputs.key + self._new_bytes(cohort, sent)
+            return [Own(mapped, i) for i in range(len(eqn.outvars))]
+        if eqn.primitive is fed.scatter:
+            rows = np.asarray(given[1].array)
+            self._cohort(given[0]).down += rows.nbytes // max(len(rows), 1)
+            return [Rows(rows)]
+        if eqn.primitive in (fed.reduce, fed.gather):
+            return self._exchange(eqn.primitive, params, given)
+        if eqn.primitive is fed.center:
+            return self._at_center(step, given)
+        return self._loop(step, given)
+
+    def _cohort(self, ids: Value) -> Cohort:
+        if id(ids) not in self._cohorts:
+            self._cohorts[id(ids)] = (ids, Cohort(np.asarray(ids.array).tolist()))
+            if self._own is None:
+                self._own = self._cohorts[id(ids)][1]
+        return self._cohorts[id(ids)][1]
+
+    def _new_bytes(self, cohort: Cohort, sent: list[Value]) -> int:
+        """The bytes of those of the values that the cohort has not got; they count as sent."""
+        count = 0
+        for value in sent:
+            if value.constant < 0 and value.number not in cohort.has:
+                if value.number < 0:
+                    value.number = self._coordinator.next_number()
+                self._sent.add(value)
+                cohort.has.add(value.number)
+                count += ledger.nbytes([jax.typeof(value.array)])
+        return count
+
+    def _exchange(self, primitive: Any, params: dict[str, Any], given: list[Any]) -> list[Any]:
+        cohort, rest = self._cohort(given[0]), given[1:]
+        weights = np.asarray(rest.pop(0).array) if primitive is fed.reduce else None
+        present = np.array(rest.pop(0).array) if params["lossy"] else np.ones(len(cohort.ids), bool)
+        exchange = params["exchange"]
+        entry = self._entries.setdefault(exchange, Entry())
+        entry.add(Entry(1, exchange.reply_bytes, cohort.down))
+        maps, cohort.pending, cohort.down = cohort.pending, [], 0
+        replies = self._ask_all(cohort, maps, {"reply": rest}, present, exchange.reply_bytes)
+        if primitive is fed.reduce:
+            out = _weighted(weights, rest, replies, present)
+        else:
+            shapes = [_shape(v) for v in rest]
+            rows = [reply if reply is not None else [np.zeros(s.shape, s.dtype) for s in shapes] for reply in replies]
+            out = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+        return [Value(jnp.asarray(a)) for a in out] + [Value(jnp.asarray(present))] * params["lossy"]
+
+    def _ask_all(
+        self, cohort: Cohort, maps: list[Mapped], wanted: dict[str, list[Any]], present: np.ndarray, size: int
+    ) -> list[list[Any] | None]:
+        """Everybody's reply; None for those that are not present, and those that do not reply become so."""
+        replies: dict[int, list[Any] | None] = {}
+        made: list[list[Any] | None] = []
+        for j, client in enumerate(cohort.ids):
+            if client not in replies:
+                try:
+                    replies[client] = self._ask(client, j, maps, wanted, cohort)
+                    self._coordinator.received += size
+                except LostError as error:
+                    if not self.lossy:
+                        raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+                    replies[client] = None
+            if replies[client] is None:
+                present[j] = False
+            made.append(replies[client] if present[j] else None)
+        return made
+
+    def _ask(self, client: int, j: int, maps: list[Mapped], wanted: dict[str, list[Any]], cohort: Cohort) -> list[Any]:
+        for everything in (False, True):
+            listed = self._closure([*maps, *_maps_of(wanted)]) if everything else maps
+            values = {v.number: v for m in listed for v in m.sent if v.constant < 0}
+            if not everything:
+                fresh = {v.number for m in maps for v in m.sent}
+                values = {n: v for n, v in values.items() if n in fresh}
+                values = {n: v for n, v in values.items() if (client, n) not in self._delivered(cohort)}
+            arrays = [_words(v.array) for v in values.values()]
+            described = []
+            for m in listed:
+                refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
+                if m.keys is not None:
+                    arrays.append(m.keys[j])
+                own = []
+                for value in m.own:
+                    if isinstance(value, Rows):
+                        arrays.append(value.rows[j])
+                    own.append(_ref(value))
+                described.append([m.number, m.call, refs, m.keys is not None, own])
+            header = {
+                "plan": self._plan.signature, "phase": self._moment[0], "round": self._moment[1],
+                "maps": described, "values": list(values), "keep": [m.number for m in self._alive],
+                "held": [v.number for v in self._sent], "reply": [],
+                **{name: [_ref(v) for v in refs] for name, refs in wanted.items()},
+            }  # fmt: skip
+            answer, reply = self._coordinator.ask(client, header, arrays)
+            if answer["answer"] == "value":
+                if not everything:
+                    self._coordinator.sent += sum(np.asarray(a).nbytes for a in arrays)
+                    self._delivered(cohort).update((client, n) for n in values)
+                for number, counts in answer["work"]:
+                    self._work.setdefault(number, {})[client] = counts
+                return reply
+            if answer["answer"] == "stale":
+                raise RuntimeError(f"client {client} is ahead of the coordinator: another coordinator has this run.")
+        raise RuntimeError(f"client {client} asks for what it was sent: {answer['answer']}")
+
+    def _delivered(self, cohort: Cohort) -> set[tuple[int, int]]:
+        return cohort.__dict__.setdefault("delivered", set())
+
+    def _closure(self, maps: list[Mapped]) -> list[Mapped]:
+        """All that has to be computed again by a site that has forgotten everything."""
+        found: dict[int, Mapped] = {}
+
+        def visit(m: Mapped) -> None:
+            if m.number not in found:
+                for value in m.own:
+                    if isinstance(value, Own):
+                        visit(value.mapped)
+                found[m.number] = m
+
+        for m in maps:
+            visit(m)
+        return list(found.values())
+
+    def _at_center(self, step: Call, given: list[Value]) -> list[Value]:
+        params, inputs = step.eqn.params, step.eqn.params["inputs"]
+        exchange, holder = params["exchange"], params["holder"]
+        entry = self._entries.setdefault(exchange, Entry())
+        sent, key = given[: inputs.sent], given[inputs.sent :]
+        if holder is not None:
+            down = self._new_bytes(self._center, sent) + 8 * inputs.key
+            entry.add(Entry(1, exchange.reply_bytes, down))
+            keys = np.asarray(jax.random.key_data(key[0].array))[None] if key else None
+            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
+            mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, [], shapes)
+            self._alive.add(mapped)
+            reply = self._ask(
+                holder, 0, [mapped], {"reply": [Own(mapped, i) for i in range(len(shapes))]}, self._center
+            )
+            return [Value(jnp.asarray(a)) for a in reply]
+        clients, work = self._coordinator._traced.job.clients, params["work"]
+        data = jax.tree.leaves(clients.at_center())
+        program = PROGRAMS.find(("client", jaxprs.fingerprint(work)), lambda: jax.jit(lambda *a: jaxprs.run(work, *a)))
+        who = [jnp.int32(clients.n)] * inputs.identity
+        *out, counts = program(*(v.array for v in sent), *(data[i] for i in inputs.data), *who, *(k.array for k in key))
+        self._work[self._coordinator.next_number()] = {clients.n: ledger.as_integers(counts)}
+        return [Value(a) for a in out]
+
+    def _loop(self, step: Call, given: list[Any]) -> list[Any]:
+        body, length = step.body, step.eqn.params["length"]
+        assert body is not None
+        count = length if length is not None else int(given.pop(0).array)
+        split = len(given) - len(body.outputs)
+        fixed, carry = given[:split], given[split:]
+        del given
+        for i in range(count):
+            inputs = [*fixed, Value(jnp.int32(i)), *map(_anew, carry)]
+            carry = []
+            carry = self.run(body, inputs)
+        return carry
+
+    def finish(self, made: Made) -> None:
+        """Have the sites that missed nothing write what they remember."""
+        carry, cohort = made.carry, self._own
+        leaves = {name: jax.tree.leaves(getattr(carry, name), is_leaf=_is_own) for name in ("memory", "client")}
+        changed = any(ref != Kept(name, i) for name, refs in leaves.items() for i, ref in enumerate(refs))
+        if cohort is None or not (changed or cohort.pending):
+            return
+        if cohort.down:
+            self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
+        stayed = np.ones(len(cohort.ids), bool) if made.stayed is None else np.array(made.stayed)
+        maps, cohort.pending, cohort.down = cohort.pending, [], 0
+        whom = Cohort([i for i, is_there in zip(cohort.ids, stayed, strict=True)])
+        for j, client in enumerate(whom.ids):
+            wanted: dict[str, list[Any]] = {"reply": []}
+            if stayed[j]:
+                wanted |= leaves
+            try:
+                self._ask(client, j, maps, wanted, cohort)
+            except LostError as error:
+                if not self.lossy:
+                    raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+
+    def amounts(self, made: Made) -> Amounts:
+        """What the phase has cost."""
+        totals, busiest = [0] * len(ledger.WORK), 0
+        for by_client in self._work.values():
+            each = list(by_client.values())
+            totals = [a + sum(own[i] for own in each) for i, a in enumerate(totals)]
+            busiest += max(own[0] + own[1] for own in each)
+        return Amounts(self._entries, [*totals, busiest], 0 if made.missing is None else int(made.missing))
+
+
+def _anew(value: Any) -> Any:
+    """What a loop carries is new to a site in every turn."""
+    return Value(value.array) if isinstance(value, Value) else value
+
+
+def _is_own(value: Any) -> bool:
+    return isinstance(value, Own | Kept)
+
+
+def _ref(value: Any) -> Any:
+    if isinstance(value, Own):
+        return ["m", value.mapped.number, value.output]
+    if isinstance(value, Kept):
+        return [value.kind, value.leaf]
+    return "row"
+
+
+def _maps_of(wanted: dict[str, list[Any]]) -> list[Mapped]:
+    return [v.mapped for refs in wanted.values() for v in refs if isinstance(v, Own)]
+
+
+def _shape(value: Any) -> Any:
+    assert isinstance(value, Own)
+    return value.mapped.shapes[value.output]
+
+
+def _words(array: Any) -> Any:
+    if jax.dtypes.issubdtype(jax.typeof(array).dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(array))
+    return np.asarray(array)
+
+
+def _weighted(weights: Any, values: list[Any], replies: list[Any], present: np.ndarray) -> list[Any]:
+    """Σ w_j v_j over those present, in float32 or better, one reply after the other."""
+    totals = [np.zeros(s.shape, fed.accumulator(s.dtype)) for s in map(_shape, values)]
+    for weight, reply, there in zip(weights, replies, present, strict=True):
+        if there:
+            for total, leaf in zip(totals, reply, strict=True):
+                total += total.dtype.type(weight) * leaf.astype(total.dtype)
+    return totals

@@ -1,0 +1,156 @@
+"""The lock-step engine with all its sites in this process: the proof that an algorithm is honest."""
+
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery import plan
+from rookery.clients import Clients
+from rookery.engines import engine
+from rookery.engines.engine import Job, Stopped
+from rookery.engines.federation.coordinator import Coordinator, Transport
+from rookery.engines.federation.site import Site
+from rookery.ledger import Amounts
+
+_WASTE = 4  # all sites are padded to the largest if that takes at most this many times the rows there are
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The lock-step engine: a coordinator and a site for each client, which exchange bytes.
+
+    Each site holds its own data and memory only. A run gives the same numbers as in the `Simulation`, up to rounding,
+    and the same ledger.
+
+    Arguments:
+        transport: transport(sites) -> send(client, request) -> reply, what carries the bytes; `send` raises
+            TimeoutError where there is no reply. None: within this process.
+    """
+
+    transport: Any = None
+
+    sees_memory = False
+
+    def open(self, job: Job) -> "Session":
+        """A session for this job."""
+        return Session(job, self)
+
+
+class Session:
+    """A run with its sites."""
+
+    memory = None  # that of the sites is nobody else's
+
+    def __init__(self, job: Job, federation: Federation) -> None:
+        self._traced, self._job = engine.traced(job), job
+        run = uuid.uuid4().hex[:16]
+        self.sites = _sites(self._traced, run)
+        send: Transport = lambda i, request: self.sites[i].handle(request)
+        if federation.transport is not None:
+            send = federation.transport(self.sites)
+        self.coordinator = Coordinator(self._traced, run, send)
+        self.rounds = 0
+        self.stopped: Stopped | None = None
+        self.warned: Stopped | None = None
+        self._carry: Any = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants."""
+        return self._traced.fingerprint
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's state."""
+        return self._carry.state
+
+    def init(self) -> Amounts:
+        """See `engine.Session.init`."""
+        made, amounts = self.coordinator.start()
+        self._carry = made.carry
+        self._check(made.carry, -1)
+        return amounts
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """See `engine.Session.advance`."""
+        done: list[Amounts] = []
+        minimum = 0 if self._job.faults is None else self._job.faults.minimum
+        for _ in range(rounds):
+            made, amounts = self.coordinator.round(self.rounds, self._carry.state, self._carry.server)
+            if made.least is not None and int(made.least) < minimum:
+                self.stopped = engine.too_few(self.rounds, int(made.least), minimum)
+            elif self._check(made.carry, self.rounds):
+                self._carry = made.carry
+                self.rounds += 1
+                done.append(amounts)
+                continue
+            break
+        return done
+
+    def _check(self, carry: Any, t: int) -> bool:
+        """Whether the run goes on: all of the state is finite."""
+        finite = np.array(
+            [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
+        )
+        if finite.all():
+            return True
+        found = engine.not_finite(t, engine.where_not_finite(carry._replace(memory=None), finite))
+        if self._job.on_nonfinite == "stop":
+            self.stopped = found
+            return False
+        self.warned = self.warned or found
+        return True
+
+    def save(self) -> Any:
+        """See `engine.Session.save`: the server's part, and each site's own."""
+        return (self._carry.state, self._carry.server), [site.save() for site in self.sites]
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        """See `engine.Session.restore`."""
+        (state, server), own = saved
+        self._carry, self.rounds = plan.Carry(state, None, None, server), rounds
+        for site, memory in zip(self.sites, own, strict=True):
+            site.restore(memory, rounds)
+
+    def close(self) -> None:
+        """Give up the sites."""
+        self.sites = []
+
+
+def _sites(traced: engine.Traced, run: str) -> list[Site]:
+    """A site for each client; sites whose data have the same shape share a trace, as they would share a program."""
+    clients, plans = traced.job.clients, {}
+    sites = []
+    for i in range(clients.n):
+        data = clients.site(i, _padded(clients, i))
+        shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(data))
+        if shapes not in plans:
+            plans[shapes] = _traced_by(traced, clients.seen_by_site(data))
+        center = clients.at_center() if clients.center_client == i else None
+        sites.append(Site(run, plans[shapes], i, data, center))
+    return sites
+
+
+def _traced_by(traced: engine.Traced, shapes: Clients) -> tuple[plan.Plan, plan.Plan]:
+    """The plans, as a site with data of these shapes traces them."""
+    setting = traced.setting._replace(clients=shapes)
+    states = plan.channel_states(setting, traced.round) if setting.channel is not None else ((), ())
+    start = plan.start_plan(setting, traced.job.start, traced.hyper, states)
+    return start, plan.round_plan(setting, start.made.carry, traced.hyper)
+
+
+def _padded(clients: Clients, i: int) -> int:
+    """The number of rows that client i's data are padded to, so that sites share programs: the largest's, or if that
+    would take too much memory, the next power of four."""
+    rows = max(_WASTE * len(jax.tree.leaves(s.rows)[0]) // clients.n for s in (clients.lower, clients.upper))
+    widest = max(clients.lower.widest, clients.upper.widest)
+    if widest <= max(rows, 1024):
+        return widest
+    size, padded = max(int(clients.lower_sizes[i]), int(clients.upper_sizes[i])), 64
+    while padded < size:
+        padded *= 4
+    return padded

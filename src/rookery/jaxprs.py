@@ -1,0 +1,228 @@
+"""Jaxprs as data: closed-over values as inputs, pruning, cutting out, loop bodies, and a text that identifies one."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
+from jax.interpreters import partial_eval
+from jaxtyping import Array
+
+from rookery import tree
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """fn's jaxpr and the shapes of its result, traced anew: JAX would find the trace of a function it knows."""
+    return jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+
+
+def strong(a: Any) -> Array:
+    """As an array whose type is its own: a Python number's would give way to others."""
+    a = jnp.asarray(a)
+    return a if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.asarray(a, a.dtype)
+
+
+def open_up(closed: ClosedJaxpr) -> Jaxpr:
+    """The jaxpr with its constants as further inputs, in front."""
+    jaxpr = closed.jaxpr
+    return part(jaxpr, jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+
+
+def prune(jaxpr: Jaxpr, needed: Sequence[bool] | None = None) -> tuple[Jaxpr, list[bool]]:
+    """Without what its (needed) outputs do not depend on; and which of its inputs are left."""
+    pruned, used = partial_eval.dce_jaxpr(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
+    return pruned, list(used)
+
+
+def part(jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Var], outputs: Sequence[Any]) -> Jaxpr:
+    """Some equations of a jaxpr, as a jaxpr of their own."""
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    return jaxpr.replace(
+        constvars=(), invars=list(inputs), outvars=list(outputs), eqns=list(eqns), effects=effects,
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )  # fmt: skip
+
+
+def run(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr without constants."""
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+
+
+def free_vars(eqns: Iterable[Any]) -> list[Var]:
+    """What the equations read and do not make themselves, in the order of reading."""
+    made: set[Var] = set()
+    free: dict[Var, None] = {}
+    for eqn in eqns:
+        free.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in made))
+        made.update(eqn.outvars)
+    return list(free)
+
+
+def literal(v: Literal) -> Array:
+    """A literal's value in its own type: JAX may hold a Python number."""
+    return jnp.asarray(v.val, v.aval.dtype)
+
+
+class LoopBody:
+    """fn(i, carry) -> (carry, aux), traced once; values that only depend on i can be computed before the loop."""
+
+    def __init__(self, fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> None:
+        for attempt in (1, 2):
+            leaves, structure = jax.tree.flatten(carry)
+            self._structure: Any = structure
+            traced, shapes = trace(fn, jax.ShapeDtypeStruct((), jnp.int32), carry)
+            outs = shapes[0]
+            after: Any = jax.tree.structure(outs)
+            if after != structure:
+                raise TypeError(
+                    f"A loop's body returns the structure {after}, its carry has {self._structure}; they must agree."
+                )
+            paths = jax.tree_util.tree_leaves_with_path(carry)
+            mixed = [
+                (path, old, new)
+                for (path, old), new in zip(paths, jax.tree.leaves(outs), strict=True)
+                if (jnp.shape(old), jax.typeof(old).dtype) != (new.shape, new.dtype)
+            ]
+            weak = all(jax.typeof(old).weak_type and jnp.shape(old) == new.shape for _, old, new in mixed)
+            if not mixed or not weak or attempt == 2:
+                break
+            carry = jax.tree.map(lambda old, new: jnp.asarray(old, new.dtype), carry, outs)
+        if mixed:
+            path, old, new = mixed[0]
+            raise TypeError(
+                f"A loop's body changes {tree.path_name(path)} of its carry from {jax.typeof(old).dtype}"
+                f"{jnp.shape(old)} to {new.dtype}{new.shape}; shape and type must stay as they are."
+            )
+        self.carry = jax.tree.map(strong, carry)
+        self.consts, self._aux_structure = traced.consts, jax.tree.structure(shapes[1])
+        self.jaxpr, self._count, self._const_count = open_up(traced), len(leaves), len(traced.consts)
+
+    def __call__(self, i: Any, carry: Any, table: Sequence[Array] = ()) -> tuple[Any, Any]:
+        """The carry after turn i, and the aux."""
+        i = jnp.asarray(i, jnp.int32)
+        drawn = [jax.lax.dynamic_index_in_dim(a, i, keepdims=False) for a in table]
+        out = run(self.jaxpr, *self.consts, i, *jax.tree.leaves(carry), *drawn)
+        aux = jax.tree.unflatten(self._aux_structure, out[self._count :])
+        return jax.tree.unflatten(self._structure, out[: self._count]), aux
+
+    def constants_of_aux(self) -> Any | None:
+        """The aux, where it is the same in every turn; else None."""
+        jaxpr, used = prune(self.jaxpr, [False] * self._count + [True] * (len(self.jaxpr.outvars) - self._count))
+        if any(used[self._const_count :]):
+            return None
+        inputs = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
+        return jax.tree.unflatten(self._aux_structure, run(jaxpr, *inputs))
+
+    def precompute(self, name: str, most: int | None, limit: int) -> list[Array]:
+        """A table for each call of the jitted function `name` that does not depend on the carry: its value in turn i.
+
+        For loops of at most `most` turns, and tables of at most `limit` numbers in all.
+        """
+        if most is None:
+            return []
+        jaxpr, fixed = self.jaxpr, {*self.jaxpr.invars[: self._const_count + 1]}
+        calls: dict[Any, Any] = {}
+        same: dict[Var, Var] = {}
+        for eqn in jaxpr.eqns:
+            if all(isinstance(v, Literal) or v in fixed for v in eqn.invars):
+                fixed.update(eqn.outvars)
+                if eqn.params.get("name") == name:
+                    inputs = tuple(v.val if isinstance(v, Literal) else v for v in eqn.invars)
+                    first = calls.setdefault((inputs, eqn.params["jaxpr"]), eqn)
+                    same.update(zip(eqn.outvars, first.outvars, strict=True))
+        if sum(most * v.aval.size for eqn in calls.values() for v in eqn.outvars) > limit or not calls:
+            return []
+        made = [v for eqn in calls.values() for v in eqn.outvars]
+        ahead, used = prune(part(jaxpr, jaxpr.eqns, jaxpr.invars, made))
+        given = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
+        turns = jnp.arange(most, dtype=jnp.int32)
+        with_turn = used[self._const_count]
+        at = lambda i: run(ahead, *given, *([i] if with_turn else []))
+        rename = lambda v: same.get(v, v) if isinstance(v, Var) else v
+        eqns = [
+            eqn.replace(invars=[rename(v) for v in eqn.invars])
+            for eqn in jaxpr.eqns
+            if not all(v in same for v in eqn.outvars)
+        ]
+        outvars: list[Any] = [rename(v) for v in jaxpr.outvars]
+        self.jaxpr = part(jaxpr, eqns, [*jaxpr.invars, *made], outvars)
+        return list(jax.vmap(at)(turns)) if with_turn else [jnp.broadcast_to(a, (most, *a.shape)) for a in at(0)]
+
+
+def fingerprint(*jaxprs: Jaxpr, also: Any = ()) -> str:
+    """A text that two programs share only if they are the same: equations, types and JAX's settings.
+
+    Constants must be inputs. Python callbacks are told apart by identity: whoever keeps the fingerprint must keep the
+    jaxpr, too.
+    """
+    digest = hashlib.sha256(repr((also, _settings())).encode())
+    seen: dict[int, str] = {}
+    for jaxpr in jaxprs:
+        digest.update(_text(jaxpr, seen).encode())
+    return digest.hexdigest()
+
+
+def _settings() -> tuple[Any, ...]:
+    """JAX's settings on which a program depends."""
+    config: Any = jax.config
+    return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable
+
+
+def _text(jaxpr: Jaxpr, seen: dict[int, str]) -> str:
+    if id(jaxpr) in seen:
+        return seen[id(jaxpr)]
+    numbers: dict[Var, int] = {}
+
+    def name(v: Any) -> str:
+        if isinstance(v, Literal):
+            return f"{v.val!r}:{v.aval}"
+        return f"v{numbers.setdefault(v, len(numbers))}"
+
+    typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
+    lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
+    for eqn in jaxpr.eqns:
+        derived = str(eqn.primitive).startswith(
+            "custom_"
+        )  # whose derivatives have been taken: its functions are not used
+        params = " ".join(
+            f"{key}={_param(value, seen)}"
+            for key, value in sorted(eqn.params.items())
+            if key != "source" and not (derived and callable(value))
+        )
+        made, given = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
+        lines.append(f"{made} = {eqn.primitive} {params} {given}")
+    lines.append(" ".join(map(name, jaxpr.outvars)))
+    seen[id(jaxpr)] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return seen[id(jaxpr)]
+
+
+def _param(value: Any, seen: dict[int, str]) -> str:
+    if isinstance(value, ClosedJaxpr):
+        return _text(value.jaxpr, seen) + "".join(_array(c) for c in value.consts)
+    if isinstance(value, Jaxpr):
+        return _text(value, seen)
+    if isinstance(value, tuple | list):
+        return "(" + ",".join(_param(v, seen) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_param(v, seen)}" for k, v in value.items()) + "}"
+    if isinstance(value, np.ndarray | jax.Array) or type(value).__name__ == "TypedNdArray":
+        return _array(value)
+    if callable(value) and not isinstance(value, type):
+        return f"{type(value).__name__}@{id(value)}"
+    return repr(value)
+
+
+def _array(value: Any) -> str:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return f"{array.dtype}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def digest(*values: Any) -> str:
+    """A digest of texts and arrays."""
+    each = (value if isinstance(value, str) else _array(value) for value in values)
+    return hashlib.sha256("\n".join(each).encode()).hexdigest()

@@ -1,0 +1,177 @@
+"""What a run costs: work counted on the device in two words, exchanges × static sizes in Python integers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt
+
+WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a client counts of its own work
+COUNTED = ("exchanges", "bytes_up", "bytes_down", "missing", "samples_busiest", *WORK)
+
+# Wide numbers: an axis of length 2 in front, the low word (32 bits) and the high one. 32-bit devices count with them
+# beyond 2³¹.
+
+Wide = UInt[Array, "2 ..."]
+
+
+def wide(count: Any) -> Wide:
+    """Integers of at least 0 as wide numbers."""
+    low = jnp.asarray(count).astype(jnp.uint32)
+    return jnp.stack([low, jnp.zeros_like(low)])
+
+
+def add(a: Wide, b: Wide) -> Wide:
+    """a + b."""
+    low = a[0] + b[0]
+    return jnp.stack([low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)])
+
+
+def times(a: Wide, n: Any) -> Wide:
+    """n·a, for an integer n of at least 0 and below 2³²."""
+    n = jnp.asarray(n).astype(jnp.uint32)
+    half, mask = np.uint32(16), np.uint32(0xFFFF)
+    (a0, a1), (n0, n1) = (a[0] & mask, a[0] >> half), (n & mask, n >> half)
+    middle = a0 * n1
+    first = add(wide(a0 * n0), jnp.stack([middle << half, middle >> half]))
+    other = a1 * n0
+    first = add(first, jnp.stack([other << half, other >> half]))
+    return jnp.stack([first[0], first[1] + a1 * n1 + a[1] * n])
+
+
+def total(a: UInt[Array, "rows 2 k"]) -> UInt[Array, "2 k"]:
+    """The sum over the rows of wide numbers: byte by byte, so that no partial sum overflows below 2²⁴ rows."""
+    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
+    digits = jnp.sum((a[:, None] >> shifts) & np.uint32(0xFF), axis=0, dtype=jnp.uint32)  # bytes × words × k
+    result = jnp.stack([digits[0, 0], digits[0, 1]])
+    for byte in range(1, 4):
+        low, high = digits[byte] << np.uint32(8 * byte), digits[byte, 0] >> np.uint32(32 - 8 * byte)
+        result = add(result, jnp.stack([low[0], low[1] + high]))
+    return result
+
+
+def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
+    """The largest of the wide numbers in each row of rows."""
+    high = jnp.max(a[..., 1], axis=1)
+    low = jnp.max(jnp.where(a[..., 1] == high[:, None], a[..., 0], 0), axis=1)
+    return jnp.stack([low, high], axis=-1)
+
+
+def worked(counts: UInt[Array, "maps rows 2 4"]) -> UInt[Array, "2 5"]:
+    """What clients have done in several maps: the sums in the order of WORK, and map by map the samples of the one with
+    the most, added up."""
+    samples = jnp.moveaxis(add(jnp.moveaxis(counts[..., 0], -1, 0), jnp.moveaxis(counts[..., 1], -1, 0)), 0, -1)
+    busiest = total(largest(samples)[:, :, None])
+    return jnp.concatenate([total(counts.reshape(-1, 2, counts.shape[-1])), busiest], axis=1)
+
+
+NO_WORK = np.zeros((2, len(WORK) + 1), np.uint32)
+
+
+def as_integers(a: Any) -> list[int]:
+    """Wide numbers as Python integers."""
+    low, high = np.asarray(a)
+    return [int(l) + 2**32 * int(h) for l, h in zip(low, high, strict=True)]
+
+
+# Exchanges.
+
+
+class Exchange(NamedTuple):
+    """An exchange as it was traced: what it is called, how it reduces, and what each client sends."""
+
+    name: str
+    kind: str  # "mean", "sum", "gather", "center"; "finish" is no exchange: what clients are sent for their memory
+    shape: str
+    reply_bytes: int
+
+
+@dataclass
+class Entry:
+    """What one exchange of the plan has cost in a round, for each client that took part."""
+
+    count: int = 0
+    up: int = 0
+    down: int = 0
+    missing: int = 0
+
+    def add(self, other: "Entry", times: int = 1) -> None:
+        """Add `times` times the other."""
+        self.count += times * other.count
+        self.up += times * other.up
+        self.down += times * other.down
+
+
+Entries = dict[Exchange, Entry]
+
+
+def add_entries(entries: Entries, more: Entries, times: int = 1) -> None:
+    """Add `times` times what the others have cost."""
+    for exchange, entry in more.items():
+        entries.setdefault(exchange, Entry()).add(entry, times)
+
+
+class Amounts(NamedTuple):
+    """What a round has cost."""
+
+    exchanges: Entries
+    work: list[int]  # the sums over all clients, in the order of WORK, and `samples_busiest`
+    missing: int = 0  # replies that did not arrive
+
+
+@dataclass
+class Ledger:
+    """What a run has cost so far."""
+
+    rounds: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    last: list[dict[str, Any]] = field(default_factory=list)  # the last round's exchanges
+
+    def add(self, costs: Sequence[Amounts], cohort: int) -> None:
+        """Add rounds of a cohort of this size."""
+        for cost in costs:
+            for exchange, entry in cost.exchanges.items():
+                asked = _asked(exchange, cohort)
+                self.counts["exchanges"] += entry.count
+                self.counts["bytes_up"] += asked * entry.up
+                self.counts["bytes_down"] += asked * entry.down
+            for name, amount in zip((*WORK, "samples_busiest"), cost.work, strict=True):
+                self.counts[name] += amount
+            self.counts["missing"] += cost.missing
+            self.rounds += 1
+        if costs:
+            self.last = [
+                {
+                    "name": exchange.name,
+                    "kind": exchange.kind,
+                    "shape": exchange.shape,
+                    "count": entry.count,
+                    "bytes_up": _asked(exchange, cohort) * entry.up,
+                    "bytes_down": _asked(exchange, cohort) * entry.down,
+                }
+                for exchange, entry in costs[-1].exchanges.items()
+                if entry.count or entry.down or exchange.kind == "center"
+            ]
+
+
+def _asked(exchange: Exchange, cohort: int) -> int:
+    """How many clients: the cohort, or the one that holds the centre's data."""
+    return 1 if exchange.kind == "center" else cohort
+
+
+def shape_of(avals: Sequence[Any]) -> str:
+    """The shapes of one client's reply, for the list of exchanges: `(200, 10) + (10)`."""
+    shapes = ["(" + ", ".join(map(str, aval.shape)) + ")" for aval in avals]
+    return " + ".join(shapes) if len(shapes) <= 4 else f"{' + '.join(shapes[:3])} + {len(shapes) - 3} more"
+
+
+def nbytes(avals: Sequence[Any]) -> int:
+    """The bytes of arrays of these shapes and types, as they are sent; a random key is two words."""
+    return sum(_itemsize(aval.dtype) * int(np.prod(aval.shape, dtype=object)) for aval in avals)
+
+
+def _itemsize(dtype: Any) -> int:
+    return 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize

@@ -1,0 +1,58 @@
+"""Which way a metric is to go: by its name, or by a sign before it."""
+
+import difflib
+import re
+from dataclasses import dataclass
+
+HIGHER = {
+    "acc", "accuracy", "auc", "auroc", "bleu", "coverage", "dice", "f1", "gain", "iou", "likelihood", "precision",
+    "profit", "r2", "recall", "return", "returns", "reward", "rewards", "score", "scores", "sensitivity",
+    "similarity", "specificity", "tpr", "utility", "welfare",
+}  # fmt: skip
+LOWER = {
+    "bias", "cost", "deviation", "disparity", "dist", "distance", "divergence", "entropy", "error", "errors",
+    "excess", "fnr", "fpr", "gap", "gradient", "loss", "losses", "mae", "mse", "nll", "norm", "penalty",
+    "perplexity", "regret", "residual", "risk", "rmse", "suboptimality", "variance", "violation",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A metric by its plain name, and whether a higher value of it is better."""
+
+    name: str
+    higher_is_better: bool
+
+    @property
+    def signed(self) -> str:
+        """The name with a sign, from which `direction` gives this again."""
+        return f"{'+' if self.higher_is_better else '-'}{self.name}"
+
+    def better(self, value: float, than: float) -> bool:
+        """Whether `value` is better than `than`; False if one of them is NaN."""
+        return value > than if self.higher_is_better else value < than
+
+
+def direction(metric: str, otherwise: bool | None = None) -> Direction:
+    """The direction of "+name" (higher is better), of "-name" (lower is), or of a name whose last word tells.
+
+    `otherwise` is whether higher is better where it does not; None: a ValueError.
+
+    >>> direction("accuracy"), direction("accuracy_gap").higher_is_better, direction("+clients_served").name
+    (Direction(name='accuracy', higher_is_better=True), False, 'clients_served')
+    """
+    if not isinstance(metric, str) or not metric.lstrip("+-"):
+        raise ValueError(f"The metric {metric!r} is not a name; give one that evaluate returns.")
+    if metric[0] in "+-":
+        return Direction(metric[1:], metric[0] == "+")
+    word = re.split(r"[^a-z0-9]+", metric.lower())[-1]
+    if word in HIGHER or word in LOWER:
+        return Direction(metric, word in HIGHER)
+    if otherwise is not None:
+        return Direction(metric, otherwise)
+    near = difflib.get_close_matches(word, sorted(HIGHER | LOWER), 1)
+    meant = f" Or did you mean {metric[: len(metric) - len(word)] + near[0]!r}?" if near else ""
+    raise ValueError(
+        f"The metric {metric!r} does not say which way is better: write '+{metric}' if higher is, '-{metric}' if "
+        f"lower is.{meant}"
+    )

@@ -1,0 +1,85 @@
+"""Random numbers that do not depend on double precision: as `jax.random` with it, in a process without it the same."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery import draws
+from rookery.clients import sample_cohort
+from rookery.parts.compression import random_places
+
+KEYS = jax.random.split(jax.random.key(7), 500)
+SPANS = [(0, 1), (0, 2), (0, 5), (1, 8), (-7, 30_000), (3, 65_538), (0, 65_535), (-70_000, -60_000), (5, 5), (5, 2)]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+def test_integers_equal_those_of_jax(shape: tuple[int, ...]) -> None:
+    ours = jax.jit(jax.vmap(lambda key, low, high: draws.integers(key, shape, low, high), (0, None, None)))
+    for low, high in SPANS:
+        expected = jax.vmap(lambda key: jax.random.randint(key, shape, low, high))(KEYS)
+        assert jnp.array_equal(ours(KEYS, low, high), expected)
+        own = draws.integers(KEYS[0], shape, low, high)
+        assert own.dtype == jnp.int32
+        assert jnp.array_equal(own, expected[0])
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_coins_equal_those_of_jax(shape: tuple[int, ...]) -> None:
+    each = lambda draw: jax.jit(jax.vmap(lambda key, chance: draw(key, chance, shape), (0, None)))
+    both = each(draws.coins), each(jax.random.bernoulli)
+    for chance in (0.0, 1.0, 0.5, 0.02, 1e-7, 1 - 1e-9, -0.5, 1.5, np.nan, *np.random.default_rng(0).random(20)):
+        ours, expected = (draw(KEYS, chance) for draw in both)
+        assert jnp.array_equal(ours, expected), chance
+
+
+def test_coins_at_the_edge_of_a_chance() -> None:
+    """To the last of the 52 bits."""
+    for key in KEYS[:50]:
+        u = float(jax.random.uniform(key))
+        assert [bool(draws.coins(key, chance)) for chance in (np.nextafter(u, 0), u, np.nextafter(u, 1))] == [0, 0, 1]
+
+
+def test_a_range_that_is_too_long() -> None:
+    with pytest.raises(ValueError, match=r"from 1 to 65536: the range must be shorter than 65536"):
+        draws.integers(KEYS[0], (), 1, 65_537)
+
+
+def test_seeds() -> None:
+    words = lambda key: np.asarray(jax.random.key_data(key)).tolist()
+    for seed in (0, 1, 2**31, 2**32 - 1):
+        assert words(draws.seed_key(seed)) == words(jax.random.key(seed))
+    seeds = [0, 1, 2**32, 2**32 + 1, 2**40, 2**63, 2**64 - 1, np.uint64(2**64 - 2)]
+    assert len({tuple(words(draws.seed_key(seed))) for seed in seeds}) == len(seeds)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, True, 1.0, "1", None])
+def test_what_is_not_a_seed(seed: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^seed={seed!r} is not an integer from 0 to 2\*\*64 - 1\.$"):
+        draws.seed_key(seed)
+
+
+def drawn() -> list[Any]:
+    """One of each kind of draw, from several seeds: the branches of a cohort, with and without chances, among them."""
+    found = []
+    for key in map(draws.seed_key, (0, 5, 2**40)):
+        cohorts = [sample_cohort(key, n, size) for n, size in ((5, 5), (10, 4), (1000, 6), (30_000, 2100))]
+        cohorts.append(sample_cohort(key, 6, 4, jnp.array([0.1, 0.2, 0.3, 0.1, 0.1, 0.2])))
+        assert all(ids.dtype == jnp.int32 for ids in cohorts)
+        more = random_places(key, 30, 5), draws.integers(key, (6,), 2, 90), draws.coins(key, 0.3, (9,))
+        found += [np.asarray(a).tolist() for a in (*cohorts, *more, jax.random.key_data(key))]
+    return found
+
+
+def test_the_same_without_double_precision() -> None:
+    assert jax.config.jax_enable_x64
+    program = "import jax, test_draws; assert not jax.config.jax_enable_x64; print(test_draws.drawn())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    environment.pop("JAX_ENABLE_X64", None)
+    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == str(drawn())
