@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow bench docs setup clean
+.PHONY: demo test lint slow gpu bench docs setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -17,6 +17,9 @@ lint: setup
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
+
+gpu: setup
+	$(BIN)/python -m pytest --noconftest -m "not slow" tests/accelerator
 
 bench: setup
 	$(BIN)/rookery bench

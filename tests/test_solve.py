@@ -94,7 +94,7 @@ def test_columns_and_counts() -> None:
     for name, each in {
         "exchanges": 1,
         "bytes_up": 3 * x_bytes,
-        "bytes_down": 3 * x_bytes,
+        "bytes_down": 3 * (x_bytes + 8),  # x and the step
         "missing": 0,
         "samples_busiest": 2,
         "samples_upper": 6,
@@ -108,7 +108,14 @@ def test_columns_and_counts() -> None:
     np.testing.assert_allclose(found.history["size"], np.sum(x**2, axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.history["first"], x[:, 0], rtol=1e-12)
     assert found.exchanges.to_dict("records") == [
-        {"name": "x", "kind": "mean", "shape": "(2)", "count": 1, "bytes_up": 3 * x_bytes, "bytes_down": 3 * x_bytes}
+        {
+            "name": "x",
+            "kind": "mean",
+            "shape": "(2)",
+            "count": 1,
+            "bytes_up": 3 * x_bytes,
+            "bytes_down": 3 * (x_bytes + 8),
+        }
     ]
     assert repr(found).startswith("Run(rounds=4, size=")
 

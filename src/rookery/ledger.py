@@ -153,7 +153,7 @@ class Ledger:
                     "bytes_down": _asked(exchange, cohort) * entry.down,
                 }
                 for exchange, entry in costs[-1].exchanges.items()
-                if entry.count or entry.down or exchange.kind == "center"
+                if entry.count or entry.down or exchange.kind in ("center", "finish")
             ]
 
 

@@ -120,9 +120,8 @@ class CNN:
     layers: U(−1/√fan-in, 1/√fan-in). The convolutions have no bias: the normalisation would take it out again.
 
     Values are normalised by the statistics of the batch, with a learnt scale and shift; there are no running averages.
-    The loss on a batch is then no mean over its samples: clients need equal sizes, of at least the batch's, and a loss
-    object with a true attribute `whole_batches` makes sure of it. To evaluate, hand over the whole set at once: it is
-    normalised by its own statistics.
+    The loss on a batch is then no mean over its samples: clients need equal sizes, of at least the batch's, which
+    `solve` makes sure of. To evaluate, hand over the whole set at once: it is normalised by its own statistics.
 
     A stride that is the kernel's width cuts the image into patches, so a convolution is a reshape and a matrix product:
     a batched one with a kernel for each client.

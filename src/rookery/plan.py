@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
 from rookery import channel as channels
@@ -142,6 +142,14 @@ class Plan:
         return found
 
     @cached_property
+    def writes_memory(self) -> bool:
+        """Whether what the clients (or their side of a channel) remember is another value after it than before."""
+        made = jax.tree.unflatten(jax.tree.structure(self.made), self.body.outputs).carry
+        given = jax.tree.unflatten(jax.tree.structure(self.given), self.body.inputs[len(self.consts) :]).carry
+        before = (given.memory, given.client) if isinstance(given, Carry) else ()
+        return jax.tree.leaves((made.memory, made.client)) != jax.tree.leaves(before)
+
+    @cached_property
     def signature(self) -> str:
         """The same for all who have traced this plan, whatever their own data's shapes: its calls and their types."""
         avals = lambda variables: " ".join(f"{v.aval.dtype}{v.aval.shape}" for v in variables)
@@ -260,7 +268,7 @@ def _traced(title: str, fn: Callable[[Given], tuple[Book, Made]], given: Given) 
         return made
 
     traced, shapes = jaxprs.trace(whole, given)
-    jaxpr = _without_unused_maps(jaxprs.open_up(traced))
+    jaxpr = _without_unused_maps(_with_literals_inside(jaxprs.open_up(traced)))
     return Plan(
         title=title,
         jaxpr=jaxpr,
@@ -271,6 +279,39 @@ def _traced(title: str, fn: Callable[[Given], tuple[Book, Made]], given: Given) 
         sample_by_sample=frozenset(books[-1].sample_by_sample),
         exchanges=books[-1].exchanges,
     )
+
+
+def _with_literals_inside(jaxpr: Jaxpr) -> Jaxpr:
+    """With the literals that our primitives' functions are given moved into them: constants, which nobody is sent."""
+    eqns = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in (fed.client_map, fed.center):
+            begin, inputs = int(eqn.primitive is fed.client_map), eqn.params["inputs"]
+            work, given, left = _moved_in(eqn.params["work"], eqn.invars, begin, inputs.sent)
+            eqn = eqn.replace(invars=given, params={**eqn.params, "work": work, "inputs": inputs._replace(sent=left)})
+        elif eqn.primitive is fed.loop:
+            begin = int(eqn.params["length"] is None)
+            body, given, _ = _moved_in(
+                eqn.params["body"], eqn.invars, begin, len(eqn.invars) - begin - len(eqn.outvars)
+            )
+            eqn = eqn.replace(invars=given, params={**eqn.params, "body": _with_literals_inside(body)})
+        eqns.append(eqn)
+    return jaxprs.part(jaxpr, eqns, jaxpr.invars, jaxpr.outvars)
+
+
+def _moved_in(inner: Jaxpr, given: list[Any], begin: int, count: int) -> tuple[Jaxpr, list[Any], int]:
+    """The inner jaxpr, whose first inputs are given[begin : begin + count], with the literals among them in their
+    places; what it is still given; and how many of those inputs are left."""
+    sent = given[begin : begin + count]
+    known = {v: a for v, a in zip(inner.invars, sent, strict=False) if isinstance(a, Literal)}
+    if not known:
+        return inner, given, count
+    read = lambda v: known.get(v, v) if isinstance(v, Var) else v
+    eqns = [eqn.replace(invars=[read(v) for v in eqn.invars]) for eqn in inner.eqns]
+    inputs = [v for v in inner.invars if v not in known]
+    left = [a for a in sent if not isinstance(a, Literal)]
+    moved = jaxprs.part(inner, eqns, inputs, [read(v) for v in inner.outvars])
+    return moved, [*given[:begin], *left, *given[begin + count :]], len(left)
 
 
 def _without_unused_maps(jaxpr: Jaxpr) -> Jaxpr:
@@ -336,7 +377,7 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     walker.known.update(plan.body.inputs[: len(plan.consts)])  # whoever has traced the plan has its constants
     walker.walk(plan.body, {v: v for v in plan.body.inputs}, entries, ())
     down = sum(walker.pending.values())
-    if down:
+    if down or plan.writes_memory:
         entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
     return entries
 
@@ -404,14 +445,14 @@ class _Walker:
             length = int(self._turns[step.number][turn]) if turn else int(self._turns[step.number])
         differ = bool(_inner(body))
         for i in range(length if differ else min(length, 2)):  # all turns after the first cost the same
-            own = {v: names[fixed[v]] if isinstance(fixed.get(v), Var) else self._new() for v in body.inputs}
+            own = {v: names[fixed[v]] if v in fixed else self._new() for v in body.inputs}
             one: Entries = {}
             self.walk(body, own, one, (*turn, i))
             ledger.add_entries(entries, one, length - 1 if i == 1 and not differ else 1)
 
     def _send(self, cohort: Any, values: Sequence[Any], names: dict[Any, Any]) -> None:
         has = self._sent.setdefault(cohort, set()) | self.known
-        new = [v for v in dict.fromkeys(values) if isinstance(v, Var) and names[v] not in has]
+        new = [v for v in dict.fromkeys(values) if names[v] not in has]
         self._sent[cohort].update(names[v] for v in new)
         self._add(cohort, ledger.nbytes([v.aval for v in new]))
 

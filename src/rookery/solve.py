@@ -11,14 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rookery import checkpoints
 from rookery.channel import Channel, Faults
@@ -30,6 +27,9 @@ from rookery.fed import Algorithm
 from rookery.ledger import COUNTED, Ledger
 from rookery.metrics import Direction, direction
 from rookery.problems import Problem, required_arguments
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SERIES = re.compile(r"weight_\d+")  # a weight for each client: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
@@ -46,7 +46,7 @@ class RoundFailedError(RuntimeError):
     run: "Run"
 
 
-def metrics_of(history: pd.DataFrame) -> list[str]:
+def metrics_of(history: "pd.DataFrame") -> list[str]:
     """The columns of a history that `evaluate` gave and that are looked at one by one: not the clients' weights."""
     return [name for name in history.columns if _shown(str(name))]
 
@@ -91,8 +91,8 @@ class Run:
             the last one that is finite.
     """
 
-    history: pd.DataFrame
-    exchanges: pd.DataFrame
+    history: "pd.DataFrame"
+    exchanges: "pd.DataFrame"
     state: Any
     best: Best | None = None
     interrupted: bool = False
@@ -293,7 +293,7 @@ class _Record:
     """The history as it grows."""
 
     def __init__(self, evaluate: Evaluate | None, keep_best: str | None) -> None:
-        self._evaluate = evaluate
+        self._evaluate, self._asked = evaluate, keep_best
         self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
         self.ledger = Ledger()
@@ -324,7 +324,7 @@ class _Record:
     def _compare(self, session: Session, metrics: dict[str, float], wanted: Direction) -> None:
         if wanted.name not in metrics:
             known = ", ".join(metrics) or "nothing"
-            raise ValueError(f"keep_best={wanted.signed!r}: evaluate returns no such metric, but {known}.")
+            raise ValueError(f"keep_best={self._asked!r}: evaluate returns no such metric, but {known}.")
         value = metrics[wanted.name]
         if (self.best is None and np.isfinite(value)) or (
             self.best is not None and wanted.better(value, self.best.value)
@@ -333,6 +333,8 @@ class _Record:
             self.best = Best(session.rounds, value, *copy)
 
     def run(self, session: Session, interrupted: bool) -> Run:
+        import pandas as pd  # slow to import, and not needed before
+
         # The next rounds donate the state: a run that is handed out keeps its own copy.
         state, memory = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, (session.state, session.memory))
         columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
@@ -377,6 +379,9 @@ def _bar(progress: bool | str | None, algorithm: Any, rounds: int, done: int) ->
     if not show:
         yield lambda done, row: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

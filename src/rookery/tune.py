@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import pandas as pd
 from jaxtyping import Array, Bool
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rookery import hyperparameters
 from rookery.checks import check_run, start_values
@@ -28,6 +25,7 @@ from rookery.problems import Problem, required_arguments
 from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 Range = tuple[float, float]
@@ -55,7 +53,7 @@ class Tuning:
         interrupted: whether Ctrl-C was pressed.
     """
 
-    table: pd.DataFrame
+    table: "pd.DataFrame"
     best: Algorithm | None
     search: dict[str, Range]
     metric: str
@@ -410,8 +408,10 @@ class _Race:
 
         return sorted(range(len(self.tried)), key=place)
 
-    def table(self, order: list[int], rounds: int) -> pd.DataFrame:
+    def table(self, order: list[int], rounds: int) -> "pd.DataFrame":
         """See `Tuning.table`."""
+        import pandas as pd
+
         columns = sorted({at for shown in self.shown for at in shown})
         rows = []
         for i in order:
@@ -435,6 +435,9 @@ def _variables(carries: Any, i: Count) -> tuple[Any, Any, Any]:
 @contextmanager
 def _bar(show: bool, title: str) -> Iterator[Callable[[int, int, str], None]]:
     """A bar on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

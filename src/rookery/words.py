@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.extend.core import Literal, Var
+from jax.extend.core import Literal
 
 from rookery import fed, ledger
 
@@ -13,9 +13,20 @@ def in_words(plan: Any) -> str:
     """The plan, line by line."""
     given = plan.given
     lines = [f"{plan.title}, {given.ids.shape[0]} of {given.weights.shape[0]} clients"]
-    labels = dict(zip(plan.body.inputs, [*["constants"] * len(plan.consts), *_input_names(given)], strict=True))
-    _Words(lines).body(plan.body, labels, 1)
+    names = [*[_CONSTANT] * len(plan.consts), *_input_names(given)]
+    values = [_Value(name, name == _CONSTANT) for name in names]
+    _Words(lines).body(plan.body, dict(zip(plan.body.inputs, values, strict=True)), 1)
     return "\n".join(lines)
+
+
+_CONSTANT = "constants"
+
+
+class _Value:
+    """A value by its name; who has been sent it has it."""
+
+    def __init__(self, name: str, known: bool = False) -> None:
+        self.name, self.known = name, known
 
 
 def _input_names(given: Any) -> list[str]:
@@ -37,73 +48,76 @@ class _Words:
     def __init__(self, lines: list[str]) -> None:
         self._lines, self._maps = lines, 0
 
-    def body(self, body: Any, labels: dict[Any, str], depth: int) -> None:
+    def body(self, body: Any, values: dict[Any, _Value], depth: int) -> None:
+        """The lines of a body's steps; names of what it makes are added to `values`."""
         pad = "  " * depth
 
-        def label(v: Any) -> str:
-            return "constants" if isinstance(v, Literal) else labels[v]
+        def of(v: Any) -> _Value:
+            return _Value(_CONSTANT, True) if isinstance(v, Literal) else values[v]
 
         for step in body.steps:
             if not hasattr(step, "eqn"):
-                made = _joined(label(v) for v in step.inputs)
-                labels.update((v, made) for v in step.outputs)
+                made = _joined(of(v).name for v in step.inputs)
+                values.update((v, _Value(made)) for v in step.outputs)
                 continue
             eqn, params = step.eqn, step.eqn.params
+            name = params["exchange"].name if "exchange" in params else "what it was sent"
             if eqn.primitive is fed.client_map:
                 self._maps += 1
-                inputs, mark = params["inputs"], f"#{self._maps}"
-                self._lines.append(f"{pad}{mark} clients at {params['source']}")
-                self._function(eqn.invars[1:], inputs, label, pad)
-                self._lines.append(
-                    f"{pad}     keep: {ledger.shape_of([v.aval for v in params['work'].outvars[:-1]]) or 'nothing'}"
-                )
-                labels.update((v, mark) for v in eqn.outvars)
+                name = f"#{self._maps}"
+                self._lines.append(f"{pad}{name} clients at {params['source']}")
+                self._function(eqn.invars[1:], params["inputs"], of, pad)
+                shapes = ledger.shape_of([v.aval for v in params["work"].outvars[:-1]])
+                self._lines.append(f"{pad}     keep: {shapes or 'nothing'}")
             elif eqn.primitive is fed.scatter:
-                self._lines.append(f"{pad}   scatter: each client is sent its own row of {label(eqn.invars[1])}")
-                labels.update((v, "what it was sent") for v in eqn.outvars)
+                self._lines.append(f"{pad}   scatter: each client is sent its own row of {of(eqn.invars[1]).name}")
             elif eqn.primitive is fed.center:
                 holder = "the server" if params["holder"] is None else f"client {params['holder']}"
-                self._lines.append(
-                    f"{pad}   center {params['exchange'].name!r} at {params['source']}, held by {holder}"
-                )
-                self._function(eqn.invars, params["inputs"], label, pad)
-                labels.update((v, params["exchange"].name) for v in eqn.outvars)
+                self._lines.append(f'{pad}   "{name}" on the centre\'s data, at {params["source"]}, by {holder}')
             elif eqn.primitive is fed.loop:
-                self._loop(step, labels, label, depth)
+                self._loop(step, values, of, depth)
+                continue
             else:
-                self._exchange(eqn, label, pad)
-                labels.update((v, params["exchange"].name) for v in eqn.outvars)
+                self._exchange(eqn, of, pad)
+            values.update((v, _Value(name)) for v in eqn.outvars)
 
-    def _function(self, given: Any, inputs: Any, label: Any, pad: str) -> None:
+    def _function(self, given: Any, inputs: Any, of: Any, pad: str) -> None:
         sent, own = given[: inputs.sent], given[inputs.sent + inputs.key :]
-        values = [v for v in dict.fromkeys(sent) if isinstance(v, Var) and label(v) != "constants"]
-        size = ledger.nbytes([v.aval for v in values]) + 8 * inputs.key
-        named = _joined([*(label(v) for v in values), *["a key of its own"] * inputs.key])
+        new = [v for v in dict.fromkeys(sent) if not of(v).known]
+        size = ledger.nbytes([v.aval for v in new]) + 8 * inputs.key
+        named = _joined([*(of(v).name for v in new), *["a key of its own"] * inputs.key])
+        used = _joined(of(v).name for v in (*sent, *own) if v not in new and of(v).name != _CONSTANT)
+        for v in new:
+            of(v).known = True
         if named:
             self._lines.append(f"{pad}     are sent: {named} ({_bytes(size)})")
-        if own:
-            self._lines.append(f"{pad}     use: {_joined(label(v) for v in own)}")
+        if used:
+            self._lines.append(f"{pad}     have: {used}")
 
-    def _exchange(self, eqn: Any, label: Any, pad: str) -> None:
+    def _exchange(self, eqn: Any, of: Any, pad: str) -> None:
         exchange = eqn.params["exchange"]
         rows = eqn.invars[1 + (eqn.primitive is fed.reduce) + eqn.params["lossy"] :]
         seen = "aggregated before anyone sees it" if eqn.primitive is fed.reduce else "seen by the server one by one"
         self._lines.append(
-            f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(label(v) for v in rows)}: each sends '
+            f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(of(v).name for v in rows)}: each sends '
             f"{exchange.shape} ({_bytes(exchange.reply_bytes)}), {seen}"
         )
 
-    def _loop(self, step: Any, labels: dict[Any, str], label: Any, depth: int) -> None:
-        assert step.body is not None
-        length = step.eqn.params["length"]
+    def _loop(self, step: Any, values: dict[Any, _Value], of: Any, depth: int) -> None:
+        length, body = step.eqn.params["length"], step.body
         turns = f"{length} times" if length is not None else "a number of times that is drawn"
         self._lines.append(f"{'  ' * depth}   loop, {turns}:")
         given = step.eqn.invars[length is None :]
-        carried = len(step.eqn.outvars)
-        names = [label(v) for v in given]
-        inner = [*names[: len(given) - carried], "the turn", *names[len(given) - carried :]]
-        self.body(step.body, dict(zip(step.body.inputs, inner, strict=True)), depth + 2)
-        labels.update(zip(step.eqn.outvars, names[len(given) - carried :], strict=True))
+        fixed, start = given[: len(given) - len(body.outputs)], given[len(given) - len(body.outputs) :]
+        made = {v: s.eqn.params["exchange"].name for s in body.steps if "exchange" in _params(s) for v in s.eqn.outvars}
+        carried = [made.get(after, of(before).name) for after, before in zip(body.outputs, start, strict=True)]
+        inside = [*map(of, fixed), _Value("the turn"), *map(_Value, carried)]
+        self.body(body, dict(zip(body.inputs, inside, strict=True)), depth + 2)
+        values.update((v, _Value(name)) for v, name in zip(step.eqn.outvars, carried, strict=True))
+
+
+def _params(step: Any) -> dict[str, Any]:
+    return step.eqn.params if hasattr(step, "eqn") else {}
 
 
 def _joined(labels: Iterable[str]) -> str:

@@ -252,7 +252,7 @@ def test_the_own_hypergradients_mean_is_right_for_local_lower_levels_alone(task:
 
     sent = run.exchanges.set_index("name")  # 4 clients, 3 numbers in x, 8 bytes each; the 4 of y are not among them
     assert sent["bytes_up"].to_dict() == {"x": 4 * 3 * 8, "finish": 0}
-    assert sent["bytes_down"].to_dict() == {"x": 4 * 3 * 8, "finish": 4 * 3 * 8}
+    assert sent["bytes_down"].to_dict() == {"x": 4 * (3 + 3) * 8, "finish": 0}  # x and three step sizes
 
 
 # Problems that have a bilevel form.

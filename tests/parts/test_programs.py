@@ -1,4 +1,4 @@
-"""Functions that come to the same program share what was compiled; others never do."""
+"""Programs are found by what they are: equal ones are compiled once, others are told apart, and a site works once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,120 +10,155 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import federation, programs
+from rookery import jaxprs
+from rookery.engines.engine import PROGRAMS, Programs
+from rookery.engines.federation.site import Site
+
+X, Y = jnp.arange(3.0), jnp.ones((2, 2))
+
+
+def of(fn: Callable[..., Any], *args: Any) -> str:
+    """The fingerprint of a function's program: its constants are inputs, and what it does not need is left out."""
+    traced, _ = jaxprs.trace(fn, *args)
+    return jaxprs.fingerprint(jaxprs.prune(jaxprs.open_up(traced))[0])
 
 
 def new(*calls: Callable[[], Any]) -> int:
     """How many programs these calls add."""
-    before = len(programs._compiled)
+    before = PROGRAMS.made
     for call in calls:
         call()
-    return len(programs._compiled) - before
+    return PROGRAMS.made - before
 
 
-def test_inputs_that_are_not_needed_make_no_difference() -> None:
-    first = programs.shared(lambda a, b: {"sum": jnp.sum(jnp.exp(a) * 0.1718)})
-    second = programs.shared(lambda old, a: {"total": jnp.sum(jnp.exp(a[1]) * 0.1718)})
-    x, y = jnp.arange(3.0), jnp.ones((2, 2))
-    assert new(lambda: first(x, y), lambda: second(y, [y, x])) == 1
-    expected = float(np.exp(np.arange(3.0)).sum() * 0.1718)
-    assert float(first(x, y)["sum"]) == pytest.approx(expected)
-    assert float(second(y, [y, x])["total"]) == pytest.approx(expected)
+# The fingerprint.
+
+
+def test_names_and_inputs_that_are_not_needed_make_no_difference() -> None:
+    first = of(lambda a, b: {"sum": jnp.sum(jnp.exp(a) * 0.1718)}, X, Y)
+    second = of(lambda old, a: {"total": jnp.sum(jnp.exp(a[1]) * 0.1718)}, Y, [Y, X])
+    assert first == second
 
 
 def test_inputs_are_told_apart_by_their_place() -> None:
-    """The same text but for which of two like inputs is taken, and which comes first."""
-    x, y = jnp.array([2.0, 3.0]), jnp.array([5.0, 7.0])
-    take, drop = programs.shared(lambda a, b: a**3), programs.shared(lambda a, b: b**3)
-    np.testing.assert_allclose([take(x, y), drop(x, y)], [x**3, y**3])
-    one, other = programs.shared(lambda a, b: a - 2 * b), programs.shared(lambda a, b: b - 2 * a)
-    np.testing.assert_allclose([one(x, y), other(x, y)], [x - 2 * y, y - 2 * x])
+    assert of(lambda a, b: a - 2 * b, X, X) != of(lambda a, b: b - 2 * a, X, X)
 
 
-def test_what_a_function_closes_over_is_an_input() -> None:
-    def scaled(values: np.ndarray) -> Callable[..., Any]:
-        return programs.shared(lambda a: jnp.cos(a) * values)
-
-    one, two = scaled(np.array([1.0, 2.0])), scaled(np.array([3.0, 4.0]))
-    x = jnp.zeros(2)
-    assert new(lambda: one(x), lambda: two(x)) == 1
-    np.testing.assert_allclose([one(x), two(x)], [[1, 2], [3, 4]])
-
-
-def test_a_number_in_the_code_is_part_of_the_program_and_an_index_is_not() -> None:
-    x = jnp.ones(())
-    written = [programs.shared(lambda a, i=i: jnp.tanh(a) + 10 * i) for i in range(3)]
-    given = [programs.shared(lambda a, i=i: jnp.tanh(a) + 10 * programs.index(i)) for i in range(3)]
-    assert new(*(lambda f=f: f(x) for f in written)) == 3
-    assert new(*(lambda f=f: f(x) for f in given)) == 1
-    np.testing.assert_allclose([f(x) for f in given], [f(x) for f in written])
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit, lambda f: lambda a: jax.lax.map(f, a)])
+def test_what_a_function_closes_over_is_an_input_and_a_number_in_its_code_is_not(wrapped: Any) -> None:
+    cos = wrapped(jnp.cos)
+    scaled = lambda values: of(lambda a: cos(a) * values, X)
+    assert scaled(np.array([1.0, 2.0, 3.0])) == scaled(np.array([3.0, 4.0, 5.0]))
+    assert scaled(np.array([1.0, 2.0, 3.0])) != scaled(np.float32([1.0, 2.0, 3.0]))
+    written = lambda i: of(wrapped(lambda a: jnp.tanh(a) + i), X)
+    assert written(1) == written(1)
+    assert written(1) != written(2)
 
 
-def test_other_types_are_another_program() -> None:
-    double = programs.shared(lambda a: 2 * a)
-    for dtype in (jnp.float32, jnp.int32, jnp.bfloat16):
-        assert double(jnp.ones(5, dtype)).dtype == dtype
-    assert double(jnp.ones(7)).shape == (7,)
+def test_types_and_weak_types_are_told_apart() -> None:
+    double = lambda a: 2 * a
+    assert len({of(double, jnp.ones(5, dtype)) for dtype in (float, jnp.float32, jnp.int32, jnp.bfloat16)}) == 4
+    assert of(double, jnp.ones(5)) != of(double, jnp.ones(7))
+    strong, weak = of(lambda a: np.float32(0.3125), X), of(lambda a: jnp.float32(1) * 0 + 0.3125, X)
+    assert strong != weak
+    assert of(double, jnp.ones(())) != of(double, 1.0)
+
+
+def test_equations_inside_a_nested_program_are_told_apart() -> None:
+    def nested(by: float) -> str:
+        return of(lambda a: jax.lax.scan(lambda c, _: (c * by, None), a, None, length=2)[0], X)
+
+    assert nested(2.0) == nested(2.0)
+    assert nested(2.0) != nested(3.0)
+
+
+def test_derivatives_of_a_function_of_its_own_rule_make_no_difference() -> None:
+    """Each trace of jax.nn.relu makes new functions for the derivative, which is not taken any more."""
+    gradient = lambda: of(lambda a: jax.grad(lambda a: jnp.sum(jax.nn.relu(a)) + jnp.sum(jax.nn.silu(a)))(a), X)
+    value = lambda: of(lambda a: jax.nn.relu(a), X)
+    assert gradient() == gradient()
+    assert value() == value()
+    assert of(lambda a: jax.nn.relu(a), X) != of(lambda a: jax.nn.silu(a), X)
 
 
 def test_callbacks_are_told_apart() -> None:
-    """In the text they are numbers."""
     shape = jax.ShapeDtypeStruct((), np.float32)
-    calls = [programs.shared(lambda a, by=by: jax.pure_callback(lambda v: v * by, shape, a)) for by in (2, 3)]
-    assert [float(f(np.float32(5))) for f in calls] == [10, 15]
+    traced = [
+        jaxprs.trace(lambda a, by=by: jax.pure_callback(lambda v: v * by, shape, a), np.float32(1))[0].jaxpr
+        for by in (2, 3)
+    ]
+    assert len({jaxprs.fingerprint(own) for own in traced}) == 2
+    assert jaxprs.fingerprint(traced[0]) == jaxprs.fingerprint(traced[0])
 
 
-def test_a_changed_setting_of_jax_is_another_program() -> None:
-    draw = programs.shared(lambda key: jax.random.normal(key, (3,)))
-    key = jax.random.key(3)
-    for partitionable in (True, False, True):
-        with jax.threefry_partitionable(partitionable):
-            np.testing.assert_array_equal(draw(key), jax.random.normal(key, (3,)))
+def test_settings_of_jax_are_told_apart() -> None:
+    traced = jaxprs.trace(lambda a: a @ a, X)[0].jaxpr
+    found = [jaxprs.fingerprint(traced)]
+    for setting in (
+        jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),
+        jax.enable_x64(not jax.config.jax_enable_x64),
+        jax.default_matmul_precision("highest"),
+    ):
+        with setting:
+            found.append(jaxprs.fingerprint(traced))
+    assert len(set(found)) == 4
+    assert jaxprs.fingerprint(traced) == found[0]
 
 
-def test_what_a_function_closed_over_is_taken_as_it_was() -> None:
-    values = np.ones(3)
-    add = programs.shared(lambda a: a + values)
-    x = jnp.zeros(3)
-    add(x)
-    values[:] = 7
-    np.testing.assert_array_equal(add(x), np.ones(3))
+# The programs.
+
+
+def test_programs_are_bounded_and_the_oldest_are_dropped() -> None:
+    programs, made = Programs(most=2), []
+    make = lambda key: programs.find(key, lambda: made.append(key) or key.upper())
+    assert [make(key) for key in "abacabc"] == list("ABACABC")
+    assert made == ["a", "b", "c", "b", "c"]  # a is used between all of them, and stays
+    assert programs.made == 5
+    assert len(programs._held) == 2
+    programs.clear()
+    assert len(programs._held) == 0
+
+
+def mean_problem() -> rk.SingleLevel:
+    return rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2))
 
 
 def test_an_engine_serves_again_with_other_data() -> None:
-    engine, problem = rk.Federation(), rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2))
+    engine, problem = rk.Federation(), mean_problem()
     for value in (1.0, 10.0):
         clients = rk.Clients(upper=[np.full((2, 1), value)] * 2)
         run = rk.solve(problem, clients, rk.FedAvg(step=0.5), jnp.zeros(1), 3, engine=engine, progress=False)
         assert float(run.x[0]) == pytest.approx(value)
 
 
-def test_a_weak_type_is_another_type() -> None:
-    """Literals: the programs have the same text."""
-    strong, weak = programs.shared(lambda a: np.float32(0.3125)), programs.shared(lambda a: 0.3125)
-    with jax.enable_x64(False):
-        x = jnp.ones(3)
-        assert [jax.typeof(f(x)).weak_type for f in (strong, weak, strong)] == [False, True, False]
-
-
 def test_the_windows_of_a_loop_are_one_program_for_a_site() -> None:
-    """Three times the exchanges, and no more programs; and the same numbers as in the simulation."""
+    """Three times the exchanges, and no more programs."""
     rng = np.random.default_rng(0)
     rows = [{"a": rng.normal(size=(6, 3)), "b": rng.normal(size=6)} for _ in range(4)]
     problem = rk.WeightedNodes(lambda theta, batch: jnp.mean((batch["a"] @ theta - batch["b"]) ** 2), 0.5)
     clients = rk.Clients(lower=rows[:3], center=rows[3])
 
-    def solve(windows: int, engine: Any) -> Any:
-        method = rk.WeightedNodesProx(0.05, 0.05, 0.1, steps=4 * windows, sync_every=4, refresh=0.3, batch_size=2)
-        return rk.solve(problem, clients, method, jnp.zeros(3), 2, engine=engine, progress=False)
+    def solve(windows: int) -> Any:
+        method = rk.WeightedNodesProx(0.05, 0.05, 0.1, steps=4 * windows, sync_every=4, refresh=0.3)
+        return rk.solve(problem, clients, method, jnp.zeros(3), 1, engine=rk.Federation(), progress=False)
 
-    with jax.enable_x64(True):
-        few, many = new(lambda: solve(4, rk.Federation())), new(lambda: solve(12, rk.Federation()))
-        assert few >= 1
-        assert many == 0
-        here, there = solve(12, rk.Federation()), solve(12, rk.Simulation())
-        np.testing.assert_allclose(here.weights, there.weights, rtol=1e-10)
-        np.testing.assert_allclose(here.y, there.y, rtol=1e-10)
+    assert new(lambda: solve(2)) >= 1
+    assert new(lambda: solve(6)) == 0
+
+
+def test_sites_of_unequal_sizes_share_their_programs() -> None:
+    """Eight clients of eight sizes compile no more than two of two."""
+    method = rk.FedSVRG(step=0.1, local_steps=2)
+
+    def solve(sizes: Any) -> Any:
+        clients = rk.Clients(upper=[np.arange(float(size)) for size in sizes])
+        return rk.solve(mean_problem(), clients, method, jnp.zeros(()), 1, engine=rk.Federation(), progress=False)
+
+    assert new(lambda: solve((3, 11))) >= 2
+    assert new(lambda: solve((3, 5, 6, 7, 8, 9, 10, 11))) <= 1  # the server's: it has more weights
+
+
+# What a site computes.
 
 
 class State(NamedTuple):
@@ -148,10 +183,31 @@ class LaterAgain:
 
 
 def test_a_site_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[Any] = []
-    make = federation._piece
-    monkeypatch.setattr(federation, "_piece", lambda *which: pieces.append(make(*which)) or pieces[-1])
-    problem, clients = rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2)), rk.Clients(upper=[np.ones((2, 1))])
-    here = rk.solve(problem, clients, LaterAgain(), jnp.zeros(1), 1, engine=rk.Federation(), progress=False)
-    assert [piece.maps for piece in pieces] == [(0,), (1,), (2,)]
+    computed: list[int] = []
+    compute = Site._compute
+
+    def counted(site: Site, plan: Any, number: int, *given: Any) -> None:
+        computed.append(number)
+        compute(site, plan, number, *given)
+
+    monkeypatch.setattr(Site, "_compute", counted)
+    clients = rk.Clients(upper=[np.ones((2, 1))])
+    here = rk.solve(mean_problem(), clients, LaterAgain(), jnp.zeros(1), 1, engine=rk.Federation(), progress=False)
+    assert len(computed) == len(set(computed)) == 3
     assert float(here.x[0]) == pytest.approx(-2 * (-2 + 1))  # f_x = 2(x - 1) = -2
+
+
+def test_a_value_that_nobody_needs_is_not_computed() -> None:
+    """On neither engine, and it does not count."""
+
+    @dataclass(frozen=True)
+    class Idle(LaterAgain):
+        def round(self, fed: Any, state: State, key: Any) -> State:
+            fed.map(lambda c, k: c.f_x(state.x, (), c.upper(k)), key)
+            return State(fed.mean(fed.map(lambda c, k: state.x + 1, key), name="one"))
+
+    clients = rk.Clients(upper=[np.ones((2, 1))])
+    for engine in (rk.Simulation(), rk.Federation(), rk.Simulation(debug=True)):
+        run = rk.solve(mean_problem(), clients, Idle(), jnp.zeros(1), 2, engine=engine, progress=False)
+        assert float(run.x[0]) == 2
+        assert run.history[["samples_upper", "gradients"]].iloc[-1].tolist() == [0, 0]

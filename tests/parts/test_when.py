@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines.engine import Job
+from rookery.engines.sweep import Sweep
 
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean(b) * x)
 SIZES = (3, 5, 4, 6)
@@ -68,14 +70,9 @@ def test_only_those_who_have_to_do_the_work(engine: Any) -> None:
 
 def test_vectorised_over_candidates() -> None:
     """As `rk.tune` runs them: an outer axis beside that of the clients."""
-    from rookery.engines.simulation import _round, _start
-    from rookery.hyperparameters import split
-
-    def run(step: Any) -> Any:
-        fixed = split(Rarely()).fixed
-        arguments = (rk.Simulation(), PROBLEM, fixed)
-        carry, _ = _start(*arguments, CLIENTS, {"step": step}, jnp.zeros(()), (), jax.random.key(3))
-        return _round(*arguments, 4, CLIENTS, {"step": step}, carry, 0, jax.random.key(3))[0].state.replies
-
+    sweep = Sweep(Job(PROBLEM, CLIENTS, Rarely(), (jnp.zeros(()), ()), cohort=4, seed=3), {"step"})
+    steps = {"step": (1.0, 0.5)}
+    carries, finite = sweep.advance(steps, sweep.start(steps), np.arange(2, dtype=np.int32), 0, 1)
     values, _ = expected()
-    np.testing.assert_allclose(jax.jit(jax.vmap(run))(jnp.array([1.0, 0.5])), np.stack([values, 0.5 * values]))
+    np.testing.assert_allclose(carries.state.replies, np.stack([values, 0.5 * values]))
+    assert finite.all()

@@ -68,8 +68,7 @@ class FedDRO:
         the paper has all clients take part. With a cohort, ȳ and x are the cohort's means, and a client that sat out
         the last round has no such point and subtracts at x̄: the printed error is then removed in part only.
 
-    Exchanges a round: I, of which I − 1 carry y alone and one x, too. At the start: 1. (A client's memory is closed by
-    one more broadcast of the last means, in the bytes down; not so as printed, where there is none.)
+    Exchanges a round: I, of which I − 1 carry y alone and one x, too. At the start: 1.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk

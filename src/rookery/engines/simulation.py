@@ -183,18 +183,18 @@ def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
 
 
 class Program:
-    """A plan, to be interpreted for data of these shapes."""
+    """A plan, to be interpreted for data of these shapes; without the plan's constants, which a caller hands over."""
 
     def __init__(self, traced: Plan, clients: Clients, block: int | str) -> None:
-        self.plan, self.axes = traced, clients.client_axes()
+        self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
         self.loops = plan.traced_loops(traced.body)
         self.block = block
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
         """The plan's outputs, a `plan.Made`, and what the round reports."""
         interpreter = self.interpreter(clients)
-        out = interpreter.run(self.plan.body, [*consts, *jax.tree.leaves(given)])
-        made = jax.tree.unflatten(jax.tree.structure(self.plan.made), out)
+        out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
+        made = jax.tree.unflatten(self.made, out)
         zero = jnp.int32(0)
         report = {
             "work": interpreter.work,

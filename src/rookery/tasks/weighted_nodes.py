@@ -34,7 +34,7 @@ def _scores(model: Model, params: Any, samples: Array) -> Float[Array, "n classe
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The model's loss on a batch; one that normalises by the batch can't be taken sample by sample."""
+    """The model's loss on a batch."""
 
     model: Model
 
@@ -42,11 +42,6 @@ class CrossEntropy:
         """The mean cross-entropy."""
         scores = _scores(self.model, params, batch["image"])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]))
-
-    @property
-    def whole_batches(self) -> bool:
-        """Whether a batch must be given as a whole; `Client` asks."""
-        return isinstance(self.model, CNN)
 
 
 class Mixture(NamedTuple):

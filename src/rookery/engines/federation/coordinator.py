@@ -378,7 +378,7 @@ class _Phase:
         changed = any(ref != Kept(name, i) for name, refs in leaves.items() for i, ref in enumerate(refs))
         if cohort is None or not (changed or cohort.pending):
             return
-        if cohort.down:
+        if cohort.down or changed:
             self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
         stayed = np.ones(len(cohort.ids), bool) if made.stayed is None else np.array(made.stayed)
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
