@@ -1,30 +1,67 @@
-"""How long the lock-step engine takes for rounds of many exchanges: python benchmarks/lockstep.py [windows].
+"""How long the lock-step engine takes: python benchmarks/lockstep.py.
 
-Weighted nodes on the bundled digits, four nodes. A round has two loops of so many windows (16 unless given) and one
-exchange more. Prints the seconds of the first round, which compiles, and the median of later ones, for both engines.
+Sites of unequal size in this process. For each case: the seconds to the first round's end, with compilation, and what
+an exchange takes afterwards, beside the sites' own computing.
 """
 
-import itertools
-import statistics
-import sys
 import time
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import rookery as rk
+from rookery.engines.engine import Job
+from rookery.engines.federation.site import Site
 
 
-def main(windows: int) -> None:
-    """Both engines, one after the other."""
-    task = rk.tasks.weighted_nodes(nodes=4, minority=2)
-    method = rk.WeightedNodesProx(0.5, 0.05, 0.2, steps=10 * windows, sync_every=10, batch_size=20)
-    for engine in (rk.Simulation(), rk.Federation()):
-        ends = [time.perf_counter()]
-        note = lambda run, ends=ends: ends.append(time.perf_counter())
-        how = {"evaluate": task.evaluate, "every": 1, "callbacks": (note,), "engine": engine, "progress": False}
-        rk.solve(task.problem, task.clients, method, task.init, 6, **how)
-        first, *later = (after - before for before, after in itertools.pairwise(ends))
-        print(f"{type(engine).__name__}: {2 * windows + 1} exchanges a round, first {first:.1f} s, then "
-              f"{statistics.median(later):.3f} s")  # fmt: skip
+def _data(sizes: list[int], width: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"a": rng.normal(size=(n, width)), "t": rng.normal(size=n)} for n in sizes]
+
+
+def _fit(y: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    return jnp.mean((batch["a"] @ y - batch["t"]) ** 2)
+
+
+def _cases() -> dict[str, Job]:
+    single = rk.SingleLevel(_fit)
+    many = rk.Clients(upper=_data(list(range(10, 50, 2)), 8))
+    ridge = rk.Bilevel(
+        upper=lambda x, y, b: _fit(y, b), lower=lambda x, y, b: _fit(y, b) + 0.1 * jnp.sum(jnp.exp(x) * y**2)
+    )
+    few = _data([12, 20, 31, 8, 45, 27, 16, 38], 8)
+    both, zeros = rk.Clients(lower=few, upper=few[::-1]), jnp.zeros(8)
+    nested = rk.FedNest(lower_rounds=2, lower_local_steps=3, neumann_terms=20, hessian_step="auto", batch_size=4)
+    return {
+        "FedSVRG, 20 sites": Job(single, many, rk.FedSVRG(local_steps=3, batch_size=4), (zeros, ()), 20),
+        "FedNest, 8 sites, N = 20": Job(ridge, both, nested, (zeros, zeros), 8),
+    }
+
+
+def main() -> None:
+    """Every case."""
+    computing = [0.0]
+    compute = Site._compute
+
+    def timed(self: Site, *given: object) -> None:
+        begin = time.perf_counter()
+        compute(self, *given)  # type: ignore[arg-type]
+        computing[0] += time.perf_counter() - begin
+
+    Site._compute = timed  # type: ignore[method-assign]
+    for name, job in _cases().items():
+        begin = time.perf_counter()
+        session = rk.Federation().open(job)
+        session.init()
+        session.advance(1)
+        first = time.perf_counter() - begin
+        computing[0], begin = 0.0, time.perf_counter()
+        costs = session.advance(5)
+        seconds = time.perf_counter() - begin - computing[0]
+        exchanges = sum(entry.count for cost in costs for entry in cost.exchanges.values())
+        print(f"{name}: first round after {first:.1f} s; then {1e3 * seconds / exchanges:.2f} ms an exchange")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 16)
+    main()

@@ -263,6 +263,7 @@ def _shape(value: Any) -> str:
 
 _SOUND: OrderedDict[str, None] = OrderedDict()  # losses that were tried out, by what they came to
 _REMEMBERED = 256
+_LOOKED_AT = 64  # samples, in search of two that differ
 
 
 def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
@@ -272,21 +273,31 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     of the same on each.
     """
     for name in sorted(names):
-        source = clients.lower if name in ("g", "r") else clients.upper
-        largest = int(np.argmax(np.asarray(source.sizes)))
-        if int(source.sizes[largest]) < 2:
+        rows = _two_samples(clients.lower if name in ("g", "r") else clients.upper)
+        if rows is None:
             continue
-        begin = int(source.offsets[largest])
-        rows = jax.tree.map(lambda a: a[begin : begin + 2], source.rows)
         z = _nudged((x, y))
         both_ways = _together_and_alone(_used_of(problem, clients, name))
         traced, _ = jaxprs.trace(both_ways, z, rows)
-        key = jaxprs.digest(jaxprs.fingerprint(jaxprs.open_up(traced)), *traced.consts)
+        key = jaxprs.digest(jaxprs.fingerprint(jaxprs.open_up(traced)), *traced.consts, *jax.tree.leaves(rows))
         if key not in _SOUND:
             _compare(problem, name, both_ways, (z, (x, y)), rows)
             _SOUND[key] = None
             if len(_SOUND) > _REMEMBERED:
                 _SOUND.popitem(last=False)
+
+
+def _two_samples(source: Source) -> Any:
+    """Two samples of the largest client, if possible such that differ; None if it has but one."""
+    largest = int(np.argmax(np.asarray(source.sizes)))
+    if int(source.sizes[largest]) < 2:
+        return None
+    begin = int(source.offsets[largest])
+    end = begin + min(int(source.sizes[largest]), _LOOKED_AT)
+    first = [np.asarray(a[begin:end]) for a in jax.tree.leaves(source.rows)]
+    differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in first], axis=0)
+    other = int(np.argmax(differs)) if differs.any() else 1
+    return jax.tree.map(lambda a: a[np.array([begin, begin + other])], source.rows)
 
 
 def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
@@ -333,7 +344,8 @@ def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Seq
         size = float(jnp.linalg.norm(a.ravel()) + jnp.linalg.norm(b.ravel()))
         if float(jnp.linalg.norm((a - b).ravel())) > tolerance * size + 1e-30:
             upper = "upper" if isinstance(problem, Bilevel) else _first_field(problem)
-            where = {"r": "inner", "g": "lower" if isinstance(problem, Bilevel) else upper}.get(name, upper)
+            lower = {Bilevel: "lower", Compositional: "inner"}.get(type(problem), upper)
+            where = {"r": "inner", "g": lower}.get(name, upper)
             what = "it" if name == "f" and a.ndim == 0 else "its gradient" if name != "r" else "its value"
             shown = lambda v: np.array2string(np.asarray(v).ravel()[:3], precision=5)
             raise ValueError(

@@ -262,7 +262,7 @@ class Clients:
         for name, source in (("lower", self._lower), ("upper", self._upper)):
             if source is not None:
                 begin, end = int(source.offsets[i]), int(source.offsets[i] + source.sizes[i])
-                held[name] = [jax.tree.map(lambda a: np.asarray(a[begin:end]), source.rows)]
+                held[name] = [jax.tree.map(lambda a: np.asarray(a)[begin:end], source.rows)]
         if self._center is not None:
             shown = np.asarray if self.center_client == i else (lambda a: np.zeros_like(a[:1]))
             held["center"] = jax.tree.map(shown, self._center.rows)
@@ -300,7 +300,7 @@ class Clients:
                 return None
             begin, size = int(source.offsets[i]), int(source.sizes[i])
             length = size if padded is None else max(size, min(padded, source.widest))
-            cut = lambda a: np.asarray(a[begin : begin + size])
+            cut = lambda a: np.asarray(a)[begin : begin + size]  # a slice of a JAX array would be compiled
             pad = lambda a: np.concatenate([a, np.zeros((length - size, *a.shape[1:]), a.dtype)])
             rows = jax.tree.map(lambda a: jnp.asarray(pad(cut(a))), source.rows)
             return source.member(rows, jnp.zeros(1, jnp.int32), jnp.full(1, size, jnp.int32))

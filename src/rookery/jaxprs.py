@@ -63,7 +63,7 @@ def free_vars(eqns: Iterable[Any]) -> list[Var]:
 
 def literal(v: Literal) -> Array:
     """A literal's value in its own type: JAX may hold a Python number."""
-    return jnp.asarray(v.val, v.aval.dtype)
+    return jnp.asarray(v.val, getattr(v.aval, "dtype", None))
 
 
 class LoopBody:

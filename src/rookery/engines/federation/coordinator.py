@@ -15,6 +15,7 @@ from rookery import fed, jaxprs, ledger, plan
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
+from rookery.engines.federation.site import client_program
 from rookery.fed import Inputs
 from rookery.ledger import Amounts, Entries, Entry
 from rookery.plan import Body, Call, Given, Made, Plan, Server
@@ -75,6 +76,7 @@ class Cohort:
     has: set[int] = field(default_factory=set)
     pending: list[Mapped] = field(default_factory=list)
     down: int = 0  # bytes to be sent with the next request
+    delivered: set[int] = field(default_factory=set)  # the values that have gone out with a request
 
 
 class LostError(Exception):
@@ -85,7 +87,7 @@ class Coordinator:
     """One run's server."""
 
     def __init__(self, traced: engine.Traced, run: str, send: Transport) -> None:
-        self._traced, self._run, self._transport = traced, run, send
+        self._traced, self.run, self._transport = traced, run, send
         self._numbers = iter(range(10**18))
         self._compiled: dict[int, Any] = {}
         self.sent = self.received = 0  # bytes of arrays, as they went over the wire
@@ -131,9 +133,8 @@ class Coordinator:
         """A number that nothing else in this run has."""
         return next(self._numbers)
 
-    def ask(self, client: int, header: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    def ask(self, client: int, request: bytes) -> tuple[dict[str, Any], list[Any]]:
         """A site's answer; LostError if it gives none."""
-        request = wire.encode({"run": self._run, **header}, arrays)
         for _ in range(ATTEMPTS):
             try:
                 answer, reply = wire.decode(self._transport(client, request))
@@ -262,62 +263,74 @@ class _Phase:
         self, cohort: Cohort, maps: list[Mapped], wanted: dict[str, list[Any]], present: np.ndarray, size: int
     ) -> list[list[Any] | None]:
         """Everybody's reply; None for those that are not present, and those that do not reply become so."""
+        requests, new = self._requests(cohort, maps, wanted)
+        cohort.delivered.update(v.number for m in maps for v in m.sent)
         replies: dict[int, list[Any] | None] = {}
         made: list[list[Any] | None] = []
         for j, client in enumerate(cohort.ids):
             if client not in replies:
-                try:
-                    replies[client] = self._ask(client, j, maps, wanted, cohort)
-                    self._coordinator.received += size
-                except LostError as error:
-                    if not self.lossy:
-                        raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
-                    replies[client] = None
+                self._coordinator.sent += new
+                replies[client] = self._ask(client, j, requests[j], maps, wanted)
+                self._coordinator.received += size if replies[client] is not None else 0
             if replies[client] is None:
                 present[j] = False
             made.append(replies[client] if present[j] else None)
         return made
 
-    def _ask(self, client: int, j: int, maps: list[Mapped], wanted: dict[str, list[Any]], cohort: Cohort) -> list[Any]:
-        for everything in (False, True):
-            listed = self._closure([*maps, *_maps_of(wanted)]) if everything else maps
-            values = {v.number: v for m in listed for v in m.sent if v.constant < 0}
-            if not everything:
-                fresh = {v.number for m in maps for v in m.sent}
-                values = {n: v for n, v in values.items() if n in fresh}
-                values = {n: v for n, v in values.items() if (client, n) not in self._delivered(cohort)}
-            arrays = [_words(v.array) for v in values.values()]
-            described = []
-            for m in listed:
-                refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
-                if m.keys is not None:
-                    arrays.append(m.keys[j])
-                own = []
-                for value in m.own:
-                    if isinstance(value, Rows):
-                        arrays.append(value.rows[j])
-                    own.append(_ref(value))
-                described.append([m.number, m.call, refs, m.keys is not None, own])
-            header = {
-                "plan": self._plan.signature, "phase": self._moment[0], "round": self._moment[1],
-                "maps": described, "values": list(values), "keep": [m.number for m in self._alive],
-                "held": [v.number for v in self._sent], "reply": [],
-                **{name: [_ref(v) for v in refs] for name, refs in wanted.items()},
-            }  # fmt: skip
-            answer, reply = self._coordinator.ask(client, header, arrays)
-            if answer["answer"] == "value":
-                if not everything:
-                    self._coordinator.sent += sum(np.asarray(a).nbytes for a in arrays)
-                    self._delivered(cohort).update((client, n) for n in values)
-                for number, counts in answer["work"]:
-                    self._work.setdefault(number, {})[client] = counts
-                return reply
-            if answer["answer"] == "stale":
-                raise RuntimeError(f"client {client} is ahead of the coordinator: another coordinator has this run.")
-        raise RuntimeError(f"client {client} asks for what it was sent: {answer['answer']}")
+    def _requests(self, cohort: Cohort, maps: list[Mapped], wanted: dict[str, list[Any]]) -> tuple[list[bytes], int]:
+        """A request for each of the cohort, with what it has not been sent yet; and the bytes of arrays in one."""
+        values = {v.number: v for m in maps for v in m.sent if v.constant < 0 and v.number not in cohort.delivered}
+        header, shared = self._header(maps, wanted, values)
+        own = [self._own_arrays(maps, j) for j in range(len(cohort.ids))]
+        count = sum(a.nbytes for a in (*shared, *own[0])) if own else 0
+        return wire.encode_each(header, shared, own), count
 
-    def _delivered(self, cohort: Cohort) -> set[tuple[int, int]]:
-        return cohort.__dict__.setdefault("delivered", set())
+    def _header(
+        self, maps: list[Mapped], wanted: dict[str, list[Any]], values: dict[int, Value]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        described = []
+        for m in maps:
+            refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
+            described.append([m.number, m.call, refs, m.keys is not None, [_ref(value) for value in m.own]])
+        header = {
+            "run": self._coordinator.run, "plan": self._plan.signature, "phase": self._moment[0],
+            "round": self._moment[1], "maps": described, "values": list(values),
+            "keep": [m.number for m in self._alive], "held": [v.number for v in self._sent], "reply": [],
+            **{name: [_ref(v) for v in refs] for name, refs in wanted.items()},
+        }  # fmt: skip
+        return header, [_words(v.array) for v in values.values()]
+
+    def _own_arrays(self, maps: list[Mapped], j: int) -> list[Any]:
+        """What goes to the j-th of the cohort alone."""
+        arrays = []
+        for m in maps:
+            arrays += [] if m.keys is None else [m.keys[j]]
+            arrays += [value.rows[j] for value in m.own if isinstance(value, Rows)]
+        return arrays
+
+    def _ask(
+        self, client: int, j: int, request: bytes, maps: list[Mapped], wanted: dict[str, list[Any]]
+    ) -> list[Any] | None:
+        """A site's reply; None if it can't be reached, and the run has faults."""
+        try:
+            answer, reply = self._coordinator.ask(client, request)
+            if answer["answer"] == "resync":  # it has forgotten: send it everything
+                every = self._closure([*maps, *_maps_of(wanted)])
+                values = {v.number: v for m in every for v in m.sent if v.constant < 0}
+                header, shared = self._header(every, wanted, values)
+                again = wire.encode(header, [*shared, *self._own_arrays(every, j)])
+                answer, reply = self._coordinator.ask(client, again)
+        except LostError as error:
+            if not self.lossy:
+                raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+            return None
+        if answer["answer"] == "stale":
+            raise RuntimeError(f"client {client} is ahead of the coordinator: another coordinator has this run.")
+        if answer["answer"] != "value":
+            raise RuntimeError(f"client {client} asks for what it was sent: {answer['answer']}")
+        for number, counts in answer["work"]:
+            self._work.setdefault(number, {})[client] = counts
+        return reply
 
     def _closure(self, maps: list[Mapped]) -> list[Mapped]:
         """All that has to be computed again by a site that has forgotten everything."""
@@ -346,14 +359,16 @@ class _Phase:
             shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
             mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, [], shapes)
             self._alive.add(mapped)
-            reply = self._ask(
-                holder, 0, [mapped], {"reply": [Own(mapped, i) for i in range(len(shapes))]}, self._center
-            )
+            wanted: dict[str, list[Any]] = {"reply": [Own(mapped, i) for i in range(len(shapes))]}
+            self._center.ids = [holder]
+            (reply,) = self._ask_all(self._center, [mapped], wanted, np.ones(1, bool), exchange.reply_bytes)
+            if reply is None:
+                raise RuntimeError(f"client {holder}, which holds the centre's data, can't be reached.")
             return [Value(jnp.asarray(a)) for a in reply]
-        clients, work = self._coordinator._traced.job.clients, params["work"]
+        clients = self._coordinator._traced.job.clients
         data = jax.tree.leaves(clients.at_center())
-        program = PROGRAMS.find(("client", jaxprs.fingerprint(work)), lambda: jax.jit(lambda *a: jaxprs.run(work, *a)))
         who = [jnp.int32(clients.n)] * inputs.identity
+        program = client_program(self._plan, step.eqn)
         *out, counts = program(*(v.array for v in sent), *(data[i] for i in inputs.data), *who, *(k.array for k in key))
         self._work[self._coordinator.next_number()] = {clients.n: ledger.as_integers(counts)}
         return [Value(a) for a in out]
@@ -382,16 +397,12 @@ class _Phase:
             self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
         stayed = np.ones(len(cohort.ids), bool) if made.stayed is None else np.array(made.stayed)
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
-        whom = Cohort([i for i, is_there in zip(cohort.ids, stayed, strict=True)])
-        for j, client in enumerate(whom.ids):
-            wanted: dict[str, list[Any]] = {"reply": []}
-            if stayed[j]:
-                wanted |= leaves
-            try:
-                self._ask(client, j, maps, wanted, cohort)
-            except LostError as error:
-                if not self.lossy:
-                    raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+        for who, refs in ((stayed, leaves), (~stayed, {})):  # who missed an exchange computes, but writes nothing
+            wanted: dict[str, list[Any]] = {"reply": [], **refs}
+            requests, new = self._requests(cohort, maps, wanted)
+            for j in np.flatnonzero(who).tolist():
+                self._coordinator.sent += new
+                self._ask(cohort.ids[j], j, requests[j], maps, wanted)
 
     def amounts(self, made: Made) -> Amounts:
         """What the phase has cost."""

@@ -93,7 +93,7 @@ class Site:
             if number not in self._kept:
                 self._compute(plan, number, eqn, inputs, key, own)
         work = [[number, self._work[number]] for number, *_ in asked]
-        reply = [_plain(self._read(plan, ref)) for ref in header["reply"]]
+        reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
         if "memory" in header and self._next is None:
             self._next = {name: [self._read(plan, ref) for ref in header[name]] for name in ("memory", "client")}
         keep = set(header["keep"])
@@ -126,43 +126,33 @@ class Site:
 
     def _compute(self, plan: Plan, number: int, eqn: Any, sent: list[Any], key: Any, own: list[Any]) -> None:
         inputs: Inputs = eqn.params["inputs"]
-        data = self._data if eqn.primitive is fed.client_map else self._center
+        at_center = eqn.primitive is fed.center
+        data = self._center if at_center else self._data
         assert data is not None
-        work = eqn.params["work"]
-        program = PROGRAMS.find(("client", _fingerprint(work)), lambda: jax.jit(lambda *a: jaxprs.run(work, *a)))
-        who = [self._identity if eqn.primitive is fed.client_map else jnp.int32(plan.given.weights.shape[0])]
-        given = [_typed(self._read(plan, ref), v.aval) for ref, v in zip(sent, work.invars, strict=False)]
-        held = [data[i] for i in inputs.data]
-        keys = [jax.random.wrap_key_data(jnp.asarray(key))] if inputs.key else []
-        rest = [self._read(plan, ref) for ref in own]
-        *out, counts = program(*given, *held, *who[: inputs.identity], *keys, *rest)
+        who = [jnp.int32(plan.given.weights.shape[0]) if at_center else self._identity][: inputs.identity]
+        given = [self._read(plan, ref) for ref in sent]
+        held, rest = [data[i] for i in inputs.data], [self._read(plan, ref) for ref in own]
+        *out, counts = client_program(plan, eqn)(*given, *held, *who, *[key] * inputs.key, *rest)
         self._kept[number], self._work[number] = out, ledger.as_integers(counts)
 
 
-_FINGERPRINTS: dict[int, tuple[Any, str]] = {}
+def client_program(plan: Plan, eqn: Any) -> Any:
+    """A client's function, compiled once for all plans that have it. Keys go in and come out as words."""
+    held = plan.__dict__.setdefault("_client_programs", {})
+    if id(eqn) not in held:
+        work = eqn.params["work"]
+
+        def run(*given: Any) -> list[Any]:
+            typed = [_wrapped(a) if _is_key(v.aval) else a for a, v in zip(given, work.invars, strict=True)]
+            return [jax.random.key_data(a) if _is_key(a) else a for a in jaxprs.run(work, *typed)]
+
+        held[id(eqn)] = PROGRAMS.find(("client", jaxprs.fingerprint(work)), lambda: jax.jit(run))
+    return held[id(eqn)]
 
 
-def _fingerprint(work: Any) -> str:
-    """Of a client's function, computed once while it lives."""
-    held = _FINGERPRINTS.get(id(work))
-    if held is None or held[0] is not work:
-        if len(_FINGERPRINTS) > 4096:
-            _FINGERPRINTS.clear()
-        held = _FINGERPRINTS[id(work)] = (work, jaxprs.fingerprint(work))
-    return held[1]
+def _is_key(a: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key))
 
 
-def _typed(value: Any, aval: Any) -> Any:
-    """A value off the wire in its own type: keys travel as words."""
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) and not jax.dtypes.issubdtype(
-        value.dtype, jax.dtypes.prng_key
-    ):
-        return jax.random.wrap_key_data(jnp.asarray(value))
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """A value for the wire."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(value))
-    return np.asarray(value)
+def _wrapped(words: Any) -> Any:
+    return words if _is_key(words) else jax.random.wrap_key_data(words)

@@ -3,13 +3,20 @@
 import json
 import math
 import struct
+import sys
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-_TYPES = {np.dtype(t).name: np.dtype(t) for t in ("bool", *_INTEGERS, "float16", jnp.bfloat16, "float32", "float64")}
+_TYPES: dict[str, Any] = {
+    np.dtype(t).name: np.dtype(t) for t in ("bool", *_INTEGERS, "float16", jnp.bfloat16, "float32", "float64")
+}
+
+
+_LITTLE = sys.byteorder == "little"
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class WireError(ValueError):
@@ -21,20 +28,35 @@ def encode(header: dict[str, Any], arrays: list[Any]) -> bytes:
 
     All numbers are little-endian. The header is JSON without NaN and infinity; its key "arrays" is taken.
     """
+    return encode_each(header, arrays, [[]])[0]
+
+
+def encode_each(header: dict[str, Any], shared: list[Any], own: list[list[Any]]) -> list[bytes]:
+    """Messages that differ in their last arrays alone, whose types and shapes are the same in all of them."""
     if "arrays" in header:
         raise WireError('the key "arrays" of a header is taken; use another name')
     try:
-        flat = [np.asarray(a, order="C") for a in arrays]
-        described = [[a.dtype.name, a.shape] for a in flat]
-        head = json.dumps({**header, "arrays": described}, allow_nan=False).encode()
+        flat = [np.asarray(a, order="C") for a in shared]
+        last = [[np.asarray(a, order="C") for a in each] for each in own]
+        described = [[_name(a), a.shape] for a in (*flat, *last[0])]
+        head = _ENCODER.encode({**header, "arrays": described}).encode()
         length = struct.pack("<I", len(head))
     except (struct.error, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"can't be sent: {error}") from error
-    for array in flat:
-        if array.dtype.name not in _TYPES:
-            raise WireError(f"arrays of type {array.dtype} are not sent; use one of {', '.join(_TYPES)}")
-    little = [a.astype(a.dtype.newbyteorder("<"), copy=False).ravel().view(np.uint8).data for a in flat]
-    return b"".join([length, head, *little])
+    begin = b"".join([length, head, *map(_bytes, flat)])
+    return [begin + b"".join(map(_bytes, each)) if each else begin for each in last]
+
+
+def _name(array: np.ndarray) -> str:
+    name = _NAMES.get(array.dtype) or array.dtype.name
+    if name not in _TYPES:
+        raise WireError(f"arrays of type {array.dtype} are not sent; use one of {', '.join(_TYPES)}")
+    return name
+
+
+def _bytes(array: np.ndarray) -> Any:
+    little = array if array.dtype.isnative and _LITTLE else array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return little.ravel().view(np.uint8).data
 
 
 def decode(message: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -48,7 +70,7 @@ def decode(message: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
         if at > len(message):
             raise ValueError("it is cut short")
         text = str(message[4:at], "utf-8")
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
+        header = _DECODER.decode(text)
         described = header.pop("arrays", None) if isinstance(header, dict) else None
         if not isinstance(described, list):
             raise ValueError('its header is not an object with a list of "arrays"')
@@ -89,3 +111,7 @@ def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
         raise ValueError("a number of its header is not finite")
     return value
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite)
