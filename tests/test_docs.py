@@ -30,6 +30,25 @@ for engine in (None, rk.Federation(), rk.Simulation(debug=True)):
     subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
 
 
+def test_the_page_on_engines_shows_plans_as_they_are_printed() -> None:
+    """Line numbers may move; exchanges, shapes and bytes may not."""
+    shown = [re.sub(r"py:\d+", "py", text).strip() for text in blocks("docs/engines.md", "text")]
+    script = """
+import rookery as rk
+task = rk.tasks.hyperrep(clients=100)
+method = rk.FedNest(lower_rounds=3, lower_local_steps=rk.Epochs(5), batch_size=32, hessian_step=0.1)
+print(rk.explain(task.problem, task.clients, method, task.init, cohort=10))
+print("---")
+task = rk.tasks.weighted_nodes(nodes=4, minority=2)
+method = rk.WeightedNodesProx(steps=100, sync_every=10, batch_size=20)
+print(rk.explain(task.problem, task.clients, method, task.init))
+"""
+    assert script.splitlines()[3] in blocks("docs/engines.md", "python")[0]
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)  # in float32
+    printed = [re.sub(r"py:\d+", "py", text).strip() for text in done.stdout.split("---")]
+    assert shown == printed
+
+
 def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]) -> None:
     (page,) = blocks("docs/robust-and-fair.md", "python")
     exec(compile(page, "robust-and-fair.md", "exec"), {})

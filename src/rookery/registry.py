@@ -1,4 +1,4 @@
-"""What the command line knows by name: the algorithms and the tasks, and how a name with a slip finds its owner."""
+"""What the command line knows by name, the algorithms and the tasks. Suggests the nearest name."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping

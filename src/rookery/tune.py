@@ -79,9 +79,9 @@ class Tuning:
         """The step sizes whose best value lies at an end of its range: "lower" or "upper"."""
         found = {}
         for name, (low, high) in self.search.items() if self.best is not None else ():
-            place = math.log(getattr(self.best, name) / low) / math.log(high / low)
-            if not _EDGE < place < 1 - _EDGE:
-                found[name] = "lower" if place < 0.5 else "upper"
+            share = math.log(getattr(self.best, name) / low) / math.log(high / low)
+            if not _EDGE < share < 1 - _EDGE:
+                found[name] = "lower" if share < 0.5 else "upper"
         return found
 
     def moved(self) -> dict[str, Range]:
@@ -286,9 +286,9 @@ def _candidates(ranges: dict[str, Range], algorithm: Algorithm, most: int) -> li
     return tried
 
 
-def _value(low: float, high: float, place: float, own: Any) -> float:
-    """The value at this place of the range, in three digits (the algorithm's own as it is)."""
-    value = low * (high / low) ** place
+def _value(low: float, high: float, share: float, own: Any) -> float:
+    """The value at this share of the (logarithmic) range, in three digits; the algorithm's own as it is."""
+    value = low * (high / low) ** share
     if isinstance(own, int | float) and math.isclose(value, own, rel_tol=1e-9):
         return float(own)
     return _short(value)
@@ -355,7 +355,7 @@ class _Race:
         """Those of the entrants, all at round `begin`, that reach round `end` (or Ctrl-C), compared there."""
         live, at, at_once = entrants, begin, 1
         while live and at < end and not interrupt.is_set():
-            lost = sum(place is not None for place in self.lost)
+            lost = sum(at is not None for at in self.lost)
             words = f"{len(live)} of {len(self.tried)} candidates to round {end}, {lost} diverged"
             bar(self.done, self.done + len(live) * (end - at) + later, words)
             count = min(at_once, end - at)
@@ -400,13 +400,13 @@ class _Race:
         """All candidates, the best first: by the last rung they reached, the metric there, and at those before."""
         sign = -1 if higher else 1
 
-        def place(i: int) -> Any:
+        def rank(i: int) -> Any:
             seen = self.shown[i]
             rounds = sorted(seen, reverse=True)
             # In three digits: of those that end alike, the one that was better before is better.
             return self.lost[i] is not None, [-r for r in rounds[:1]] or [0], [sign * _short(seen[r]) for r in rounds]
 
-        return sorted(range(len(self.tried)), key=place)
+        return sorted(range(len(self.tried)), key=rank)
 
     def table(self, order: list[int], rounds: int) -> "pd.DataFrame":
         """See `Tuning.table`."""

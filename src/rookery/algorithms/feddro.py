@@ -19,7 +19,7 @@ Output = Literal["last", "random"]
 
 
 class State(NamedTuple):
-    """What the method returns, x and the inner value y that goes with it; and, if that is not the last, the last."""
+    """The output, x and the inner value y that goes with it; `last`: the current iterate, where the output is random."""
 
     x: tree.Tree
     y: tree.Tree

@@ -15,7 +15,7 @@ from rookery.problems import SingleLevel
 
 
 class State(NamedTuple):
-    """What the method returns, and the clients' weights λ; and, if it returns an average, what that is of."""
+    """The output, and the clients' weights λ; `last`: the current iterate, where the output is an average."""
 
     x: tree.Tree
     weights: Float[Array, " n"]

@@ -138,7 +138,7 @@ def _hypergradient(
 
 
 class ProxState(NamedTuple):
-    """What the method returns, the weights x = w and the model y = θ; and, if those are not the last, the last."""
+    """The output, weights x = w and model y = θ; `last_…`: the current iterate, where the output is a random one."""
 
     x: Float[Array, " k"]
     y: tree.Tree

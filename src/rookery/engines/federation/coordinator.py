@@ -91,6 +91,7 @@ class Coordinator:
         self._numbers = iter(range(10**18))
         self._compiled: dict[int, Any] = {}
         self.sent = self.received = 0  # bytes of arrays, as they went over the wire
+        self.memory_finite: list[bool] = []  # for each leaf of what the sites remember, in the last phase
 
     def start(self) -> tuple[Made, Amounts]:
         """The algorithm's `init`."""
@@ -118,6 +119,7 @@ class Coordinator:
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
         phase.finish(made)
+        self.memory_finite = [all(leaf) for leaf in zip(*phase.finite, strict=True)]
         return made, phase.amounts(made)
 
     def compiled(self, step: Server) -> Callable[..., list[Any]]:
@@ -173,6 +175,7 @@ class _Phase:
         self._own: Cohort | None = None
         self._members = members
         self._entries: Entries = {}
+        self.finite: list[list[bool]] = []  # what sites say of their memory
         self._center = Cohort([])
         self.lossy = coordinator._traced.job.faults is not None and moment[0] == 1
 
@@ -330,6 +333,7 @@ class _Phase:
             raise RuntimeError(f"client {client} asks for what it was sent: {answer['answer']}")
         for number, counts in answer["work"]:
             self._work.setdefault(number, {})[client] = counts
+        self.finite += [answer["finite"]] if "finite" in answer else []
         return reply
 
     def _closure(self, maps: list[Mapped]) -> list[Mapped]:

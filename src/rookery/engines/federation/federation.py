@@ -92,13 +92,13 @@ class Session:
         return done
 
     def _check(self, carry: Any, t: int) -> bool:
-        """Whether the run goes on: all of the state is finite."""
-        finite = np.array(
-            [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
-        )
-        if finite.all():
+        """Whether the run goes on: all of the state is finite, and what the sites remember."""
+        state = [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
+        finite = [*state, *self.coordinator.memory_finite]
+        if all(finite):
             return True
-        found = engine.not_finite(t, engine.where_not_finite(carry._replace(memory=None), finite))
+        memory = self._traced.start.made.carry.memory  # its structure
+        found = engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite))
         if self._job.on_nonfinite == "stop":
             self.stopped = found
             return False
@@ -107,7 +107,7 @@ class Session:
 
     def save(self) -> Any:
         """See `engine.Session.save`: the server's part, and each site's own."""
-        return (self._carry.state, self._carry.server), [site.save() for site in self.sites]
+        return (self._carry.state, self._carry.server), [site.save(self.rounds) for site in self.sites]
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""

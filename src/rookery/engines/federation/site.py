@@ -12,12 +12,18 @@ import numpy as np
 
 from rookery import fed, jaxprs, ledger
 from rookery.clients import Clients
+from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
 from rookery.fed import Inputs
 from rookery.plan import Plan
 
 Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t
+
+
+def _after(rounds: int) -> Moment:
+    """The last moment of a run of that many rounds."""
+    return (1, rounds - 1) if rounds else (0, 0)
 
 
 class Site:
@@ -52,13 +58,15 @@ class Site:
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 
-    def save(self) -> Any:
-        """What it remembers."""
+    def save(self, rounds: int) -> Any:
+        """What it remembers after that many rounds: not what a round wrote that was not completed."""
+        if self._moment > _after(rounds):
+            return self._memory
         return self._next or self._memory
 
     def restore(self, saved: Any, rounds: int) -> None:
         """Go on with what it remembered after that many rounds."""
-        self._memory, self._next, self._moment = saved, None, (1, rounds - 1) if rounds else (0, 0)
+        self._memory, self._next, self._moment = saved, None, _after(rounds)
         self.forget()
 
     def forget(self) -> None:
@@ -100,7 +108,13 @@ class Site:
         self._kept = {number: out for number, out in self._kept.items() if number in keep}
         self._work = {number: own for number, own in self._work.items() if number in keep}
         self._values = {number: value for number, value in self._values.items() if number in set(header["held"])}
-        return wire.encode({"answer": "value", "work": work}, reply)
+        told = {"finite": self._finite()} if "memory" in header else {}
+        return wire.encode({"answer": "value", "work": work, **told}, reply)
+
+    def _finite(self) -> list[bool]:
+        """For each leaf of what it will remember that is real, whether it is finite: all that anybody is told of it."""
+        assert self._next is not None
+        return [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in engine.real_leaves(self._next["memory"])]
 
     def _has(self, ref: Any, coming: Any = ()) -> bool:
         if not isinstance(ref, list):
