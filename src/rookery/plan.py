@@ -126,6 +126,11 @@ class Plan:
         structures = str(jax.tree.structure(self.given)), str(jax.tree.structure(self.made))
         return jaxprs.fingerprint(self.jaxpr, also=structures)
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What a compiled program is found by: the fingerprint, and the types of the states, whose names may be alike."""
+        return self.fingerprint, jax.tree.structure(self.given), jax.tree.structure(self.made)
+
     @cached_property
     def calls(self) -> dict[int, Any]:
         """The equations of our own primitives, by number."""

@@ -19,7 +19,7 @@ Output = Literal["last", "random"]
 
 
 class State(NamedTuple):
-    """The output, x and the inner value y that goes with it; `last`: the current iterate, where the output is random."""
+    """The output, x and the inner value y that goes with it; `last`: the current iterate, if the output is random."""
 
     x: tree.Tree
     y: tree.Tree

@@ -88,7 +88,7 @@ class Session:
         """See `engine.Session.init`."""
         traced = self._traced
         program = engine.PROGRAMS.find(
-            ("start", traced.start.fingerprint, shapes(self._data), self._block),
+            ("start", traced.start.identity, shapes(self._data), self._block),
             lambda: jax.jit(partial(start, Program(traced.start, self._data, self._block))),
         )
         self._carry, report = program(traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed)
@@ -109,7 +109,7 @@ class Session:
         traced, job = self._traced, self._job
         limit = ROUNDS_AT_ONCE
         program = engine.PROGRAMS.find(
-            ("rounds", traced.round.fingerprint, shapes(self._data), self._block, job.cohort, minimum(job), limit),
+            ("rounds", traced.round.identity, shapes(self._data), self._block, job.cohort, minimum(job), limit),
             lambda: jax.jit(
                 partial(advance, Program(traced.round, self._data, self._block), job.cohort, minimum(job), limit),
                 donate_argnums=3,

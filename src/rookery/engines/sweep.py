@@ -28,7 +28,7 @@ class Sweep:
         """Every candidate before its first round; what the values do not change is computed once."""
         traced, data = self._traced, self._job.clients
         program = engine.PROGRAMS.find(
-            ("sweep start", traced.start.fingerprint, simulation.shapes(data), self._searched),
+            ("sweep start", traced.start.identity, simulation.shapes(data), self._searched),
             lambda: jax.jit(partial(_start_all, Program(traced.start, data, "auto"))),
         )
         return program(traced.start.consts, data, self._rest, values, self._job.start, traced.seed)
@@ -39,7 +39,7 @@ class Sweep:
         """`rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
         traced, data, cohort = self._traced, self._job.clients, self._job.cohort
         program = engine.PROGRAMS.find(
-            ("sweep", traced.round.fingerprint, simulation.shapes(data), cohort, self._searched),
+            ("sweep", traced.round.identity, simulation.shapes(data), cohort, self._searched),
             lambda: jax.jit(partial(_advance_some, Program(traced.round, data, "auto"), cohort), donate_argnums=4),
         )
         return program(traced.round.consts, data, self._rest, values, carries, ids, begin, rounds, traced.seed)
