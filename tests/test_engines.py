@@ -105,7 +105,7 @@ def test_narrow_values_are_added_up_in_float32(kind: Any) -> None:
     values = 1 + np.arange(1000) % 100 / 128  # numbers that both types hold; a sum in bfloat16 would end at 256
     rows = np.asarray(jnp.asarray(values, kind))
     assert np.asarray(rows, float).tolist() == values.tolist()
-    total = simulation.weighted_sum(jnp.ones(1000), rows, False)
+    total = simulation.weighted_sum(jnp.ones(1000), rows)
     assert (total.dtype, float(total)) == (jnp.float32, values.sum())
     for own, count in ((rk.Simulation(block=70), 1000), (rk.Federation(), 100)):
         clients = rk.Clients(upper=[rows[i : i + 1] for i in range(count)])
@@ -713,10 +713,13 @@ def test_no_other_answer_does(answer: Any) -> None:
     assert rk.solve(SQUARES, THREE, rk.FedAvg(), ZERO, 2, callbacks=[lambda run: answer]).rounds == 2
 
 
-def test_seeds_beyond_32_bits_are_others() -> None:
-    method = rk.FedAvg(step=0.1)
-    found = [rk.solve(SQUARES, THREE, method, ZERO, 6, cohort=2, seed=s).x for s in (0, 2**32, 2**40, 2**64 - 1, 0)]
-    assert len({tuple(np.asarray(x).tolist()) for x in found}) == 4
+@pytest.mark.parametrize("double", [True, False])
+def test_seeds_beyond_32_bits_are_others(double: bool) -> None:
+    with jax.enable_x64(double):
+        clients, method = rk.Clients(upper=ROWS), rk.FedAvg(step=0.1)
+        seeds = 0, 2**32, 2**40, 2**64 - 1, 0
+        found = [np.asarray(rk.solve(SQUARES, clients, method, ZERO, 6, cohort=2, seed=seed).x) for seed in seeds]
+    assert len({tuple(x.tolist()) for x in found}) == 4
     np.testing.assert_array_equal(found[0], found[-1])
 
 

@@ -156,7 +156,7 @@ def wave(x: Any, y: Any) -> dict[str, float]:
     return {"accuracy": -off, "loss": off}
 
 
-@pytest.mark.parametrize("keep_best", ["accuracy", "-loss"])
+@pytest.mark.parametrize("keep_best", ["accuracy", "+accuracy", "loss", "-loss"])
 def test_keep_best(keep_best: str) -> None:
     x = by_hand(12)
     best = int(np.argmin(np.abs(x[:, 0] - 2.2)))
@@ -166,7 +166,7 @@ def test_keep_best(keep_best: str) -> None:
     assert found.best is not None
     assert found.best.round == best
     np.testing.assert_allclose(found.best.x, x[best], rtol=1e-12)  # its own copy: later rounds have not run over it
-    name = keep_best.removeprefix("-")
+    name = keep_best.lstrip("+-")
     assert found.best.value == found.history[name][best]
     np.testing.assert_allclose(found.x, x[-1], rtol=1e-12)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from rookery import draws
 
@@ -15,7 +14,7 @@ class Exchange(NamedTuple):
     """An exchange as a channel sees it."""
 
     name: str
-    kind: str  # "mean", "sum" or "gather"
+    kind: str  # "mean", "sum", "gather" or, where a client holds the centre's data, "center"
     shapes: Any  # of one client's value (of its difference to `around`, where the algorithm names one)
     share: Any = None  # in `decode`: the largest weight that one client has in the result
 
@@ -151,8 +150,3 @@ class Faults:
     def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
         """Whose replies arrive."""
         return ~draws.coins(key, self.dropout, (size,))
-
-
-def largest_share(weights: Float[Array, " cohort"]) -> Float[Array, ""]:
-    """The largest weight of one client."""
-    return jnp.max(jnp.abs(weights))

@@ -22,7 +22,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
-        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else repr(value)
+        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else _shown(value)
     return {
         "algorithm": type(algorithm).__name__,
         **hyperparameters,
@@ -34,6 +34,11 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         "data": _digest(clients),
         "program (losses, projection, channel or the library's own code)": program,
     }
+
+
+def _shown(value: Any) -> str:
+    """A hyperparameter in words; arrays by their numbers, of which a text would leave some out."""
+    return f"{np.shape(value)} {_digest(value)}" if hasattr(value, "dtype") or isinstance(value, list) else repr(value)
 
 
 def _digest(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -127,11 +128,12 @@ class Client:
             view = self._views[level]
             if size is None:
                 return -int(-local_steps.passes // 1)
-            passes = local_steps.passes * jnp.asarray(view.size, jnp.float32) / jnp.minimum(size, view.size)
-            most = int(-(-local_steps.passes * view.widest // min(size, view.widest)))
+            passes = Fraction(local_steps.passes).limit_denominator(1000)  # in integers: no rounding adds a step
+            a, b = passes.numerator, passes.denominator
+            most = -(-a * view.widest // (b * min(size, view.widest)))
             if view.widest == view.narrowest:
                 return most
-            return self._at_most(max(most, -int(-local_steps.passes // 1)), jnp.ceil(passes).astype(jnp.int32))
+            return self._at_most(most, -(-a * view.size // (b * jnp.minimum(size, view.size))))
         return jnp.asarray(local_steps)[self.id]
 
     def _at_most(self, most: int, count: Array) -> Array:
@@ -413,7 +415,7 @@ def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
         return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(closed.jaxpr, inputs), lambda: otherwise)
 
     @choose.def_vmap
-    def one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
+    def clients_one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
         per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
         holds = per_client(condition, batched[0])
         first = jnp.argsort(~holds)  # those for whom it holds, then the others

@@ -92,15 +92,23 @@ class PerClient:
     """A value that every client of the cohort has and nobody else sees: what `fed.map` gives."""
 
     rows: PyTree[Array]
+    cohort: int = 0  # whose value it is: 0 for the round's own cohort
 
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
+    def tree_flatten(self) -> tuple[tuple[Any], int]:
         """Its arrays, so that it can be carried through a loop."""
-        return (self.rows,), None
+        return (self.rows,), self.cohort
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "PerClient":
+    def tree_unflatten(cls, cohort: int, children: tuple[Any]) -> "PerClient":
         """The inverse of tree_flatten."""
-        return cls(*children)
+        return cls(*children, cohort)
+
+
+class Heard(NamedTuple):
+    """Who replied to an exchange."""
+
+    weight: Any  # Σ p_i over them
+    replies: Any  # how many they are
 
 
 class Threaded(NamedTuple):
@@ -133,6 +141,7 @@ class Book:
         self.exchanges: dict[str, channels.Exchange] = {}  # those met so far, by name
         self.sample_by_sample: set[str] = set()  # the losses that are evaluated so
         self._keys, self._drawn = keys, 0
+        self.cohorts = 0  # fresh ones so far
 
     def next_keys(self) -> "Keys | None":
         """The keys of the next exchange; None where nothing is random in it."""
@@ -172,7 +181,7 @@ class Fed:
         self.problem: Any = problem
         self.n, self.cohort_size = clients.n, int(ids.shape[0])
         self._clients, self._weights, self._ids, self._book = clients, weights, ids, book
-        self._own_cohort = True  # whether it is the round's, which has memory, and not a fresh one
+        self._cohort = 0  # the round's, which has memory; fresh ones have other numbers
         self._repeats = False  # whether a client may be in the cohort twice
 
     def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
@@ -180,6 +189,8 @@ class Fed:
 
         What fn closes over is what a client is sent.
         """
+        for value in values:
+            self._check_own(value, "map")
         given, structure = jax.tree.flatten(values)
         rows = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in given]
 
@@ -197,21 +208,21 @@ class Fed:
             client_map, self._ids, *sent, *([key] if kept.key else []), *own,
             work=work, inputs=kept, source=_source(fn), repeats=self._repeats,
         )  # fmt: skip
-        return PerClient(jax.tree.unflatten(jax.tree.structure(shapes), out))
+        return PerClient(jax.tree.unflatten(jax.tree.structure(shapes), out), self._cohort)
 
     def map_state(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
         """The same, for fn(client, key, memory, *values) -> (value, memory), where memory stays with the client."""
-        if not self._own_cohort:
+        if self._cohort:
             raise ValueError(
                 "map_state on a cohort of `resample`: what its clients write would be lost. Use map there, or "
                 "map_state on the round's own cohort."
             )
-        both = self.map(fn, key, PerClient(self._book.threaded.memory), *values)
+        both = self.map(fn, key, PerClient(self._book.threaded.memory, self._cohort), *values)
         if not isinstance(both.rows, tuple) or len(both.rows) != 2:
             raise TypeError("map_state's function must return two things: (value, memory).")
         value, memory = both.rows
         self._book.threaded = self._book.threaded._replace(memory=memory)
-        return PerClient(value)
+        return PerClient(value, self._cohort)
 
     def mean(
         self, value: PerClient, name: str = "mean", weights: Array | None = None, around: Any = None,
@@ -225,7 +236,7 @@ class Fed:
             weights: one for each client of the federation, in the place of p.
             around: where the value is an iterate, the public value that it started from: a tree like the value, or its
                 beginnings, with None where there is none. Channels see the difference.
-            heard: whether to return Σ p_i, too.
+            heard: whether to return who replied, a `Heard`, too.
         """
         return self._reduced("mean", value, name, self._weights if weights is None else weights, around, heard)
 
@@ -233,25 +244,33 @@ class Fed:
         """One exchange: Σ (n/P) p_i v_i over the P who reply, unbiased for the sum over all clients."""
         return self._reduced("sum", value, name, self._weights, None, False)
 
-    def gather(self, value: PerClient, name: str = "gather") -> Any:
-        """One exchange: the replies themselves, stacked; small, and not aggregated. Zeros for who did not reply."""
+    def gather(self, value: PerClient, name: str = "gather", replied: bool = False) -> Any:
+        """One exchange: the replies themselves, stacked; small, and not aggregated. Zeros for who did not reply.
+
+        With `replied`, also who did: True or False for each client of the cohort.
+        """
         keys = self._book.next_keys()
         sent, exchange, channel = self._encoded("gather", value, name, None, keys)
         rows, present = self._gathered("gather", name, sent, keys)
         if channel is not None:
             rows = self._decoded(channel, exchange._replace(share=jnp.float32(1)), rows, keys)
             rows = rows if present is None else jax.tree.map(lambda a: _where_rows(present, a), rows)
-        return rows
+        if not replied:
+            return rows
+        return rows, jnp.ones(self.cohort_size, bool) if present is None else present
 
     def scatter(self, rows: Any) -> PerClient:
         """Row j of what the server holds, to the j-th client of the cohort."""
+        if self._repeats:
+            raise ValueError("scatter on a cohort in which a client may be twice: it works once, and has one row.")
         leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, rows))
         for leaf in leaves:
             if leaf.shape[:1] != (self.cohort_size,):
                 raise ValueError(
                     f"scatter: an array of shape {leaf.shape} has not a row for each of the {self.cohort_size} clients."
                 )
-        return PerClient(jax.tree.unflatten(structure, [self._bind(scatter, self._ids, a)[0] for a in leaves]))
+        sent = [self._bind(scatter, self._ids, a)[0] for a in leaves]
+        return PerClient(jax.tree.unflatten(structure, sent), self._cohort)
 
     def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
         """fn(client, key) on the centre's data, which are `client.upper`.
@@ -260,24 +279,34 @@ class Fed:
         is asked. The centre's samples and oracles count as the clients' do.
         """
         data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._clients.at_center())
+        holder, keys = self._clients.center_client, self._book.next_keys()
+        channel = None if holder is None or keys is None else channels.chosen(self._book.channel, name)
+        seen: list[channels.Exchange] = []
 
         def at_center(data: Clients, identity: Any, key: Array, _: list[Any]) -> Any:
             client = Client(self.problem, data, None, identity, self._book.debug)
             value = jax.tree.map(jaxprs.strong, fn(client, key))
             self._book.sample_by_sample |= client.sample_by_sample
+            if channel is not None:  # the client that holds the data sends it as it would send any other reply
+                shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
+                seen.append(channels.Exchange(name, "center", shapes))
+                value, _ = channel.encode(seen[-1], value, jax.random.fold_in(key, 1), channel.init(seen[-1])[1])
             return value, client.counts
 
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
         work, sent, inputs = _work(traced, 0)
         kept = Inputs(**inputs | {"own": 0})
         exchange = _described(name, "center", work.outvars[:-1])
-        holder = self._clients.center_client
         key = jax.random.fold_in(key, self.n)
         out = self._bind(
             center, *sent, *([key] if kept.key else []),
             work=work, inputs=kept, source=_source(fn), exchange=exchange, holder=holder,
         )  # fmt: skip
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+        value = jax.tree.unflatten(jax.tree.structure(shapes), out)
+        if channel is None:
+            return value
+        self._book.exchanges.setdefault(name, seen[-1])
+        return self._decoded(channel, seen[-1]._replace(share=jnp.float32(1)), value, keys)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """n times carry = body(i, carry), where the body exchanges."""
@@ -315,7 +344,8 @@ class Fed:
         """
         ids = sample_cohort(key, self.n, self.cohort_size, chances)
         fresh = copy(self)
-        fresh._ids, fresh._own_cohort, fresh._repeats = ids, False, chances is not None
+        self._book.cohorts += 1
+        fresh._ids, fresh._cohort, fresh._repeats = ids, self._book.cohorts, chances is not None
         return fresh
 
     # What the exchanges share.
@@ -361,11 +391,14 @@ class Fed:
             least = self._book.threaded.least
             self._book.threaded = self._book.threaded._replace(least=jnp.where(total > 0, least, 0))
         if channel is not None:
-            result = self._decoded(channel, exchange._replace(share=channels.largest_share(p)), result, keys)
+            by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # one may be in the cohort twice
+            result = self._decoded(channel, exchange._replace(share=jnp.max(jnp.abs(by_client))), result, keys)
             result = _plus(result, around, shapes)
         if not heard:
             return result
-        return result, total.astype(jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows))))
+        dtype = jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows)))
+        replies = self.cohort_size if present is None else jnp.sum(present)
+        return result, Heard(total.astype(dtype), jnp.asarray(replies, dtype))
 
     def _encoded(
         self, kind: str, value: PerClient, name: str, around: Any, keys: Keys | None
@@ -375,24 +408,26 @@ class Fed:
             raise TypeError(
                 f"fed.{kind}: {name!r} is a {type(value).__name__}; give what fed.map returned, a value of the clients."
             )
+        self._check_own(value, kind)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         exchange, book = channels.Exchange(name, kind, shapes), self._book
         book.exchanges.setdefault(name, exchange)
         channel = channels.chosen(book.channel, name)
         if channel is None or keys is None:
             return value, exchange, None
-        remembered = book.threaded.client.get(name) if self._own_cohort and book.threaded.client else None
+        remembered = None if self._cohort or not book.threaded.client else book.threaded.client.get(name)
         fresh = channel.init(exchange)[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
             return channel.encode(exchange, _minus(value, around), key, fresh if state is None else state)
 
-        both = self.map(encode, keys.public, value, None if remembered is None else PerClient(remembered))
+        own = None if remembered is None else PerClient(remembered, self._cohort)
+        both = self.map(encode, keys.public, value, own)
         sent, state = both.rows
         if remembered is not None:
             client = {**book.threaded.client, name: state}
             book.threaded = book.threaded._replace(client=client)
-        return PerClient(sent), exchange, channel
+        return PerClient(sent, self._cohort), exchange, channel
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         book = self._book
@@ -412,6 +447,13 @@ class Fed:
         present = self._noted(out.pop()) if lossy else None
         return jax.tree.unflatten(structure, out), present
 
+    def _check_own(self, value: Any, what: str) -> None:
+        if isinstance(value, PerClient) and value.cohort != self._cohort:
+            raise ValueError(
+                f"fed.{what} is given a value of another cohort's clients: a cohort of `resample` and the round's own "
+                "have nothing to do with each other's values."
+            )
+
     def _present(self, keys: Any) -> Array:
         assert self._book.faults is not None
         return self._book.faults.present(jax.random.fold_in(keys.private, 0), self.cohort_size)
@@ -419,7 +461,7 @@ class Fed:
     def _noted(self, present: Array) -> Array:
         """`present`, noted in what the round reports."""
         before, replies = self._book.threaded, jnp.sum(present, dtype=jnp.int32)
-        stayed = before.stayed & present if self._own_cohort else before.stayed
+        stayed = before.stayed if self._cohort else before.stayed & present
         missing = before.missing + self.cohort_size - replies
         self._book.threaded = before._replace(missing=missing, least=jnp.minimum(before.least, replies), stayed=stayed)
         return present

@@ -136,7 +136,7 @@ class LoopBody:
         if sum(most * v.aval.size for eqn in calls.values() for v in eqn.outvars) > limit or not calls:
             return []
         made = [v for eqn in calls.values() for v in eqn.outvars]
-        ahead, used = prune(part(jaxpr, jaxpr.eqns, jaxpr.invars, made))
+        ahead, used = prune(part(jaxpr, [eqn for eqn in jaxpr.eqns if not eqn.effects], jaxpr.invars, made))
         given = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
         turns = jnp.arange(most, dtype=jnp.int32)
         with_turn = used[self._const_count]
@@ -145,7 +145,7 @@ class LoopBody:
         eqns = [
             eqn.replace(invars=[rename(v) for v in eqn.invars])
             for eqn in jaxpr.eqns
-            if not all(v in same for v in eqn.outvars)
+            if not eqn.outvars or not all(v in same for v in eqn.outvars)
         ]
         outvars: list[Any] = [rename(v) for v in jaxpr.outvars]
         self.jaxpr = part(jaxpr, eqns, [*jaxpr.invars, *made], outvars)
@@ -171,6 +171,10 @@ def _settings() -> tuple[Any, ...]:
     return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable
 
 
+_DERIVED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # derivatives are taken: rules are not used
+ONE_BY_ONE = "clients_one_by_one"  # the name of the batching rule of `Client.when`
+
+
 def _text(jaxpr: Jaxpr, seen: dict[int, str]) -> str:
     if id(jaxpr) in seen:
         return seen[id(jaxpr)]
@@ -178,15 +182,13 @@ def _text(jaxpr: Jaxpr, seen: dict[int, str]) -> str:
 
     def name(v: Any) -> str:
         if isinstance(v, Literal):
-            return f"{v.val!r}:{v.aval}"
+            return f"{_array(np.asarray(v.val))}:{v.aval}"
         return f"v{numbers.setdefault(v, len(numbers))}"
 
     typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
     lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
     for eqn in jaxpr.eqns:
-        derived = str(eqn.primitive).startswith(
-            "custom_"
-        )  # whose derivatives have been taken: its functions are not used
+        derived = str(eqn.primitive) in _DERIVED
         params = " ".join(
             f"{key}={_param(value, seen)}"
             for key, value in sorted(eqn.params.items())
@@ -210,9 +212,10 @@ def _param(value: Any, seen: dict[int, str]) -> str:
         return "{" + ",".join(f"{k}:{_param(v, seen)}" for k, v in value.items()) + "}"
     if isinstance(value, np.ndarray | jax.Array) or type(value).__name__ == "TypedNdArray":
         return _array(value)
-    if callable(value) and not isinstance(value, type):
-        return f"{type(value).__name__}@{id(value)}"
-    return repr(value)
+    if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
+        return ONE_BY_ONE  # it does what the function beside it says
+    text = repr(value)
+    return f"{type(value).__name__}@{id(value)}" if " at 0x" in text else text  # a function: by identity
 
 
 def _array(value: Any) -> str:

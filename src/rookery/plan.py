@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a compiled program is found by: the fingerprint, and the types of the states, whose names may be alike."""
+        """What a compiled program is found by: the fingerprint, and the types of the states, not their names alone."""
         return self.fingerprint, jax.tree.structure(self.given), jax.tree.structure(self.made)
 
     @cached_property
@@ -254,7 +254,8 @@ def _like(before: Any, after: Any, name: str) -> Any:
 
     def same(path: Any, a: Any, b: Any) -> Any:
         b = jnp.asarray(b)
-        if a.shape != b.shape or (a.dtype != b.dtype and not jax.typeof(b).weak_type):
+        fits = a.dtype == b.dtype or (jax.typeof(b).weak_type and jnp.promote_types(a.dtype, b.dtype) == a.dtype)
+        if a.shape != b.shape or not fits:
             raise TypeError(
                 f"{name}: a round changes {jax.tree_util.keystr(path)} from {a.dtype}{list(a.shape)} to "
                 f"{b.dtype}{list(b.shape)}; shape and type must stay as they are."
@@ -325,15 +326,11 @@ def _without_unused_maps(jaxpr: Jaxpr) -> Jaxpr:
     kept = []
     for eqn in reversed(jaxpr.eqns):
         mapped = eqn.primitive in (fed.client_map, fed.scatter)
-        if mapped and not any(v in needed for v in eqn.outvars) and not _effects(eqn):
+        if mapped and not any(v in needed for v in eqn.outvars):
             continue
         kept.append(eqn)
         needed.update(v for v in eqn.invars if isinstance(v, Var))
     return jaxprs.part(jaxpr, kept[::-1], jaxpr.invars, jaxpr.outvars)
-
-
-def _effects(eqn: Any) -> bool:
-    return "work" in eqn.params and bool(eqn.params["work"].effects)
 
 
 def steps(jaxpr: Jaxpr, numbers: Any) -> Body:
@@ -381,7 +378,8 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     entries: Entries = {}
     walker.known.update(plan.body.inputs[: len(plan.consts)])  # whoever has traced the plan has its constants
     walker.walk(plan.body, {v: v for v in plan.body.inputs}, entries, ())
-    down = sum(walker.pending.values())
+    ids = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[len(plan.consts) :]).ids
+    down = walker.pending.get(ids, 0)
     if down or plan.writes_memory:
         entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
     return entries

@@ -33,8 +33,11 @@ def _input_names(given: Any) -> list[str]:
     names = []
     for path, _ in jax.tree_util.tree_leaves_with_path(given):
         at = [getattr(p, "name", getattr(p, "key", getattr(p, "idx", None))) for p in path]
-        if at[0] == "carry":
-            names.append({"state": str(at[2]) if len(at) > 2 else "x"}.get(str(at[1]), "its memory"))
+        if at[0] == "carry" and isinstance(at[1], int):  # of `init`
+            names.append("xy"[at[1]])
+        elif at[0] == "carry":
+            kinds = {"state": str(at[2]) if len(at) > 2 else "x", "server": "the channel's state"}
+            names.append(kinds.get(str(at[1]), "its memory"))
         elif at[0] == "hyper":
             names.append(str(at[1]))
         else:

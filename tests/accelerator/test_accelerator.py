@@ -18,7 +18,7 @@ def test_the_mean_is_not_rounded() -> None:
     rng = np.random.default_rng(0)
     weights, rows = rng.random(1000), rng.normal(size=(1000, 4096)) + 3
     exact = weights @ rows
-    got = jax.jit(lambda w, v: weighted_sum(w, v, False))(jnp.float32(weights), jnp.float32(rows))
+    got = jax.jit(lambda w, v: weighted_sum(w, v))(jnp.float32(weights), jnp.float32(rows))
     assert np.abs(np.asarray(got, float) - exact).max() / np.abs(exact).max() < 1e-6
 
 

@@ -114,8 +114,9 @@ class CommFedBiO:
 
             sent = fed.map_state(message, noise, seen)
             if self.compress == "top":
-                values, places = fed.gather(sent, name="Hu − f_y")
-                weighed = fed.shares.astype(u.dtype)[:, None] * values
+                (values, places), there = fed.gather(sent, name="Hu − f_y", replied=True)
+                shares = jnp.where(there, fed.shares, 0).astype(u.dtype)
+                weighed = (shares / jnp.sum(shares))[:, None] * values
                 return u - compression.spread(weighed.ravel(), places.ravel(), size)
             return u - compression.spread(fed.mean(sent, name="Hu − f_y"), shared, size)
 

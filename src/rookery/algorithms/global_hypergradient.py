@@ -85,7 +85,8 @@ class FedMBO:
             return tree.scale(self.neumann_terms * self.hessian_step, c.f_y(x, y, c.upper(k, self.batch_size)))
 
         cohort, noise, _ = _fresh(fed, k1)
-        p = cohort.gather(cohort.map(first, noise), name="p")
+        p, there = cohort.gather(cohort.map(first, noise), name="p", replied=True)
+        p = jax.tree.map(lambda a: _where(there, a, jnp.sum(a, axis=0) / jnp.sum(there).astype(a.dtype)), p)
 
         def once(l: Any, slots: tuple[tree.Tree, Array]) -> tuple[tree.Tree, Array]:
             cohort, noise, order = _fresh(fed, jax.random.fold_in(k2, l))
@@ -96,7 +97,8 @@ class FedMBO:
                 factor = lambda _, p: tree.step(p, self.hessian_step, c.g_yy(x, y, c.lower(k, self.batch_size), p))
                 return c.loop(_if(l < count), factor, p)
 
-            return cohort.gather(cohort.map(product, noise, cohort.scatter(dealt)), name="Hp"), dealt[1]
+            new, there = cohort.gather(cohort.map(product, noise, cohort.scatter(dealt)), name="Hp", replied=True)
+            return jax.tree.map(lambda a, b: _where(there, a, b), new, dealt[0]), dealt[1]
 
         p, _ = fed.loop(jnp.max(counts), once, (p, counts))
 
@@ -113,6 +115,11 @@ def _fresh(fed: Fed, key: Array) -> tuple[Fed, Array, Array]:
     """A fresh cohort, a key for its noise, and a random order in which the slots are dealt out to it."""
     who, noise, order = jax.random.split(key, 3)
     return fed.resample(who), noise, jax.random.permutation(order, jnp.arange(fed.cohort_size, dtype=jnp.int32))
+
+
+def _where(there: Array, new: Array, old: Array) -> Array:
+    """The rows of those who replied, and the old ones of the others."""
+    return jnp.where(there.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
 def _in_order(order: Array, rows: Any) -> Any:

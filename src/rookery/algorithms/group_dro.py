@@ -136,8 +136,8 @@ class DRFA:
         means = drawn.mean(both, name="x, x at t'", weights=jnp.ones(fed.n), around=(state.x, state.x))
         x, between = (fed.problem.project_upper(mean) for mean in means)
         loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
-        ids, losses = fed.gather(fed.map(loss, look), name="losses")
-        v = jnp.zeros_like(state.weights).at[ids].add(fed.n / fed.cohort_size * losses)  # 0 for who did not reply
+        (ids, losses), there = fed.gather(fed.map(loss, look), name="losses", replied=True)
+        v = jnp.zeros_like(state.weights).at[ids].add(fed.n / jnp.sum(there) * losses)  # P are those who reply
         return State(x, simplex(tree.step(state.weights, self.local_steps * self.weight_step, -v)))
 
 

@@ -116,6 +116,6 @@ class ScaffoldSaddle:
             return (last, change), tree.add(own, change)
 
         both = fed.map_state(local, key)
-        ((x, y), change), heard = fed.mean(both, name="x, y, c", around=(z, None), heard=True)  # heard: Σ_S p_i
-        control = tree.add(state.control, tree.scale(heard, change))  # c + Σ_S p_i (c_i⁺ − c_i)
+        ((x, y), change), heard = fed.mean(both, name="x, y, c", around=(z, None), heard=True)
+        control = tree.add(state.control, tree.scale(heard.weight, change))  # c + Σ_S p_i (c_i⁺ − c_i)
         return State(fed.problem.project_upper(x), y, control)

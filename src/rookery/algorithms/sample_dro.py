@@ -188,6 +188,6 @@ class PDSGD:
             return (weighted(shares * jnp.exp(old[batch.places])), mean(new) - mean(old)), new + level
 
         (direction, change), heard = fed.mean(fed.map_state(both, key), name="direction, weights", heard=True)
-        direction = tree.scale(fed.n / fed.cohort_size * heard, direction)  # Σ (n/P) w_k d_k
-        grown = level + jnp.log1p(heard * change)
+        direction = tree.scale(fed.n / heard.replies * heard.weight, direction)  # Σ (n/P) w_k d_k
+        grown = level + jnp.log1p(heard.weight * change)
         return PrimalDualState(fed.problem.project_upper(tree.step(x, self.step, direction)), level=grown)

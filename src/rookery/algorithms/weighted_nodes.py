@@ -134,7 +134,9 @@ def _hypergradient(
     h = _local_svrg(fed, system, w, at_center, k3, pace_h, method.sync_every, method.steps, "h")
 
     slopes = fed.map(lambda c, k: tree.dot(c.g_y(w, y, c.lower(k)), h), k4)
-    return y, -fed.gather(slopes, name="slopes").astype(w.dtype)
+    slope, there = fed.gather(slopes, name="slopes", replied=True)
+    slope = jnp.where(there, slope, jnp.mean(slope, where=there))  # who did not reply keeps its weight, but for the sum
+    return y, -slope.astype(w.dtype)
 
 
 class ProxState(NamedTuple):

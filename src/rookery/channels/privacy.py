@@ -1,5 +1,6 @@
 """Clipping and noise: no client moves a result by more than a bound, and what it moved is hidden."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,12 @@ class Clip(Plain):
 
     def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """value·min(1, bound/‖value‖)."""
-        squares = [jnp.sum(jnp.square(a.astype(_precise(a)))) for a in jax.tree.leaves(value) if _is_real(a)]
-        if not squares:
+        leaves = [a.astype(_precise(a)) for a in jax.tree.leaves(value) if _is_real(a) and a.size]
+        if not leaves:
             return value, state
-        norm = jnp.sqrt(sum(squares[1:], squares[0]))
+        largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(a)) for a in leaves))  # that no square overflows
+        scale = jnp.where(largest > 0, largest, 1)
+        norm = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(a / scale)) for a in leaves)))
         factor = jnp.where(norm > self.bound, self.bound / jnp.where(norm > self.bound, norm, 1), 1)
         return jax.tree.map(lambda a: (a * factor).astype(a.dtype) if _is_real(a) else a, value), state
 
@@ -59,7 +62,8 @@ class Gaussian(Plain):
 def clip(bound: float) -> Clip:
     """Scale down what a client sends to the norm `bound`, over all its numbers together.
 
-    Of a reply that is an iterate, what is bounded is how far it is from the value that the server sent.
+    Of a reply that is an iterate, what is bounded is how far it is from the value that the server sent. Integers in a
+    reply (a client's number, places of entries) are sent as they are.
     """
     return Clip(_positive("clip", "bound", bound))
 

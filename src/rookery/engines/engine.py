@@ -90,8 +90,8 @@ _PRIVATE = 0x70726976  # what tells the server's own stream from all others
 
 def start_keys(seed: Array, n: int) -> Keys:
     """Those of `init`, in which everybody takes part."""
-    key = jax.random.fold_in(seed, 0)
-    return Keys(jnp.arange(n, dtype=jnp.int32), key, jax.random.fold_in(key, _PRIVATE))
+    private = jax.random.fold_in(jax.random.fold_in(seed, _PRIVATE), 0)
+    return Keys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), private)
 
 
 def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
@@ -184,7 +184,9 @@ def real_leaves(value: Any) -> list[tuple[Any, Any]]:
 def too_few(t: int, least: int, minimum: int) -> Stopped:
     """The round failed."""
     return Stopped(
-        t, f"round {t + 1}: an exchange had {least} replies (that count), and the minimum is {minimum}.", failed=True
+        t,
+        f"round {t + 1}: of the replies to an exchange {least} with any weight arrived, and the minimum is {minimum}.",
+        failed=True,
     )
 
 

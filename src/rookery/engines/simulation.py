@@ -323,6 +323,7 @@ class Interpreter:
         """The values of the body's outputs."""
         values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
         left = dict(body.uses)  # how often a value will still be read
+        deferred: list[_Mapped] = []  # functions that may not have been computed yet
         read = lambda v: jaxprs.literal(v) if isinstance(v, Literal) else values[v]
         for step in body.steps:
             if isinstance(step, Server):
@@ -334,12 +335,17 @@ class Interpreter:
             for v in eqn.invars:
                 if isinstance(v, Var):
                     left[v] -= 1
-            wanted = lambda mapped: [left.get(v, 0) > 0 for v in mapped.eqn.outvars]
+
+            def wanted(mapped: _Mapped, group: set[int]) -> list[bool]:
+                later = {(id(m), i) for d in deferred if not d.rows and id(d) not in group for m, i in _mapped(d.own)}
+                return [left.get(v, 0) > 0 or (id(mapped), i) in later for i, v in enumerate(mapped.eqn.outvars)]
+
             out = self.call(step, given, wanted)
+            deferred += [out[0][0]] if eqn.primitive is fed.client_map and out else []
             values.update(zip(eqn.outvars, out, strict=True))
         return [self._array(read(v)) for v in body.outputs]
 
-    def call(self, step: Call, given: list[Any], wanted: Callable[[_Mapped], list[bool]]) -> list[Any]:
+    def call(self, step: Call, given: list[Any], wanted: Callable[[_Mapped, set[int]], list[bool]]) -> list[Any]:
         """One of our primitives. `wanted` tells which outputs of a mapped function will be read later on."""
         eqn, params = step.eqn, step.eqn.params
         if eqn.primitive is fed.client_map:
@@ -370,7 +376,7 @@ class Interpreter:
         if isinstance(value, tuple):
             mapped, i = value
             if not mapped.rows:
-                self._compute(self._group([value]), lambda m: [True] * len(m.eqn.outvars))
+                self._compute(self._group([value]), _all)
             return mapped.rows[i]
         return value
 
@@ -394,8 +400,8 @@ class Interpreter:
             weights = jnp.where(present, weights, 0)
         if not group or len(weights) <= self._block_of(group):
             if group:
-                self._compute(group, lambda m: [True] * len(m.eqn.outvars))
-            return [weighted_sum(weights, self._array(v), present is not None) for v in values]
+                self._compute(group, _all)
+            return [weighted_sum(weights, self._array(v)) for v in values]
         return self._compute(group, wanted, (weights, values))
 
     def _compute(self, group: list[_Mapped], wanted: Any, reduced: Any = None) -> list[Any]:
@@ -420,7 +426,7 @@ class Interpreter:
             return a.reshape(blocks, block, *a.shape[1:])
 
         outside = [[None if _inside(v, inside) else cut(self._array(v)) for v in m.own] for m in group]
-        keep = [wanted(m) for m in group]
+        keep = [wanted(m, inside) for m in group]
         valid = (jnp.arange(blocks * block) < size).reshape(blocks, block)
         weights, values = reduced if reduced is not None else (jnp.zeros(size), [])
         weights = cut(weights)
@@ -434,7 +440,7 @@ class Interpreter:
                 rows[id(mapped)], done = self._apply(mapped, who, args)
                 counts.append(jnp.where(valid[:, None, None], done, 0))
             masked = jnp.where(valid, weights, 0)
-            added = [weighted_sum(masked, rows[id(v[0])][v[1]], True) for v in values if _inside(v, inside)]
+            added = [weighted_sum(masked, rows[id(v[0])][v[1]]) for v in values if _inside(v, inside)]
             kept = [
                 [a for a, is_kept in zip(rows[id(m)], k, strict=True) if is_kept]
                 for m, k in zip(group, keep, strict=True)
@@ -454,7 +460,7 @@ class Interpreter:
             return []
         sums, result = iter(total), []
         for v in values:
-            result.append(next(sums) if _inside(v, inside) else weighted_sum(reduced[0], self._array(v), True))
+            result.append(next(sums) if _inside(v, inside) else weighted_sum(reduced[0], self._array(v)))
         return result
 
     def _apply(self, mapped: _Mapped, ids: Any, own: list[Any]) -> tuple[list[Any], Any]:
@@ -531,16 +537,25 @@ class Interpreter:
         return max(1, min(_AUTO_BLOCK, _AUTO_BYTES // max(replies, 1)))
 
 
+def _all(mapped: _Mapped, _: set[int]) -> list[bool]:
+    return [True] * len(mapped.eqn.outvars)
+
+
+def _mapped(values: list[Any]) -> list[Any]:
+    """Those of the values that are outputs of functions."""
+    return [value for value in values if isinstance(value, tuple)]
+
+
 def _inside(value: Any, group: set[int]) -> bool:
     return isinstance(value, tuple) and id(value[0]) in group
 
 
-def weighted_sum(weights: Array, rows: Array, absent: bool) -> Array:
-    """Σ w_j v_j in float32 or better: no product of matrices, which a GPU would round. Absent rows count nothing."""
+def weighted_sum(weights: Array, rows: Array) -> Array:
+    """Σ w_j v_j in float32 or better: no product of matrices, which a GPU would round. Weight 0: not looked at."""
     kind = fed.accumulator(rows.dtype)
     w = weights.astype(kind).reshape(-1, *(1,) * (rows.ndim - 1))
     product = w * rows.astype(kind)
-    return jnp.sum(jnp.where(w != 0, product, 0) if absent else product, axis=0)
+    return jnp.sum(jnp.where(w != 0, product, 0), axis=0)
 
 
 class SimulatedFed(Fed):

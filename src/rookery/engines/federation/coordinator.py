@@ -110,11 +110,12 @@ class Coordinator:
 
     def _phase(self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys) -> tuple[Made, Amounts]:
         t = np.int32(moment[1])
-        given = Given(carry, self._traced.hyper, t, keys.ids, self._traced.job.clients.weights, keys.key, keys.private)
-        leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Kept))
-        phase = _Phase(self, traced, moment, np.asarray(keys.ids).tolist())
+        ids = Value(keys.ids)
+        given = Given(carry, self._traced.hyper, t, ids, self._traced.job.clients.weights, keys.key, keys.private)
+        leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Kept | Value))
+        phase = _Phase(self, traced, moment, ids)
         consts = [Value(c, constant=i) for i, c in enumerate(traced.consts)]
-        inputs = [v if isinstance(v, Kept) else Value(v) for v in leaves]
+        inputs = [v if isinstance(v, Kept | Value) else Value(v) for v in leaves]
         out = phase.run(traced.body, [*consts, *inputs])
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
@@ -166,17 +167,16 @@ def _numbered(kind: str, value: Any) -> Any:
 class _Phase:
     """`init` or one round, as it is interpreted."""
 
-    def __init__(self, coordinator: Coordinator, traced: Plan, moment: tuple[int, int], members: list[int]) -> None:
+    def __init__(self, coordinator: Coordinator, traced: Plan, moment: tuple[int, int], ids: Value) -> None:
         self._coordinator, self._plan, self._moment = coordinator, traced, moment
         self._cohorts: dict[int, tuple[Value, Cohort]] = {}
         self._alive: weakref.WeakSet[Mapped] = weakref.WeakSet()
         self._sent: weakref.WeakSet[Value] = weakref.WeakSet()
         self._work: dict[int, dict[int, list[int]]] = {}  # by map and client
-        self._own: Cohort | None = None
-        self._members = members
         self._entries: Entries = {}
         self.finite: list[list[bool]] = []  # what sites say of their memory
         self._center = Cohort([])
+        self._own = self._cohort(ids)
         self.lossy = coordinator._traced.job.faults is not None and moment[0] == 1
 
     def run(self, body: Body, inputs: list[Any]) -> list[Any]:
@@ -229,8 +229,6 @@ class _Phase:
     def _cohort(self, ids: Value) -> Cohort:
         if id(ids) not in self._cohorts:
             self._cohorts[id(ids)] = (ids, Cohort(np.asarray(ids.array).tolist()))
-            if self._own is None:
-                self._own = self._cohorts[id(ids)][1]
         return self._cohorts[id(ids)][1]
 
     def _new_bytes(self, cohort: Cohort, sent: list[Value]) -> int:
@@ -254,6 +252,7 @@ class _Phase:
         entry.add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
         replies = self._ask_all(cohort, maps, {"reply": rest}, present, exchange.reply_bytes)
+        _check_shapes(exchange.name, cohort.ids, replies, [_shape(v) for v in rest])
         if primitive is fed.reduce:
             out = _weighted(weights, rest, replies, present)
         else:
@@ -395,7 +394,7 @@ class _Phase:
         carry, cohort = made.carry, self._own
         leaves = {name: jax.tree.leaves(getattr(carry, name), is_leaf=_is_own) for name in ("memory", "client")}
         changed = any(ref != Kept(name, i) for name, refs in leaves.items() for i, ref in enumerate(refs))
-        if cohort is None or not (changed or cohort.pending):
+        if not (changed or cohort.pending):
             return
         if cohort.down or changed:
             self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
@@ -447,14 +446,26 @@ def _shape(value: Any) -> Any:
 def _words(array: Any) -> Any:
     if jax.dtypes.issubdtype(jax.typeof(array).dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
-    return np.asarray(array)
+    return np.asarray(array, jax.typeof(array).dtype)
+
+
+def _check_shapes(name: str, ids: list[int], replies: list[Any], shapes: list[Any]) -> None:
+    wanted = [(s.shape, _words_type(s.dtype)) for s in shapes]
+    for client, reply in zip(ids, replies, strict=True):
+        if reply is not None and [(a.shape, a.dtype) for a in reply] != wanted:
+            got = [(a.shape, str(a.dtype)) for a in reply]
+            raise RuntimeError(f"client {client} replies to {name!r} with {got}, where the plan has {wanted}.")
+
+
+def _words_type(dtype: Any) -> Any:
+    return np.dtype(np.uint32) if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else np.dtype(dtype)
 
 
 def _weighted(weights: Any, values: list[Any], replies: list[Any], present: np.ndarray) -> list[Any]:
     """Σ w_j v_j over those present, in float32 or better, one reply after the other."""
     totals = [np.zeros(s.shape, fed.accumulator(s.dtype)) for s in map(_shape, values)]
     for weight, reply, there in zip(weights, replies, present, strict=True):
-        if there:
+        if there and weight != 0:
             for total, leaf in zip(totals, reply, strict=True):
                 total += total.dtype.type(weight) * leaf.astype(total.dtype)
     return totals
