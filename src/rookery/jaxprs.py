@@ -48,7 +48,8 @@ def part(jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Var], outputs: Sequ
 
 def run(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     """Evaluate a jaxpr without constants."""
-    return jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+    out = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*args)
+    return [literal(v) if isinstance(v, Literal) else value for v, value in zip(jaxpr.outvars, out, strict=True)]
 
 
 def free_vars(eqns: Iterable[Any]) -> list[Var]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -177,7 +178,7 @@ class Case:
 
 def _saddle(x: Any, y: Any, batch: Any) -> Any:
     a, b, c = (jnp.mean(batch[k], axis=0) for k in "abc")
-    return 0.5 * x @ x * jnp.exp(c[0]) + x @ a @ y - 0.5 * y @ y + b @ y - c @ x
+    return 0.5 * x @ x * jnp.mean(jnp.exp(batch["c"][:, 0])) + x @ a @ y - 0.5 * y @ y + b @ y - c @ x
 
 
 def _inner(x: Any, batch: Any) -> Any:
@@ -227,6 +228,22 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
     if kind == "WeightedNodes":
         return Case(rk.WeightedNodes(_loss), {"lower": data["upper"]}, np.ones(3), center)
     return Case(rk.SingleLevel(_loss), data, np.ones(3), center)
+
+
+SIZES = (2, 3, 5, 4)  # of clients that differ
+
+
+@cache
+def ragged(kind: str) -> Case:
+    """The same with clients of unequal size."""
+    it = case(kind, 4, max(SIZES))
+    cut = lambda each: [jax.tree.map(lambda a: a[:size], own) for own, size in zip(each, SIZES, strict=True)]
+    return Case(it.problem, {level: cut(each) for level, each in it.data.items()}, it.init, it.center)
+
+
+def weights(name: str) -> list[int] | None:
+    """Unequal ones, where the algorithm has a use for them."""
+    return None if "equal weights" in getattr(getattr(rk, name), "needs", ()) else [1, 2, 1, 3]
 
 
 def names() -> list[str]:

@@ -10,26 +10,44 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery import plan
 from rookery.checks import start_values
-from rookery.engines import simulation
-from rookery.hyperparameters import split
+from rookery.engines import engine
+from rookery.engines.engine import Job
 from rookery.tasks.quadratic import solution
 
-from .cases import CORE, DEALT, EXCHANGES, PER_CLIENT, PRESETS, SETTINGS, case, claims, method, names, pairs
+from .cases import (
+    DEALT,
+    EXCHANGES,
+    PER_CLIENT,
+    PRESETS,
+    SETTINGS,
+    case,
+    claims,
+    method,
+    names,
+    pairs,
+    ragged,
+    weights,
+)  # fmt: skip
 
 PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
 
 
+# Those whose every contract is in `make test`. Of the others it has what follows from the plan, and `make slow` the rest.
+QUICK = [("FedAvg", "SingleLevel"), ("ScaffoldSaddle", "Minimax")]
+
+
 def together(cases: list[tuple[str, str]], cheap: bool = False) -> Any:
     """One test for each case; those of one case go to one worker, which then compiles it once.
 
-    Unless it is cheap, it is a slow test for methods outside CORE, and for further classes of problem but FedNest's.
+    Unless it is cheap, it is a slow test for methods outside QUICK.
     """
     each = []
     for pair in cases:
         marks = [pytest.mark.xdist_group("-".join(pair))]
-        if not cheap and (pair[0] not in CORE or (pair not in FIRST and pair[0] != "FedNest")):
+        if not cheap and pair not in QUICK:
             marks.append(pytest.mark.slow)
         each.append(pytest.param(*pair, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)
@@ -74,24 +92,64 @@ def sampled(name: str) -> dict[str, Any]:
 def test_lockstep_equals_simulation_in_blocks(name: str, kind: str) -> None:
     """A coordinator and sites that exchange bytes alone give the same numbers and the same ledger."""
     it = case(kind)
-    arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
+    arguments = (it.problem, it.clients(weights=weights(name)), method(name), it.init)
     here = rk.solve(*arguments, **sampled(name))
     there = rk.solve(*arguments, **{**sampled(name), "engine": rk.Federation()})
     close(here.state, there.state)
     assert ledger(here) == ledger(there)
 
 
+HARD: dict[str, Any] = {
+    "rounds": 2,
+    "seed": 25,
+    "channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)),
+    "faults": rk.Faults(dropout=0.2),
+}
+
+
 @together(PAIRS)
+def test_both_engines_agree_in_the_hard_setting(name: str, kind: str) -> None:
+    """Clients of unequal size and weight, a cohort in blocks, clipping, noise and lost replies: numbers and ledger."""
+    it = ragged(kind)
+    arguments = (it.problem, it.clients(weights=weights(name)), method(name), it.init)
+    how = {**HARD, "cohort": sampled(name)["cohort"]}
+    here = rk.solve(*arguments, **how, engine=rk.Simulation(block=2))
+    there = rk.solve(*arguments, **how, engine=rk.Federation())
+    close(here.state, there.state)
+    assert ledger(here) == ledger(there)
+
+
+@pytest.mark.slow
+@together(PAIRS, cheap=True)
+def test_full_batches_of_unequal_clients(name: str, kind: str) -> None:
+    it = ragged(kind)
+    arguments = (it.problem, it.clients(weights=weights(name)), full(name), it.init)
+    here = rk.solve(*arguments, rounds=2, seed=3)
+    there = rk.solve(*arguments, rounds=2, seed=3, engine=rk.Federation())
+    close(here.state, there.state)
+    assert ledger(here) == ledger(there)
+
+
+def traced(name: str, kind: str, clients: rk.Clients, init: Any) -> engine.Traced:
+    """The plans of a run."""
+    start = start_values(case(kind).problem, clients, init)
+    cohort = sampled(name)["cohort"] or clients.n
+    return engine.traced(Job(case(kind).problem, clients, method(name), start, cohort))
+
+
+@together(PAIRS, cheap=True)
 def test_exchanges_are_those_of_the_paper(name: str, kind: str) -> None:
+    """From the plan, which the ledger is computed from."""
     it = case(kind)
-    run = rk.solve(it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init, **sampled(name))
-    assert np.diff(run.history["exchanges"]).tolist() == [EXCHANGES[name, kind]] * 3
+    found = traced(name, kind, it.clients(weights=weights(name)), it.init).round
+    turns = [np.int32(0) for _ in plan.traced_loops(found.body)]
+    assert sum(entry.count for entry in plan.costs(found, turns).values()) == EXCHANGES[name, kind]
 
 
 @together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")])
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     it = case(kind)
-    arguments = (it.problem, it.clients(weights=[1, 2, 1, 3]), method(name), it.init)
+    arguments = (it.problem, it.clients(weights=weights(name)), method(name), it.init)
     blocks = rk.solve(*arguments, **SAMPLED)
     whole = rk.solve(*arguments, **{**SAMPLED, "engine": rk.Simulation()})
     close(whole.state, blocks.state, 1e-12)
@@ -131,31 +189,31 @@ def test_single_precision_stays_single(name: str, kind: str) -> None:
     single = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
     clients = rk.Clients(**single(it.data), **single(it.center))
     x, y = start_values(it.problem, clients, single(it.init))
-    program = (rk.Simulation(), it.problem, split(method(name)).fixed)
-    traced, key = split(method(name)).traced, jax.random.key(0)
-    carry, _ = simulation._start_compiled.eval_shape(*program, clients, traced, x, y, key)
-    after, _ = simulation._advance_compiled.eval_shape(*program, 4, 1, clients, traced, carry, 0, 1, key)
+    found = traced(name, kind, clients, single(it.init))
+    carry, after = found.start.made.carry, found.round.made.carry
     own = kind.startswith("Local")  # the clients' y, and not the state's
     assert jax.tree.structure((after.state.x, after.state.y)) == jax.tree.structure((x, () if own else y))
     assert {leaf.dtype for leaf in jax.tree.leaves((after.state.x, after.state.y))} == {np.dtype(np.float32)}
     kinds = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-    assert kinds(after) == kinds(carry)  # nothing changes its shape or its type from round to round
+    rows = lambda tree: [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
+    assert kinds(after.state) == kinds(carry.state)  # nothing changes its shape or its type from round to round
+    assert rows(after.memory) == rows(carry.memory)
 
 
 @together(FIRST)
 def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     it = case(kind)
-    clients = it.clients(weights=[1, 2, 1, 3])
+    clients = it.clients(weights=weights(name))
     floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
     assert floats
     run = lambda **given: rk.solve(it.problem, clients, method(name, **given), it.init, **sampled(name))
     before = run()
-    compiled = simulation._advance_compiled._cache_size()
+    compiled = engine.PROGRAMS.made
     for field in floats:
         other = run(**{field: 0.5 * getattr(method(name), field)})
         pairs = zip(jax.tree.leaves((other.x, other.memory)), jax.tree.leaves((before.x, before.memory)), strict=True)
         assert not all(np.allclose(a, b, rtol=1e-12) for a, b in pairs), field
-    assert simulation._advance_compiled._cache_size() == compiled
+    assert engine.PROGRAMS.made == compiled
 
 
 def _solution(kind: str) -> Any:
@@ -213,24 +271,27 @@ def test_random_number_of_terms_and_fresh_cohorts_in_lockstep() -> None:
         assert ledger(here) == ledger(there)
 
 
-def test_a_site_that_forgot_catches_up() -> None:
-    """A site that lost the round's earlier results asks for them and goes on with the same numbers."""
-    it = case("Minimax")
-    arguments = (it.problem, it.clients(), method("ScaffoldSaddle"), it.init)
-    expected = rk.solve(*arguments, rounds=4, cohort=3, seed=3)
+def disturbed(sites: list[Any]) -> Any:
+    """A transport that loses and repeats requests, to sites that forget."""
+    asked = itertools.count()
 
-    class Forgetful(rk.Federation):
-        def _open(self, cohort: int) -> Any:
-            coordinator, asked = super()._open(cohort), itertools.count()
-            send = coordinator._send
+    def send(i: int, request: bytes) -> bytes:
+        k = next(asked)
+        if k % 7 == 3:
+            raise TimeoutError
+        if k % 3 == 0:
+            sites[i].forget()
+        first = sites[i].handle(request)
+        return sites[i].handle(request) if k % 2 else first
 
-            def forget(i: int, request: bytes) -> bytes:
-                if next(asked) % 3 == 0:
-                    site = self._sites[i]
-                    site._at, site._results, site._state, site._kept = None, [], None, {}
-                return send(i, request)
+    return send
 
-            coordinator._send = forget
-            return coordinator
 
-    close(expected.state, rk.solve(*arguments, rounds=4, cohort=3, seed=3, engine=Forgetful()).state)
+@pytest.mark.parametrize(("name", "kind"), [("ScaffoldSaddle", "Minimax"), ("FedSVRG", "SingleLevel")])
+def test_lost_and_repeated_requests_change_nothing(name: str, kind: str) -> None:
+    it = case(kind)
+    arguments = (it.problem, it.clients(), method(name), it.init)
+    expected = rk.solve(*arguments, rounds=3, cohort=3, seed=3)
+    run = rk.solve(*arguments, rounds=3, cohort=3, seed=3, engine=rk.Federation(transport=disturbed))
+    close(expected.state, run.state)
+    assert ledger(expected) == ledger(run)

@@ -11,6 +11,7 @@ import pytest
 
 import rookery as rk
 from rookery import jaxprs
+from rookery.client import _rarely
 from rookery.engines.engine import PROGRAMS, Programs
 from rookery.engines.federation.site import Site
 
@@ -79,6 +80,23 @@ def test_derivatives_of_a_function_of_its_own_rule_make_no_difference() -> None:
     assert gradient() == gradient()
     assert value() == value()
     assert of(lambda a: jax.nn.relu(a), X) != of(lambda a: jax.nn.silu(a), X)
+
+
+def test_rules_for_batching_are_told_apart() -> None:
+    """They are used where clients are vectorised; those of `client.when` are the same in every trace."""
+
+    def scaled(by: float) -> Any:
+        @jax.custom_batching.custom_vmap
+        def same(a: Any) -> Any:
+            return a * 1.0
+
+        same.def_vmap(lambda size, batched, a: (a * by, True))
+        return of(lambda a: same(a), X)
+
+    assert scaled(2.0) != scaled(3.0)
+    rare = lambda by: of(lambda a: _rarely(a[0] > 0, lambda: a * by, a), X)
+    assert rare(2.0) == rare(2.0)
+    assert rare(2.0) != rare(3.0)
 
 
 def test_callbacks_are_told_apart() -> None:
