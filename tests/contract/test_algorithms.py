@@ -35,7 +35,7 @@ PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
 
 
-# Those whose every contract is in `make test`. Of the others it has what follows from the plan, and `make slow` the rest.
+# Those whose every contract is in `make test`; of the others it has what follows from the plan, `make slow` the rest.
 QUICK = [("FedAvg", "SingleLevel"), ("ScaffoldSaddle", "Minimax")]
 
 

@@ -137,7 +137,7 @@ class DRFA:
         x, between = (fed.problem.project_upper(mean) for mean in means)
         loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
         (ids, losses), there = fed.gather(fed.map(loss, look), name="losses", replied=True)
-        v = jnp.zeros_like(state.weights).at[ids].add(fed.n / jnp.sum(there) * losses)  # P are those who reply
+        v = jnp.zeros_like(state.weights).at[ids].add((fed.n / jnp.sum(there)).astype(losses.dtype) * losses)
         return State(x, simplex(tree.step(state.weights, self.local_steps * self.weight_step, -v)))
 
 
