@@ -180,7 +180,8 @@ class Fed:
     ) -> None:  # fmt: skip
         self.problem: Any = problem
         self.n, self.cohort_size = clients.n, int(ids.shape[0])
-        self._clients, self._weights, self._ids, self._book = clients, weights, ids, book
+        self._clients, self._weights, self._book = clients, weights, book
+        self._ids = jnp.asarray(ids, jnp.int32)
         self._cohort = 0  # the round's, which has memory; fresh ones have other numbers
         self._repeats = False  # whether a client may be in the cohort twice
 
@@ -411,12 +412,18 @@ class Fed:
         self._check_own(value, kind)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         exchange, book = channels.Exchange(name, kind, shapes), self._book
-        book.exchanges.setdefault(name, exchange)
+        first = book.exchanges.setdefault(name, exchange)
         channel = channels.chosen(book.channel, name)
         if channel is None or keys is None:
             return value, exchange, None
+        states = channel.init(exchange)
+        if first.shapes != shapes and jax.tree.leaves(states):
+            raise ValueError(
+                f"two exchanges are named {name!r} and send values of different shapes, and the channel remembers "
+                "what it has seen of one: give them names of their own."
+            )
         remembered = None if self._cohort or not book.threaded.client else book.threaded.client.get(name)
-        fresh = channel.init(exchange)[1]
+        fresh = states[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
             return channel.encode(exchange, _minus(value, around), key, fresh if state is None else state)

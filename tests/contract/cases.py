@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import rookery as rk
 from rookery import algorithms
+from rookery.checks import start_values
+from rookery.engines.engine import Job
 from rookery.tasks.quadratic import quadratic
 
 # Hyperparameters with which each algorithm is put through the contract: small numbers, every feature in use.
@@ -29,7 +32,7 @@ SERIES = STEPS | {"neumann": "sum", "neumann_terms": 2, "hessian_step": 0.15}  #
 LOCAL_MOMENTUM = SERIES | {"momentum": 0.3, "local_steps": (1, 3)}
 SYNCHRONOUS = SERIES | {"lower_rounds": 2}
 STORM = {"delta": 2.0, "offset": 8.0, "c_upper": 0.8, "c_lower": 0.5}
-LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upper_step": 0.02, "radius": 0.2}
+LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upper_step": 0.02, "radius": 0.02}
 LOOP |= {"local_steps": (1, 3), "batch_size": 2}
 ADAPTIVE = LOOP | {"bounds": ((0.001, 1.0), (0.001, 1.0), None)}
 NODES = {"model_step": 0.1, "linear_step": 0.15, "weight_step": 0.4, "steps": 5, "sync_every": 3, "refresh": 0.5}
@@ -154,9 +157,10 @@ EXCHANGES: dict[tuple[str, str], int] = {
 
 PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
 PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
-# One or two for each way of exchanging and remembering; the contracts of all the others are slow tests.
+# One or two for each way of exchanging and remembering: of the others, most tests are slow ones.
 CORE = {"FedNest", "LFedNest", "FedBiO", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "DSFedDRO", "LocalSCGDM"}
 CORE |= {"ScaffoldSaddle", "FedAvg", "PDSGD", "DRFA", "WeightedNodesProx", "Ditto"}
+CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
@@ -241,9 +245,47 @@ def ragged(kind: str) -> Case:
     return Case(it.problem, {level: cut(each) for level, each in it.data.items()}, it.init, it.center)
 
 
+def single(it: Case) -> Case:
+    """The same in float32."""
+    narrow = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
+    return Case(it.problem, narrow(it.data), narrow(it.init), narrow(it.center))
+
+
 def weights(name: str) -> list[int] | None:
-    """Unequal ones, where the algorithm has a use for them."""
-    return None if "equal weights" in getattr(getattr(rk, name), "needs", ()) else [1, 2, 1, 3]
+    """Unequal ones, unless the algorithm refuses them."""
+    return None if "equal weights" in needs(name) else [1, 2, 1, 3]
+
+
+def cohort(name: str) -> int | None:
+    """Three of the four clients, or all of them where the algorithm needs all."""
+    return None if "all clients" in needs(name) else 3
+
+
+def needs(name: str) -> tuple[str, ...]:
+    """What the algorithm needs of problem, clients and run."""
+    return getattr(getattr(rk, name), "needs", ())
+
+
+# With clients of unequal size and weight, a part of them in each round, minibatches and local steps that differ: values
+# that are clipped and hidden, and replies that get lost.
+HARD: dict[str, Any] = {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)), "faults": rk.Faults(dropout=0.2)}
+
+
+def job(name: str, it: Case, algorithm: Any = None, seed: int = 25, **given: Any) -> Job:
+    """The algorithm on a case, for an engine to open; `given`: channel and faults."""
+    clients = it.clients(weights=weights(name))
+    start = start_values(it.problem, clients, it.init)
+    own = method(name) if algorithm is None else algorithm
+    return Job(it.problem, clients, own, start, cohort(name) or clients.n, seed, **given)
+
+
+def full(name: str) -> Any:
+    """The algorithm with full batches and a fixed number of local steps."""
+    steps = {field: 2 for field in ("lower_local_steps", "local_steps") if field in SETTINGS[name]}
+    return method(name, **dict.fromkeys(BATCHES & set(SETTINGS[name])), **steps)
+
+
+BATCHES = {"batch_size", "upper_batch", "lower_batch", "first_batch", "inner_batch"}
 
 
 def names() -> list[str]:
@@ -265,3 +307,17 @@ def pairs() -> list[tuple[str, str]]:
 def method(name: str, **given: Any) -> Any:
     """The algorithm with its settings."""
     return getattr(rk, name)(**(SETTINGS[name] | given))
+
+
+def together(cases: list[tuple[str, str]], default: Any) -> Any:
+    """One test for each case; those of one case go to one worker, which then compiles it once.
+
+    Those of methods that are not in `default` are slow tests, and those for further classes of problem but FedNest's.
+    """
+    each = []
+    for name, kind in cases:
+        marks = [pytest.mark.xdist_group(f"{name}-{kind}")]
+        if name not in default or (kind != claims(name)[0] and name != "FedNest"):
+            marks.append(pytest.mark.slow)
+        each.append(pytest.param(name, kind, marks=marks))
+    return pytest.mark.parametrize(("name", "kind"), each)

@@ -10,6 +10,9 @@ import pytest
 
 import rookery as rk
 from rookery.clients import sample_cohort
+from rookery.engines.engine import Job
+
+from .runs import outcome
 
 VALUES, WEIGHTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([0.1, 0.3, 0.2, 0.15, 0.25])
 CHANCES, OTHERS = jnp.array([0.1, 0.0, 0.6, 0.0, 0.3]), jnp.array([1.0, 0.0, 2.0, 3.0, 5.0])
@@ -183,12 +186,55 @@ def test_the_center(holder: int | None) -> None:
     assert (center["kind"], center["count"]) == ("center", 0 if holder is None else 2)
 
 
-def test_replies_with_an_entry_for_each_sample() -> None:
-    """Sites with 3 and with 5 samples pad alike, and agree with the simulation."""
-    rows = [{"a": np.arange(2.0 * count).reshape(count, 2)} for count in (3, 5)]
-    problem = rk.SingleLevel(lambda x, batch: jnp.mean((batch["a"] @ x - 1) ** 2))
-    run = lambda engine: rk.solve(problem, rk.Clients(upper=rows), rk.FastDRO(), jnp.ones(2), 2, engine=engine)
-    np.testing.assert_allclose(run(rk.Federation()).x, run(None).x, rtol=1e-12)
+TABLE = np.arange(5.0)
+
+
+@dataclass(frozen=True)
+class Sends:
+    """Values that functions close over: again, in a loop, by another cohort, after the last exchange, and constants."""
+
+    step: float = 0.5
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def memory(self, x: Any, y: Any) -> Any:
+        return x
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> Judged:
+        return Judged(x)
+
+    def round(self, fed: Any, state: Judged, key: Any) -> Judged:
+        x = state.x
+        first = fed.mean(fed.map(lambda c, k: self.step * x * c.f_x(1.0, (), c.upper(k, 1)), key), name="first")
+        second = fed.mean(fed.map(lambda c, k: x + first + TABLE, key), name="second")
+        turn = lambda i, z: fed.mean(fed.map(lambda c, k: z + i * x, key), name="loop")
+        last = fed.loop(3, turn, second)
+        other = fed.resample(key)
+        fresh = other.mean(other.map(lambda c, k: x + first, key), name="fresh")
+        fed.map_state(lambda c, k, m: (0.0, m + second), key)
+        return Judged(last + fresh)
+
+
+def test_what_a_client_is_sent() -> None:
+    """By hand: what its functions close over and it has not got, each once; a key that it uses; no constants."""
+    clients = rk.Clients(upper=[np.array([v, v]) for v in VALUES], weights=WEIGHTS)
+    job = Job(PROBLEM, clients, Sends(), (jnp.zeros(5), ()), cohort=3)
+    vector, number, turn, key = 5 * 8, 8, 4, 8
+    down = {
+        "first": vector + number + key,  # x, the step and the key of a minibatch
+        "second": vector,  # the first mean: x is there, and the table is a constant of the program
+        "loop": 3 * (vector + turn),  # what the loop carries, in every turn
+        "fresh": 2 * vector,  # another cohort has neither x nor the mean
+        "finish": vector,  # the second mean, for the clients' memory
+    }
+    up = {"first": 1, "second": 1, "loop": 3, "fresh": 1, "finish": 0}
+    for engine in (rk.Simulation(), rk.Federation()):
+        found = outcome(engine, job, 1)
+        assert {own["name"]: own["bytes_down"] for own in found.exchanges} == {k: 3 * v for k, v in down.items()}
+        assert {own["name"]: own["bytes_up"] for own in found.exchanges} == {k: 3 * v * vector for k, v in up.items()}
+        assert found.counts["bytes_down"] == 3 * sum(down.values()) + 5 * vector  # at the start: x, to remember
+        assert found.sent in (None, found.counts["bytes_down"])
+        assert found.received in (None, found.counts["bytes_up"])
 
 
 def test_a_fresh_cohort_has_no_memory() -> None:

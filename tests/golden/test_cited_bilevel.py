@@ -386,7 +386,7 @@ def test_compression_saves_bytes_and_top_k_needs_error_feedback() -> None:
     assert off(top).max() < 0.05 * off(without).min()
     assert off(without).min() > 0.1
     up = lambda run: run.history["bytes_up"].iloc[-1] / rounds / 4
-    others = 8 * 6 + 8 * 4 + 8 * 3  # y, the weights and h
+    others = 8 * 6 + 8 * 3  # y and h
     assert [up(each) - others for each in (whole, top)] == [terms * 8 * 6, terms * (8 + 4)]  # one entry and its place
 
 
