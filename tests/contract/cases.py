@@ -157,9 +157,11 @@ EXCHANGES: dict[tuple[str, str], int] = {
 
 PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
 PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
-# One or two for each way of exchanging and remembering: of the others, most tests are slow ones.
-CORE = {"FedNest", "LFedNest", "FedBiO", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "DSFedDRO", "LocalSCGDM"}
-CORE |= {"ScaffoldSaddle", "FedAvg", "PDSGD", "DRFA", "WeightedNodesProx", "Ditto"}
+# One or two for each way of exchanging and remembering, on both engines in `make test`, and fewer for the rest of the
+# contract: of all others `make test` has what follows from the plan, and `make slow` everything.
+BOTH = {"FedNest", "LFedNest", "FedBiO", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedMBO", "FedDRO", "DSFedDRO"}
+BOTH |= {"LocalSCGDM", "ScaffoldSaddle", "FedAvg", "PDSGD", "DRFA", "WeightedNodesProx", "Ditto", "LocalSVRG"}
+CORE = {"FedAvg", "FedBiOLocal", "FedDRO", "PDSGD", "ScaffoldSaddle"}
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
@@ -309,15 +311,15 @@ def method(name: str, **given: Any) -> Any:
     return getattr(rk, name)(**(SETTINGS[name] | given))
 
 
-def together(cases: list[tuple[str, str]], default: Any) -> Any:
+def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
     """One test for each case; those of one case go to one worker, which then compiles it once.
 
-    Those of methods that are not in `default` are slow tests, and those for further classes of problem but FedNest's.
+    With `default`, those of methods that are not in it are slow tests, and those for further classes of problem, too.
     """
     each = []
     for name, kind in cases:
         marks = [pytest.mark.xdist_group(f"{name}-{kind}")]
-        if name not in default or (kind != claims(name)[0] and name != "FedNest"):
+        if default is not None and (name not in default or kind != claims(name)[0]):
             marks.append(pytest.mark.slow)
         each.append(pytest.param(name, kind, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery import plan
 from rookery.engines import engine
 from rookery.tasks.quadratic import solution
 
@@ -37,6 +38,10 @@ from .runs import agree, close, outcome
 
 PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
+
+
+# Methods that ask for who a client is: with a weight for each, without exchanges, or with work that is dealt out.
+WHOM = {"AFL", "DRFA", "FedMBO", "LocalTrain", "WeightedNodesProx", "WeightedNodesABA"}
 
 
 def with_entries(state: Any, change: Any) -> Any:
@@ -82,11 +87,16 @@ def test_copies_compiled_are_one_client_uncompiled(name: str, kind: str) -> None
     close(solve(copies), solve(it.clients([1]), engine=rk.Simulation(debug=True)), 1e-12)
 
 
-@together(PAIRS, default=names())
-def test_single_precision_stays_single(name: str, kind: str) -> None:
-    """By the types alone, which are known when a program is traced: also where jax_enable_x64 allows for more."""
-    what = job(name, single(case(kind)))
+@together(PAIRS)
+def test_the_plan(name: str, kind: str) -> None:
+    """What is known once it is traced: exchanges are those of the paper, and single precision stays single.
+
+    Under a channel and with lost replies; where jax_enable_x64 allows for more, too.
+    """
+    what = job(name, single(ragged(kind)), **HARD)
     traced = engine.traced(what)
+    turns = [np.int32(0) for _ in plan.traced_loops(traced.round.body)]
+    assert sum(entry.count for entry in plan.costs(traced.round, turns).values()) == EXCHANGES[name, kind]
     before, after = traced.start.made.carry, traced.round.made.carry
     x, y = what.start
     own = kind.startswith("Local")  # the clients' y, and not the state's
@@ -113,7 +123,18 @@ def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     assert engine.PROGRAMS.made == compiled
 
 
-# Channels.
+# Lost replies, and channels.
+
+
+@together([pair for pair in PAIRS if pair[0] not in WHOM], default=CORE)
+def test_lost_replies_of_equal_clients_change_nothing(name: str, kind: str) -> None:
+    """Whoever is heard: the mean over equal clients is each one's value. (What a client remembers is its own.)"""
+    it = case(kind)
+    copies = it.clients([1, 1, 1, 1])
+    run = lambda **how: rk.solve(it.problem, copies, full(name), it.init, rounds=1, seed=4, **how)
+    lossy = run(faults=rk.Faults(dropout=0.5))
+    assert lossy.history["missing"].iloc[-1] > 0
+    close((run().x, run().y), (lossy.x, lossy.y), 1e-12)
 
 
 @together(PAIRS, default=CHEAP)
