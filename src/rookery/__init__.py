@@ -17,6 +17,7 @@ from rookery.fed import Epochs, NonFiniteError
 from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, solve
 from rookery.tune import Tuning, tune
+from rookery.weights import load_weights, save_weights
 
 if _TYPE_CHECKING:
     from rookery import tasks, theory
@@ -44,7 +45,9 @@ __all__ = [
     "clip",
     "explain",
     "gaussian",
+    "load_weights",
     "objectives",
+    "save_weights",
     "solve",
     "tasks",
     "theory",

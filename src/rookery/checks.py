@@ -12,7 +12,16 @@ from rookery import hyperparameters, jaxprs
 from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients, Source, overflows
 from rookery.fed import Algorithm
-from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, inner_value_like
+from rookery.problems import (
+    Bilevel,
+    Compositional,
+    Minimax,
+    Problem,
+    SingleLevel,
+    WeightedNodes,
+    call,
+    inner_value_like,
+)
 
 
 def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, Any]:
@@ -208,7 +217,7 @@ def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
     for name, loss, batch in losses:
         where = f"{type(problem).__name__}.{name}"
         try:
-            value = jax.eval_shape(loss, x, y, batch)
+            value = jax.eval_shape(lambda *z, loss=loss: loss(*z, jax.random.key(0)), x, y, batch)
         except Exception as error:
             raise ValueError(
                 f"{where} fails on init and a batch of one sample: {_first_line(error)} (Check that init has the "
@@ -237,7 +246,7 @@ def _inner_data(problem: Compositional, clients: Clients) -> tuple[Any, ...]:
 def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) -> None:
     batch, *sample = data
     try:
-        value = jax.eval_shape(problem.inner, x, *data)
+        value = jax.eval_shape(lambda *z: call(problem.inner, *z, key=jax.random.key(0)), x, *data)
     except Exception as error:
         raise ValueError(
             f"Compositional.inner fails on init and a batch of one sample: {_first_line(error)} (x is {_shape(x)}, a "
@@ -272,7 +281,7 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     Tried out on two samples, at a point near the start: what methods use of the loss on both samples, against the mean
     of the same on each.
     """
-    for name in sorted(names):
+    for name in sorted(names - problem.random):  # of a random loss, two evaluations differ in any case
         rows = _two_samples(clients.lower if name in ("g", "r") else clients.upper)
         if rows is None:
             continue

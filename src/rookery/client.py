@@ -16,12 +16,13 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery import draws, jaxprs, ledger, tree
 from rookery.clients import Batch, Chunks, Clients, Count, Rows
 from rookery.ledger import WORK
-from rookery.problems import Problem
+from rookery.problems import Problem, call
 
 C = TypeVar("C")
 Data = Batch | Chunks
 Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
 
+_RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
 _DRAWN_AHEAD = 2**15  # indices of minibatches that a local run may have drawn before its loop
 
 
@@ -77,7 +78,7 @@ class Client:
         view = self._views["upper"]
         batch = view.at_once() if size is None else view.draw(key, size, step, self._replace)
         self._count("samples_upper", _samples(batch))
-        return batch
+        return self._keyed(batch, key, step)
 
     @property
     def places(self) -> Bool[Array, " widest"]:
@@ -102,7 +103,16 @@ class Client:
         else:
             batch = self._all(level)
         self._count(f"samples_{level}", _samples(batch))
-        return batch
+        return self._keyed(batch, key, step)
+
+    def _keyed(self, batch: Any, key: Array, step: Count) -> Any:
+        """The batch with a key of its own, if a loss is random."""
+        if not self.problem.random:
+            return batch
+        own = jax.random.fold_in(jax.random.fold_in(key, _RANDOM_LOSS), step)
+        if isinstance(batch, Batch):
+            return batch._replace(key=own)
+        return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(own, i)))
 
     def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
         """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
@@ -233,7 +243,7 @@ class Client:
     def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
         """The loss of each sample by itself. Rows of padding have no meaning: see `mask`."""
         self.sample_by_sample.add("f")
-        return jax.vmap(lambda row: self.problem.f(x, (), jax.tree.map(lambda a: a[None], row)))(batch.rows)
+        return _row_by_row(lambda *z: self.problem.f(x, (), *z), batch, "f" in self.problem.random)
 
     def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
         """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
@@ -247,7 +257,7 @@ class Client:
 
     @property
     def _inner(self) -> Callable[..., Any]:
-        return self.problem.inner  # type: ignore[union-attr]
+        return lambda x, rows, key: call(self.problem.inner, x, rows, key=key)  # type: ignore[union-attr]
 
     def _lower_loss(self, batch: Data) -> Callable[..., Any]:
         seen = isinstance(batch, Batch) and batch.seen
@@ -255,13 +265,14 @@ class Client:
 
     def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
         """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
+        random = name in self.problem.random
         if isinstance(batch, Batch):
             if batch.mask is None:
-                return of(lambda *z: loss(*z, batch.rows))
+                return of(lambda *z: loss(*z, batch.rows, batch.key if random else None))
             self.sample_by_sample.add(name)
-            return _over(of(_sum_of_marked(loss, batch)), jnp.sum(batch.mask))
+            return _over(of(_sum_of_marked(loss, batch, random)), jnp.sum(batch.mask))
         self.sample_by_sample.add(name)
-        piece = lambda i: of(_sum_of_marked(loss, batch.get(i)))
+        piece = lambda i: of(_sum_of_marked(loss, batch.get(i), random))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
         total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
         return _over(total, batch.total)
@@ -442,11 +453,22 @@ def _samples(batch: Data) -> Count:
     return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
 
 
-def _sum_of_marked(loss: Callable[..., Any], batch: Batch) -> Callable[..., Any]:
+def _row_by_row(loss: Callable[..., Any], batch: Batch, random: bool) -> Any:
+    """The loss of each row alone, with a key of its own if it is random."""
+    one = lambda row, key: loss(jax.tree.map(lambda a: a[None], row), key)
+    if not random:
+        return jax.vmap(lambda row: one(row, None))(batch.rows)
+    count, key = jax.tree.leaves(batch.rows)[0].shape[0], batch.key
+    assert key is not None
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
+    return jax.vmap(one)(batch.rows, keys)
+
+
+def _sum_of_marked(loss: Callable[..., Any], batch: Batch, random: bool) -> Callable[..., Any]:
     """The sum over the marked rows of the loss (or inner value) on each of them alone."""
 
     def total(*z: tree.Tree) -> Any:
-        alone = jax.vmap(lambda row: loss(*z, jax.tree.map(lambda a: a[None], row)))(batch.rows)
+        alone = _row_by_row(lambda *row: loss(*z, *row), batch, random)
         marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
         return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
 

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
     mask: Bool[Array, " rows"] | None = None
     seen: bool = False  # the problem's `features` have been applied
     places: Int[Array, " rows"] | None = None  # which of the client's samples they are
+    key: Array | None = None  # for a loss that is random
 
 
 class Chunks(NamedTuple):

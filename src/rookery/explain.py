@@ -7,6 +7,7 @@ from rookery.checks import check_run, start_values
 from rookery.clients import Clients
 from rookery.engines.engine import Job, traced
 from rookery.plan import Plan
+from rookery.variables import taken
 
 
 def explain(
@@ -31,6 +32,8 @@ def explain(
            keep: (5)
          mean "x" of #1: each sends (5) (... bytes), aggregated before anyone sees it
     """
-    x, y = start_values(problem, clients, init)
+    models = taken(problem, init)
+    problem = models.problem
+    x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, 0, cohort, 1, 0)
     return traced(Job(problem, clients, algorithm, (x, y), size, 0, channel, faults)).round

@@ -2,6 +2,9 @@
 
 Every problem shows the algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower
 one. What makes a class special (no implicit part, an identity Hessian) is the algorithm's to use.
+
+A loss may be random (dropout): it then has a further parameter named `key`, and is given one with every batch. The same
+batch has the same key: two gradients on one batch, at two points, have the same randomness.
 """
 
 import inspect
@@ -17,6 +20,7 @@ from rookery import tree
 
 Loss = Callable[..., Float[Array, ""]]
 Projection = Callable[[tree.Tree], tree.Tree]
+Key = Array | None
 Scope = Literal["global", "client"]
 
 
@@ -54,17 +58,22 @@ class Bilevel:
     features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
     project_upper: Projection = unconstrained
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The upper loss on a batch."""
-        return self.upper(x, y, batch if self.features is None else self.features(x, batch))
+        return call(self.upper, x, y, batch if self.features is None else self.features(x, batch), key=key)
 
-    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The lower loss on a batch."""
-        return self.lower(x, y, batch if self.features is None else self.features(x, batch))
+        return call(self.lower, x, y, batch if self.features is None else self.features(x, batch), key=key)
 
-    def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any]) -> Float[Array, ""]:
+    def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The lower loss on a batch that `features` has been applied to already."""
-        return self.lower(x, y, seen)
+        return call(self.lower, x, y, seen, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """Which of f and g (and r, a compositional problem's inner function) take a key."""
+        return _random(f=[self.upper], g=[self.lower])
 
 
 @dataclass(frozen=True)
@@ -80,17 +89,23 @@ class Minimax:
     project_upper: Projection = unconstrained
     features: None = None
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The objective, which x lowers."""
-        return self.objective(x, y, batch)
+        return call(self.objective, x, y, batch, key=key)
 
-    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Minus the objective, which y lowers."""
-        return -self.objective(x, y, batch)
+        return -call(self.objective, x, y, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.objective], g=[self.objective])
 
     def as_bilevel(self) -> Bilevel:
         """The same problem with g = −f, for methods that know bilevel problems only."""
-        return Bilevel(upper=self.f, lower=self.g, project_upper=self.project_upper)
+        f, g = _losses(self)
+        return Bilevel(f, g, project_upper=self.project_upper)
 
 
 @dataclass(frozen=True)
@@ -114,15 +129,20 @@ class Compositional:
     project_upper: Projection = unconstrained
     features: None = None
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """f(y) + h(x), where y stands for the inner value."""
-        value = self.outer(y) if self.outer_is_known else self.outer(y, batch)
-        return value if self.extra is None else value + self.extra(x, batch)
+        value = call(self.outer, *((y,) if self.outer_is_known else (y, batch)), key=key)
+        return value if self.extra is None else value + call(self.extra, x, batch, key=key)
 
-    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
-        gap = tree.sub(y, self.inner(x, batch))
+        gap = tree.sub(y, call(self.inner, x, batch, key=key))
         return 0.5 * tree.dot(gap, gap)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.outer, *([] if self.extra is None else [self.extra])], g=[self.inner], r=[self.inner])
 
     @property
     def outer_is_known(self) -> bool:
@@ -141,7 +161,8 @@ class Compositional:
                 "A conditional problem, g(x, batch, sample), has no bilevel form: each outer sample has an inner value "
                 "of its own, and no y tracks them all."
             )
-        return Bilevel(upper=self.f, lower=self.g, lower_scope=self.inner_scope, project_upper=self.project_upper)
+        f, g = _losses(self)
+        return Bilevel(f, g, lower_scope=self.inner_scope, project_upper=self.project_upper)
 
 
 @dataclass(frozen=True)
@@ -157,9 +178,14 @@ class SingleLevel:
     project_upper: Projection = unconstrained
     features: None = None
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The loss; there is no y."""
-        return self.loss(x, batch)
+        return call(self.loss, x, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.loss])
 
 
 @dataclass(frozen=True)
@@ -186,30 +212,61 @@ class WeightedNodes:
     cap: float = 1.0
     features: None = None
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The loss of θ, on the centre's data; w does not matter."""
-        return self.loss(y, batch)
+        return call(self.loss, y, batch, key=key)
 
-    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any]) -> Float[Array, ""]:
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The same, on a client's."""
-        return self.loss(y, batch)
+        return call(self.loss, y, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.loss], g=[self.loss])
 
 
 Problem = Bilevel | Minimax | Compositional | SingleLevel | WeightedNodes
 
 
-def required_arguments(function: Callable[..., Any]) -> int:
-    """How many arguments a function must be given in their places."""
+def takes_key(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `key`."""
+    return "key" in _parameters(function)
+
+
+def call(function: Callable[..., Any], *args: Any, key: Key) -> Any:
+    """function(*args), with the key if it takes one."""
+    return function(*args, key=key) if takes_key(function) else function(*args)
+
+
+def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
+    return frozenset(name for name, functions in losses.items() if any(map(takes_key, functions)))
+
+
+def _losses(problem: "Minimax | Compositional") -> list[Loss]:
+    """f and g, which take a key only where the problem is random."""
+    without = lambda loss: lambda x, y, batch: loss(x, y, batch)
+    own = {"f": problem.f, "g": problem.g}
+    return [loss if name in problem.random else without(loss) for name, loss in own.items()]
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a built-in or a C function such as jnp.sum's wrappers
+        return {}
+
+
+def required_arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a function must be given in their places, beside a key."""
+    parameters = _parameters(function)
+    if not parameters:
         return 1
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(required)
+    places = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.default is p.empty and p.kind in places and name != "key" for name, p in parameters.items())
 
 
 def inner_value_like(problem: Compositional, x: tree.Tree, *data: PyTree[Any]) -> tree.Tree:
     """Zeros in the shape of the inner function's value: where y starts if nothing better is given."""
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(problem.inner, x, *data))
+    value = jax.eval_shape(lambda *a: call(problem.inner, *a, key=jax.random.key(0)), x, *data)
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), value)

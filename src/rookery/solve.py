@@ -27,6 +27,7 @@ from rookery.fed import Algorithm
 from rookery.ledger import COUNTED, Ledger
 from rookery.metrics import Direction, direction
 from rookery.problems import Problem, required_arguments
+from rookery.variables import Taken, taken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,8 +154,10 @@ def solve(
         problem: `Bilevel`, `Minimax`, `Compositional`, `SingleLevel` or `WeightedNodes`.
         clients: the federation's data.
         algorithm: `rk.FedNest(...)` and so on.
-        init: (x, y), pytrees of floating-point arrays; x alone for single-level problems. For compositional problems y
-            may be None: it then starts at zero. For weighted nodes θ alone, with weights 1/K, or (w, θ).
+        init: (x, y), pytrees or models (Equinox modules, Flax variables and states); x alone for single-level problems.
+            Floating-point arrays are optimised, everything else in a model is kept, and results have the same
+            structure. For compositional problems y may be None: it then starts at zero. For weighted nodes θ alone,
+            with weights 1/K, or (w, θ).
         rounds: how many rounds.
         cohort: clients per round, drawn afresh each round; None: all of them.
         seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.
@@ -180,7 +183,9 @@ def solve(
 
     Ctrl-C ends the run after the rounds under way and returns it as far as it got; a second one stops at once.
     """
-    x, y = start_values(problem, clients, init)
+    models = taken(problem, init)
+    problem = models.problem
+    x, y = start_values(problem, clients, models.init)
     cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every, seed)
     rounds, every, seed = int(rounds), int(every), int(seed)
     engine = default_engine() if engine is None else engine
@@ -192,7 +197,7 @@ def solve(
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
-    record = _Record(evaluate, keep_best)
+    record = _Record(models, evaluate, keep_best)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate(x, y, memory) looks at what the clients remember, and a Federation's sites keep that to "
@@ -292,8 +297,8 @@ class Pace:
 class _Record:
     """The history as it grows."""
 
-    def __init__(self, evaluate: Evaluate | None, keep_best: str | None) -> None:
-        self._evaluate, self._asked = evaluate, keep_best
+    def __init__(self, models: Taken, evaluate: Evaluate | None, keep_best: str | None) -> None:
+        self._models, self._evaluate, self._asked = models, models.seeing(evaluate), keep_best
         self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
         self.ledger = Ledger()
@@ -339,7 +344,12 @@ class _Record:
         state, memory = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, (session.state, session.memory))
         columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
         exchanges = pd.DataFrame(self.ledger.last, columns=columns)
-        return Run(pd.DataFrame(self.rows), exchanges, state, self.best, interrupted, session.rounds, memory)
+        whole, best = self._models.whole, self.best
+        if best is not None:
+            best = Best(best.round, best.value, *map(whole, (best.x, best.y, best.memory)))
+        return Run(
+            pd.DataFrame(self.rows), exchanges, whole(state), best, interrupted, session.rounds, whole(memory)
+        )  # fmt: skip
 
     def extra(self) -> dict[str, Any]:
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}

@@ -23,6 +23,7 @@ from rookery.fed import Algorithm
 from rookery.metrics import direction
 from rookery.problems import Problem, required_arguments
 from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts
+from rookery.variables import taken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,7 +157,9 @@ def tune(
     True
     """
     begin = time.perf_counter()
-    x, y = start_values(problem, clients, init)
+    models = taken(problem, init)
+    problem, evaluate = models.problem, models.seeing(evaluate)  # type: ignore[assignment]
+    x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     for name, value in (("rounds", rounds), ("candidates", candidates), ("slots", 1 if slots is None else slots)):
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:

@@ -17,7 +17,7 @@ from rookery.fed import Client, Data, Epochs, Fed, Step
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.projection import ball
 from rookery.parts.storm import storm
-from rookery.problems import Compositional
+from rookery.problems import Compositional, takes_key
 
 
 class State(NamedTuple):
@@ -371,12 +371,19 @@ def _estimates(
         upper = c.upper(ku, 1, place)
         sample = jax.tree.map(lambda a: a[0], upper.rows)  # type: ignore[union-attr]
         given = copy(c)  # the same client, whose inner function is that of this sample
-        given.problem = replace(problem, inner=lambda x, batch: problem.inner(x, batch, sample))
+        given.problem = replace(problem, inner=_of_sample(problem.inner, sample))
         lower = c.lower(kl, h.inner_batch, place)
         return tree.add(total, [at(given, x, lower, upper) for x in points])
 
     total = c.loop(count, one, [tree.zeros_like(x) for x in points])
     return jax.tree.map(lambda a: a / jnp.asarray(count, a.dtype), total)
+
+
+def _of_sample(inner: Any, sample: Any) -> Any:
+    """The inner function of one outer sample, which takes a key if that does."""
+    if takes_key(inner):
+        return lambda x, batch, key: inner(x, batch, sample, key=key)
+    return lambda x, batch: inner(x, batch, sample)
 
 
 def _running(old: tree.Tree, new: tree.Tree, momentum: Any, first: Bool[Array, ""]) -> tree.Tree:
