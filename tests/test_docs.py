@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +56,17 @@ def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]
     value, weight = map(float, capsys.readouterr().out.split())
     assert 1 < value < 2  # the variance of t is 1
     assert 1 / 400 < weight < 0.1
+
+
+def test_the_page_on_models(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for page in blocks("docs/models.md", "python"):
+        exec(compile(page, "models.md", "exec"), names)
+    assert capsys.readouterr().out.split() == ["MLP", "True"]
+    weights = {"conv.weight": np.ones((8, 3, 5, 4)), "linear.weight": np.ones((10, 6))}
+    found = names["from_torch"](weights | {"conv.bias": np.ones(8), "linear.bias": np.ones(10)})  # type: ignore[operator]
+    assert found["Conv_0"]["kernel"].shape == (5, 4, 3, 8)
+    assert found["Dense_0"]["kernel"].shape == (6, 10)
 
 
 def test_the_readme_example_is_the_example_that_is_run() -> None:

@@ -1,5 +1,7 @@
 """Models of any library as variables, and losses that are random, rematerialised or in half precision."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -40,16 +42,17 @@ PLAIN = {"w": WEIGHT, "v": np.ones(3)}
 
 
 class Net(eqx.Module):
-    """With a function among its leaves, a counter and a word."""
+    """With a function among its leaves, a rate, a counter and a word."""
 
     first: eqx.nn.Linear
     v: Any
     activation: Any = jnp.tanh
     calls: Any = 7
+    rate: Any = 0.5
     name: str = "net"
 
     def __call__(self, a: Any) -> Any:
-        assert self.calls == 7
+        assert (self.calls, self.rate) == (7, 0.5)
         assert self.name == "net"
         return self.activation(self.first(a)) @ self.v
 
@@ -331,3 +334,26 @@ def test_files_and_models_without_weights(tmp_path: Any) -> None:
         (tmp_path / "w.safetensors").write_bytes(data)
         with pytest.raises(ValueError, match=r"w.safetensors is no safetensors file"):
             rk.load_weights(tmp_path / "w.safetensors")
+
+
+# The examples and the page.
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+def test_the_equinox_example(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path(str(ROOT / "examples" / "equinox_model.py"))
+    weights, history = np.asarray(names["run"].x), names["run"].history
+    assert history["accuracy"].iloc[-1] > 0.9
+    assert weights[:4].max() < weights[4:].min()
+    assert float(names["accuracy"](names["again"])) == pytest.approx(history["accuracy"].iloc[-1])
+
+
+@pytest.mark.slow
+def test_the_flax_example(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    history = runpy.run_path(str(ROOT / "examples" / "flax_model.py"))["run"].history
+    assert history["accuracy"].iloc[0] < 0.85
+    assert history["accuracy"].iloc[-1] > 0.95

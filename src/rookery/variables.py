@@ -127,7 +127,7 @@ def _is_variable(path: Any, leaf: Any, name: str) -> bool:
     if isinstance(leaf, bool | np.bool_):
         return False
     if isinstance(leaf, int | float):
-        return plain or isinstance(leaf, float)
+        return plain  # in a module it is a setting: a rate, a number of layers
     if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or leaf.dtype == bool:
         return False
     if jnp.issubdtype(leaf.dtype, jnp.floating):
