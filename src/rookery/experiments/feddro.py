@@ -8,11 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import GCIVR, MBSGD, PDSGD, CompositionalFedAvg, DSFedDRO, FastDRO, FedDRO, ParallelSGD
-from rookery.experiments.curves import Figures, below, curves, draw, ends, mean, select
+from rookery.experiments.curves import Figures, below, curves, draw, ends, mean, select, ticks
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding
 from rookery.experiments.feddro_theory import PAPER
 from rookery.fed import Algorithm
@@ -21,7 +22,6 @@ from rookery.tasks.fairness import fairness
 from rookery.tasks.task import Task
 
 GRID = (0.001, 0.01, 0.05, 0.1)  # the paper's learning rates
-MOMENTA = (0.1, 0.5, 0.9)  # β, which the paper does not give
 ENDS = "*End* is the mean over the last tenth of the run, then over the seeds. Bands: lowest to highest of the seeds."
 UNITS = {"round": "x synchronised", "exchanges": "exchanges", "megabytes": "megabytes up, all clients"}
 
@@ -62,17 +62,32 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 WORDS = {"all": "against all samples, a = γ = .1", "positives": "against the positives, a = 1, γ = .1"}
 FAIR = ("FedDRO", "DS-FedDRO", "GCIVR", "unconstrained")
-LENGTH, QUICK_LENGTH = 20_000, 60  # local steps
+LENGTH, QUICK_LENGTH = 20_000, 60  # local steps, where all runs have as many
+ROUNDS, QUICK_ROUNDS = 1_000, 20  # synchronisations, where all runs have as many
+STUDIES = {"rounds": f"{ROUNDS:,} synchronisations of x", "steps": f"{LENGTH:,} local steps"}
 ANCHOR = 50  # GCIVR's steps from one full batch to the next
 SERVER = 1.4
-# Chosen by the search: the step and β.
-FAIR_CHOSEN: dict[str, tuple[float, float]] = {
-    "FedDRO": (0.05, 0.1),
-    "DS-FedDRO": (0.05, 0.1),
-    "GCIVR": (0.1, 0.0),
-    "unconstrained": (0.1, 0.0),
-}
+FAIR_MOMENTA = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # β
 SWEEP = (1, 2, 5, 10, 20, 50)  # I
+Chosen = tuple[float, float]  # the step and β
+# Chosen by the search: for each reading, and in Fig. 4 for each I.
+FAIR_CHOSEN: dict[tuple[str, str], Chosen] = {
+    ("FedDRO", "all"): (0.1, 0.9),
+    ("FedDRO", "positives"): (0.1, 0.01),
+    ("DS-FedDRO", "all"): (0.1, 0.9),
+    ("DS-FedDRO", "positives"): (0.1, 0.0001),
+    ("GCIVR", "all"): (0.1, 0.0),
+    ("GCIVR", "positives"): (0.1, 0.0),
+    ("unconstrained", "all"): (0.1, 0.0),
+    ("unconstrained", "positives"): (0.1, 0.0),
+}
+_SWEPT: dict[tuple[str, str], tuple[Chosen, ...]] = {  # in the order of SWEEP
+    ("rounds", "FedDRO"): ((0.1, 0.03), (0.1, 0.1), (0.1, 0.1), (0.1, 0.03), (0.1, 0.03), (0.05, 0.01)),
+    ("rounds", "DS-FedDRO"): ((0.1, 0.003), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.05, 0.001)),
+    ("steps", "FedDRO"): ((0.1, 0.01), (0.1, 0.03), (0.1, 0.03), (0.1, 0.03), (0.1, 0.03), (0.05, 0.03)),
+    ("steps", "DS-FedDRO"): ((0.1, 0.0001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001)),
+}
+SWEEP_CHOSEN = {(*key, i): pair for key, own in _SWEPT.items() for i, pair in zip(SWEEP, own, strict=True)}
 
 
 def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorithm:
@@ -87,53 +102,86 @@ def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorith
     return ParallelSGD(step=step, batch_size=16)
 
 
-def fair(quick: bool, method: str, setting: str, local: int = 1, chosen: Any = None, **changes: Any) -> Config:
-    """One method, as many local steps as every other, the step a tenth in the last quarter."""
-    step, momentum = FAIR_CHOSEN[method] if chosen is None else chosen
-    length = QUICK_LENGTH if quick else LENGTH
-    rounds = length // (ANCHOR if method == "GCIVR" else local)
+def fair(
+    quick: bool, method: str, setting: str, chosen: Chosen, local: int = 1, study: str = "steps", **changes: Any
+) -> Config:
+    """One method, as many local steps or as many synchronisations as every other; the step falls to a tenth."""
+    if study == "rounds":
+        rounds = QUICK_ROUNDS if quick else ROUNDS
+    else:
+        rounds = (QUICK_LENGTH if quick else LENGTH) // (ANCHOR if method == "GCIVR" else local)
     given: dict[str, Any] = {
-        "name": f"{method}, {setting}, I = {local}",
-        "labels": {"method": method, "setting": setting, "local": local},
-        "seeds": (0,) if quick else (0, 1, 2),
+        "name": f"{method}, {setting}, I = {local}" + (f", {ROUNDS} synchronisations" if study == "rounds" else ""),
+        "labels": {"method": method, "setting": setting, "local": local, "study": study},
+        "seeds": (0,) if quick else (0, 1, 2, 3, 4),
         **changes,
     }
     return Config(
         task=fairness,
         settings={**SETTINGS[setting], "data": "synthetic" if quick else "adult", "equal": True},
-        algorithm=fair_method(method, Drop(step, rounds), momentum, local),
+        algorithm=fair_method(method, Drop(chosen[0], rounds), chosen[1], local),
         rounds=rounds,
         every=max(1, rounds // 50),
         **given,
     )
 
 
-def fair_search(quick: bool) -> list[Config]:
-    """The step of each method, and β, by the objective at the end, on a seed that is not reported."""
-    grid, momenta = (GRID[-1:], MOMENTA[:1]) if quick else (GRID, MOMENTA)
+def _tried(quick: bool, method: str, setting: str, local: int = 1, study: str = "steps") -> list[Config]:
+    """The step and β of one method: the paper's steps, on a seed that is not reported."""
+    grid, momenta = (GRID, FAIR_MOMENTA) if (local, study) == (1, "steps") else (GRID[1:], FAIR_MOMENTA[2:-2])
+    if quick:
+        grid, momenta = grid[-1:], momenta[-1:]
+    words = f"search: {method}, {setting}, I = {local}, {study}"
     return [
-        fair(
-            quick,
-            method,
-            "positives",
-            chosen=(step, momentum),
-            name=f"search: {method}, step {step:g}, β = {momentum:g}",
-            seeds=(9,),
-        )
-        for method in FAIR
+        fair(quick, method, setting, (step, momentum), local, study, name=f"{words}, step {step:g}, β = {momentum:g}",
+             seeds=(9,))
         for step in grid
         for momentum in (momenta if "DRO" in method else (0.0,))
+    ]  # fmt: skip
+
+
+def fig2_search(quick: bool) -> list[Config]:
+    """Every method, in both readings."""
+    return [config for setting in SETTINGS for method in FAIR for config in _tried(quick, method, setting)]
+
+
+def fig4_search(quick: bool) -> list[Config]:
+    """Both of the paper's methods, for every I and both budgets."""
+    return [
+        config
+        for study in STUDIES
+        for method in FAIR[:2]
+        for local in (SWEEP[:2] if quick else SWEEP)
+        for config in _tried(quick, method, "positives", local, study)
     ]
+
+
+def best_of_search(search: pd.DataFrame) -> dict[tuple[str, str, str, int], Chosen]:
+    """By study, method, reading and I: the step and β with the lowest objective at the end.
+
+    The unconstrained run has another objective: its step is that with the highest training accuracy.
+    """
+    values = search["run"].str.extract(r"step (?P<step>\S+), β = (?P<momentum>\S+)$").astype(float)
+    by = search["risk"].where(search["method"] != "unconstrained", -search["train_accuracy"])
+    keys = ["study", "method", "setting", "local"]
+    lowest = search.join(values).assign(by=by).dropna(subset=["by"]).sort_values("by").groupby(keys).first()
+    return {key: (row["step"], row["momentum"]) for key, row in lowest.iterrows()}  # type: ignore[misc]
 
 
 def fig2_runs(quick: bool) -> list[Config]:
     """Four methods, two readings of the constraint."""
-    return [fair(quick, method, setting) for setting in SETTINGS for method in FAIR]
+    own = lambda method, setting: FAIR_CHOSEN[method, setting]
+    return [fair(quick, method, setting, own(method, setting)) for setting in SETTINGS for method in FAIR]
 
 
 def fig4_runs(quick: bool) -> list[Config]:
-    """Both of the paper's methods over I."""
-    return [fair(quick, method, "positives", local) for method in FAIR[:2] for local in (SWEEP[:2] if quick else SWEEP)]
+    """Both of the paper's methods over I, for both budgets."""
+    return [
+        fair(quick, method, "positives", SWEEP_CHOSEN[study, method, local], local, study)
+        for study in STUDIES
+        for method in FAIR[:2]
+        for local in (SWEEP[:2] if quick else SWEEP)
+    ]
 
 
 def fig2_picture(results: pd.DataFrame) -> Figure:
@@ -146,124 +194,149 @@ def fig2_picture(results: pd.DataFrame) -> Figure:
             axes[row, column].set_xscale("log")
             title = f"Constraint {WORDS[setting]}" if not row else ""
             report.label(axes[row, column], "exchanges" if row else "", words if not column else "", title)
-        axes[0, column].set_ylim(0.81, 0.862)
+        axes[0, column].set_ylim(0.82, 0.862)
         axes[1, column].set_ylim(-0.005, 0.13)
     below(fig, axes[0, 0], 4)
     return fig
 
 
 def fig4_picture(results: pd.DataFrame) -> Figure:
-    """The objective and the accuracy in three units, the mean over the seeds and five evaluations."""
+    """The objective against synchronisations for each I; below, where it ends against I, for both budgets."""
     locals_ = sorted(results["local"].unique())
-    keys = ["method", "local", "round", "exchanges", "bytes_up"]
-    results = results[results["round"] > 0].groupby(keys, as_index=False)[["risk", "accuracy"]].mean()
-    for _, own in results.groupby(["method", "local"]):
-        results.loc[own.index, ["risk", "accuracy"]] = own[["risk", "accuracy"]].rolling(5, min_periods=1).mean()
-    shades = dict(zip(locals_, np.linspace(0.25, 1.0, len(locals_)), strict=True))
-    lines = {
-        f"{method}, I = {local}": {
-            "method": method,
-            "local": local,
-            "look": {"color": colour, "linestyle": line, "alpha": shades[local], "marker": ""},
+    fig, axes = report.figure(2, 2, width=11.0, height=7.6)
+    shades = colormaps["viridis"](np.linspace(0.0, 0.85, len(locals_)))
+    for ax, method in zip(axes[0], FAIR[:2], strict=True):
+        own = select(results[results["round"] > 0], study="rounds", method=method)
+        lines = {
+            f"I = {local}": {"local": local, "look": {"color": shade, "linestyle": "-", "marker": ""}}
+            for local, shade in zip(locals_, shades, strict=True)
         }
-        for method, colour, line in (("FedDRO", report.BLUE, "-"), ("DS-FedDRO", report.VERMILION, "--"))
-        for local in locals_
-    }
-    return _three_units(results, {"risk": "objective, training set", "accuracy": "test accuracy"}, lines, 4)
+        draw(ax, own, "round", "risk", lines)
+        ax.set_xscale("log")
+        last = own[own["round"] == own["round"].max()]["risk"]
+        ax.set_ylim(float(last.min()) - 0.01, float(last.max()) + 0.12)
+        report.label(ax, "synchronisations of x", "objective, training set", f"{method}, β chosen for each I")
+        report.legend(ax)
+    for ax, (study, words) in zip(axes[1], STUDIES.items(), strict=True):
+        for method in FAIR[:2]:
+            each = [ends(results, "risk", study=study, method=method, local=local) for local in locals_]
+            look = report.style(method)
+            ax.errorbar(locals_, [mean(e) for e in each], [np.std(e) for e in each], **look, label=method, capsize=3)
+        ax.set_xscale("log")
+        ticks(ax, locals_)
+        report.label(ax, "local steps I", "objective at the end", f"After {words}")
+        report.legend(ax)
+    return fig
 
 
-def _fair_ends(results: pd.DataFrame, metric: str, setting: str) -> dict[str, float]:
-    return {m: mean(ends(results, metric, method=m, setting=setting, local=1)) for m in FAIR}
+def _apart(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """How much higher a is than b, seed by seed: the mean, and twice its standard error."""
+    return mean(a - b), 2 * float(np.std(a - b, ddof=1) / np.sqrt(len(a))) if len(a) > 1 else 0.0
+
+
+def _fair_ends(results: pd.DataFrame, metric: str, setting: str) -> dict[str, np.ndarray]:
+    return {m: ends(results, metric, method=m, setting=setting) for m in FAIR}
 
 
 def _fair_figures(results: pd.DataFrame, setting: str) -> Figures:
     figures: Figures = {}
     for metric, words in (("accuracy", "test accuracy"), ("tpr_gap", "test TPR gap"), ("risk", "objective")):
-        figures[f"{words}, {', '.join(FAIR)}, constraint {WORDS[setting]}"] = list(
-            _fair_ends(results, metric, setting).values()
-        )
+        figures[f"{words}, {', '.join(FAIR)}"] = [mean(own) for own in _fair_ends(results, metric, setting).values()]
     return figures
 
 
-def above_gcivr(results: pd.DataFrame) -> Finding:
-    """In both readings: FedDRO and DS-FedDRO end more accurate than GCIVR, and their gaps at most .02 above its."""
-    figures: Figures = {}
-    holds = True
-    for setting in SETTINGS:
-        accuracy, gap = (_fair_ends(results, metric, setting) for metric in ("accuracy", "tpr_gap"))
-        figures |= _fair_figures(results, setting)
-        holds = holds and all(accuracy[m] > accuracy["GCIVR"] and gap[m] <= gap["GCIVR"] + 0.02 for m in FAIR[:2])
-    note = (
-        "GCIVR ends lower in the objective and as accurate or more, with the larger gap: its full batches leave no "
-        "noise in the inner value. It takes four times the samples for that, and sends five times the bytes: each "
-        "exchange carries the Jacobian."
-    )
-    return Finding(holds, figures, "" if holds else note)
-
-
-def _below_unconstrained(results: pd.DataFrame, setting: str, factor: float, loss: float) -> Finding:
+def _above_gcivr(results: pd.DataFrame, setting: str) -> Finding:
+    """Both end more accurate than GCIVR, by more than twice the standard error; their gaps at most .02 above its."""
     accuracy, gap = (_fair_ends(results, metric, setting) for metric in ("accuracy", "tpr_gap"))
-    holds = all(
-        gap[m] < factor * gap["unconstrained"] and accuracy[m] > accuracy["unconstrained"] - loss for m in FAIR[:2]
+    figures = _fair_figures(results, setting)
+    holds = True
+    for method in FAIR[:2]:
+        lead, error = _apart(accuracy[method], accuracy["GCIVR"])
+        figures[f"lead in accuracy, {method} over GCIVR, and two standard errors"] = [lead, error]
+        holds = holds and lead > error and mean(gap[method]) <= mean(gap["GCIVR"]) + 0.02
+    return Finding(holds, figures)
+
+
+def above_gcivr(results: pd.DataFrame) -> Finding:
+    """See `_above_gcivr`: against all samples, as in the paper."""
+    found = _above_gcivr(results, "all")
+    note = (
+        "A tie: the three are within .0003 of each other. In this reading a group's positives are compared with all "
+        "samples, and with a = γ = .1 the constraint hardly changes the classifier."
     )
-    return Finding(holds, _fair_figures(results, setting))
+    return dataclasses.replace(found, note="" if found.holds else note)
+
+
+def above_gcivr_ours(results: pd.DataFrame) -> Finding:
+    """See `_above_gcivr`: against the positives."""
+    found = _above_gcivr(results, "positives")
+    note = (
+        "DS-FedDRO is, with a smaller gap and a lower objective; FedDRO is not: with I = 1 and batches of 16 its inner "
+        "value is noisy, and the seeds end far apart."
+    )
+    return dataclasses.replace(found, note="" if found.holds else note)
 
 
 def lower_violation(results: pd.DataFrame) -> Finding:
-    """Against all samples, a = γ = .1, the set-up the paper adopts: a gap below the unconstrained run's."""
-    finding = _below_unconstrained(results, "all", 1.0, 1.0)
-    note = (
-        "A group's positives are compared with all samples, whose loss is lower in every group; the penalty raises all "
-        "true positive rates, and with a = γ = .1 hardly that. It says little about the differences."
-    )
-    return dataclasses.replace(finding, note="" if finding.holds else note)
+    """Against all samples, as in the paper: a gap below the unconstrained run's by more than two standard errors."""
+    gap = _fair_ends(results, "tpr_gap", "all")
+    figures = _fair_figures(results, "all")
+    holds = True
+    for method in FAIR[:2]:
+        fall, error = _apart(gap["unconstrained"], gap[method])
+        figures[f"gap, unconstrained less {method}, and two standard errors"] = [fall, error]
+        holds = holds and fall > error
+    return Finding(holds, figures)
 
 
 def lower_violation_ours(results: pd.DataFrame) -> Finding:
     """Against the positives, a = 1: at most half the gap at 2 points of accuracy."""
-    return _below_unconstrained(results, "positives", 0.5, 0.02)
+    accuracy, gap = ({m: mean(e) for m, e in _fair_ends(results, metric, "positives").items()}
+                     for metric in ("accuracy", "tpr_gap"))  # fmt: skip
+    free = "unconstrained"
+    holds = all(gap[m] < 0.5 * gap[free] and accuracy[m] > accuracy[free] - 0.02 for m in FAIR[:2])
+    return Finding(holds, _fair_figures(results, "positives"))
 
 
-def _risk_at(results: pd.DataFrame, method: str, local: int, rounds: float) -> float:
-    """The objective at the last evaluation before x has been synchronised so often."""
-    own = curves(results, "risk", method=method, local=local)
-    return mean([float(curve[curve.index <= rounds].iloc[-1]) for curve in own])
+def _risks(results: pd.DataFrame, study: str, method: str) -> list[np.ndarray]:
+    locals_ = sorted(results["local"].unique())
+    return [ends(results, "risk", study=study, method=method, local=local) for local in locals_]
 
 
 def locals_help(results: pd.DataFrame) -> Finding:
-    """After the synchronisations that the largest I makes in all, from I = 1 to 5 the objective falls; and from the
-    middle of the sweep to its end by less than a tenth of that."""
+    """At equal synchronisations the objective falls from I = 1 to the middle of the sweep by more than two standard
+    errors, and from there to its end by less than half of that."""
     locals_ = sorted(results["local"].unique())
-    budget = float(select(results, local=locals_[-1])["round"].max())
     figures: Figures = {}
     holds = True
     for method in FAIR[:2]:
-        risks = [_risk_at(results, method, local, budget) for local in locals_]
-        figures[f"objective after {budget:.0f} synchronisations, {method}, I = {', '.join(map(str, locals_))}"] = risks
-        middle = len(risks) // 2
-        holds = holds and risks[middle] < risks[0] and risks[middle] - risks[-1] < 0.5 * (risks[0] - risks[middle])
-    note = (
-        "It does for FedDRO. DS-FedDRO's clients go by their own y_k from one exchange to the next: running means of "
-        "batches of 16 in which the positives of a small group are rare, put through a steep f (a/γ = 10)."
-    )
-    return Finding(holds, figures, "" if holds else note)
+        own = _risks(results, "rounds", method)
+        middle = len(own) // 2
+        (fall, error), (more, _) = _apart(own[0], own[middle]), _apart(own[middle], own[-1])
+        figures[f"objective, {method}, I = {_list(locals_)}"] = [mean(e) for e in own]
+        figures[f"its fall to I = {locals_[middle]}, two standard errors, and the fall from there, {method}"] = [
+            fall, error, more,
+        ]  # fmt: skip
+        holds = holds and fall > error and more < 0.5 * fall
+    return Finding(holds, figures)
 
 
-def locals_cost_little(results: pd.DataFrame) -> Finding:
-    """At equal local steps FedDRO ends within .005 at every I; DS-FedDRO loses more than .02 from the third I on."""
+def locals_cost(results: pd.DataFrame) -> Finding:
+    """At equal local steps, step and β chosen for each I: DS-FedDRO ends within .001 of I = 1 at every I, FedDRO no
+    higher than at I = 1."""
     locals_ = sorted(results["local"].unique())
     figures: Figures = {}
-    loss: dict[str, np.ndarray] = {}
+    own = {}
     for method in FAIR[:2]:
-        own = [mean(ends(results, "risk", method=method, local=local)) for local in locals_]
-        figures[f"objective at the end, {method}, I = {_list(locals_)}"] = own
-        loss[method] = np.array(own) - own[0]
-    return Finding(bool(loss["FedDRO"].max() < 0.005 and loss["DS-FedDRO"][2:].min(initial=1.0) > 0.02), figures)
+        own[method] = np.array([mean(e) for e in _risks(results, "steps", method)])
+        figures[f"objective at the end, {method}, I = {_list(locals_)}"] = own[method].tolist()
+    one, two = own["FedDRO"], own["DS-FedDRO"]
+    return Finding(bool(np.abs(two - two[0]).max() < 0.001 and one[1:].max() <= one[0]), figures)
 
 
 ADULT = (
     "UCI Adult, official split, 8 clients with equal shares, i.i.d.; logistic regression on 120 binary columns; groups "
-    f"White, Black, other; ε = .01. Batches of 16, {LENGTH:,} local steps, the step a tenth in the last quarter."
+    "White, Black, other; ε = .01. Batches of 16, the step a tenth in the last quarter."
 )
 ADULT_DIFFERENCES = (
     "The paper adopts GCIVR's set-up, which trains on a random fifth of train and test together, with noisy group "
@@ -274,47 +347,74 @@ ADULT_DIFFERENCES = (
     "three different axes, and all three are in `results.csv`.",
 )
 
+
+def _chosen_words(chosen: dict[Any, Chosen]) -> str:
+    """Values of a search: the step, then β where the method has one."""
+    each = {", ".join(map(str, key)): pair for key, pair in chosen.items()}
+    return "; ".join(f"{key}: {step:g}" + (f", {beta:g}" if beta else "") for key, (step, beta) in each.items())
+
+
 fig2 = Experiment(
     name="feddro-fig2",
     title="equal opportunity on Adult",
     paper=f"{PAPER}: Figure 2.",
     setup=(
-        f"{ADULT} I = 1. GCIVR: a full batch every {ANCHOR} steps; DS-FedDRO: both server steps {SERVER}; "
-        f"unconstrained: parallel SGD on the loss alone. Steps and β: {FAIR_CHOSEN}. Two readings of the constraint: "
+        f"{ADULT} {LENGTH:,} local steps, I = 1. GCIVR: a full batch every {ANCHOR} steps; DS-FedDRO: both server "
+        f"steps {SERVER}; unconstrained: parallel SGD on the loss alone. Step and β by method and reading: "
+        f"{_chosen_words(FAIR_CHOSEN)}. Two readings of the constraint: "
         "against the loss of all samples with a = γ = .1, as in the paper; and, ours, against the positives of all "
         f"groups with a = 1, γ = .1. *TPR gap*: the largest of TPR_all − TPR_j. {ENDS}"
     ),
     runs=fig2_runs,
     picture=fig2_picture,
     claims=(
-        Claim("FedDRO and DS-FedDRO: more accurate than GCIVR at a comparable violation.", "Fig. 2", above_gcivr),
+        Claim("FedDRO and DS-FedDRO: more accurate than GCIVR at a comparable violation (within .02).", "Fig. 2",
+              above_gcivr),
+        Claim("The same with the constraint against the positives.", "Fig. 2, our reading", above_gcivr_ours),
         Claim("The violation is below the unconstrained run's.", "Fig. 2", lower_violation),
         Claim("Compared with the positives, the gap falls to half at a small loss of accuracy.", "ours",
               lower_violation_ours, ours=True),
     ),
-    differences=ADULT_DIFFERENCES,
+    differences=(
+        *ADULT_DIFFERENCES,
+        "Three chosen values are at the end of their grid. The step .1 is the largest of the paper's own. Against all "
+        "samples β = .9 is the largest of ours, where β makes no difference (.3329 from .01 to .9, FedDRO); against "
+        "the positives DS-FedDRO's .0001 is the smallest (.2767, and .2769 at .001).",
+    ),
     family="feddro-adult",
-    search=fair_search,
+    search=fig2_search,
 )  # fmt: skip
 
 fig4 = Experiment(
     name="feddro-fig4",
     title="the number of local steps on Adult",
     paper=f"{PAPER}: Figure 4.",
-    setup=f"{ADULT} The constraint against the positives, a = 1, γ = .1; I = {', '.join(map(str, SWEEP))}. {ENDS}",
+    setup=(
+        f"{ADULT} The constraint against the positives, a = 1, γ = .1; I = {', '.join(map(str, SWEEP))}; every I for "
+        f"{STUDIES['rounds']}, and for {STUDIES['steps']}. Step and β by budget, method and I: "
+        f"{_chosen_words(SWEEP_CHOSEN)}. {ENDS}"
+    ),
     runs=fig4_runs,
     picture=fig4_picture,
     claims=(
         Claim("Larger I helps for the same synchronisations of x, then it saturates.", "Fig. 4", locals_help),
         Claim(
-            "At the same number of local steps, I costs FedDRO little and DS-FedDRO much.",
+            "At the same number of local steps I costs nothing once β is chosen for it: DS-FedDRO ends within .001 at "
+            "every I, FedDRO no higher than at I = 1.",
             "ours",
-            locals_cost_little,
+            locals_cost,
             ours=True,
         ),
     ),
-    differences=(*ADULT_DIFFERENCES, "The values of I are not given: ours."),
+    differences=(
+        *ADULT_DIFFERENCES,
+        "The values of I are not given: ours. Step and β are chosen for each, from the steps .01, .05 and .1 and from "
+        "β between .001 and .1 (for I = 1 and equal local steps from the grid of `feddro-fig2`). DS-FedDRO's β is the "
+        "smallest for every I > 1: a smaller one might be better. From I = 10 on, the objective already ends within "
+        ".003 of the lowest of all runs.",
+    ),
     family="feddro-adult",
+    search=fig4_search,
 )
 
 
