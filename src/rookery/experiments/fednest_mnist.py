@@ -22,6 +22,7 @@ from rookery.experiments.curves import reached as _reached
 from rookery.experiments.curves import zoom as _zoom
 from rookery.experiments.experiment import Claim, Config, Experiment, Finding
 from rookery.experiments.fednest import PAPER
+from rookery.experiments.fednest_collapse import collapse
 from rookery.fed import Epochs
 from rookery.tasks import hyperrep, loss_tuning
 from rookery.tasks.task import Task
@@ -832,4 +833,4 @@ fig3b = Experiment(
     search=tuning_search,
 )
 
-EXPERIMENTS = (fig2a, fig2b, fig2c, fig3a, fig3b, fig5, fig6)
+EXPERIMENTS = (fig2a, fig2b, fig2c, fig3a, fig3b, fig5, fig6, collapse)

@@ -1,0 +1,301 @@
+"""Why LFedNest fails on non-i.i.d. MNIST where its authors' code does not: their habits, switched on and off."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+
+from rookery import report, tree
+from rookery.algorithms import FedNest, LFedNest, LFedNestNonAlt, LFedNestSVRG
+from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_out
+from rookery.experiments.curves import Figures, curves, ends, mean, reached
+from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.fednest import PAPER
+from rookery.fed import Epochs, Fed
+from rookery.parts import inverse_hessian
+from rookery.problems import Bilevel
+from rookery.tasks import hyperrep
+from rookery.tasks.hyperrep import hidden, representation_problem
+from rookery.tasks.task import Task
+
+HABITS = {
+    "split": "480 images to train and 120 to validate",
+    "dropout": "dropout of one half in every gradient",
+    "norm": "the unsquared norm .05(‖W‖ + ‖b‖) as lower regulariser",
+    "whole": "all of a client's data in the hypergradient",
+    "cohort": "a fresh cohort for the outer step",
+}
+PAPERS, AUTHORS = (), tuple(HABITS)
+METHODS: dict[str, Any] = {cls.__name__: cls for cls in (LFedNest, LFedNestSVRG, LFedNestNonAlt, FedNest)}
+SAMPLE = 20  # clients whose curvature is measured
+
+
+def _cross_entropy(y: Any, seen: Any) -> Float[Array, ""]:
+    scores = jax.nn.log_softmax(seen["image"] @ y["w"] + y["b"])
+    return -jnp.mean(jnp.take_along_axis(scores, seen["label"][:, None], axis=1))
+
+
+def _number(value: Array) -> Array:
+    return jax.lax.bitcast_convert_type(jax.lax.stop_gradient(value).astype(jnp.float32), jnp.int32)
+
+
+def _dropped(x: Any, y: Any, batch: Any) -> Any:
+    """The hidden layer's output with half of it left out, and twice the rest: at random by x, y and the batch."""
+    key = jax.random.key(0)
+    for value in (jnp.sum(batch["image"]), jnp.sum(y["w"] ** 2), jnp.sum(x["b"])):
+        key = jax.random.fold_in(key, _number(value))
+    seen = hidden(x, batch)
+    keep = jax.random.bernoulli(key, 0.5, seen["image"].shape)
+    return {**seen, "image": jnp.where(keep, 2 * seen["image"], 0.0)}
+
+
+def _squared(y: Any) -> Float[Array, ""]:
+    return 0.5e-3 * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
+
+
+def _unsquared(y: Any) -> Float[Array, ""]:
+    return 0.05 * (jnp.linalg.norm(y["w"]) + jnp.linalg.norm(y["b"]))
+
+
+@cache
+def problem(dropout: bool, norm: bool) -> Bilevel:
+    """Cross-entropy at both levels, with the authors' dropout or regulariser."""
+    size = _unsquared if norm else _squared
+    if not dropout and not norm:
+        return representation_problem(1e-3)
+    if not dropout:
+        lower = lambda x, y, seen: _cross_entropy(y, seen) + size(y)
+        return Bilevel(upper=lambda x, y, seen: _cross_entropy(y, seen), lower=lower, features=hidden)
+    dropped = lambda x, y, batch: _cross_entropy(y, _dropped(x, y, batch))
+    return Bilevel(upper=dropped, lower=lambda x, y, batch: dropped(x, y, batch) + size(y))
+
+
+def task(seed: int, data: str, habits: Sequence[str], data_dir: Any = None, **settings: Any) -> Task:
+    """Hyper-representation, non-i.i.d., with some of the authors' habits.
+
+    `curvature` is the largest eigenvalue of a client's lower Hessian (without dropout), the largest of 20 clients.
+    """
+    train = 0.8 if "split" in habits else 0.5
+    own = hyperrep(seed=seed, data=data, partition="shards", equal=True, train=train, data_dir=data_dir, **settings)
+    each = own.clients.n
+    rows = jax.tree.map(lambda a: jnp.asarray(a).reshape(each, -1, *a.shape[1:])[:SAMPLE], own.clients.lower.rows)
+    plain = problem(False, "norm" in habits)
+    evaluate = lambda x, y: {**own.evaluate(x, y), "curvature": _curvature(plain, x, y, rows)}
+    return dataclasses.replace(own, problem=problem("dropout" in habits, "norm" in habits), evaluate=evaluate)
+
+
+@jax.jit(static_argnums=0)
+def _curvature(problem: Bilevel, x: Any, y: Any, rows: Any) -> Float[Array, ""]:
+    def one(own: Any) -> Array:
+        gradient = lambda y: jax.grad(problem.g, 1)(x, y, own)
+        product = lambda v, _: jax.jvp(gradient, (y,), (v,))[1]
+        loop = lambda n, body, carry: jax.lax.fori_loop(0, n, body, carry)
+        return tree.norm(inverse_hessian.power_iteration(loop, product, y, 20, jax.random.key(0)))
+
+    return jnp.max(jax.vmap(one)(rows))
+
+
+@dataclass(frozen=True)
+class Switched:
+    """A light method whose outer step may use all of a client's data, and other clients than the inner one."""
+
+    method: str = "LFedNest"
+    step: float = 0.01  # of both levels, and 1/ℓ
+    batch_size: int = 64
+    whole: bool = False
+    cohort: bool = False
+
+    solves: ClassVar[tuple[type, ...]] = (Bilevel,)
+
+    def _parts(self, outer: bool) -> Any:
+        steps: dict[str, Any] = {"upper_step": self.step, "lower_step": self.step, "hessian_step": 0.01}
+        size = None if outer and self.whole else self.batch_size
+        return METHODS[self.method](**steps, lower_local_steps=Epochs(5), neumann_terms=5, batch_size=size)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
+        """The start."""
+        return self._parts(False).init(fed, x, y, key)
+
+    def round(self, fed: Fed, state: State, key: Array) -> State:
+        """The inner optimizer of the method, then the outer one with the habits."""
+        if not self.whole and not self.cohort:
+            return self._parts(False).round(fed, state, key)
+        inner, outer, draw = jax.random.split(key, 3)
+        inn = lfed_inn if self.method == "LFedNest" else fed_inn
+        out = fed_out if self.method == "FedNest" else lfed_out
+        y = inn(self._parts(False), fed, state.x, state.y, None, inner)
+        others = fed.resample(draw) if self.cohort else fed
+        return State(*out(self._parts(True), others, state, y, None, outer))
+
+
+def variant(quick: bool, habits: Sequence[str], method: str = "LFedNest") -> Config:
+    """One method with these habits."""
+    size: dict[str, Any] = {"data": "digits", "clients": 20, "width": 32} if quick else {"data": "mnist"}
+    words = _words(habits)
+    how = {"whole": "whole" in habits, "cohort": "cohort" in habits}
+    return Config(
+        name=f"{method}, {words}",
+        labels={"method": method, "habits": words},
+        task=task,
+        settings={**size, "habits": [h for h in habits if h in ("split", "dropout", "norm")]},
+        algorithm=Switched(method, batch_size=8 if quick else 64, **how),
+        rounds=20 if quick else 500,
+        cohort=10,
+        every=10,
+        seeds=(0,) if quick else (0, 1, 2, 3, 4),
+    )
+
+
+def _words(habits: Sequence[str]) -> str:
+    habits = tuple(h for h in HABITS if h in habits)
+    if len(habits) == len(HABITS) - 1:
+        return f"all but {next(h for h in HABITS if h not in habits)}"
+    return {PAPERS: "none", AUTHORS: "all"}.get(habits, " and ".join(habits))
+
+
+def collapse_runs(quick: bool) -> list[Config]:
+    """LFedNest with no habit, with one, with all, with all but one, and split and dropout; the others with all."""
+    one = [(habit,) for habit in HABITS]
+    but = [tuple(h for h in HABITS if h != habit) for habit in HABITS]
+    sets = [PAPERS, AUTHORS, ("dropout",)] if quick else [PAPERS, *one, ("split", "dropout"), *but, AUTHORS]
+    return [variant(quick, h) for h in sets] + [variant(quick, AUTHORS, m) for m in ("LFedNestSVRG", "FedNest")]
+
+
+def collapse_picture(results: pd.DataFrame) -> Figure:
+    """Where each seed ends, by habits; the accuracy over the rounds and the curvature, for four sets."""
+    fig, axes = report.figure(1, 3, width=16.5, height=5.2)
+    light = results[results["method"] == "LFedNest"]
+    names = list(dict.fromkeys(light["habits"]))
+    for place, name in enumerate(names):
+        own = ends(light, habits=name)
+        axes[0, 0].plot(own, np.full(len(own), place), "o", color=report.BLUE, alpha=0.6)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    axes[0, 0].invert_yaxis()
+    axes[0, 0].axvline(THEIRS, color=report.GREY, linestyle="--")
+    report.label(axes[0, 0], "test accuracy at the end", "", "LFedNest, each seed (dashes: the paper's figure)")
+    looks = {"none": report.VERMILION, "split": report.ORANGE, "dropout": report.GREEN, "all": report.BLUE}
+    panels = {"accuracy": "Test accuracy, each seed", "curvature": "Largest lower curvature (dashes: 2/step)"}
+    for ax, (metric, words) in zip(axes[0, 1:], panels.items(), strict=True):
+        for name, colour in looks.items():
+            for seed, own in light[light["habits"] == name].groupby("seed"):
+                ax.plot(own["round"], own[metric], color=colour, alpha=0.7, label=None if seed else name)
+        report.label(ax, "rounds", "", words)
+    axes[0, 2].set_yscale("log")
+    axes[0, 2].set_ylim(1, 1000)
+    axes[0, 2].axhline(LIMIT, color=report.GREY, linestyle="--")
+    report.legend(axes[0, 1], loc="lower left", bbox_to_anchor=(0.0, 0.1))
+    return fig
+
+
+THEIRS, THEIRS_FEDNEST = 0.875, 0.915  # where the paper's figure ends, by eye
+LIMIT = 200.0  # 2 over the lower step, and over 1/ℓ: beyond it neither the training nor the series is stable
+
+
+def _failed(results: pd.DataFrame, habits: str) -> list[bool]:
+    """Whether each seed ends below half of what it had reached."""
+    own = curves(results, method="LFedNest", habits=habits)
+    end = ends(results, method="LFedNest", habits=habits)
+    return [bool(e < 0.5 * c.max()) for e, c in zip(end, own, strict=True)]
+
+
+def passes_the_limit(results: pd.DataFrame) -> Finding:
+    """Without habits every seed fails, after its curvature has passed LIMIT."""
+    accuracy, curvature = (curves(results, m, method="LFedNest", habits="none") for m in ("accuracy", "curvature"))
+    last = [float(c.index[c >= 0.5 * c.max()][-1]) for c in accuracy]
+    passed = [reached(c, LIMIT) for c in curvature]
+    figures: Figures = {
+        "highest accuracy, each seed": [float(c.max()) for c in accuracy],
+        "the curvature passes 200 at round": passed,
+        "the last evaluation before the failure": last,
+    }
+    holds = all(_failed(results, "none")) and all(a <= b for a, b in zip(passed, last, strict=True))
+    return Finding(holds, figures)
+
+
+def no_habit_prevents_it(results: pd.DataFrame) -> Finding:
+    """With each habit alone, all but each, and all of them, more than half of the seeds fail."""
+    names = dict.fromkeys(results[results["method"] == "LFedNest"]["habits"])
+    failed = {name: _failed(results, name) for name in names}
+    figures: Figures = {
+        f"{name}: runs that fail, and the mean end": [
+            float(sum(f)),
+            mean(ends(results, method="LFedNest", habits=name)),
+        ]
+        for name, f in failed.items()
+    }
+    return Finding(all(sum(f) > len(f) / 2 for f in failed.values()), figures)
+
+
+def authors_level(results: pd.DataFrame) -> Finding:
+    """Without habits the highest accuracy is within 2 points of the paper's figure, with every seed; with all of them
+    it is below that."""
+    best = {h: [float(c.max()) for c in curves(results, method="LFedNest", habits=h)] for h in ("none", "all")}
+    holds = max(abs(b - THEIRS) for b in best["none"]) <= 0.02 and max(best["all"]) < THEIRS - 0.02
+    return Finding(holds, {f"highest accuracy, habits: {h}, each seed": own for h, own in best.items()})
+
+
+def fednest_stands(results: pd.DataFrame) -> Finding:
+    """FedNest with all the habits ends within a point of the paper's figure, with every seed."""
+    own = ends(results, method="FedNest", habits="all")
+    return Finding(bool((np.abs(own - THEIRS_FEDNEST) <= 0.01).all()), {"end, each seed": own.tolist()})
+
+
+collapse = Experiment(
+    name="fednest-collapse",
+    title="LFedNest's failure on non-i.i.d. MNIST, and the authors' habits",
+    paper=f"{PAPER}, ICML 2022: about Fig. 2a and 5.",
+    setup=(
+        "Hyper-representation on non-i.i.d. MNIST as in `fednest-fig2a`: both steps and 1/ℓ .01, 500 rounds. In the "
+        "paper's figure LFedNest ends at about 87.5 %; with the paper's set-up it fails here. The authors' code "
+        "differs from their paper: "
+        + "; ".join(f"*{name}*, {words}" for name, words in HABITS.items())
+        + ". Each is switched on alone, and off alone. *Curvature*: the largest eigenvalue of a client's lower Hessian "
+        "at the server's point, the largest of 20 clients. A run has failed if it ends below half of the highest "
+        "accuracy it had. *End* is the mean over the last tenth of the rounds."
+    ),
+    runs=collapse_runs,
+    picture=collapse_picture,
+    claims=(
+        Claim(
+            "Without the authors' habits LFedNest fails with every seed, after the lower curvature has passed 2/step.",
+            "ours",
+            passes_the_limit,
+            ours=True,
+        ),
+        Claim(
+            "None of the habits prevents it, nor do all together: with each set more than half of the seeds fail.",
+            "ours",
+            no_habit_prevents_it,
+            ours=True,
+        ),
+        Claim(
+            "The paper's 87.5 % is what LFedNest reaches before it fails (within 2 points); with all the habits it "
+            "stays below that.",
+            "ours",
+            authors_level,
+            ours=True,
+        ),
+        Claim(
+            "FedNest with all the habits ends within a point of the paper's figure, and no seed fails.",
+            "ours",
+            fednest_stands,
+            ours=True,
+        ),
+    ),
+    differences=(
+        "Their dropout draws from PyTorch's generator; here the mask is drawn by a key made of x, y and the batch, so "
+        "that every gradient has its own.",
+        "Not examined: the order of their data, the mean over batches of unequal size in their hypergradient, and how "
+        "many of their own runs last. With the first seed alone, most of the sets that are tried here would seem to "
+        "help.",
+    ),
+    family="fednest-mnist",
+)
