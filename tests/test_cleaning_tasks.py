@@ -163,6 +163,7 @@ def test_the_lower_loss_is_the_sum_over_the_episodes():
     assert float(few_shot_problem(2, 0.1).g(x, y, rows)) == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_representation_is_learnt_from_local_heads():
     task = rk.tasks.few_shot(clients=12, episodes=1)
     accuracy = run(task, "FedBiOLocal", 30, neumann_terms=5).history["accuracy"]

@@ -112,6 +112,7 @@ def test_cifar_has_the_published_sizes(data, classes):
     assert task.clients.upper.rows["image"].shape[1:] == (32, 32, 3)
 
 
+@pytest.mark.slow
 def test_robust_training_serves_the_worst_class():
     """FedDRO on KL-DRO against FedAvg on the mean loss, at the same steps: a seed that no setting was chosen on."""
     task = rk.tasks.dro_imbalanced(seed=10, equal=True)
@@ -153,6 +154,7 @@ def test_words_that_are_not_known():
 # Fairness.
 
 
+@pytest.mark.slow
 def test_fairness_lowers_the_gap():
     """FedDRO against FedAvg on the mean loss, on the synthetic stand-in."""
     task = rk.tasks.fairness(data="synthetic", seed=10, equal=True)

@@ -88,6 +88,7 @@ def test_clients_split_four_to_one_and_one_client_holds_everything():
     assert equal.lower.widest == equal.lower.narrowest
 
 
+@pytest.mark.slow
 def test_tuning_beats_no_tuning_on_the_rare_digits():
     tails = {"FedNest": [], "FedSVRG": []}
     for seed in (0, 1):
@@ -109,6 +110,7 @@ def test_tuning_beats_no_tuning_on_the_rare_digits():
     assert np.mean(tails["FedNest"]) > np.mean(tails["FedSVRG"])
 
 
+@pytest.mark.slow
 def test_the_implicit_share_on_a_small_case():
     task = rk.tasks.hyperrep(clients=5, width=4, share=True)
     x, y = task.init

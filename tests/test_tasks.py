@@ -60,6 +60,7 @@ def _fit(rows, penalty):
     return {"w": z[:-1], "b": z[-1]}
 
 
+@pytest.mark.slow
 def test_learnt_penalties_beat_the_start_and_hold_against_a_grid():
     # Of seeds that were not looked at when the task's settings were chosen. A single seed may well go to the grid.
     problem = rk.tasks.hyperparameters().problem
@@ -118,6 +119,7 @@ def test_output_layers_of_the_clients_own():
     assert float(task.evaluate(x, ())["accuracy"]) == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "scope", "least"), [(rk.FedBiO, "global", 0.6), (rk.FedBiOLocal, "client", 0.9)])
 def test_hyperrep_with_two_labels_a_client(cls, scope, least):
     task = rk.tasks.hyperrep(partition="shards", equal=True, scope=scope)

@@ -203,6 +203,7 @@ def test_feddro_by_hand():
     assert two_sided.server_inner_step == pytest.approx(2 * two_sided.server_step)
 
 
+@pytest.mark.slow
 def test_feddro_converges():
     """f(g(x)) + h(x), all quadratic, one sample a step: the steps of both theorems bring ‖∇Φ‖² down."""
     rng = np.random.default_rng(0)

@@ -137,6 +137,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_of_a_users_own_module_only_what_is_used_counts(tmp_path):
     def of(text):
         path = tmp_path / "own.py"

@@ -20,6 +20,7 @@ def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]
     return pd.read_csv(folder / "results.csv"), {claim["claim"]: claim for claim in claims}
 
 
+@pytest.mark.slow
 def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
     results, claims = quick("weighted-theory", tmp_path)
     assert claims["Better than Local-train when the dissimilarity is small."]["holds"]
@@ -31,6 +32,7 @@ def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
     assert (end["gap"].to_numpy() < 0.1 * start["gap"].to_numpy()).all()
 
 
+@pytest.mark.slow
 def test_whom_to_learn_from_on_digits(tmp_path: Path) -> None:
     """Five methods, both centres; even after two rounds the similar nodes have gained weight."""
     results, claims = quick("weighted-digits", tmp_path)

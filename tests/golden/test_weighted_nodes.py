@@ -395,6 +395,7 @@ def test_the_theorys_constants_by_hand() -> None:
     assert method.steps == np.ceil(longest * np.log(longest**3))
 
 
+@pytest.mark.slow
 def test_the_theorys_steps_converge() -> None:
     """Quadratic losses, whose constants are known, and single samples."""
     optima = np.array([[1.0, 0.0], [0.0, 1.0], [-0.5, -0.5]])
