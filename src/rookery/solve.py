@@ -258,10 +258,11 @@ def solve(
             error.run = run
             raise error
         run.stopped = session.stopped.reason
+        begun = not run.stopped.startswith("before")
+        where = "The run stopped there, and what it returns is from before." if begun else "No round was run."
         warnings.warn(
-            f"{session.stopped.reason} The run stopped there, and what it returns is from before. Smaller steps are "
-            "the usual cure; rk.Simulation(debug=True) tells which client and which local step; "
-            'on_nonfinite="warn" goes on.',
+            f"{run.stopped} {where} Smaller steps are the usual cure; rk.Simulation(debug=True) tells which client and "
+            'which local step; on_nonfinite="warn" goes on.',
             NonFiniteWarning,
             stacklevel=2,
         )
