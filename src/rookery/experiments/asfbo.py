@@ -151,7 +151,8 @@ def best_of_search(search: pd.DataFrame, by: str = "accuracy", keys: Sequence[st
     scale = search["run"].str.extract(r"(?:γ times|rate) (\S+)$")[0].astype(float)
     whole = search.assign(scale=scale, score=search[by].where(np.isfinite(search["loss"]), 0.0))
     means = whole.groupby([*keys, "scale"])["score"].mean()
-    return {key: float(own.idxmax()[-1]) for key, own in means.groupby(level=list(keys))}
+    best = lambda own: float(own.index[own.to_numpy().argmax()][-1])
+    return {key: best(own) for key, own in means.groupby(level=list(keys))}
 
 
 PANELS = {"train_loss": "training loss", "train_accuracy": "training accuracy", "loss": "test loss",
@@ -206,7 +207,8 @@ def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
     """ASFBO and LA-ASFBO reach every level that any method reaches no later than every baseline (times TOLERANCE),
     on training and on test images."""
     figures: Figures = {}
-    later, first = [], []
+    later: list[str] = []
+    first: list[str] = []
     for metric in ("train_accuracy", "accuracy"):
         for level in LEVELS:
             counts = _counts(results, split, level, metric, across)

@@ -283,7 +283,8 @@ def best_of_episodes(search: pd.DataFrame) -> dict[str, float]:
     """For each method the upper step with the highest accuracy, the mean over the seeds."""
     step = search["run"].str.extract(r"upper step (\S+)$")[0].astype(float)
     means = search.assign(step=step).groupby(["method", "step"])["accuracy"].mean()
-    return {str(method): float(own.idxmax()[1]) for method, own in means.groupby(level="method")}
+    best = lambda own: float(own.index[own.to_numpy().argmax()][1])
+    return {str(method): best(own) for method, own in means.groupby(level="method")}
 
 
 def episodes_picture(results: pd.DataFrame) -> Figure:

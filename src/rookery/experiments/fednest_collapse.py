@@ -175,8 +175,8 @@ def collapse_picture(results: pd.DataFrame) -> Figure:
     light = results[results["method"] == "LFedNest"]
     names = list(dict.fromkeys(light["habits"]))
     for place, name in enumerate(names):
-        own = ends(light, habits=name)
-        axes[0, 0].plot(own, np.full(len(own), place), "o", color=report.BLUE, alpha=0.6)
+        each = ends(light, habits=name)
+        axes[0, 0].plot(each, np.full(len(each), place), "o", color=report.BLUE, alpha=0.6)
     axes[0, 0].set_yticks(range(len(names)), names)
     axes[0, 0].invert_yaxis()
     axes[0, 0].axvline(THEIRS, color=report.GREY, linestyle="--")
