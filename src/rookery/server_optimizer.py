@@ -66,7 +66,7 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
         if given is not None and not hyperparameters.is_optimizer(given):
             way = "call it, with its step size" if callable(given) else "give one of optax's, as optax.adam(1e-3)"
             raise TypeError(f"with_server_optimizer: {name} is {given!r}, no optimizer with init and update: {way}.")
-    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
     return _extended(cls)(**own, **{_UPPER: upper, _LOWER: lower})
 
 
