@@ -70,6 +70,28 @@ def test_list_of_one_algorithm_gives_its_settings():
 # Runs.
 
 
+def test_a_server_optimizer(tmp_path):
+    """It changes the run, is written down, and a run goes on with it and with no other."""
+    given = [*SMALL, "--rounds", 2, "--out", tmp_path / "run", "--server-optimizer"]
+    assert invoke(*given, "adam:0.01").exit_code == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["hyperparameters"]["server_optimizer"] == "adam:0.01"
+    assert "server_optimizer/upper/0/mu" in np.load(tmp_path / "run" / "state.npz")
+    assert invoke(*given, "adam:0.01", "--resume").exit_code == 0
+    assert "holds another run" in refused(*given, "adam:0.02", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("adamm:0.1", "There is no server optimizer 'adamm'; did you mean adam?"),
+        ("adam", "give a positive step size after the name, as in adam:0.001"),
+        ("adam:fast", "give a positive step size after the name, as in adam:0.001"),
+    ],
+)
+def test_a_server_optimizer_that_is_none(text, message):
+    assert message in refused(*SMALL, "--server-optimizer", text)
+
+
 def test_a_run_prints_its_metrics_and_exchanges():
     result = invoke(*SMALL, "--rounds", 2)
     assert result.exit_code == 0, result.output

@@ -69,6 +69,12 @@ def test_the_page_on_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["Dense_0"]["kernel"].shape == (6, 10)
 
 
+def test_the_page_on_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = blocks("docs/optimizers.md", "python")
+    exec(compile(page, "optimizers.md", "exec"), {})
+    assert f"# {', '.join(capsys.readouterr().out.split())}\n" in page
+
+
 def test_the_readme_example_is_the_example_that_is_run() -> None:
     (shown, *_) = blocks("README.md", "python")
     code = (ROOT / "examples" / "hyperparameters.py").read_text()

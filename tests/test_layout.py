@@ -21,7 +21,7 @@ LAYERS = [
     {"fed"},
     {"parts", "hyperparameters", "words"},
     {"plan"},
-    {"algorithms", "checks"},
+    {"algorithms", "checks", "server_optimizer"},
     {"engines", "checkpoints"},
     {"explain"},
     {"solve"},

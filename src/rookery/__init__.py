@@ -15,6 +15,7 @@ from rookery.engines.simulation import Simulation
 from rookery.explain import explain
 from rookery.fed import Epochs, NonFiniteError
 from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.server_optimizer import with_server_optimizer
 from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, solve
 from rookery.tune import Tuning, tune
 from rookery.weights import load_weights, save_weights
@@ -52,6 +53,7 @@ __all__ = [
     "tasks",
     "theory",
     "tune",
+    "with_server_optimizer",
     *_algorithms,
 ]
 

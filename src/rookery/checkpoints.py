@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.clients import Clients
+from rookery.hyperparameters import is_optimizer
 
 _FORMAT = 2
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
@@ -37,7 +38,12 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
 
 
 def _shown(value: Any) -> str:
-    """A hyperparameter in words; arrays by their numbers, of which a text would leave some out."""
+    """A hyperparameter in words; arrays by their numbers, of which a text would leave some out.
+
+    Of an optimizer, whose numbers are part of the program, that it is one: its text has addresses in memory.
+    """
+    if is_optimizer(value):
+        return "an optimizer"
     return f"{np.shape(value)} {_digest(value)}" if hasattr(value, "dtype") or isinstance(value, list) else repr(value)
 
 

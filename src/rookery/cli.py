@@ -24,6 +24,7 @@ from rich.console import Console
 import rookery as rk
 from rookery import checks, report
 from rookery import demo as demonstration
+from rookery.arguments import is_number
 from rookery.data import DATASETS, PARTITIONS
 from rookery.data.files import cache_dir
 from rookery.metrics import Direction, direction
@@ -247,6 +248,10 @@ def run(
     cohort: Annotated[int | None, typer.Option(help="Clients in each round; the task has a default.")] = None,
     clients: Annotated[int | None, typer.Option(help="Clients in all; the task has a default.")] = None,
     partition: Annotated[str | None, typer.Option(help="How data are dealt out: iid, shards or dirichlet.")] = None,
+    server_optimizer: Annotated[
+        str | None,
+        typer.Option(help="An optimizer that takes the server's step on x, and its step size: adam:0.001 (FedAdam)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the task and of the run.")] = 0,
     every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
     out: Out = None,
@@ -261,6 +266,10 @@ def run(
     with _border():
         asked = _ask(task, algorithm, settings or [], clients, partition, seed)
         task_name, algorithm_name, arguments, chosen, method, note = asked
+        hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+        if server_optimizer is not None:
+            hyper["server_optimizer"] = server_optimizer
+            method = rk.with_server_optimizer(method, upper=optimizer_of(server_optimizer))
         rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
         size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
         goal = direction(chosen.metric)
@@ -268,7 +277,7 @@ def run(
             "task": task_name,
             "task_settings": arguments,
             "algorithm": algorithm_name,
-            "hyperparameters": {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},
+            "hyperparameters": hyper,
             "seed": seed,
             "cohort": size,
             "rounds": rounds,
@@ -455,6 +464,25 @@ def value_of(text: str) -> Any:
             raise ValueError(f"{text!r}: epochs: is followed by a number, as in epochs:5.")
         return rk.Epochs(float(passes))
     return text
+
+
+_OPTIMIZERS = ("adam", "yogi", "adagrad", "sgd", "momentum")
+
+
+def optimizer_of(text: str) -> Any:
+    """The optimizer of optax's that a text on the command line stands for; momentum is sgd with momentum=0.9.
+
+    >>> hasattr(optimizer_of("adam:0.001"), "update")
+    True
+    """
+    import optax
+
+    word, _, size = text.partition(":")
+    name, _ = find("server optimizer", word.strip(), dict.fromkeys(_OPTIMIZERS))
+    step: Any = value_of(size)
+    if not is_number(step) or step <= 0:
+        raise ValueError(f"--server-optimizer {text!r}: give a positive step size after the name, as in {name}:0.001.")
+    return optax.sgd(step, momentum=0.9) if name == "momentum" else getattr(optax, name)(step)
 
 
 def _settings(

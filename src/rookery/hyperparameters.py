@@ -126,6 +126,25 @@ def _boolean(value: Any) -> str | None:
     return None if isinstance(value, bool) else "True or False"
 
 
+def is_optimizer(value: Any) -> bool:
+    """Whether it has the two functions of an optimizer of optax's."""
+    parts = getattr(value, "init", None), getattr(value, "update", None)
+    return not isinstance(value, type) and all(map(callable, parts))
+
+
+def _optimizer(value: Any) -> str | None:
+    return None if value is None or is_optimizer(value) else "an optimizer of optax's, as optax.adam(1e-3) is, or None"
+
+
+# An optimizer has a step size of its own, in the place of this one.
+REPLACED = {"optimizer": "step", "lower_optimizer": "lower_step", "upper_optimizer": "upper_step"}
+
+
+def unused(algorithm: Algorithm) -> dict[str, str]:
+    """The step sizes that are not used, each with the optimizer that is in its place."""
+    return {step: name for name, step in REPLACED.items() if getattr(algorithm, name, None) is not None}
+
+
 # The same word means the same thing in every algorithm, so what it may be is written once.
 RULES: dict[str, Callable[[Any], str | None]] = {
     "step": _positive,
@@ -196,6 +215,11 @@ RULES: dict[str, Callable[[Any], str | None]] = {
     "accuracy": _positive,
     "inner_steps": _count(1),
     "inner_step": _positive,
+    "optimizer": _optimizer,
+    "lower_optimizer": _optimizer,
+    "upper_optimizer": _optimizer,
+    "server_upper_optimizer": _optimizer,
+    "server_lower_optimizer": _optimizer,
 }
 
 
@@ -225,7 +249,7 @@ def check(algorithm: Algorithm, n: int) -> None:
         if field.type is int and rule is _local_steps:
             rule = _count(1)  # a method whose clients all take as many
         where = ""
-        if callable(value):
+        if callable(value) and rule is not _optimizer:
             where, value = " in round 0", _first_value(name, field, value)
         expected = rule(value)
         if expected:

@@ -199,13 +199,14 @@ def tune(
 
 
 def step_sizes(algorithm: Algorithm) -> list[str]:
-    """The names of an algorithm's step sizes, but for those that are words ("auto").
+    """The names of an algorithm's step sizes, but for words ("auto") and those that an optimizer takes the place of.
 
     >>> import rookery as rk
     >>> step_sizes(rk.FedNest()), step_sizes(rk.FedNest(hessian_step=0.1)), step_sizes(rk.FedAvg())
     (['upper_step', 'lower_step'], ['upper_step', 'lower_step', 'hessian_step'], ['step'])
     """
     named = [f.name for f in fields(algorithm) if f.name == "step" or f.name.endswith("_step")]  # type: ignore[arg-type]
+    named = [name for name in named if name not in hyperparameters.unused(algorithm)]
     return [n for n in named if _is_real(algorithm, n) and not isinstance(getattr(algorithm, n), str)]
 
 
@@ -235,7 +236,9 @@ def _ranges(algorithm: Algorithm, search: Mapping[str, Range | None] | Sequence[
 def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds: Any) -> Range:
     if name not in known:
         raise ValueError(f"{owner} has no hyperparameter {name!r}; it has: {', '.join(known)}.")
-    value = getattr(algorithm, name)
+    value, unused = getattr(algorithm, name), hyperparameters.unused(algorithm)
+    if name in unused:
+        raise ValueError(f"{owner}: {name} is not used, for {unused[name]} has a step size of its own: search others.")
     if callable(value):
         raise ValueError(
             f"{owner}: {name} is a schedule, which is no number to search; give a number, or search others alone."

@@ -1,4 +1,4 @@
-"""FedAvg and FedSVRG against the NumPy transcription: full batches, unequal clients, weights and local steps."""
+"""FedAvg, FedProx, SCAFFOLD and FedSVRG against the NumPy transcription: full batches, unequal clients and steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -39,3 +39,26 @@ def test_fedsvrg(cohort: int | None, scaled: bool) -> None:
     expected = wrap(golden.fedsvrg(ours, letters, q.INIT[0], who, scaled))
     algorithm = rk.FedSVRG(step=letters.alpha, local_steps=STEPS, scale_steps=scaled)
     q.assert_same(run(clients, algorithm, cohort=cohort, seed=5), expected)
+
+
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_fedprox(cohort: int | None) -> None:
+    ours, clients = q.single_level()
+    who = golden.everyone(ours, 15) if cohort is None else q.cohorts(q.N_CLIENTS, cohort, 15, seed=5)
+    expected = wrap(golden.fedavg(ours, LETTERS, q.INIT[0], who, mu=0.7))
+    algorithm = rk.FedProx(step=0.1, local_steps=STEPS, proximal=0.7)
+    q.assert_same(run(clients, algorithm, cohort=cohort, seed=5), expected)
+    plain = wrap(golden.fedavg(ours, LETTERS, q.INIT[0], who))
+    assert max(np.abs(a[0] - b[0]).max() for a, b in zip(expected, plain, strict=True)) > 1e-3  # μ has a say
+
+
+@pytest.mark.parametrize(("cohort", "equal"), [(None, False), (2, True), (2, False)])
+def test_scaffold(cohort: int | None, equal: bool) -> None:
+    """With equal weights, c moves by |S|/N of the cohort's mean change, as in the paper."""
+    ours, clients = q.single_level([1.0] * q.N_CLIENTS) if equal else q.single_level()
+    letters = replace(LETTERS, alpha=0.05)
+    who = golden.everyone(ours, 15) if cohort is None else q.cohorts(q.N_CLIENTS, cohort, 15, seed=4)
+    assert set().union(*who) == set(range(q.N_CLIENTS))
+    expected = wrap(golden.scaffold(ours, letters, q.INIT[0], who, server=0.8))
+    algorithm = rk.Scaffold(step=0.05, server_step=0.8, local_steps=STEPS)
+    q.assert_same(run(clients, algorithm, cohort=cohort, seed=4), expected)

@@ -12,6 +12,7 @@ import numpy as np
 
 Vector = np.ndarray
 Pair = tuple[Vector, Vector]
+Rule = Callable[[Vector], Vector]  # a gradient -> what is subtracted
 Cohort = Sequence[int]
 
 
@@ -45,6 +46,27 @@ class Nest:
     kind: str = "bilevel"  # or "minimax", "compositional"
     project: Callable[[Vector], Vector] = lambda x: x
     draw: Callable[..., int] | None = None  # N' of (client, local step), for neumann="random"
+    inner_rule: Callable[[], "Rule"] | None = None  # an optimizer for local steps on y, and
+    outer_rule: Callable[[], "Rule"] | None = None  # on x
+
+    def inner_steps(self, i: int) -> "Rule":
+        """A run of local steps on y: what is subtracted, for each direction."""
+        return (
+            (lambda g: self.beta_i(i) * g)
+            if self.inner_rule is None
+            else self._scaled(i, self.tau_inner, self.inner_rule())
+        )
+
+    def outer_steps(self, i: int) -> "Rule":
+        """The same on x."""
+        return (
+            (lambda g: self.alpha_i(i) * g)
+            if self.outer_rule is None
+            else self._scaled(i, self.tau_outer, self.outer_rule())
+        )
+
+    def _scaled(self, i: int, tau: Sequence[int], rule: "Rule") -> "Rule":
+        return (lambda g: rule(g) / tau[i]) if self.scaled else rule
 
     def alpha_i(self, i: int) -> float:
         return self.alpha / self.tau_outer[i] if self.scaled else self.alpha
@@ -58,17 +80,18 @@ def fed_inn(problem: Any, s: Nest, cohort: Cohort, x: Vector, y: Vector) -> Vect
     q = mean(problem, cohort, [problem.g_y(i, x, y) for i in cohort])
     last = []
     for i in cohort:
-        y_i = y
+        y_i, move = y, s.inner_steps(i)
         for _ in range(s.tau_inner[i]):
-            y_i = y_i - s.beta_i(i) * (problem.g_y(i, x, y_i) - problem.g_y(i, x, y) + q)
+            y_i = y_i - move(problem.g_y(i, x, y_i) - problem.g_y(i, x, y) + q)
         last.append(y_i)
     return mean(problem, cohort, last)
 
 
 def local_y(problem: Any, s: Nest, i: int, x: Vector, y: Vector) -> Vector:
     """Alg. 6, lines 3–6."""
+    move = s.inner_steps(i)
     for _ in range(s.tau_inner[i]):
-        y = y - s.beta_i(i) * problem.g_y(i, x, y)
+        y = y - move(problem.g_y(i, x, y))
     return y
 
 
@@ -128,15 +151,16 @@ def fed_out(problem: Any, s: Nest, cohort: Cohort, x: Vector, y: Vector) -> Vect
     h = global_hypergradient(problem, s, cohort, x, y)
     last = []
     for i in cohort:
-        x_i = x
+        x_i, move = x, s.outer_steps(i)
         for _ in range(s.tau_outer[i]):
-            x_i = x_i - s.alpha_i(i) * (problem.f_x(i, x_i, y) - problem.f_x(i, x, y) + h)
+            x_i = x_i - move(problem.f_x(i, x_i, y) - problem.f_x(i, x, y) + h)
         last.append(x_i)
     return s.project(mean(problem, cohort, last))
 
 
 def local_x(problem: Any, s: Nest, i: int, x: Vector, y: Vector) -> Vector:
     """Alg. 5, lines 4–10, with ∇_y f_i where the paper misprints ∇_x f_i."""
+    move = s.outer_steps(i)
     for v in range(s.tau_outer[i]):
         if s.kind == "minimax":
             h = problem.f_x(i, x, y)
@@ -146,7 +170,7 @@ def local_x(problem: Any, s: Nest, i: int, x: Vector, y: Vector) -> Vector:
             terms = None if s.draw is None else s.draw(i, v)
             solved = inverse_product(s, problem.g_yy(i, x, y), problem.f_y(i, x, y), terms)
             h = problem.f_x(i, x, y) - problem.g_xy(i, x, y) @ solved
-        x = x - s.alpha_i(i) * h
+        x = x - move(h)
     return x
 
 
@@ -259,17 +283,38 @@ def scaffold_saddle(problem: Any, s: Saddle, start: Pair, who: Sequence[Cohort])
 # A single level.
 
 
-def fedavg(problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort]) -> Iterator[Vector]:
-    """McMahan et al. 2017."""
+def fedavg(
+    problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort], rule: Callable[[], Rule] | None = None, mu: float = 0.0
+) -> Iterator[Vector]:
+    """McMahan et al. 2017; with μ, FedProx (Li et al. 2020, Alg. 2); with a rule, local steps by an optimizer."""
     yield x
     for cohort in who:
         last = []
         for i in cohort:
-            x_i = x
+            x_i, move = x, (lambda g: s.alpha * g) if rule is None else rule()
             for _ in range(s.tau[i]):
-                x_i = x_i - s.alpha * problem.f_x(i, x_i)
+                x_i = x_i - move(problem.f_x(i, x_i) + mu * (x_i - x))
             last.append(x_i)
         x = s.project(mean(problem, cohort, last))
+        yield x
+
+
+def scaffold(problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort], server: float) -> Iterator[Vector]:
+    """Karimireddy et al. 2020, Alg. 1, option II; with weights, c ← c + Σ_{i∈S} p_i (c_i⁺ − c_i)."""
+    n = len(problem.p)
+    c, own = np.zeros_like(x), [np.zeros_like(x) for _ in range(n)]
+    yield x
+    for cohort in who:
+        moved, change = [], np.zeros_like(x)
+        for i in cohort:
+            y_i = x
+            for _ in range(s.tau[i]):
+                y_i = y_i - s.alpha * (problem.f_x(i, y_i) - own[i] + c)
+            plus = own[i] - c + (x - y_i) / (s.tau[i] * s.alpha)
+            change = change + problem.p[i] * (plus - own[i])
+            own[i] = plus
+            moved.append(y_i - x)
+        x, c = s.project(x + server * mean(problem, cohort, moved)), c + change
         yield x
 
 
@@ -286,3 +331,67 @@ def fedsvrg(problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort], scaled: b
             last.append(x_i)
         x = s.project(mean(problem, cohort, last))
         yield x
+
+
+# Optimizers: each is a function that is given gradients one after the other, and says what to subtract.
+
+
+def momentum(step: float, decay: float) -> Rule:
+    """Polyak's: m ← g + decay·m."""
+    m: Any = 0.0
+
+    def rule(g: Vector) -> Vector:
+        nonlocal m
+        m = g + decay * m
+        return step * m
+
+    return rule
+
+
+def adam(step: float, b1: float, b2: float, eps: float) -> Rule:
+    """Kingma and Ba 2015, Alg. 1, where the bias of both moments is corrected."""
+    m, v, t = 0.0, 0.0, 0
+
+    def rule(g: Vector) -> Vector:
+        nonlocal m, v, t
+        t += 1
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        return step * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+    return rule
+
+
+def adaptive(kind: str, step: float, b1: float, b2: float, tau: float) -> Rule:
+    """FedAdagrad, FedYogi and FedAdam (Reddi et al. 2021, Alg. 2): v starts at τ², and no bias is corrected."""
+    m, v = 0.0, tau**2
+
+    def rule(g: Vector) -> Vector:
+        nonlocal m, v
+        delta = -g
+        m = b1 * m + (1 - b1) * delta
+        if kind == "adagrad":
+            v = v + delta**2
+        elif kind == "yogi":
+            v = v - (1 - b2) * delta**2 * np.sign(v - delta**2)
+        else:
+            v = b2 * v + (1 - b2) * delta**2
+        return -step * m / (np.sqrt(v) + tau)
+
+    return rule
+
+
+def with_server(
+    one_round: Callable[[Any, Cohort], Any],
+    rules: Sequence[Rule | None],
+    project: Any,
+    start: Any,
+    who: Sequence[Cohort],
+) -> Iterator[Any]:
+    """Any method with an optimizer at the server: variables, round by round. A rule of None leaves the method's own."""
+    z = start
+    yield z
+    for cohort in who:
+        after = one_round(z, cohort)
+        moved = [b if rule is None else a - rule(a - b) for a, b, rule in zip(z, after, rules, strict=True)]
+        z = (project(moved[0]), *moved[1:])
+        yield z

@@ -13,7 +13,7 @@ from rookery.algorithms.own_inner import FCSG, AccFCSGM, ComFedL, FedDRSCGD, Loc
 from rookery.algorithms.personalised import Ditto, FineTuned, LocalTrain, PFedMe
 from rookery.algorithms.saddle import FedAvgSaddle, ScaffoldSaddle
 from rookery.algorithms.sample_dro import PDSGD, FastDRO
-from rookery.algorithms.single_level import FedAvg, FedSVRG
+from rookery.algorithms.single_level import FedAvg, FedProx, FedSVRG, Scaffold
 from rookery.algorithms.single_machine import ALSET, BSA, MRBO, TTSA, StocBiO
 from rookery.algorithms.weighted_nodes import LocalSVRG, WeightedNodesABA, WeightedNodesProx
 
@@ -52,6 +52,7 @@ __all__ = [
     "FedMBO",
     "FedNest",
     "FedNestSGD",
+    "FedProx",
     "FedSVRG",
     "FineTuned",
     "LFedNest",
@@ -65,6 +66,7 @@ __all__ = [
     "PFedMe",
     "ParallelSGD",
     "QFedAvg",
+    "Scaffold",
     "ScaffoldSaddle",
     "ShroFBO",
     "SimFBO",

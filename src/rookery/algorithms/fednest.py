@@ -42,6 +42,8 @@ class _Nest:
     anchor_batch: int | None = None  # of ζ_i in the anchor q_i; None: all the client's data
     resample: bool = False  # a fresh cohort for every exchange of FedIHGP
     scale_steps: bool = False  # α_i = α/τ_i and β_i = β/τ_i, as in the theory
+    lower_optimizer: Any = None  # of optax, for the local steps on y in the place of β; None: plain steps
+    upper_optimizer: Any = None  # the same on x in the place of α
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel, Minimax, Compositional)
 
@@ -76,6 +78,9 @@ class FedNest(_Nest):
 
     Arguments: see the fields, each with the paper's symbol. `lower_local_steps` and `upper_local_steps` are an int, a
     range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry for each client.
+    `lower_optimizer` and `upper_optimizer`, of optax, take the local steps in the place of β and α: they
+    are given the direction of the step (Alg. 4 or 6 and Alg. 2 or 5) as the gradient, and every client starts them
+    afresh for every run of local steps.
 
     Example:
         >>> import rookery as rk
@@ -185,7 +190,7 @@ def fed_inn(h: _Nest, fed: Fed, x: tree.Tree, y: tree.Tree, seen: PerClient | No
         count, order = jax.random.split(k)
         steps = c.steps(h.lower_local_steps, count, h.batch_size, "lower")
         gradient = lambda y, v: c.g_y(x, y, c.lower(order, h.batch_size, v, seen=z))
-        return svrg(c, gradient, y, q, _local_step(h, h.lower_step, steps), steps)
+        return svrg(c, gradient, y, q, *_lower_steps(h, steps))
 
     return fed.mean(fed.map(local, k2, seen), name="y", around=y)  # line 13
 
@@ -200,7 +205,7 @@ def local_inner(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, seen: Any, key:
     count, order = jax.random.split(key)
     steps = c.steps(h.lower_local_steps, count, h.batch_size, "lower")
     gradient = lambda y, v: c.g_y(x, y, c.lower(order, h.batch_size, v, seen=seen))
-    return sgd(c, gradient, y, _local_step(h, h.lower_step, steps), steps)
+    return sgd(c, gradient, y, *_lower_steps(h, steps))
 
 
 def fed_out(
@@ -222,7 +227,7 @@ def fed_out(
         count, order = jax.random.split(k)
         steps = c.steps(h.upper_local_steps, count, h.batch_size, "upper")
         gradient = lambda x, v: c.f_x(x, y, c.upper(order, h.batch_size, v))
-        x_i = svrg(c, gradient, x, anchor, _local_step(h, h.upper_step, steps), steps)
+        x_i = svrg(c, gradient, x, anchor, *_upper_steps(h, steps))
         return x_i, _probed(c, state.probe, x, y, z, k)
 
     x, probe = fed.mean(fed.map(local, k2, seen), name="x", around=(x, None))  # line 15
@@ -269,7 +274,7 @@ def local_outer(h: _Nest, c: Client, state: State, y: tree.Tree, seen: Any, key:
         own = c.loop(_LOCAL_POWER_ITERATIONS - 1, again, probe)
         hessian_step = 1 / (2 * jnp.maximum(tree.norm(state.probe), tree.norm(own)))
     gradient = lambda x, v: _local_hypergradient(h, c, x, y, hessian_step, jax.random.fold_in(noise, v))
-    return sgd(c, gradient, state.x, _local_step(h, h.upper_step, steps), steps), probe
+    return sgd(c, gradient, state.x, *_upper_steps(h, steps)), probe
 
 
 def _local_hypergradient(h: _Nest, c: Client, x: tree.Tree, y: tree.Tree, hessian_step: Any, key: Array) -> tree.Tree:
@@ -291,6 +296,16 @@ def _draws(h: _Nest) -> int | None:
     if isinstance(h.lower_local_steps, int) and h.batch_size is not None:
         return h.lower_rounds * h.lower_local_steps * h.batch_size
     return None
+
+
+def _lower_steps(h: _Nest, steps: Count) -> tuple[Any, Count, Any]:
+    """Of the local steps on y: their size, how many, and by which optimizer (whose updates then have the size 1)."""
+    return _local_step(h, h.lower_step if h.lower_optimizer is None else 1.0, steps), steps, h.lower_optimizer
+
+
+def _upper_steps(h: _Nest, steps: Count) -> tuple[Any, Count, Any]:
+    """The same of those on x."""
+    return _local_step(h, h.upper_step if h.upper_optimizer is None else 1.0, steps), steps, h.upper_optimizer
 
 
 def _local_step(h: _Nest, step: Any, steps: Count) -> Any:

@@ -1,0 +1,116 @@
+"""Optimizers at the server and for local steps against NumPy transcriptions: full batches, unequal clients, cohorts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import quadratics as q
+import transcription as golden
+
+import rookery as rk
+
+STEPS = [3, 1, 2, 4, 1]  # τ_i
+LETTERS = golden.Saddle(alpha=0.1, beta=0.0, tau=STEPS, project=q.project)
+FEDAVG = rk.FedAvg(step=0.1, local_steps=STEPS)
+ADAM = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}
+WHO = q.cohorts(q.N_CLIENTS, 2, 15, seed=5)
+COHORT: dict[str, Any] = {"cohort": 2, "seed": 5}
+
+
+def fedavg_round(ours: Any) -> Callable[..., tuple[Any]]:
+    return lambda z, cohort: (list(golden.fedavg(ours, LETTERS, z[0], [cohort]))[-1],)
+
+
+def single(clients: rk.Clients, algorithm: Any, **given: Any) -> list[Any]:
+    return [(x,) for x, _ in q.trajectory(q.SINGLE_LEVEL, clients, algorithm, q.INIT[0], 15, **given)]
+
+
+# The server's.
+
+
+@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "federation"])
+def test_fedadam(engine: Any) -> None:
+    """A cohort of unequal clients, on both engines; and x stays in its set."""
+    ours, clients = q.single_level()
+    rule = golden.adam(0.1, **ADAM)
+    expected = list(golden.with_server(fedavg_round(ours), [rule], q.project, (q.INIT[0],), WHO))
+    method = rk.with_server_optimizer(FEDAVG, upper=optax.adam(0.1, **ADAM))
+    q.assert_same(single(clients, method, engine=engine, **COHORT), expected)
+    assert any(np.isclose(np.linalg.norm(x), q.RADIUS) for (x,) in expected[1:])  # the projection was at work
+
+
+def reddi(kind: str, step: float, b1: float, b2: float, tau: float) -> optax.GradientTransformation:
+    """One's own optimizer: Alg. 2 of Reddi et al., as it stands there."""
+
+    def update(g: Any, state: Any, params: Any = None) -> Any:
+        m, v = state
+        m = b1 * m - (1 - b1) * g
+        grown = {
+            "adam": b2 * v + (1 - b2) * g**2,
+            "yogi": v - (1 - b2) * g**2 * jnp.sign(v - g**2),
+            "adagrad": v + g**2,
+        }
+        return step * m / (jnp.sqrt(grown[kind]) + tau), (m, grown[kind])
+
+    return optax.GradientTransformation(lambda x: (jnp.zeros_like(x), jnp.full_like(x, tau**2)), update)
+
+
+@pytest.mark.parametrize("kind", ["yogi", *(pytest.param(k, marks=pytest.mark.slow) for k in ("adam", "adagrad"))])
+def test_the_optimizers_of_the_paper(kind: str) -> None:
+    ours, clients = q.single_level()
+    numbers = (0.05, 0.9, 0.99, 1e-2)
+    rule = golden.adaptive(kind, *numbers)
+    expected = list(golden.with_server(fedavg_round(ours), [rule], q.project, (q.INIT[0],), WHO))
+    method = rk.with_server_optimizer(FEDAVG, upper=reddi(kind, *numbers))
+    q.assert_same(single(clients, method, **COHORT), expected)
+
+
+NEST = golden.Nest(
+    alpha=0.08, beta=0.12, T=2, tau_inner=STEPS, tau_outer=[2, 3, 1, 1, 2], N=3, inverse_l=0.2, scaled=True
+)
+WORDS: dict[str, Any] = {
+    "upper_step": 0.08, "lower_step": 0.12, "lower_rounds": 2, "lower_local_steps": STEPS,
+    "upper_local_steps": [2, 3, 1, 1, 2], "neumann_terms": 3, "hessian_step": 0.2, "scale_steps": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_a_nested_sibling(lower: bool) -> None:
+    """LFedNest with Adam on x and momentum on y, or on x alone."""
+    ours, clients = q.bilevel()
+    one = lambda z, cohort: golden.NEST["LFedNest"](ours, NEST, cohort, *z)
+    rules = [golden.adam(0.05, **ADAM), golden.momentum(0.9, 0.5) if lower else None]
+    expected = list(golden.with_server(one, rules, lambda x: x, q.INIT, WHO))
+    momentum = optax.sgd(0.9, momentum=0.5) if lower else None
+    method = rk.with_server_optimizer(rk.LFedNest(**WORDS), optax.adam(0.05, **ADAM), momentum)
+    q.assert_same(q.trajectory(q.BILEVEL, clients, method, q.INIT, 15, **COHORT), expected)
+
+
+# The clients'.
+
+
+@pytest.mark.parametrize("method", [rk.FedAvg, rk.FedProx])
+def test_local_adam(method: Any) -> None:
+    """Every client starts afresh in every round, whatever the number of its steps."""
+    ours, clients = q.single_level()
+    prox = method is rk.FedProx
+    rule = lambda: golden.adam(0.05, **ADAM)
+    expected = [(x,) for x in golden.fedavg(ours, LETTERS, q.INIT[0], WHO, rule, mu=0.7 if prox else 0.0)]
+    algorithm = method(local_steps=STEPS, optimizer=optax.adam(0.05, **ADAM), **({"proximal": 0.7} if prox else {}))
+    q.assert_same(single(clients, algorithm, **COHORT), expected)
+
+
+METHODS = ["LFedNest", "FedNest", *(pytest.param(n, marks=pytest.mark.slow) for n in golden.NEST if n[-4:] != "Nest")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_local_optimizers_of_both_levels(name: str) -> None:
+    ours, clients = q.bilevel()
+    rules = {"inner_rule": lambda: golden.momentum(0.2, 0.6), "outer_rule": lambda: golden.adam(0.05, **ADAM)}
+    expected = list(golden.nest(name, ours, replace(NEST, **rules), q.INIT, WHO))
+    own = {"lower_optimizer": optax.sgd(0.2, momentum=0.6), "upper_optimizer": optax.adam(0.05, **ADAM)}
+    q.assert_same(q.trajectory(q.BILEVEL, clients, getattr(rk, name)(**WORDS, **own), q.INIT, 15, **COHORT), expected)
