@@ -28,6 +28,8 @@ def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, An
         return _arrays(init, "x"), ()
     if isinstance(problem, WeightedNodes):
         return _weights_and_model(problem, clients, init)
+    if isinstance(problem, Compositional) and not (type(init) is tuple and len(init) == 2):
+        init = (init, None)
     if not (isinstance(init, tuple) and len(init) == 2):
         given = f"a tuple of {len(init)}" if isinstance(init, tuple) else f"a {type(init).__name__}"
         raise ValueError(f"init is {given}; a {type(problem).__name__} problem starts from a pair (x, y).")
@@ -234,6 +236,9 @@ def _inner_data(problem: Compositional, clients: Clients) -> tuple[Any, ...]:
     return _one_sample(clients.lower), row
 
 
+_PAIRS = " A tuple of two is (x, y); give an x that is such a tuple itself as init=(x, None)."
+
+
 def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) -> None:
     batch, *sample = data
     try:
@@ -241,10 +246,12 @@ def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) 
     except Exception as error:
         raise ValueError(
             f"Compositional.inner fails on init and a batch of one sample: {_first_line(error)} (x is {_shape(x)}, a "
-            f"batch is {_shape(batch)}{f', the outer sample {_shape(*sample)}' if sample else ''}.)"
+            f"batch is {_shape(batch)}{f', the outer sample {_shape(*sample)}' if sample else ''}.{_PAIRS})"
         ) from error
     if _shape(value) != _shape(y):
-        raise ValueError(f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.")
+        raise ValueError(
+            f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.{_PAIRS}"
+        )
 
 
 def _first_line(error: Exception) -> str:

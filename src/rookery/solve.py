@@ -153,8 +153,9 @@ def solve(
         problem: `Bilevel`, `Minimax`, `Compositional`, `SingleLevel` or `WeightedNodes`.
         clients: the federation's data.
         algorithm: `rk.FedNest(...)` and so on.
-        init: (x, y), pytrees of floating-point arrays; x alone for single-level problems. For compositional problems y
-            may be None: it then starts at zero. For weighted nodes θ alone, with weights 1/K, or (w, θ).
+        init: (x, y), pytrees of floating-point arrays; x alone for single-level problems. For compositional problems x
+            alone, or (x, None), too: y then starts at zero. There a plain tuple of two is always (x, y): an x that is
+            one itself is given as (x, None). For weighted nodes θ alone, with weights 1/K, or (w, θ).
         rounds: how many rounds.
         cohort: clients per round, drawn afresh each round; None: all of them.
         seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.
