@@ -23,7 +23,7 @@ LAYERS = [
     {"plan"},
     {"algorithms", "checks"},
     {"engines", "checkpoints"},
-    {"explain"},
+    {"explain", "diagnosis"},
     {"solve"},
     {"report"},
     {"tune"},

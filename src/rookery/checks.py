@@ -115,7 +115,7 @@ def check_run(
             f"cohort={cohort}: {idle} clients have the weight 0, and a cohort of these alone has no mean; leave them "
             f"out of Clients, or give a cohort of at least {idle + 1}."
         )
-    _check_losses(problem, clients, x, y)
+    check_losses(problem, clients, x, y)
     return int(cohort)
 
 
@@ -142,7 +142,7 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
     if isinstance(problem, Compositional):
         _check_composition(problem, name, algorithm)
     if isinstance(problem, WeightedNodes):
-        _check_nodes(clients)
+        check_nodes(clients)
     if "center" in getattr(algorithm, "needs", ()) and clients.center is None:
         raise ValueError(
             f"{name} trains on the centre's data, and these clients have none: give Clients(..., center=rows)."
@@ -172,7 +172,8 @@ def _check_composition(problem: Compositional, name: str, algorithm: Algorithm) 
         raise ValueError(f"{name} minimises the extra part h alone, and this problem has none: give extra=h(x, batch).")
 
 
-def _check_nodes(clients: Clients) -> None:
+def check_nodes(clients: Clients) -> None:
+    """Raise ValueError if these clients are not what a WeightedNodes problem needs."""
     if clients.center is None:
         raise ValueError(
             "A WeightedNodes problem judges the model on the centre's data, and these clients have none: give "
@@ -198,7 +199,8 @@ def _one_sample(source: Source) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), source.rows)
 
 
-def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
+def check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
+    """Raise ValueError if a loss fails on a batch of one sample, or returns anything but one real number."""
     upper, lower = _one_sample(clients.upper), _one_sample(clients.lower)
     losses = [("upper" if isinstance(problem, Bilevel) else _first_field(problem), problem.f, upper)]
     if isinstance(problem, Bilevel):
