@@ -23,6 +23,7 @@ _PRODUCTS = 100  # Hessian-vector products for one look at the curvature
 _STEPS = 300  # gradient steps of the lower level
 _FLAT = 1e-6  # of the largest curvature: less is none
 _CURVED_DOWN = 0.1  # of the largest curvature: more of it, downwards, is no rounding
+_AWAY = 1e3  # growth of the residual that means there is no minimum
 _WRONG = 0.01  # relative difference of the hypergradient and finite differences
 
 
@@ -72,7 +73,7 @@ class Diagnosis:
 
 
 def check(
-    problem: Problem, clients: Clients, init: Any, *, at_most: int = 8, samples: int = 256, seed: int = 0
+    problem: Problem, clients: Clients, init: Any, *, at_most: int = 8, samples: int = 128, seed: int = 0
 ) -> Diagnosis:
     """Look at a problem before a run: `print` what it returns.
 
@@ -179,7 +180,7 @@ def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
     return Line("means over the batch", ", ".join(name for name, *_ in _losses(problem, clients, None)))
 
 
-def _losses(problem: Problem, clients: Clients, value: Any) -> list[tuple[str, Source, Callable[..., Any]]]:
+def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Source, Callable[..., Any]]]:
     """Each loss by name, its data, and (z, rows) -> a number, at z = (x, y)."""
     f = lambda z, rows: problem.f(*z, rows)
     if isinstance(problem, Bilevel):
@@ -419,7 +420,8 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
     high = max(high, high_there)
     _, by_x, by_y = at.f(at.x, y)
     p, left = conjugate_gradients(lambda v: at.g_yy(at.x, y, v), by_y, min(2 * y.size + 20, 1000))
-    if not _curved(low, high, left, solved, what, sample, look):
+    enough = sample.ids.size * len(jax.tree.leaves(sample.lower)[0][0]) >= y.size  # rows to tell what is flat
+    if not _curved(low, high, left, solved, enough, what, sample, look):
         return
     implicit = -at.g_xy(at.x, y, p)
     if isinstance(problem, Bilevel | WeightedNodes):
@@ -503,14 +505,23 @@ def curvature(product: Callable[[Vector], Vector], size: int, rng: np.random.Gen
 
 
 def _descend(at: _Oracles, step: float) -> tuple[Vector, list[float]]:
-    """Gradient steps of the lower level until the residual is a thousandth; each one's residual before it."""
-    y, norms = at.y, []
-    for _ in range(_STEPS + 1):
-        slope = at.g(at.x, y)[1]
-        norms.append(float(np.linalg.norm(slope)))
-        if not math.isfinite(norms[-1]) or norms[-1] <= 1e-3 * norms[0] or norms[-1] > 1e3 * norms[0]:
+    """Gradient steps of the lower level until the residual is a thousandth; the residual before each.
+
+    A step that does not lower the value is halved, and so are those after it.
+    """
+    y = at.y
+    value, slope = at.g(at.x, y)
+    norms = [float(np.linalg.norm(slope))]
+    for _ in range(_STEPS):
+        if not 1e-3 * norms[0] < norms[-1] < _AWAY * norms[0]:
             break
-        y = y - step * slope
+        for _ in range(30):
+            new_value, new_slope = at.g(at.x, y - step * slope)
+            if new_value <= value - 0.25 * step * norms[-1] ** 2 + 1e-12 * abs(value):
+                break
+            step /= 2
+        y, value, slope = y - step * slope, new_value, new_slope
+        norms.append(float(np.linalg.norm(slope)))
     return y, norms
 
 
@@ -521,16 +532,16 @@ def _residual(norms: list[float], high: float, what: str, look: _Look) -> None:
         return
     ratio = norms[-1] / norms[0]
     look.numbers.update({"residual": ratio, "steps": steps})
-    words = f"‖∇_y g‖ falls to {_n(ratio)} of its start in {steps} gradient steps of 1/ℓ"
-    if not math.isfinite(ratio) or ratio > 1:
+    words = f"‖∇_y g‖ comes to {_n(ratio)} of its start in {steps} gradient step(s) of 1/ℓ or less"
+    if not ratio < _AWAY:
         look.add(
             "residual of y",
-            f"‖∇_y g‖ is {_n(ratio)} times its start after {steps} gradient steps of 1/ℓ",
+            f"‖∇_y g‖ is {_n(ratio)} times its start after {steps} gradient step(s) that lower the value",
             "bad",
             "the lower level has no minimum nearby: add a penalty on y, or start y elsewhere.",
         )
     elif ratio > 0.1:
-        look.add("residual of y", words, "note", "that is slow: rescale the data, or add a larger penalty on y.")
+        look.add("residual of y", words, "note", "that is slow: rescale the data, or add a penalty on y.")
     else:
         look.add("residual of y", words)
 
@@ -579,8 +590,11 @@ def conjugate_gradients(
     return p, float(np.linalg.norm(rest)) / start
 
 
-def _curved(low: float, high: float, left: float, solved: bool, what: str, sample: _Sample, look: _Look) -> bool:
+def _curved(
+    low: float, high: float, left: float, solved: bool, enough: bool, what: str, sample: _Sample, look: _Look
+) -> bool:
     """A line on the curvature at the solution; whether a hypergradient makes sense there."""
+    low = 0.0 if abs(low) <= 1e-12 * high else low
     look.numbers.update({"mu": low, "smoothness": high, "condition": high / low if low > 0 else math.inf})
     words = f"of {what} from μ = {_n(low)} to ℓ = {_n(high)}"
     more = "" if sample.whole else "; or look at more data, check(..., at_most=..., samples=...)"
@@ -592,7 +606,7 @@ def _curved(low: float, high: float, left: float, solved: bool, what: str, sampl
         look.add(
             "curvature in y",
             f"{words}: it is not strongly convex, and the upper level feels the flat directions",
-            "bad",
+            "bad" if sample.whole or enough else "note",
             penalty,
         )
         return False
@@ -620,14 +634,16 @@ def _share(direct: Vector, implicit: Vector, look: _Look) -> None:
 
 
 def _suggest(problem: Any, low: float, high: float, norms: list[float], look: _Look) -> None:
-    """Steps of 1/ℓ, and as many as make a hundredth of the residual and of the series' error."""
+    """Steps of 1/ℓ; of y as many as make a tenth of its residual, for y goes on from round to round; of the series as
+    many terms as leave a hundredth.
+    """
     step = _two_digits(1 / high)
-    within = [t for t, norm in enumerate(norms) if norm <= 0.01 * norms[0]]
+    within = [t for t, norm in enumerate(norms) if norm <= 0.1 * norms[0]]
     condition = high / low if low > _FLAT * high else math.inf
     if within:
         look.suggested["lower_local_steps"] = max(1, within[0])
     elif math.isfinite(condition):
-        look.suggested["lower_local_steps"] = min(1000, math.ceil(condition * math.log(100)))
+        look.suggested["lower_local_steps"] = min(_STEPS, math.ceil(condition * math.log(10)))
     look.suggested["lower_step"] = step
     if isinstance(problem, Bilevel):
         look.suggested["hessian_step"] = step

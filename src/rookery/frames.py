@@ -201,8 +201,9 @@ def _features(
     for what, name in [("by", by), *(("label or target", name) for name in answers)]:
         if name not in columns:
             raise ValueError(f"the table has no column {name!r} ({what}): its columns are {_list(columns)}.")
-    for what, given in (("features", features or ()), ("drop", drop), ("categories", categories)):
-        for name in given:
+    named: dict[str, Iterable[str]] = {"features": features or (), "drop": drop, "categories": categories}
+    for what, listed in named.items():
+        for name in listed:
             if name not in columns:
                 raise ValueError(f"{what}: the table has no column {name!r}: its columns are {_list(columns)}.")
             if name in (by, *answers):
@@ -334,6 +335,7 @@ def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose:
                 f"column {name!r} holds fractions, and a label is a class: to predict a number, give target={name!r}."
             )
         column = column.astype(int)
+    code: Any
     if classes is None:
         code, found = pd.factorize(column, sort=True)
         classes = [value.item() if isinstance(value, np.generic) else value for value in found]
