@@ -94,6 +94,12 @@ def test_the_wrong_sign(kind: str) -> None:
     assert "wrong sign" in line.advice
 
 
+def test_a_second_derivative_that_is_not_finite() -> None:
+    sharp = lambda x, y, b: lower(x, y, b) + jnp.sum(y**1.5)
+    line, _ = bad(rk.Bilevel(upper, sharp), init=(INIT[0], np.zeros(2)))
+    assert "the second derivative of the lower level is not finite" in line.value
+
+
 def test_a_saddle_is_no_lower_level() -> None:
     bent = lambda x, y, b: error(y, b) * 0 + jnp.sum(x) * y[0] + 2 * y[0] ** 2 - y[1] ** 2
     names = {line.name for line in rk.check(rk.Bilevel(upper, bent), CLIENTS, INIT).bad}
@@ -238,6 +244,7 @@ def test_compositional_problems(kind: str) -> None:
         pytest.param("data_cleaning", {"clients": 4}, marks=pytest.mark.slow),
         pytest.param("few_shot", {"clients": 4}, marks=pytest.mark.slow),
         pytest.param("group_weights", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("fairness", {"clients": 4, "data": "synthetic"}, marks=pytest.mark.slow),
         pytest.param("dro_imbalanced", {"clients": 4}, marks=pytest.mark.slow),
         pytest.param("dro_imbalanced", {"clients": 4, "objective": "cvar"}, marks=pytest.mark.slow),
     ],

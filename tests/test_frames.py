@@ -297,6 +297,7 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made({"hospital": [1, "1"], "v": [1, 2]}, label=None, categories=None), r"both a number and a word"),
         (lambda: made("rows.xlsx"), r"rows.xlsx ends neither in .csv nor in .parquet: read it with pandas"),
         (lambda: made("rows.csv"), r"there is no file rows.csv"),
+        (lambda: rk.Clients.from_frame({"by": [1, 2], "v": [[1, 2], [3]]}, "by"), r"column 'v' holds arrays"),
         (lambda: made(without(v=[[1, 2], [3]] * 14 + [[1]])), r"column 'v' holds arrays that are no vectors of one"),
     ],
 )  # fmt: skip

@@ -184,7 +184,8 @@ def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Sourc
     """Each loss by name, its data, and (z, rows) -> a number, at z = (x, y)."""
     f = lambda z, rows: problem.f(*z, rows)
     if isinstance(problem, Bilevel):
-        return [("upper", clients.upper, f), ("lower", clients.lower, lambda z, rows: problem.g(*z, rows))]
+        g = lambda z, rows: problem.g(z[0], z[1], rows)
+        return [("upper", clients.upper, f), ("lower", clients.lower, g)]
     if isinstance(problem, Compositional):
         sample = jax.tree.map(lambda a: a[0], clients.upper.rows) if problem.inner_is_conditional else None
         more = () if sample is None else (sample,)
@@ -398,7 +399,9 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
         return
     what = "−f" if isinstance(problem, Minimax) else "the lower level"
     low, high = curvature(lambda v: at.g_yy(at.x, at.y, v), at.y.size, rng)
-    if not math.isfinite(low + high) or high <= 0 or -low > high:
+    if not _smooth(low + high, what, look):
+        return
+    if high <= 0 or -low > high:
         sign = (
             "f is strongly convex in y, and y maximises it"
             if isinstance(problem, Minimax)
@@ -417,6 +420,8 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
     start = max(norms[0], 1e-12)
     solved = rest <= 1e-6 * max(start, 1e-3)
     low, high_there = curvature(lambda v: at.g_yy(at.x, y, v), y.size, rng)
+    if not _smooth(low + high_there, what, look):
+        return
     high = max(high, high_there)
     _, by_x, by_y = at.f(at.x, y)
     p, left = conjugate_gradients(lambda v: at.g_yy(at.x, y, v), by_y, min(2 * y.size + 20, 1000))
@@ -437,6 +442,18 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
         return
     again = lambda x: at.f(x, minimise(at, x, y)[0])[0]
     _compare(again, at.x, by_x + implicit, rng, look, "hypergradient")
+
+
+def _smooth(curvature: float, what: str, look: _Look) -> bool:
+    """Whether the curvature is a number; a line if it is not."""
+    if not math.isfinite(curvature):
+        look.add(
+            "curvature in y",
+            f"the second derivative of {what} is not finite, though the first is",
+            "bad",
+            "look for a norm, a power or an absolute value at 0; add a small number inside, or start y elsewhere.",
+        )
+    return math.isfinite(curvature)
 
 
 def _used(problem: Any, at: _Oracles, rng: np.random.Generator, look: _Look) -> bool:
@@ -520,6 +537,8 @@ def _descend(at: _Oracles, step: float) -> tuple[Vector, list[float]]:
             if new_value <= value - 0.25 * step * norms[-1] ** 2 + 1e-12 * abs(value):
                 break
             step /= 2
+        else:
+            break
         y, value, slope = y - step * slope, new_value, new_slope
         norms.append(float(np.linalg.norm(slope)))
     return y, norms

@@ -2,6 +2,7 @@
 
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ def _read(path: Path) -> "pd.DataFrame":
 
 
 def _refuse_doubles(names: list[Any]) -> None:
-    doubles = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    doubles = [name for name, count in Counter(names).items() if count > 1]
     if doubles:
         raise ValueError(f"the table has more than one column {doubles[0]!r}: rename them, or leave one out.")
 
@@ -182,7 +183,7 @@ def _series(values: Any) -> "pd.Series":
     else:
         array = values.to_numpy() if hasattr(values, "to_numpy") else values
         array = np.asarray(array) if hasattr(array, "__array__") else list(array)
-        column = pd.Series(list(array) if np.ndim(array) > 1 else array)
+        column = pd.Series(list(array) if isinstance(array, np.ndarray) and array.ndim > 1 else array)
     return (column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column).infer_objects()
 
 
@@ -257,9 +258,9 @@ def _owners(column: "pd.Series", by: str) -> tuple[np.ndarray, list[str]]:
     except TypeError as error:
         raise ValueError(f"column {by!r} holds {type(column[0]).__name__}s; give names or numbers.") from error
     names = [str(value) for value in values]
-    doubles = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    if doubles:
-        raise ValueError(f"column {by!r} has both a number and a word {min(doubles)!r}: make them one kind.")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"column {by!r} has both a number and a word {name!r}: make them one kind.")
     return owner, names
 
 
