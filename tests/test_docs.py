@@ -1,5 +1,6 @@
 """The documents are true: their code runs, and so do the README's commands."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -73,6 +74,15 @@ def test_the_page_on_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
     (page,) = blocks("docs/optimizers.md", "python")
     exec(compile(page, "optimizers.md", "exec"), {})
     assert f"# {', '.join(capsys.readouterr().out.split())}\n" in page
+
+
+def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    (page,), (shown,) = blocks("docs/data.md", "python"), blocks("docs/data.md", "text")
+    exec(compile(page, "data.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith(shown)
+    weights = ast.literal_eval(printed.splitlines()[-1])
+    assert min(weights["age"], weights["pressure"]) > 0.3 > abs(weights["sex=f"])
 
 
 def test_the_readme_example_is_the_example_that_is_run() -> None:

@@ -10,6 +10,7 @@ from rookery.algorithms import __all__ as _algorithms
 from rookery.channel import Faults, chain
 from rookery.channels import clip, gaussian
 from rookery.clients import Clients
+from rookery.diagnosis import Diagnosis, check
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.explain import explain
@@ -30,6 +31,7 @@ __all__ = [
     "Bilevel",
     "Clients",
     "Compositional",
+    "Diagnosis",
     "Epochs",
     "Faults",
     "Federation",
@@ -43,6 +45,7 @@ __all__ = [
     "Tuning",
     "WeightedNodes",
     "chain",
+    "check",
     "clip",
     "explain",
     "gaussian",

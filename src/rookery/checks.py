@@ -37,6 +37,8 @@ def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, An
         return _arrays(init, "x"), ()
     if isinstance(problem, WeightedNodes):
         return _weights_and_model(problem, clients, init)
+    if isinstance(problem, Compositional) and not (type(init) is tuple and len(init) == 2):
+        init = (init, None)
     if not (isinstance(init, tuple) and len(init) == 2):
         given = f"a tuple of {len(init)}" if isinstance(init, tuple) else f"a {type(init).__name__}"
         raise ValueError(f"init is {given}; a {type(problem).__name__} problem starts from a pair (x, y).")
@@ -122,7 +124,7 @@ def check_run(
             f"cohort={cohort}: {idle} clients have the weight 0, and a cohort of these alone has no mean; leave them "
             f"out of Clients, or give a cohort of at least {idle + 1}."
         )
-    _check_losses(problem, clients, x, y)
+    check_losses(problem, clients, x, y)
     return int(cohort)
 
 
@@ -149,7 +151,7 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
     if isinstance(problem, Compositional):
         _check_composition(problem, name, algorithm)
     if isinstance(problem, WeightedNodes):
-        _check_nodes(clients)
+        check_nodes(clients)
     if "center" in getattr(algorithm, "needs", ()) and clients.center is None:
         raise ValueError(
             f"{name} trains on the centre's data, and these clients have none: give Clients(..., center=rows)."
@@ -179,7 +181,8 @@ def _check_composition(problem: Compositional, name: str, algorithm: Algorithm) 
         raise ValueError(f"{name} minimises the extra part h alone, and this problem has none: give extra=h(x, batch).")
 
 
-def _check_nodes(clients: Clients) -> None:
+def check_nodes(clients: Clients) -> None:
+    """Raise ValueError if these clients are not what a WeightedNodes problem needs."""
     if clients.center is None:
         raise ValueError(
             "A WeightedNodes problem judges the model on the centre's data, and these clients have none: give "
@@ -205,7 +208,8 @@ def _one_sample(source: Source) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), source.rows)
 
 
-def _check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
+def check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
+    """Raise ValueError if a loss fails on a batch of one sample, or returns anything but one real number."""
     upper, lower = _one_sample(clients.upper), _one_sample(clients.lower)
     losses = [("upper" if isinstance(problem, Bilevel) else _first_field(problem), problem.f, upper)]
     if isinstance(problem, Bilevel):
@@ -243,6 +247,9 @@ def _inner_data(problem: Compositional, clients: Clients) -> tuple[Any, ...]:
     return _one_sample(clients.lower), row
 
 
+_PAIRS = " A tuple of two is (x, y); give an x that is such a tuple itself as init=(x, None)."
+
+
 def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) -> None:
     batch, *sample = data
     try:
@@ -250,10 +257,12 @@ def _check_inner(problem: Compositional, x: Any, y: Any, data: tuple[Any, ...]) 
     except Exception as error:
         raise ValueError(
             f"Compositional.inner fails on init and a batch of one sample: {_first_line(error)} (x is {_shape(x)}, a "
-            f"batch is {_shape(batch)}{f', the outer sample {_shape(*sample)}' if sample else ''}.)"
+            f"batch is {_shape(batch)}{f', the outer sample {_shape(*sample)}' if sample else ''}.{_PAIRS})"
         ) from error
     if _shape(value) != _shape(y):
-        raise ValueError(f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.")
+        raise ValueError(
+            f"init: y is {_shape(y)}, and the inner function's value is {_shape(value)}; they must agree.{_PAIRS}"
+        )
 
 
 def _first_line(error: Exception) -> str:

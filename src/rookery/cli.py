@@ -341,10 +341,7 @@ def _ask(
     task_name, make = find("task", task, TASKS)
     algorithm_name, cls = find("algorithm", algorithm, ALGORITHMS)
     given, arguments = _settings(settings, algorithm_name, cls, task_name, make)
-    for name, value in (("clients", clients), ("partition", partition), ("seed", seed)):
-        if value is not None:
-            _check_argument(task_name, make, name, value)
-            arguments[name] = value
+    arguments |= _options(task_name, make, clients, partition, seed)
     local = ""
     if getattr(cls, "scope", "global") == "client" and "scope" in inspect.signature(make).parameters.keys() - arguments:
         arguments["scope"] = "client"
@@ -352,6 +349,17 @@ def _ask(
     chosen, note = _fit(make(**arguments), cls)
     note = local or note
     return _Asked(task_name, algorithm_name, arguments, chosen, chosen.algorithm(cls, **given), note)
+
+
+def _options(
+    task: str, make: Callable[..., Task], clients: int | None, partition: str | None, seed: int
+) -> dict[str, Any]:
+    """The settings of a task that have an option of their own."""
+    given = {"clients": clients, "partition": partition, "seed": seed}
+    for name, value in given.items():
+        if value is not None:
+            _check_argument(task, make, name, value)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _fit(task: Task, cls: Any) -> tuple[Task, str]:
@@ -435,6 +443,32 @@ def _warn(result: rk.Run, metric: str) -> None:
         _complain(f"{metric} is not finite from round {int(bad['round'].iloc[0])} on. {_ADVICE}")
 
 
+@app.command()
+def check(
+    task: Annotated[str, typer.Argument(help="A task; see `rookery list tasks`.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the task, as in `rookery run`.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients in all; the task has a default.")] = None,
+    partition: Annotated[str | None, typer.Option(help="How data are dealt out: iid, shards or dirichlet.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the task and of the check.")] = 0,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Look at a task's problem before a run: curvature, derivatives, steps to try; code 1 if something is bad."""
+    with _border():
+        name, make = find("task", task, TASKS)
+        _, arguments = _settings(settings or [], "", None, name, make)
+        chosen = make(**arguments | _options(name, make, clients, partition, seed))
+        found = rk.check(chosen.problem, chosen.clients, chosen.init, seed=seed)
+        if json:
+            print(report.to_json({**dataclasses.asdict(found), "task": name, "task_settings": arguments}))
+        _say(quiet, json, str(found))
+        if found.bad:
+            _complain(f"{name}: {'; '.join(line.value for line in found.bad)}.")
+            raise typer.Exit(1)
+
+
 # What --set understands.
 
 
@@ -488,8 +522,8 @@ def optimizer_of(text: str) -> Any:
 def _settings(
     given: list[str], algorithm: str, cls: Any, task: str, make: Callable[..., Task]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is set of the algorithm, and what of the task."""
-    of_algorithm = [field.name for field in dataclasses.fields(cls)]
+    """What is set of the algorithm, if there is one, and what of the task."""
+    of_algorithm = [] if cls is None else [field.name for field in dataclasses.fields(cls)]
     of_task = [name for name in inspect.signature(make).parameters if name not in ("clients", "partition", "seed")]
     hyper: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
@@ -500,7 +534,7 @@ def _settings(
             raise ValueError(f"--set {entry!r} is not of the form key=value, as in --set upper_step=0.1.")
         if name in ("clients", "partition", "seed", "rounds", "cohort", "every"):
             raise ValueError(f"--set {entry!r}: that has an option of its own, --{name} {text}.")
-        key(f"{algorithm} on {task}", name, [*of_algorithm, *of_task])
+        key(f"{algorithm} on {task}" if cls else f"The task {task}", name, [*of_algorithm, *of_task])
         value = value_of(text)
         if name in of_algorithm:
             hyper[name] = value

@@ -1,16 +1,19 @@
 """Clients: the federation's data, end to end without padding; minibatches; the choice of a cohort."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery import tree
+from rookery import frames, tree
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Rows: TypeAlias = Any  # a pytree of arrays with a common leading axis: the samples
 Count = int | Int[Array, ""]
@@ -185,6 +188,8 @@ class Clients:
         (2, [3, 5], [0.375, 0.625])
     """
 
+    schema: frames.Schema | None = None  # what the arrays stand for, where they were made of a table
+
     def __init__(
         self,
         lower: Sequence[Rows] | None = None,
@@ -218,6 +223,108 @@ class Clients:
         if not isinstance(replace, bool | np.bool_):
             raise ValueError(f"replace={replace!r} is not True or False.")
         self.replace = bool(replace)
+
+    @classmethod
+    def from_frame(
+        cls,
+        table: Any,
+        by: str,
+        *,
+        upper: float | None = None,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        target: str | None = None,
+        drop: Sequence[str] = (),
+        categories: Mapping[str, Sequence[Any]] | None = None,
+        classes: Sequence[Any] | None = None,
+        standardize: str | frames.Numbers | None = None,
+        center: str | None = None,
+        weights: Sequence[float] | Float[Array, " n"] | str | None = None,
+        replace: bool = False,
+        seed: int = 0,
+    ) -> "Clients":
+        """The clients of a table, with a column that says whose row it is.
+
+        A sample is {"features": floats (d,), "label": int32, "target": float}, the last two where they are asked for.
+        `schema` has what they stand for, `names` the clients' names, in their (sorted) order.
+
+        Arguments:
+            table: a pandas DataFrame; a path to a CSV or Parquet file; {name: array}; or an object with `column_names`
+                (or `columns`) that gives a column by name: a Hugging Face dataset, a PyArrow table.
+            by: the column with the client's name.
+            upper: the share of each client's rows that go to the upper level, at least one, drawn by the seed and the
+                client's name; the others, at least one, are the lower level's. None: one data set for both.
+            features: columns of numbers (or of vectors of one length); None: all but `by`, label, target and `drop`.
+            label: a column of classes, words or integers, coded 0, 1, … in the order of `classes`.
+            target: a column with a number to predict.
+            drop: columns to leave out.
+            categories: {column: its values}, for columns of text: a feature for each value, 1 where a row has it.
+            classes: the labels there may be; None: those in the table, sorted. (Both are known to every client.)
+            standardize: "client": each client's numbers, less the mean of its own rows at the lower level and over
+                their deviation (zero where they do not vary); nothing of other clients or of the upper level enters.
+                Or {column: (mean, scale)} with numbers that are public. None: as they are.
+            center: the client whose rows are the centre's, all of them; it is then no client. For `WeightedNodes`.
+            weights, replace: as in `Clients`.
+            seed: of the split.
+
+        Example:
+            >>> rows = {"hospital": ["a", "a", "b", "b", "b"], "age": [61, 48, 70, 39, 55], "ill": [1, 0, 1, 0, 0]}
+            >>> clients = Clients.from_frame(rows, by="hospital", upper=0.3, label="ill")
+            >>> clients.names, clients.lower_sizes.tolist(), clients.schema.features
+            (('a', 'b'), [1, 2], ('age',))
+        """
+        found = frames.divide(
+            table,
+            by,
+            upper=upper,
+            features=features,
+            label=label,
+            target=target,
+            drop=drop,
+            categories=categories,
+            classes=classes,
+            standardize=standardize,
+            center=center,
+            seed=seed,
+        )
+        clients = cls(found.lower, found.upper, weights, center=found.center, replace=replace)
+        clients.schema = found.schema
+        return clients
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called: as the table has it, or by their number."""
+        return self.schema.names if self.schema else tuple(map(str, range(self.n)))
+
+    def summary(self) -> "pd.DataFrame":
+        """A row for each client: its weight, its samples at each level, and how many have each label."""
+        of = self.schema.label if self.schema else "label"
+        counts = {f"{of}={name}": own for name, own in self.label_counts().items()}
+        return frames.summary(self.names, np.asarray(self.weights), self._sizes(), counts)
+
+    def describe(self) -> str:
+        """The same in words."""
+        by = f" by {self.schema.by}" if self.schema else ""
+        return frames.describe(by, self.names, self._sizes(), self.label_counts())
+
+    def label_counts(self) -> dict[str, Int[np.ndarray, " n"]]:
+        """For each class, how many samples of it each client has, at both levels together.
+
+        Empty if samples have no "label" that is an integer.
+        """
+        sources = [source for source in (self._lower, self._upper) if source is not None]
+        rows = [source.rows.get("label") if isinstance(source.rows, dict) else None for source in sources]
+        if any(own is None or own.ndim != 1 or not jnp.issubdtype(own.dtype, jnp.integer) for own in rows):
+            return {}
+        labels = np.concatenate([np.asarray(own) for own in rows])
+        owner = np.concatenate([np.repeat(np.arange(self.n), np.asarray(source.sizes)) for source in sources])
+        classes = dict(enumerate(self.schema.classes)) if self.schema else {int(k): k for k in np.unique(labels)}
+        return {str(name): np.bincount(owner[labels == k], minlength=self.n) for k, name in classes.items()}
+
+    def _sizes(self) -> dict[str, np.ndarray]:
+        if self.one_data_set:
+            return {"samples": self.lower_sizes}
+        return {"lower": self.lower_sizes, "upper": self.upper_sizes}
 
     @property
     def n(self) -> int:

@@ -23,6 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from rookery.clients import Clients
 from rookery.metrics import direction
 from rookery.solve import Run, metrics_of
 
@@ -30,6 +31,7 @@ from rookery.solve import Run, metrics_of
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_FILLS = (*_COLOURS, "#F0E442", GREY, "#8C564B")  # for areas
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DRAWN = 1e100  # larger values are left out: near the largest float a logarithmic axis has no room for its ticks
@@ -348,6 +350,65 @@ def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "
     label(ax, x="rounds", y="weight", title=title)
     legend(ax)
     return fig
+
+
+def clients_picture(clients: Clients, title: str = "") -> Figure:
+    """Who has what: each client's samples by level, and the shares of its labels where samples have any.
+
+    Up to 40 clients are named; of more, the order is by size.
+    """
+    counts = {name: own.astype(float) for name, own in clients.label_counts().items()}
+    levels = {"": clients.lower_sizes}
+    if not clients.one_data_set:
+        levels = {"lower level": clients.lower_sizes, "upper level": clients.upper_sizes}
+    named = clients.n <= 40
+    total = np.sum(list(levels.values()), axis=0)
+    order = np.arange(clients.n)[::-1] if named else np.argsort(total, kind="stable")
+    height = min(9.0, 1.5 + 0.25 * clients.n) if named else 5.0
+    fig, axes = figure(1, 1 + bool(counts), width=9.2 if counts else 5.6, height=max(2.4, height))
+    shades = dict(zip(levels, (GREY, "#c4c4c4"), strict=False))
+    _stacked(axes[0, 0], {name: own[order] for name, own in levels.items()}, shades)
+    label(axes[0, 0], x="samples", y="" if named else "clients, by size")
+    if counts:
+        shares = {name: own[order] / total[order] for name, own in _most_frequent(counts).items()}
+        colours = dict(zip(shares, _FILLS, strict=False)) | {"others": "#dddddd"}
+        _stacked(axes[0, 1], shares, colours)
+        label(axes[0, 1], x="share of the client's samples")
+        axes[0, 1].set_xlim(0, 1)
+    for place, ax in enumerate(axes[0]):
+        ticks = [clients.names[i] for i in order] if named and place == 0 else []
+        ax.set_yticks(range(len(ticks)), ticks)
+        ax.set_ylim(-0.6, clients.n - 0.4)
+        ax.grid(visible=False)
+    if title:
+        fig.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    return fig
+
+
+def _stacked(ax: Axes, parts: dict[str, np.ndarray], colours: dict[str, str]) -> None:
+    """Horizontal bars, one for each client, of parts one after the other."""
+    begin: Any = 0.0
+    for name, own in parts.items():
+        ax.barh(
+            np.arange(len(own)),
+            own,
+            left=begin,
+            height=0.8 if len(own) <= 40 else 1.0,
+            color=colours[name],
+            label=name or None,
+        )
+        begin = begin + own
+    if any(parts):
+        legend(ax, loc="lower left", bbox_to_anchor=(-0.01, 1), ncols=6, handlelength=1, columnspacing=1.2, borderpad=0)
+
+
+def _most_frequent(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As many classes as there are colours to tell apart; the rest together."""
+    if len(counts) <= len(_FILLS):
+        return counts
+    first = sorted(counts, key=lambda name: -counts[name].sum())[: len(_FILLS)]
+    others = np.sum([own for name, own in counts.items() if name not in first], axis=0)
+    return {name: own for name, own in counts.items() if name in first} | {"others": others}
 
 
 def compared(runs: pd.DataFrame, by: str, metric: str) -> Figure:

@@ -156,8 +156,9 @@ def solve(
         algorithm: `rk.FedNest(...)` and so on.
         init: (x, y), pytrees or models (Equinox modules, Flax variables and states); x alone for single-level problems.
             Floating-point arrays are optimised, everything else in a model is kept, and results have the same
-            structure. For compositional problems y may be None: it then starts at zero. For weighted nodes θ alone,
-            with weights 1/K, or (w, θ).
+            structure. For compositional problems x alone, or (x, None), too: y then starts at zero. There a plain tuple
+            of two is always (x, y): an x that is one itself is given as (x, None). For weighted nodes θ alone, with
+            weights 1/K, or (w, θ).
         rounds: how many rounds.
         cohort: clients per round, drawn afresh each round; None: all of them.
         seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.

@@ -1,0 +1,448 @@
+"""Tables: rows with a column that says whose they are, divided into the clients' data."""
+
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rookery.arguments import check_seed, is_number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows = dict[str, np.ndarray]
+Numbers = Mapping[str, tuple[float, float]]  # of a column: its mean and scale
+_SHOWN = 6  # names in a message
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the arrays that were made of a table stand for.
+
+    Attributes:
+        by: the column that says whose row it is.
+        names: the clients', in their order.
+        features: what each column of a sample's "features" is: a column's name, "sex=f" for a category, "scan[0]" for
+            an entry of a vector.
+        label: the column of the classes, if there is one.
+        classes: what each integer in "label" stands for: class i is classes[i].
+        target: the column of the number to predict, if there is one.
+        center: the client whose rows are the centre's, if there is one.
+    """
+
+    by: str
+    names: tuple[str, ...]
+    features: tuple[str, ...]
+    label: str | None = None
+    classes: tuple[Any, ...] = ()
+    target: str | None = None
+    center: str | None = None
+
+
+class Divided(NamedTuple):
+    """A table as the data of clients: one entry for each at either level."""
+
+    lower: list[Rows]
+    upper: list[Rows] | None
+    center: Rows | None
+    schema: Schema
+
+
+def divide(
+    table: Any,
+    by: str,
+    *,
+    upper: float | None = None,
+    features: Sequence[str] | None = None,
+    label: str | None = None,
+    target: str | None = None,
+    drop: Sequence[str] = (),
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    classes: Sequence[Any] | None = None,
+    standardize: str | Numbers | None = None,
+    center: str | None = None,
+    seed: int = 0,
+) -> Divided:
+    """The rows of a table by client and level; `Clients.from_frame` explains the arguments."""
+    check_seed(seed)
+    if upper is not None and not (is_number(upper) and 0 < upper < 1):
+        raise ValueError(
+            f"upper={upper!r} is not a share between 0 and 1 of a client's rows; None: one data set for both levels."
+        )
+    center = None if center is None else str(center)
+    columns = _columns(table)
+    known = dict(categories or {})
+    wanted = _features(columns, by, features, [name for name in (label, target) if name is not None], drop, known)
+    owner, names = _owners(columns[by], by)
+    whose = _Whose(owner, names)
+    blocks = [_block(columns[name], name, known.get(name), whose) for name in wanted]
+    matrix = np.concatenate([block.values for block in blocks], axis=1)
+    numeric = np.concatenate([np.full(len(block.names), not block.indicators) for block in blocks])
+    if isinstance(standardize, Mapping):
+        _scale_as_given(matrix, standardize, wanted, blocks)
+    elif standardize not in (None, "client"):
+        raise ValueError(
+            f'standardize={standardize!r} is not known: give "client", {{column: (mean, scale)}} with public numbers, '
+            "or None."
+        )
+    everything: Rows = {"features": matrix}
+    coded: tuple[Any, ...] = ()
+    if label is not None:
+        everything["label"], coded = _coded(columns[label], label, classes, whose)
+    elif classes is not None:
+        raise ValueError("classes says what the labels may be, and there is no label: give label=..., too.")
+    if target is not None:
+        everything["target"] = _numbers(columns[target], target, whose, "a target is a number").astype(float)
+
+    parts: dict[str, tuple[Rows, Rows | None]] = {}
+    for name, own in zip(names, whose.rows(), strict=True):
+        share = None if name == center else upper
+        levels = [
+            {key: values[rows] for key, values in everything.items()} for rows in _split(own, name, share, by, seed)
+        ]
+        if standardize == "client":
+            _scale_by_first(levels, numeric, name)
+        parts[name] = (levels[0], levels[1] if len(levels) == 2 else None)
+    held = None
+    if center is not None:
+        if center not in parts:
+            raise ValueError(f"center={center!r} is no client: column {by!r} has {_list(names)}.")
+        held = parts.pop(center)[0]
+        if not parts:
+            raise ValueError(f"center={center!r} is the only client: there are no others to learn from.")
+    labels = tuple(entry for block in blocks for entry in block.names)
+    schema = Schema(by, tuple(parts), labels, label, coded, target, center)
+    lower = [own for own, _ in parts.values()]
+    return Divided(lower, None if upper is None else [own for _, own in parts.values()], held, schema)  # type: ignore[misc]
+
+
+# Reading.
+
+
+def _columns(table: Any) -> dict[Any, "pd.Series"]:
+    """The columns by name, from anything that has columns."""
+    if isinstance(table, str | Path):
+        table = _read(Path(table))
+    names = table.keys() if isinstance(table, Mapping) else getattr(table, "column_names", None)
+    names = getattr(table, "columns", None) if names is None else names
+    if isinstance(names, Mapping):
+        raise ValueError(f"the table has several parts, {_list(names)}: give one of them.")
+    if names is None or not hasattr(table, "__getitem__"):
+        raise TypeError(
+            f"the table is a {type(table).__name__}; give a pandas DataFrame, a path to a CSV or Parquet file, or "
+            "something with columns: {name: array}, or an object with column_names."
+        )
+    names = list(names)
+    _refuse_doubles(names)
+    columns = {name: _series(table[name]) for name in names}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns differ in length: {_list(f'{n}: {k}' for n, k in lengths.items())}.")
+    if not columns or not next(iter(lengths.values())):
+        raise ValueError("the table has no rows: a federation needs at least one client with data.")
+    return columns
+
+
+def _read(path: Path) -> "pd.DataFrame":
+    import pandas as pd  # slow to import, and only tables need it
+
+    ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    if ending not in ("csv", "parquet"):
+        raise ValueError(f"{path} ends neither in .csv nor in .parquet: read it with pandas, and give the DataFrame.")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}.")
+    try:
+        if ending == "parquet":
+            return pd.read_parquet(path)
+        first = pd.read_csv(path, header=None, nrows=1, dtype=str)  # read_csv itself renames doubles, to age.1
+        _refuse_doubles(first.iloc[0].tolist())
+        return pd.read_csv(path)
+    except ImportError as error:
+        raise ValueError(f"{path}: to read Parquet pandas needs pyarrow: pip install pyarrow.") from error
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{path} has no rows: it is empty.") from error
+
+
+def _refuse_doubles(names: list[Any]) -> None:
+    doubles = [name for name, count in Counter(names).items() if count > 1]
+    if doubles:
+        raise ValueError(f"the table has more than one column {doubles[0]!r}: rename them, or leave one out.")
+
+
+def _series(values: Any) -> "pd.Series":
+    """A column; an entry may be a vector."""
+    import pandas as pd
+
+    if isinstance(values, pd.Series):
+        column = values.reset_index(drop=True)
+    else:
+        array = values.to_numpy() if hasattr(values, "to_numpy") else values
+        array = np.asarray(array) if hasattr(array, "__array__") else list(array)
+        column = pd.Series(list(array) if isinstance(array, np.ndarray) and array.ndim > 1 else array)
+    return (column.astype(object) if isinstance(column.dtype, pd.CategoricalDtype) else column).infer_objects()
+
+
+def _features(
+    columns: Mapping[str, Any],
+    by: str,
+    features: Sequence[str] | None,
+    answers: list[str],
+    drop: Sequence[str],
+    categories: Mapping[str, Any],
+) -> list[str]:
+    """The columns that are features, and a check that all columns which are named exist."""
+    for what, given in (("features", features), ("drop", drop)):
+        if isinstance(given, str):
+            raise TypeError(f"{what}={given!r} is one word; give a list of columns: {what}=[{given!r}].")
+    for what, name in [("by", by), *(("label or target", name) for name in answers)]:
+        if name not in columns:
+            raise ValueError(f"the table has no column {name!r} ({what}): its columns are {_list(columns)}.")
+    named: dict[str, Iterable[str]] = {"features": features or (), "drop": drop, "categories": categories}
+    for what, listed in named.items():
+        for name in listed:
+            if name not in columns:
+                raise ValueError(f"{what}: the table has no column {name!r}: its columns are {_list(columns)}.")
+            if name in (by, *answers):
+                raise ValueError(f"{what}: {name!r} is the column of the clients, the label or the target already.")
+    chosen = columns if features is None else features
+    wanted = [name for name in chosen if name not in (by, *answers, *drop)]
+    if not wanted:
+        raise ValueError("no column is left for the features: give features=[...].")
+    return wanted
+
+
+# Columns.
+
+
+class _Whose(NamedTuple):
+    """Which client each row belongs to."""
+
+    owner: np.ndarray
+    names: list[str]
+
+    def rows(self) -> list[np.ndarray]:
+        """Each client's rows, in the table's order."""
+        order = np.argsort(self.owner, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.owner, minlength=len(self.names)))[:-1])
+
+    def refuse(self, wrong: np.ndarray, column: Any, what: str, fix: str) -> None:
+        """Raise if a row is wrong: how many of whom, and the fix."""
+        if wrong.any():
+            counts = np.bincount(self.owner[wrong], minlength=len(self.names))
+            first = int(np.flatnonzero(counts)[0])
+            total = "" if counts[first] == wrong.sum() else f" ({int(wrong.sum())} of all clients)"
+            raise ValueError(f"column {column!r} {what} {counts[first]} row(s) of {self.names[first]!r}{total}: {fix}.")
+
+
+class _Block(NamedTuple):
+    """A column as numbers: one for each entry of a sample, or several."""
+
+    names: tuple[str, ...]
+    values: np.ndarray  # [rows, len(names)]
+    indicators: bool  # zeros and ones of a category, which are not rescaled
+
+
+def _owners(column: "pd.Series", by: str) -> tuple[np.ndarray, list[str]]:
+    import pandas as pd
+
+    missing = int(column.isna().sum())
+    if missing:
+        raise ValueError(f"column {by!r} does not say whose {missing} row(s) are: fill it, or drop those rows.")
+    try:
+        owner, values = pd.factorize(column, sort=True)
+    except TypeError as error:
+        raise ValueError(f"column {by!r} holds {type(column[0]).__name__}s; give names or numbers.") from error
+    names = [str(value) for value in values]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"column {by!r} has both a number and a word {name!r}: make them one kind.")
+    return owner, names
+
+
+_FILL = (
+    "drop these rows (dropna), or fill them (fillna) with a number that does not come from other clients, and say in a "
+    "further column where"
+)
+
+
+def _block(column: "pd.Series", name: Any, known: Sequence[Any] | None, whose: _Whose) -> _Block:
+    """A feature's numbers."""
+    if known is not None:
+        whose.refuse(column.isna().to_numpy(), name, "misses values in", _FILL)
+        if len(set(known)) < len(known) or isinstance(known, str):
+            raise ValueError(f"categories[{name!r}]={known!r}: give a list of values, each once.")
+        code = column.map({value: i for i, value in enumerate(known)})
+        new = column[code.isna()]
+        other = repr(new.iloc[0]) if len(new) else ""
+        whose.refuse(code.isna().to_numpy(), name, f"has {other}, which categories does not list, in", "add it there")
+        hot = np.equal.outer(code.to_numpy(int), np.arange(len(known)))
+        return _Block(tuple(f"{name}={value}" for value in known), hot.astype(float), True)
+    if isinstance(column.iloc[0], list | tuple | np.ndarray):
+        values = _vectors(column, name, whose)
+        return _Block(tuple(f"{name}[{j}]" for j in range(values.shape[1])), values, False)
+    fix = f"leave it out, drop=[{name!r}], or list what it may be, categories={{{name!r}: [...]}}"
+    return _Block((str(name),), _numbers(column, name, whose, "a feature is a number", fix)[:, None], False)
+
+
+def _vectors(column: "pd.Series", name: Any, whose: _Whose) -> np.ndarray:
+    try:
+        values = np.stack([np.asarray(entry, float) for entry in column])
+    except (TypeError, ValueError):
+        values = np.zeros(0)
+    if values.ndim != 2:
+        raise ValueError(
+            f"column {name!r} holds arrays that are no vectors of one length: leave it out, drop=[{name!r}], or give "
+            "the arrays to rk.Clients."
+        )
+    whose.refuse(~np.isfinite(values).all(axis=1), name, "misses values in", _FILL)
+    return values
+
+
+def _numbers(column: "pd.Series", name: Any, whose: _Whose, rule: str, fix: str = "leave it out") -> np.ndarray:
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    present = column.dropna().infer_objects()
+    if len(present) and not (is_numeric_dtype(present) or is_bool_dtype(present)):
+        shown = _list(repr(value) for value in present.unique()[:_SHOWN])
+        raise ValueError(f"column {name!r} holds {_kind(present)} ({shown}), and {rule}: {fix}.")
+    whose.refuse(column.isna().to_numpy(), name, "misses values in", _FILL)
+    values = column.to_numpy(float)
+    whose.refuse(~np.isfinite(values), name, "is infinite in", "clean these rows, or drop them")
+    return values
+
+
+def _kind(column: "pd.Series") -> str:
+    from pandas.api.types import is_datetime64_any_dtype
+
+    if is_datetime64_any_dtype(column):
+        return "dates"
+    return "text" if isinstance(column.iloc[0], str) else f"values of type {type(column.iloc[0]).__name__}"
+
+
+def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose: _Whose) -> tuple[np.ndarray, Any]:
+    """The labels as integers, and what they stand for."""
+    import pandas as pd
+    from pandas.api.types import is_float_dtype
+
+    whose.refuse(column.isna().to_numpy(), name, "misses values in", "drop these rows: nothing stands for a label")
+    if is_float_dtype(column):
+        if (column % 1 != 0).any():
+            raise ValueError(
+                f"column {name!r} holds fractions, and a label is a class: to predict a number, give target={name!r}."
+            )
+        column = column.astype(int)
+    code: Any
+    if classes is None:
+        code, found = pd.factorize(column, sort=True)
+        classes = [value.item() if isinstance(value, np.generic) else value for value in found]
+    else:
+        code = column.map({value: i for i, value in enumerate(classes)})
+        new = column[code.isna()]
+        other = repr(new.iloc[0]) if len(new) else ""
+        whose.refuse(code.isna().to_numpy(), name, f"has {other}, which classes does not list, in", "add it there")
+    if len(classes) == 1:
+        warnings.warn(f"column {name!r} has one class only, {classes[0]!r}: nothing to tell apart.", stacklevel=4)
+    return np.asarray(code, np.int32), tuple(classes)
+
+
+# Levels and scales.
+
+
+def _split(own: np.ndarray, name: str, upper: float | None, by: str, seed: int) -> list[np.ndarray]:
+    """A client's rows at the lower level and at the upper, by a draw that depends on the seed and its name alone."""
+    if upper is None:
+        return [own]
+    if len(own) < 2:
+        raise ValueError(
+            f"{name!r} (column {by!r}) has one row, and both levels need one: leave this client out, or give "
+            "upper=None for one data set."
+        )
+    count = min(max(round(upper * len(own)), 1), len(own) - 1)
+    mixed = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(own)
+    return [np.sort(mixed[count:]), np.sort(mixed[:count])]
+
+
+def _scale_by_first(levels: list[Rows], numeric: np.ndarray, name: str) -> None:
+    """All levels by mean and deviation of the first; zero where it has no deviation."""
+    values = levels[0]["features"]
+    if len(values) < 2:
+        raise ValueError(
+            f'{name!r} has one row to train on, and standardize="client" would make it zero: leave this client out, or '
+            "give public numbers, standardize={column: (mean, scale)}."
+        )
+    varies = np.ptp(values, axis=0) > 0
+    mean, deviation = values.mean(axis=0), np.where(varies, values.std(axis=0), 1)
+    for rows in levels:
+        scaled = np.where(varies, (rows["features"] - mean) / deviation, 0)
+        rows["features"] = np.where(numeric, scaled, rows["features"])
+
+
+def _scale_as_given(matrix: np.ndarray, given: Numbers, wanted: list[str], blocks: list[_Block]) -> None:
+    for name, pair in given.items():
+        if name not in wanted or blocks[wanted.index(name)].indicators:
+            raise ValueError(f"standardize: {name!r} is no numeric feature; there are {_list(wanted)}.")
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_number, pair)) and pair[1] > 0):
+            raise ValueError(f"standardize[{name!r}]={pair!r} is not (mean, scale), two numbers, the second positive.")
+    begin = 0
+    for name, block in zip(wanted, blocks, strict=True):
+        end = begin + len(block.names)
+        if name in given:
+            mean, scale = given[name]
+            matrix[:, begin:end] = (matrix[:, begin:end] - mean) / scale
+        begin = end
+
+
+def _list(names: Iterable[Any]) -> str:
+    all_names = [str(name) for name in names]
+    more = f" and {len(all_names) - _SHOWN} more" if len(all_names) > _SHOWN else ""
+    return ", ".join(all_names[:_SHOWN]) + more
+
+
+# Summaries.
+
+_COUNTED = 20  # classes, each with a column of its own
+
+
+def summary(
+    names: Sequence[str], weights: np.ndarray, sizes: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray]
+) -> "pd.DataFrame":
+    """A row for each client: its name, its weight, its samples at each level, and those of each class in all."""
+    import pandas as pd
+
+    shown = dict(counts)
+    if len(counts) > _COUNTED:
+        shown = {"classes": np.sum([own > 0 for own in counts.values()], axis=0)}
+    return pd.DataFrame({"client": list(names), "weight": weights, **sizes, **shown})
+
+
+def describe(by: str, names: Sequence[str], sizes: Mapping[str, np.ndarray], counts: Mapping[str, np.ndarray]) -> str:
+    """The same in words."""
+    total = np.sum(list(sizes.values()), axis=0)
+    small, large = int(np.argmin(total)), int(np.argmax(total))
+    each = f"from {total[small]} ({names[small]}) to {total[large]} ({names[large]}) each"
+    if total[small] == total[large]:
+        each = f"{total[small]} each"
+    words = f"{len(names)} client{'s' * (len(names) > 1)}{by} with {total.sum()} samples, {each}"
+    if len(sizes) == 2:
+        share = sizes["upper"].sum() / total.sum()
+        words += f"; {1 - share:.0%} of them at the lower level and {share:.0%} at the upper"
+    if not counts:
+        return words + "."
+    table = np.stack(list(counts.values()))
+    of_all = table.sum(axis=1) / table.sum()
+    order = np.argsort(-of_all, kind="stable")[:_SHOWN]
+    classes = ", ".join(f"{list(counts)[i]} ({of_all[i]:.0%})" for i in order)
+    more = f" and {len(counts) - len(order)} more" if len(counts) > len(order) else ""
+    lacking = int((table == 0).any(axis=0).sum())
+    far = np.abs(table / table.sum(axis=0) - of_all[:, None]).sum(axis=0) / 2
+    words += f". Labels: {classes}{more}. "
+    words += f"In {lacking} of the clients a class is missing" if lacking else "All clients have all classes"
+    if len(names) > 1:
+        most = int(np.argmax(far))
+        words += f"; least like the whole is {names[most]}, where {far[most]:.0%} of the labels would have to change"
+    return words + "."

@@ -1,0 +1,287 @@
+"""`rk.check`: five kinds of broken problem are named, sound ones pass, and its numbers are those of closed forms."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import diagnosis
+from rookery.cli import app
+from rookery.tasks.quadratic import solution
+
+RNG = np.random.default_rng(0)
+INIT = (np.array([0.3, -0.2]), np.array([0.1, 0.4]))
+
+
+def rows(count: int) -> dict[str, np.ndarray]:
+    return {"a": RNG.normal(size=(count, 2)), "t": RNG.normal(size=count)}
+
+
+SIZES = (3, 6, 4)
+LOWER, UPPER = [rows(k) for k in SIZES], [rows(k + 1) for k in SIZES]
+CLIENTS = rk.Clients(LOWER, UPPER, weights="size")
+ONE_LEVEL = rk.Clients(upper=UPPER)
+
+
+def error(y: Any, b: Any) -> Any:
+    return jnp.mean((b["a"] @ y - b["t"]) ** 2)
+
+
+def upper(x: Any, y: Any, b: Any) -> Any:
+    return error(y, b) + 0.1 * jnp.sum(x**2)
+
+
+def lower(x: Any, y: Any, b: Any) -> Any:
+    return error(y, b) + jnp.sum(jnp.exp(x) * y**2)
+
+
+def named(found: rk.Diagnosis, name: str) -> diagnosis.Line:
+    (line,) = [line for line in found.lines if line.name == name]
+    return line
+
+
+def bad(problem: Any, clients: Any = CLIENTS, init: Any = INIT) -> tuple[diagnosis.Line, str]:
+    """The one line that is bad, and all that is printed."""
+    found = rk.check(problem, clients, init)
+    (line,) = found.bad
+    assert line.advice
+    assert "BAD " in str(found)
+    assert f"{line.name}: {line.value}" in str(found)
+    return line, str(found)
+
+
+# The five faults, and others.
+
+
+def test_a_sum_for_a_mean() -> None:
+    line, _ = bad(rk.Bilevel(upper, lambda x, y, b: len(b["t"]) * error(y, b) + jnp.sum(jnp.exp(x) * y**2)))
+    assert line.name == "means over the batch"
+    assert "Bilevel.lower is no mean over its batch" in line.value
+    assert line.advice.startswith("Write it as a mean (jnp.mean over the batch")
+
+
+def test_a_lower_level_that_is_not_strongly_convex() -> None:
+    flat = lambda x, y, b: jnp.mean((b["a"][:, 0] * y[0] - b["t"] - jnp.sum(x)) ** 2)  # y[1] is free
+    line, _ = bad(rk.Bilevel(upper, flat))
+    assert line.name == "curvature in y"
+    assert "μ = 0 to ℓ" in line.value
+    assert "not strongly convex, and the upper level feels the flat directions" in line.value
+    assert "½·λ·‖y‖²" in line.advice
+
+
+def test_flat_directions_that_the_upper_level_does_not_feel_are_a_note() -> None:
+    shifted = lambda x, y, b: jnp.mean((b["a"][:, 0] * (y[0] + y[1]) - b["t"] - jnp.sum(x)) ** 2)
+    found = rk.check(rk.Bilevel(shifted, shifted), CLIENTS, INIT)
+    assert not found.bad
+    assert "does not feel" in named(found, "curvature in y").value
+    assert found.numbers["difference"] < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["bilevel", "minimax"])
+def test_the_wrong_sign(kind: str) -> None:
+    if kind == "bilevel":
+        line, _ = bad(rk.Bilevel(upper, lambda x, y, b: -lower(x, y, b)))
+    else:  # y is to maximise
+        line, _ = bad(rk.Minimax(lower), ONE_LEVEL)
+    assert line.name == "curvature in y"
+    assert "negative curvature dominates" in line.value
+    assert "wrong sign" in line.advice
+
+
+def test_a_second_derivative_that_is_not_finite() -> None:
+    sharp = lambda x, y, b: lower(x, y, b) + jnp.sum(y**1.5)
+    line, _ = bad(rk.Bilevel(upper, sharp), init=(INIT[0], np.zeros(2)))
+    assert "the second derivative of the lower level is not finite" in line.value
+
+
+def test_a_saddle_is_no_lower_level() -> None:
+    bent = lambda x, y, b: error(y, b) * 0 + jnp.sum(x) * y[0] + 2 * y[0] ** 2 - y[1] ** 2
+    names = {line.name for line in rk.check(rk.Bilevel(upper, bent), CLIENTS, INIT).bad}
+    assert names == {"residual of y", "curvature in y"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        (rk.Bilevel(lambda x, y, b: jnp.mean(b["t"]) * jnp.sum(x**2), lower), "Bilevel.upper does not depend on y"),
+        (rk.Bilevel(upper, lambda x, y, b: jnp.mean(b["t"]) * jnp.sum(x**2)), "Bilevel.lower does not depend on y"),
+        (rk.Bilevel(upper, lambda x, y, b: error(y, b)), "the lower level has no x"),
+        (rk.Minimax(lambda x, y, b: jnp.mean(b["t"]) * jnp.sum(x**2)), "Minimax.objective does not depend on y"),
+    ],
+)
+def test_a_variable_that_is_not_used(problem: Any, message: str) -> None:
+    line, _ = bad(problem, ONE_LEVEL)
+    assert line.name == "y is used"
+    assert message in line.value
+
+
+@pytest.mark.parametrize("what", ["it", "its gradient"])
+def test_a_value_that_is_not_finite(what: str) -> None:
+    level = [{"a": own["a"], "t": np.abs(own["t"])} for own in LOWER]
+    level[1]["t"][5] = 0.0  # the last of the largest client
+    clients = rk.Clients(level, UPPER)
+    clients.schema = rk.Clients.from_frame({"by": ["east", "north", "south"], "v": [1, 2, 3]}, "by").schema
+    of = jnp.log if what == "it" else lambda t: jnp.where(t > 0, jnp.sqrt(t), 0)
+    broken = lambda x, y, b: lower(x, y, b) + jnp.mean(of(b["t"] * jnp.sum(y**2)))
+    line, _ = bad(rk.Bilevel(upper, broken), clients)
+    assert line.name == "finite values"
+    assert f"Bilevel.lower: {what} is not finite on samples of client north (1 of 5 batches)" in line.value
+
+
+def test_a_wrong_derivative() -> None:
+    cut = lambda x, y, b: error(y, b) + jnp.sum(jnp.exp(jax.lax.stop_gradient(x)) * y**2 + 0.01 * x * y)
+    line, _ = bad(rk.Bilevel(upper, cut))
+    assert line.name == "derivatives"
+    assert "stop_gradient" in line.advice
+    line, _ = bad(rk.SingleLevel(lambda x, b: error(jax.lax.stop_gradient(x) * x, b)), ONE_LEVEL, INIT[0])
+    assert line.name == "derivatives"
+    line, _ = bad(rk.SingleLevel(lambda x, b: jnp.mean(b["t"] ** 2) + 0 * jnp.sum(x)), ONE_LEVEL, INIT[0])
+    assert line.name == "x is used"
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match="samples=0 is not an integer, at least 1"):
+        rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT, samples=0)
+    with pytest.raises(ValueError, match="starts from a pair"):
+        rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT[0])
+    with pytest.raises(ValueError, match="has one data set, these clients have two"):
+        rk.check(rk.Minimax(upper), CLIENTS, INIT)
+    with pytest.raises(ValueError, match="judges the model on the centre's data"):
+        rk.check(rk.WeightedNodes(error), ONE_LEVEL, INIT[1])
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("scope", ["global", "client"])
+def test_the_numbers_are_those_of_the_closed_forms(scope: Any) -> None:
+    task = rk.tasks.quadratic(clients=3, sizes=[2, 2, 2], noise=0.2, weights=[1, 2, 3], scope=scope)
+    found = rk.check(task.problem, task.clients, task.init)
+    assert not found.bad
+    closed, x = solution(task), task.init[0]
+    own = [closed] if scope == "global" else closed.clients
+    weights = [1.0] if scope == "global" else closed.p
+    curved = np.concatenate([np.linalg.eigvalsh(each.A) for each in own])
+    assert found.numbers["mu"] == pytest.approx(curved.min(), rel=1e-8)
+    assert found.numbers["smoothness"] == pytest.approx(curved.max(), rel=1e-8)
+    assert found.suggested["hessian_step"] == pytest.approx(1 / curved.max(), rel=0.06)
+    implicit = sum(p * (each.B.T @ each.p(x, each.y(x))) for p, each in zip(weights, own, strict=True))
+    direct = closed.hypergradient(x) - implicit
+    share = np.linalg.norm(implicit) / (np.linalg.norm(implicit) + np.linalg.norm(direct))
+    assert found.numbers["implicit_share"] == pytest.approx(share, rel=1e-8)
+    assert found.numbers["difference"] < 1e-7
+    slope = closed.hypergradient(x)
+    directed = float(named(found, "derivatives").value.split(": ")[1].split(" and ")[0])
+    assert 0 < directed <= 1.001 * np.linalg.norm(slope)
+
+
+def test_curvature_and_conjugate_gradients_of_a_matrix() -> None:
+    rng = np.random.default_rng(1)
+    for values in (np.array([2.0, 2, 2, -3, 5]), np.linspace(0.5, 4, 300), np.zeros(3)):
+        basis, _ = np.linalg.qr(rng.normal(size=(values.size, values.size)))
+        matrix = basis @ np.diag(values) @ basis.T
+        low, high = diagnosis.curvature(lambda v: matrix @ v, values.size, rng)
+        np.testing.assert_allclose([low, high], [values.min(), values.max()], atol=1e-3 if values.size > 100 else 1e-9)
+        if values.min() > 0:
+            b = rng.normal(size=values.size)
+            p, left = diagnosis.conjugate_gradients(lambda v: matrix @ v, b, 200)
+            np.testing.assert_allclose(p, np.linalg.solve(matrix, b), rtol=1e-6)
+            assert left < 1e-8
+
+
+def test_in_single_precision_the_same_is_found() -> None:
+    with jax.enable_x64(False):
+        clients = rk.Clients(LOWER, UPPER, weights="size")
+        assert clients.lower.rows["a"].dtype == jnp.float32
+        found = rk.check(rk.Bilevel(upper, lower), clients, INIT)
+    wide = rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT)
+    assert not found.bad
+    assert not wide.bad
+    assert found.suggested == wide.suggested
+    for name, value in wide.numbers.items():
+        if name != "difference":
+            assert found.numbers[name] == pytest.approx(value, rel=1e-4), name
+    assert max(found.numbers["difference"], wide.numbers["difference"]) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["one data set", "scope", "conditional", "own outer"])
+def test_compositional_problems(kind: str) -> None:
+    inner: Any = lambda x, b: jnp.mean(b["a"], axis=0) * x
+    outer: Any = lambda value: jnp.sum(jnp.exp(value))
+    more: dict[str, Any] = {"extra": lambda x, b: jnp.mean(b["t"]) * x[0]}
+    if kind == "scope":
+        more["inner_scope"] = "client"
+    elif kind == "conditional":
+        inner = lambda x, b, row: jnp.mean(b["a"], axis=0) * x * row["t"]
+        outer = lambda value, b: jnp.sum(value**2) * jnp.mean(b["t"])
+        more["inner_scope"] = "client"
+    elif kind == "own outer":
+        outer = lambda value, b: jnp.sum(value**2) * jnp.mean(b["t"])
+    found = rk.check(rk.Compositional(inner, outer, **more), CLIENTS, INIT[0])
+    assert not found.bad
+    assert found.numbers["difference"] < 1e-6
+
+
+# The built-in tasks.
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("minimax_quadratic", {"clients": 3, "dim": 3}),
+        ("portfolio", {"clients": 3, "assets": 3, "samples": 8}),
+        ("hyperparameters", {"clients": 3, "noise": 2}),
+        pytest.param("weighted_nodes", {"nodes": 4, "minority": 2}, marks=pytest.mark.slow),
+        pytest.param("hyperrep", {"clients": 10, "width": 16}, marks=pytest.mark.slow),
+        pytest.param("hyperrep", {"clients": 10, "width": 16, "scope": "client"}, marks=pytest.mark.slow),
+        pytest.param("loss_tuning", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("data_cleaning", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("few_shot", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("group_weights", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("fairness", {"clients": 4, "data": "synthetic"}, marks=pytest.mark.slow),
+        pytest.param("dro_imbalanced", {"clients": 4}, marks=pytest.mark.slow),
+        pytest.param("dro_imbalanced", {"clients": 4, "objective": "cvar"}, marks=pytest.mark.slow),
+    ],
+)
+def test_of_the_built_in_tasks_there_is_nothing_to_complain(name: str, given: dict[str, Any]) -> None:
+    task = getattr(rk.tasks, name)(**given)
+    found = rk.check(task.problem, task.clients, task.init)
+    assert not found.bad, str(found)
+    assert "nothing to complain of" in str(found)
+    assert math.isfinite(found.numbers.get("difference", 0))
+
+
+def test_what_is_suggested_converges() -> None:
+    task = rk.tasks.quadratic(clients=3)
+    found = rk.check(task.problem, task.clients, task.init)
+    method = rk.LFedNest(upper_step=0.05, **found.suggested)
+    run = rk.solve(task.problem, task.clients, method, task.init, 60, evaluate=task.evaluate, every=60)
+    assert run.history["lower_gap"].iloc[-1] < 0.05 * run.history["lower_gap"].iloc[0]
+
+
+# The command line.
+
+
+def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = lambda *words: CliRunner().invoke(app, ["check", *words])
+    done = call("minimax-quadratic", "--clients", "3", "--set", "dim=2")
+    assert done.exit_code == 0, done.output
+    assert "Minimax, looked at 3 of 3 clients: nothing to complain of." in done.stdout
+    assert "Try: lower_local_steps=1, lower_step=1.0" in done.stdout
+    told = json.loads(call("minimax-quadratic", "--clients", "3", "--json").stdout)
+    assert told["numbers"]["mu"] == pytest.approx(1)
+    assert told["lines"][1]["verdict"] == "good"
+    refused = call("minimax-quadratic", "--set", "depth=2")
+    assert refused.exit_code == 2
+    assert "The task minimax-quadratic has no setting 'depth'" in refused.stderr
+    found = rk.Diagnosis("Bilevel", (diagnosis.Line("y is used", "not at all", "bad", "use it"),))
+    monkeypatch.setattr(rk, "check", lambda *args, **given: found)
+    done = call("minimax-quadratic")
+    assert done.exit_code == 1
+    assert "rookery: minimax-quadratic: not at all." in done.stderr
