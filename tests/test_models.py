@@ -263,6 +263,14 @@ def test_random_functions_of_every_class() -> None:
     np.testing.assert_allclose(run(rk.Simulation()), run(rk.Federation()), rtol=1e-12)
 
 
+def test_a_random_problem_of_a_model_is_checked() -> None:
+    """With one key: a mask that changed from one evaluation to the next would look like a wrong derivative."""
+    net, _, _ = equinox()
+    masked = lambda batch, key: {**batch, "a": jnp.where(jax.random.bernoulli(key, 0.5, (2,)), batch["a"], 0)}
+    problem = rk.SingleLevel(lambda x, b, key: squares(jax.vmap(x)(masked(b, key)["a"]), b))
+    assert not rk.check(problem, CLIENTS, net).bad
+
+
 # As in plain JAX.
 
 

@@ -13,7 +13,8 @@ from jax.flatten_util import ravel_pytree
 from rookery import checks
 from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients, Source
-from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes
+from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
+from rookery.variables import taken
 
 Verdict = Literal["good", "note", "bad"]
 Vector = np.ndarray
@@ -88,7 +89,7 @@ def check(
         problem, clients, init: as in `solve`.
         at_most: how many clients to look at, of the larger half (all, if the problem is one of weighted nodes).
         samples: how many samples of each, at most, at each level.
-        seed: of the directions.
+        seed: of the directions, and of the one key that losses with dropout are looked at with.
 
     >>> import jax.numpy as jnp, numpy as np, rookery as rk
     >>> problem = rk.Minimax(lambda x, y, b: jnp.mean(b) * x * y - 2 * y**2 + x**2)
@@ -98,7 +99,9 @@ def check(
     """
     check_counts(at_most=at_most, samples=samples)
     check_seed(seed)
-    x, y = checks.start_values(problem, clients, init)
+    models = taken(problem, init)
+    problem = models.problem
+    x, y = checks.start_values(problem, clients, models.init)
     if isinstance(problem, WeightedNodes):
         checks.check_nodes(clients)
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
@@ -109,6 +112,7 @@ def check(
     sample = _sample(problem, clients, at_most, samples)
     title = f"{type(problem).__name__}, looked at {len(sample.ids)} of {clients.n} clients"
     look.lines.append(_means(problem, clients, x, y))
+    problem = with_key(problem, jax.random.key(seed))
     finite = _finite(problem, clients, x, y, sample)
     look.lines.extend(finite)
     if all(line.verdict == "good" for line in finite):

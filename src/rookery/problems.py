@@ -9,7 +9,7 @@ batch has the same key: two gradients on one batch, at two points, have the same
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import jax
@@ -237,6 +237,20 @@ def takes_key(function: Callable[..., Any]) -> bool:
 def call(function: Callable[..., Any], *args: Any, key: Key) -> Any:
     """function(*args), with the key if it takes one."""
     return function(*args, key=key) if takes_key(function) else function(*args)
+
+
+def with_key(problem: Any, key: Array) -> Any:
+    """The problem whose random functions have this key every time."""
+
+    def fixed(function: Callable[..., Any]) -> Callable[..., Any]:
+        held: Any = lambda *args: function(*args, key=key)
+        signature = inspect.signature(function)
+        left = [p for name, p in signature.parameters.items() if name != "key"]
+        held.__signature__ = signature.replace(parameters=left)
+        return held
+
+    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return replace(problem, **{name: fixed(fn) for name, fn in given.items() if callable(fn) and takes_key(fn)})
 
 
 def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
