@@ -14,10 +14,10 @@ from rookery import algorithms
 SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
-    {"tree", "arguments", "metrics", "ledger"},
+    {"tree", "arguments", "metrics", "ledger", "weights"},
     {"draws", "jaxprs", "frames"},
     {"problems", "clients", "channel"},
-    {"client", "objectives", "channels"},
+    {"client", "objectives", "channels", "variables"},
     {"fed"},
     {"parts", "hyperparameters", "words"},
     {"plan"},
