@@ -223,7 +223,7 @@ def test_any_state_in_a_local_loop() -> None:
         return jax.tree.map(lambda a: -size * a, g), (count + 1, size * 0.5, wide + 1)
 
     halving = odd(lambda x: (0, 0.1, np.float64(0)), update)
-    what = job("FedAvg", single(ragged("SingleLevel")), method("FedAvg", optimizer=halving))
+    what = job("FedAvg", single(case("SingleLevel")), method("FedAvg", optimizer=halving))
     here, there = (outcome(own, what) for own in (rk.Simulation(), rk.Federation()))
     agree(here, there, 1e-5)
     assert here.state.x.dtype == np.float32

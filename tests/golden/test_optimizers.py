@@ -78,7 +78,7 @@ WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("lower", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_nested_sibling(lower: bool) -> None:
     """LFedNest with Adam on x and momentum on y, or on x alone."""
     ours, clients = q.bilevel()
@@ -93,7 +93,7 @@ def test_a_nested_sibling(lower: bool) -> None:
 # The clients'.
 
 
-@pytest.mark.parametrize("method", [rk.FedAvg, rk.FedProx])
+@pytest.mark.parametrize("method", [rk.FedAvg, pytest.param(rk.FedProx, marks=pytest.mark.slow)])
 def test_local_adam(method: Any) -> None:
     """Every client starts afresh in every round, whatever the number of its steps."""
     ours, clients = q.single_level()
