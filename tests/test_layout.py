@@ -15,7 +15,7 @@ SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
     {"tree", "arguments", "metrics", "ledger"},
-    {"draws", "jaxprs"},
+    {"draws", "jaxprs", "convolutions"},
     {"problems", "clients", "channel"},
     {"client", "objectives", "channels"},
     {"fed"},

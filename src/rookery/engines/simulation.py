@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Literal, Var
 from jaxtyping import Array
 
-from rookery import fed, jaxprs, ledger, plan
+from rookery import convolutions, fed, jaxprs, ledger, plan
 from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
@@ -34,10 +34,13 @@ class Simulation:
             128, or fewer where their replies are large.
         debug: run one client at a time, not compiled, and name the client and the step where the first value that is
             not finite appears.
+        convolutions: "products" computes them, and pooling, as slices and matrix products; "xla" as XLA does; "auto" as
+            products on CPUs and GPUs, where XLA's are slow in loops and with each client's own kernel.
     """
 
     block: int | str = "auto"
     debug: bool = False
+    convolutions: str = "auto"
 
     sees_memory = True
 
@@ -47,14 +50,15 @@ class Simulation:
             raise ValueError(f'Simulation: block={self.block!r} is not an integer, at least 1, or "auto".')
         if not isinstance(self.debug, bool):
             raise ValueError(f"Simulation: debug={self.debug!r} is not True or False.")
+        convolutions.check(self.convolutions, "Simulation")
 
     def open(self, job: Job) -> Any:
         """A session for this job."""
         if self.debug:
             from rookery.engines import debug
 
-            return debug.Session(engine.traced(job, debug=True), self)
-        return Session(engine.traced(job), self)
+            return debug.Session(engine.traced(job, True, self.convolutions), self)
+        return Session(engine.traced(job, False, self.convolutions), self)
 
 
 class Session:
