@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 CHOICES = ("auto", "products", "xla")
 _MOST_SLICES = 128  # of one convolution or pooling: what would need more is left as it is
+_WIDE = 64  # numbers in a row of a matrix that are worth a product of their own
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
@@ -203,26 +204,47 @@ def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
     """The convolution, in the form that has the least to lay out."""
     many, places, (c, o), n = _count(axes, "kernel"), _count(axes, "out"), kernel.shape[-2:], len(image)
     if places < many:  # the gradient of a kernel: few places, each of which sees much
-        patches = _patches(jnp.swapaxes(image, 0, -1), [axis.swapped for axis in axes])  # those of the forward pass
-        seen = jnp.moveaxis(kernel, -2, 0).reshape(-1, o)
-        value = dot(patches.reshape(len(seen), -1).T, seen).reshape(*(axis.out for axis in axes), n, o)
+        seen = jnp.moveaxis(kernel, -2, 0).reshape(-1, o).T
+        pieces = _patches(jnp.swapaxes(image, 0, -1), [axis.swapped for axis in axes])  # those of the forward pass
+        each = jnp.stack([dot(seen, piece.reshape(seen.shape[1], -1)) for piece in pieces])  # [pieces, o, out · n]
+        value = jnp.moveaxis(each, 1, -1).reshape(*(axis.out for axis in axes), n, o)
         return jnp.moveaxis(value, -2, 0)
     if _count(axes, "size") * o < places * c:
         return _product_first(image, kernel, axes, dot)
-    return dot(_patches(image, axes), kernel.reshape(many * c, o))
+    pieces = _patches(image, axes)
+    kernels = kernel.reshape(len(pieces), -1, o)
+    return reduce(lax.add, [dot(piece, kernels[i]) for i, piece in enumerate(pieces)])
 
 
-def _patches(image: Array, axes: Axes) -> Array:
-    """What each place of the output sees, side by side: [n, *out, kernel · c]."""
+def _patches(image: Array, axes: Axes) -> list[Array]:
+    """What each place of the output sees, side by side: [n, *out, kernel · c], in pieces along the last axis.
+
+    There is a piece for each entry of the kernel's first axis where that makes no small ones: its rows overlap in the
+    image, and copying them is then most of the work.
+    """
     reach = [(axis.kernel - 1) * axis.dilation + (axis.out - 1) * axis.stride + 1 for axis in axes]
-    padded = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])
-    pieces = []
-    for entry in np.ndindex(*(axis.kernel for axis in axes)):
-        first = [k * axis.dilation for k, axis in zip(entry, axes, strict=True)]
-        last = [f + (axis.out - 1) * axis.stride + 1 for f, axis in zip(first, axes, strict=True)]
-        ends = (len(padded), *last, padded.shape[-1])
-        pieces.append(lax.slice(padded, (0, *first, 0), ends, (1, *(axis.stride for axis in axes), 1)))
-    return jnp.concatenate(pieces, axis=-1)
+    image = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])
+    numbers = range(len(axes))
+    if len(axes) > 1 and _count(axes[1:], "kernel") * image.shape[-1] >= _WIDE:
+        rows = _side_by_side(image, axes, numbers[1:])
+        return [_entry(rows, axes, {0: k}) for k in range(axes[0].kernel)]
+    return [_side_by_side(image, axes, numbers)]
+
+
+def _side_by_side(image: Array, axes: Axes, along: Sequence[int]) -> Array:
+    """What the kernel sees along some of the axes, in the features."""
+    entries = np.ndindex(*(axes[i].kernel for i in along))
+    return jnp.concatenate([_entry(image, axes, dict(zip(along, entry, strict=True))) for entry in entries], axis=-1)
+
+
+def _entry(image: Array, axes: Axes, at: dict[int, int]) -> Array:
+    """What one entry of the kernel sees, which is at these places of some axes; the other axes are left as they are."""
+    first, last, stride = [0] * image.ndim, list(image.shape), [1] * image.ndim
+    for i, k in at.items():
+        first[i + 1] = k * axes[i].dilation
+        last[i + 1] = first[i + 1] + (axes[i].out - 1) * axes[i].stride + 1
+        stride[i + 1] = axes[i].stride
+    return lax.slice(image, first, last, stride)
 
 
 def _product_first(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
