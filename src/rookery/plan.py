@@ -214,9 +214,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
         if lossy:
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), jnp.ones(setting.cohort, bool)]
         keys = Keys(given.private, _public(given.key)) if lossy or setting.channel is not None else None
-        book = Book(
-            setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products
-        )
+        book = Book(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = book.threaded

@@ -123,9 +123,7 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto") -> Traced:
     """Trace a job's plans, and check what shows only then."""
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
-    setting = Setting(
-        job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products
-    )
+    setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
     start = plan.start_plan(setting, job.start, split.traced)
     one_round = plan.round_plan(setting, start.made.carry, split.traced)
     if job.channel is not None:
