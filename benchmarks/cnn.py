@@ -21,12 +21,12 @@ from rookery.engines.engine import Job
 CLIENTS, COHORT, IMAGES, BATCH = 100, 10, 50, 10
 
 
-def init(key: jax.Array) -> Any:
+def init(seed: int) -> Any:
     """The network's parameters."""
+    rng = np.random.default_rng(seed)
     shapes = {"first": (3, 3, 3, 32), "second": (3, 3, 32, 64), "third": (14 * 14 * 64, 128), "last": (128, 10)}
-    keys = dict(zip(shapes, jax.random.split(key, len(shapes)), strict=True))
-    draw = lambda name, shape: jax.random.normal(keys[name], shape) * (2 / np.prod(shape[:-1])) ** 0.5
-    return {name: {"w": draw(name, shape), "b": jnp.zeros(shape[-1])} for name, shape in shapes.items()}
+    draw = lambda shape: rng.normal(0, (2 / np.prod(shape[:-1])) ** 0.5, shape).astype(np.float32)
+    return {name: {"w": draw(shape), "b": np.zeros(shape[-1], np.float32)} for name, shape in shapes.items()}
 
 
 def scores(params: Any, images: jax.Array) -> jax.Array:
@@ -58,7 +58,7 @@ def job() -> Job:
     }
     clients = rk.Clients(upper=[one() for _ in range(CLIENTS)])
     method = rk.FedAvg(step=0.01, local_steps=IMAGES // BATCH, batch_size=BATCH)
-    return Job(rk.SingleLevel(loss), clients, method, (init(jax.random.key(0)), ()), COHORT)
+    return Job(rk.SingleLevel(loss), clients, method, (init(0), ()), COHORT)
 
 
 def seconds(engine: rk.Simulation, rounds: int) -> tuple[float, float]:

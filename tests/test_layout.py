@@ -15,7 +15,8 @@ SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
     {"tree", "arguments", "metrics", "ledger"},
-    {"draws", "jaxprs", "convolutions"},
+    {"draws", "jaxprs"},
+    {"convolutions"},
     {"problems", "clients", "channel"},
     {"client", "objectives", "channels"},
     {"fed"},

@@ -18,6 +18,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jaxtyping import Array
 
+from rookery.jaxprs import within
+
 CHOICES = ("auto", "products", "xla")
 _MOST_SLICES = 128  # of one convolution or pooling: what would need more is left as it is
 _WIDE = 64  # numbers in a row of a matrix that are worth a product of their own
@@ -66,17 +68,7 @@ def rewrite(jaxpr: Jaxpr) -> Jaxpr:
 
 def _concerned(jaxpr: Jaxpr) -> bool:
     """Whether there is something to rewrite in it."""
-    return any(_replacement(eqn) is not None or any(map(_concerned, _within(eqn.params))) for eqn in jaxpr.eqns)
-
-
-def _within(value: Any) -> list[Jaxpr]:
-    """The jaxprs in an equation's parameters."""
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
-    each = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [jaxpr for v in each for jaxpr in _within(v)]
+    return any(_replacement(eqn) is not None or any(map(_concerned, within(eqn.params))) for eqn in jaxpr.eqns)
 
 
 def _rewritten(eqn: Any) -> list[Any]:
@@ -84,7 +76,7 @@ def _rewritten(eqn: Any) -> list[Any]:
     replacement = _replacement(eqn)
     if replacement is not None:
         return _inlined(eqn, replacement)
-    if not any(map(_concerned, _within(eqn.params))):
+    if not any(map(_concerned, within(eqn.params))):
         return [eqn]
     if eqn.primitive.name in _CUSTOM:  # its derivatives are taken: what is left is the function itself
         body = eqn.params["call_jaxpr"]

@@ -14,6 +14,7 @@ import rookery as rk
 from rookery import convolutions
 from rookery.convolutions import as_products
 from rookery.engines.engine import PROGRAMS, Job
+from rookery.jaxprs import within
 
 REWRITTEN = ("conv_general_dilated", "reduce_window", "select_and_scatter_add", "select_and_gather_add")
 
@@ -32,7 +33,7 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
 def primitives(jaxpr: Any) -> set[str]:
     """The names of all primitives in a jaxpr, and in those within it."""
     found = {str(eqn.primitive) for eqn in jaxpr.eqns}
-    return found.union(*(primitives(within) for eqn in jaxpr.eqns for within in convolutions._within(eqn.params)))
+    return found.union(*(primitives(within) for eqn in jaxpr.eqns for within in within(eqn.params)))
 
 
 def left(fn: Callable[..., Any], *args: Any) -> set[str]:
