@@ -161,7 +161,8 @@ def _convolution(eqn: Any) -> Callable[[Array, Array], Array] | None:
         return None
     wide = jnp.promote_types(found.dtype, jnp.float32) if jnp.issubdtype(found.dtype, jnp.inexact) else found.dtype
     dot = partial(_dot, precision=params["precision"], dtype=wide)
-    back = np.argsort([of_found[0], *of_found[2:], of_found[1]])
+    order = (of_found[0], *of_found[2:], of_found[1])
+    back = [order.index(axis) for axis in range(len(order))]
 
     def convolve(image: Array, kernel: Array) -> Array:
         image = jnp.transpose(image, (of_image[0], *of_image[2:], of_image[1]))

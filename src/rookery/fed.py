@@ -357,8 +357,8 @@ class Fed:
 
     def _work(self, traced: Any, own: int) -> tuple[Any, list[Any], dict[str, Any]]:
         """See `_work`; with convolutions rewritten, where that is chosen."""
-        work, *rest = _work(traced, own)
-        return (convolutions.rewrite(work) if self._book.products else work, *rest)
+        work, sent, inputs = _work(traced, own)
+        return convolutions.rewrite(work) if self._book.products else work, sent, inputs
 
     def _reduced(self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool) -> Any:
         keys = self._book.next_keys()

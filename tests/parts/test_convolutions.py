@@ -33,7 +33,7 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
 def primitives(jaxpr: Any) -> set[str]:
     """The names of all primitives in a jaxpr, and in those within it."""
     found = {str(eqn.primitive) for eqn in jaxpr.eqns}
-    return found.union(*(primitives(within) for eqn in jaxpr.eqns for within in within(eqn.params)))
+    return found.union(*(primitives(inner) for eqn in jaxpr.eqns for inner in within(eqn.params)))
 
 
 def left(fn: Callable[..., Any], *args: Any) -> set[str]:
