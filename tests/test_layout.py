@@ -16,6 +16,7 @@ SOURCE = Path(rk.__file__).parent
 LAYERS = [
     {"tree", "arguments", "metrics", "ledger", "weights"},
     {"draws", "jaxprs", "frames"},
+    {"convolutions"},
     {"problems", "clients", "channel"},
     {"client", "objectives", "channels", "variables"},
     {"fed"},

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery import draws, jaxprs, ledger, tree
+from rookery import convolutions, draws, jaxprs, ledger, tree
 from rookery.clients import Batch, Chunks, Clients, Count, Rows
 from rookery.ledger import WORK
 from rookery.problems import Problem, call
@@ -43,9 +43,10 @@ class Client:
     """
 
     def __init__(
-        self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False
-    ) -> None:
-        self._debug = debug
+        self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False,
+        products: bool = False,
+    ) -> None:  # fmt: skip
+        self._debug, self._products = debug, products  # see plan.Setting
         self.problem = problem
         self.id = identity
         self._counts: list[Count] = [0] * len(WORK)  # what was done outside loops, or in one turn of a loop
@@ -338,12 +339,13 @@ class Client:
         clients, row = self._held
 
         def both() -> tuple[C, Array]:
-            client = Client(self.problem, clients, row, self.id, self._debug)
+            client = Client(self.problem, clients, row, self.id, self._debug, self._products)
             value = compute(client)
             self.sample_by_sample |= client.sample_by_sample
             return value, client.counts
 
-        value, work = _rarely(condition, both, (otherwise, jnp.zeros((2, len(WORK)), jnp.uint32)))
+        start = (otherwise, jnp.zeros((2, len(WORK)), jnp.uint32))
+        value, work = _rarely(condition, both, start, self._products)
         self._looped = work if self._looped is None else ledger.add(self._looped, work)
         return value
 
@@ -416,14 +418,15 @@ def _stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry:
     return jax.tree.unflatten(structure, out)
 
 
-def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
+def _rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bool = False) -> C:
     """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
     closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
+    jaxpr = convolutions.rewrite(closed.jaxpr) if products else closed.jaxpr
     leaves, structure = jax.tree.flatten(otherwise)
 
     @jax.custom_batching.custom_vmap
     def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
-        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(closed.jaxpr, inputs), lambda: otherwise)
+        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(jaxpr, inputs), lambda: otherwise)
 
     @choose.def_vmap
     def clients_one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
@@ -434,7 +437,7 @@ def _rarely(condition: Any, compute: Callable[[], C], otherwise: C) -> C:
         def of_one(i: Array, values: list[Any]) -> list[Any]:
             j = first[i]
             own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
-            new = jax.core.eval_jaxpr(closed.jaxpr, own)
+            new = jax.core.eval_jaxpr(jaxpr, own)
             return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
 
         start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]

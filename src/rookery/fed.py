@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jaxtyping import Array, Float, Int, PyTree
 
 from rookery import channel as channels
-from rookery import jaxprs, ledger
+from rookery import convolutions, jaxprs, ledger
 from rookery.channel import Faults
 from rookery.client import Client, Data, Epochs, Steps
 from rookery.clients import Clients, Count, sample_cohort
@@ -134,9 +134,9 @@ class Book:
 
     def __init__(
         self, channel: Any = None, faults: Faults | None = None, keys: "Keys | None" = None,
-        threaded: Threaded | None = None, debug: bool = False,
+        threaded: Threaded | None = None, debug: bool = False, products: bool = False,
     ) -> None:  # fmt: skip
-        self.debug = debug
+        self.debug, self.products = debug, products  # see plan.Setting
         self.channel, self.faults, self.threaded = channel, faults, threaded or Threaded()
         self.exchanges: dict[str, channels.Exchange] = {}  # those met so far, by name
         self.sample_by_sample: set[str] = set()  # the losses that are evaluated so
@@ -196,13 +196,13 @@ class Fed:
         rows = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in given]
 
         def on_client(data: Clients, identity: Any, key: Array, own: list[Any]) -> Any:
-            client = Client(self.problem, data, 0, identity, self._book.debug)
+            client = Client(self.problem, data, 0, identity, self._book.debug, self._book.products)
             value = fn(client, key, *(v and v.rows for v in jax.tree.unflatten(structure, own)))
             self._book.sample_by_sample |= client.sample_by_sample
             return jax.tree.map(jaxprs.strong, value), client.counts
 
         traced, (shapes, _) = jaxprs.trace(on_client, self._clients.members(None), _INTEGER, _key_like(key), rows)
-        work, sent, inputs = _work(traced, len(rows))
+        work, sent, inputs = self._work(traced, len(rows))
         own = [v for v, used in zip(given, inputs.pop("own"), strict=True) if used]
         kept = Inputs(**inputs, own=len(own))
         out = self._bind(
@@ -285,7 +285,7 @@ class Fed:
         seen: list[channels.Exchange] = []
 
         def at_center(data: Clients, identity: Any, key: Array, _: list[Any]) -> Any:
-            client = Client(self.problem, data, None, identity, self._book.debug)
+            client = Client(self.problem, data, None, identity, self._book.debug, self._book.products)
             value = jax.tree.map(jaxprs.strong, fn(client, key))
             self._book.sample_by_sample |= client.sample_by_sample
             if channel is not None:  # the client that holds the data sends it as it would send any other reply
@@ -295,7 +295,7 @@ class Fed:
             return value, client.counts
 
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
-        work, sent, inputs = _work(traced, 0)
+        work, sent, inputs = self._work(traced, 0)
         kept = Inputs(**inputs | {"own": 0})
         exchange = _described(name, "center", work.outvars[:-1])
         key = jax.random.fold_in(key, self.n)
@@ -354,6 +354,11 @@ class Fed:
     def _bind(self, primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
         """A part of the plan. (An engine that evaluates at once has its own.)"""
         return primitive.bind(*args, **params)
+
+    def _work(self, traced: Any, own: int) -> tuple[Any, list[Any], dict[str, Any]]:
+        """See `_work`; with convolutions rewritten, where that is chosen."""
+        work, sent, inputs = _work(traced, own)
+        return convolutions.rewrite(work) if self._book.products else work, sent, inputs
 
     def _reduced(self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool) -> Any:
         keys = self._book.next_keys()

@@ -62,6 +62,16 @@ def free_vars(eqns: Iterable[Any]) -> list[Var]:
     return list(free)
 
 
+def within(value: Any) -> list[Jaxpr]:
+    """The jaxprs in an equation's parameters."""
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [jaxpr for v in each for jaxpr in within(v)]
+
+
 def literal(v: Literal) -> Array:
     """A literal's value in its own type: JAX may hold a Python number."""
     return jnp.asarray(v.val, getattr(v.aval, "dtype", None))

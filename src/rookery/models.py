@@ -51,9 +51,6 @@ class ResNet:
     Departure: group normalisation in the place of batch normalisation. A client's batch is small and its statistics are
     its own; averaged running statistics would be the weak point. The parameters are as many: 269,722 with 10 classes.
 
-    A convolution here is a matrix product with the 3×3 neighbourhoods laid out side by side: with a kernel for each
-    client it becomes a batched matrix product, which is faster than the grouped convolution it would be otherwise.
-
     Arguments:
         classes: how many scores.
         blocks: in each of the three stages.
@@ -105,9 +102,8 @@ class ResNet:
 
     def _convolve(self, layer: Any, values: Float[Array, "n h w c"], stride: int = 1) -> Float[Array, "n h w c"]:
         """A 3×3 convolution, and its normalisation."""
-        return (
-            _normalised(neighbourhoods(values, stride) @ layer["kernel"], self.groups) * layer["scale"] + layer["shift"]
-        )
+        values = _convolved(values, layer["kernel"], 3, stride)
+        return _normalised(values, self.groups) * layer["scale"] + layer["shift"]
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,6 @@ class CNN:
     Values are normalised by the statistics of the batch, with a learnt scale and shift; there are no running averages.
     The loss on a batch is then no mean over its samples: clients need equal sizes, of at least the batch's, which
     `solve` makes sure of. To evaluate, hand over the whole set at once: it is normalised by its own statistics.
-
-    A stride that is the kernel's width cuts the image into patches, so a convolution is a reshape and a matrix product:
-    a batched one with a kernel for each client.
 
     Arguments:
         channels: 1, or 3 for colour.
@@ -158,7 +151,7 @@ class CNN:
         """The scores."""
         values = images.reshape(len(images), self.size, self.size, self.channels)
         for layer, kernel in zip(params["convolutions"], (4, 2), strict=True):
-            values = _cut(values, kernel) @ layer["kernel"]
+            values = _convolved(values, layer["kernel"], kernel, kernel)
             mean, variance = jnp.mean(values, axis=(0, 1, 2)), jnp.var(values, axis=(0, 1, 2))
             values = (values - mean) * jax.lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["shift"]
             values = jax.nn.relu(values)
@@ -170,22 +163,14 @@ def _patches(size: int, kernel: int) -> int:
     return (size + 2 - kernel) // kernel + 1
 
 
-def _cut(values: Float[Array, "n h w c"], kernel: int) -> Float[Array, "n a a d"]:
-    """The image in patches of kernel×kernel, each laid out in the channels, with zeros beyond the edge."""
-    n, size, _, channels = values.shape
-    count = _patches(size, kernel)
-    edge = (1, count * kernel - 1 - size, 0)  # what does not fill a patch is cut off
-    padded = jax.lax.pad(values, jnp.zeros((), values.dtype), ((0, 0, 0), edge, edge, (0, 0, 0)))
-    patches = padded.reshape(n, count, kernel, count, kernel, channels).transpose(0, 1, 3, 2, 4, 5)
-    return patches.reshape(n, count, count, kernel * kernel * channels)
-
-
-def neighbourhoods(values: Float[Array, "n h w c"], stride: int = 1) -> Float[Array, "n h w 9c"]:
-    """Each place's 3×3 neighbours, row by row, in the channels; zeros beyond the edge."""
-    _, height, width, _ = values.shape
-    padded = jnp.pad(values, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    moved = [padded[:, i : i + height : stride, j : j + width : stride] for i in range(3) for j in range(3)]
-    return jnp.concatenate(moved, axis=-1)
+def _convolved(
+    values: Float[Array, "n h w c"], kernel: Float[Array, "d o"], width: int, stride: int
+) -> Float[Array, "n a b o"]:
+    """A convolution with a padding of 1. The kernel is a matrix: width × width × c rows, a column for each output."""
+    dtype = jnp.result_type(values, kernel)
+    values, kernel = values.astype(dtype), kernel.astype(dtype).reshape(width, width, values.shape[-1], -1)
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(values, kernel, (stride, stride), ((1, 1), (1, 1)), dimension_numbers=layout)
 
 
 def _normalised(values: Float[Array, "n h w c"], groups: int) -> Float[Array, "n h w c"]:

@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     channel: Any = None
     faults: channels.Faults | None = None
     debug: bool = False  # for a run that takes a client's loops turn by turn
+    products: bool = False  # with convolutions as products: see convolutions.py
 
 
 class Carry(NamedTuple):
@@ -175,7 +176,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), 0)
         x, y = given.carry
         keys = Keys(given.private, _public(given.key)) if setting.channel is not None else None
-        book = Book(setting.channel, None, keys, debug=setting.debug)
+        book = Book(setting.channel, None, keys, debug=setting.debug, products=setting.products)
         everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
         if hasattr(algorithm, "memory"):
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
@@ -213,7 +214,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
         if lossy:
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), jnp.ones(setting.cohort, bool)]
         keys = Keys(given.private, _public(given.key)) if lossy or setting.channel is not None else None
-        book = Book(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug)
+        book = Book(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = book.threaded

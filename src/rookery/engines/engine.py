@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery import channel as channels
-from rookery import draws, hyperparameters, plan
+from rookery import convolutions, draws, hyperparameters, plan
 from rookery.checks import check_means
 from rookery.clients import Clients, sample_cohort
 from rookery.ledger import Amounts
@@ -119,10 +119,11 @@ class Traced:
         return digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
 
 
-def traced(job: Job, debug: bool = False) -> Traced:
+def traced(job: Job, debug: bool = False, convolve: str = "auto") -> Traced:
     """Trace a job's plans, and check what shows only then."""
     split = hyperparameters.split(job.algorithm)
-    setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug)
+    as_products = convolutions.chosen(convolve)
+    setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
     start = plan.start_plan(setting, job.start, split.traced)
     one_round = plan.round_plan(setting, start.made.carry, split.traced)
     if job.channel is not None:

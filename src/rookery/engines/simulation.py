@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, Var
+from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
-from rookery import fed, jaxprs, ledger, plan
+from rookery import convolutions, fed, jaxprs, ledger, plan
 from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
@@ -23,6 +23,7 @@ __all__ = ["Ledger", "SimulatedFed", "Simulation"]
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
 _AUTO_BLOCK, _AUTO_BYTES = 128, 2**28
+_CACHE = 2**21  # bytes of a matrix that leaves no room for other clients' in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,16 @@ class Simulation:
 
     Arguments:
         block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory. "auto":
-            128, or fewer where their replies are large.
+            128, or fewer where their replies are large; on a CPU one where local steps multiply large matrices.
         debug: run one client at a time, not compiled, and name the client and the step where the first value that is
             not finite appears.
+        convolutions: "products" computes them, and pooling, as slices and matrix products; "xla" as XLA does; "auto" as
+            products on CPUs and GPUs, where XLA's are slow in loops and with each client's own kernel.
     """
 
     block: int | str = "auto"
     debug: bool = False
+    convolutions: str = "auto"
 
     sees_memory = True
 
@@ -47,14 +51,15 @@ class Simulation:
             raise ValueError(f'Simulation: block={self.block!r} is not an integer, at least 1, or "auto".')
         if not isinstance(self.debug, bool):
             raise ValueError(f"Simulation: debug={self.debug!r} is not True or False.")
+        convolutions.check(self.convolutions, "Simulation")
 
     def open(self, job: Job) -> Any:
         """A session for this job."""
         if self.debug:
             from rookery.engines import debug
 
-            return debug.Session(engine.traced(job, debug=True), self)
-        return Session(engine.traced(job), self)
+            return debug.Session(engine.traced(job, True, self.convolutions), self)
+        return Session(engine.traced(job, False, self.convolutions), self)
 
 
 class Session:
@@ -533,8 +538,21 @@ class Interpreter:
     def _block_of(self, group: list[_Mapped]) -> int:
         if isinstance(self._block, int):
             return self._block
+        if jax.default_backend() == "cpu" and any(_large_steps(m.eqn.params["work"]) for m in group):
+            return 1
         replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
         return max(1, min(_AUTO_BLOCK, _AUTO_BYTES // max(replies, 1)))
+
+
+def _large_steps(jaxpr: Jaxpr, in_loop: bool = False) -> bool:
+    """Whether there is a loop with a matrix product that fills a CPU's cache."""
+    for eqn in jaxpr.eqns:
+        if in_loop and eqn.primitive.name == "dot_general" and ledger.nbytes([eqn.outvars[0].aval]) > _CACHE:
+            return True
+        loops = in_loop or eqn.primitive.name in ("while", "scan")
+        if any(_large_steps(inner, loops) for inner in jaxprs.within(eqn.params)):
+            return True
+    return False
 
 
 def _all(mapped: _Mapped, _: set[int]) -> list[bool]:

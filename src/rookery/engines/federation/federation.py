@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery import plan
+from rookery import convolutions, plan
 from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
@@ -29,11 +29,16 @@ class Federation:
     Arguments:
         transport: transport(sites) -> send(client, request) -> reply, what carries the bytes; `send` raises
             TimeoutError where there is no reply. None: within this process.
+        convolutions: as the `Simulation`'s.
     """
 
     transport: Any = None
+    convolutions: str = "auto"
 
     sees_memory = False
+
+    def __post_init__(self) -> None:
+        convolutions.check(self.convolutions, "Federation")
 
     def open(self, job: Job) -> "Session":
         """A session for this job."""
@@ -46,7 +51,7 @@ class Session:
     memory = None  # that of the sites is nobody else's
 
     def __init__(self, job: Job, federation: Federation) -> None:
-        self._traced, self._job = engine.traced(job), job
+        self._traced, self._job = engine.traced(job, False, federation.convolutions), job
         run = uuid.uuid4().hex[:16]
         self.sites = _sites(self._traced, run)
         send: Transport = lambda i, request: self.sites[i].handle(request)
