@@ -50,7 +50,7 @@ def test_the_kernels_of_the_residual_network_are_matrices():
     values, kernel = jax.random.normal(jax.random.key(0), (2, 6, 6, 3)), jax.random.normal(jax.random.key(1), (27, 5))
     for stride in (1, 2):
         expected = neighbourhoods(values, stride) @ np.asarray(kernel)
-        np.testing.assert_allclose(_convolved(values, kernel, 3, stride), expected, atol=1e-5)
+        np.testing.assert_allclose(_convolved(values, kernel, 3, stride), expected, atol=1e-12)
 
 
 def test_a_small_residual_network():

@@ -33,7 +33,7 @@ def check(choice: Any, where: str) -> None:
 
 
 def chosen(choice: str) -> bool:
-    """Whether to rewrite: "auto" does so on CPUs and GPUs, where it has been measured to pay."""
+    """Whether to rewrite: "auto" does so on CPUs and GPUs."""
     return choice == "products" or (choice == "auto" and jax.default_backend() in ("cpu", "gpu"))
 
 
