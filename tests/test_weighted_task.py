@@ -173,6 +173,7 @@ def test_the_networks_convolutions_are_convolutions() -> None:
         np.testing.assert_allclose(jax.jit(model.apply)(params, images), expected, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_network_that_normalises_by_the_batch_takes_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("rookery.tasks.weighted_nodes"), "load", _fake)
     task = task_function(data="mnist", setting=1, nodes=3, minority=1, **SMALL).single_level
@@ -200,6 +201,7 @@ def test_personal_models_are_scored_where_they_belong() -> None:
     assert task.evaluate(task.init, (), reference) == task.evaluate(task.init, (), None)
 
 
+@pytest.mark.slow
 def test_the_right_nodes_are_trusted(tmp_path: Path) -> None:
     """The defaults, at the command line: the table, the picture, and weights that are not in the way."""
     out = tmp_path / "run"

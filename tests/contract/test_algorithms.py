@@ -58,7 +58,7 @@ def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
         assert getattr(rk, name).init is getattr(rk, of).init
 
 
-@together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")], default=names())
+@together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")], default=CHEAP)
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     agree(outcome(rk.Simulation(block=2), what), outcome(rk.Simulation(), what), 1e-12)
@@ -131,10 +131,19 @@ def test_lost_replies_of_equal_clients_change_nothing(name: str, kind: str) -> N
     """Whoever is heard: the mean over equal clients is each one's value. (What a client remembers is its own.)"""
     it = case(kind)
     copies = it.clients([1, 1, 1, 1])
-    run = lambda **how: rk.solve(it.problem, copies, full(name), it.init, rounds=1, seed=4, **how)
-    lossy = run(faults=rk.Faults(dropout=0.5))
-    assert lossy.history["missing"].iloc[-1] > 0
-    close((run().x, run().y), (lossy.x, lossy.y), 1e-12)
+    run = lambda seed, **how: rk.solve(it.problem, copies, full(name), it.init, rounds=1, seed=seed, **how)
+
+    def lossy(seed: int) -> tuple[int, rk.Run]:
+        """With a seed from this one on with which some replies are lost, and not all to one exchange."""
+        try:
+            found = run(seed, faults=rk.Faults(dropout=0.4))
+        except rk.RoundFailedError:
+            return lossy(seed + 1)
+        return (seed, found) if found.history["missing"].iloc[-1] else lossy(seed + 1)
+
+    seed, heard = lossy(0)
+    everybody = run(seed)
+    close((everybody.x, everybody.y), (heard.x, heard.y), 1e-12)
 
 
 @together(PAIRS, default=CHEAP)
@@ -224,7 +233,10 @@ def test_a_solution_stays_put(name: str, kind: str) -> None:
     close((run.x, run.y), (x, y), 1e-9)
 
 
-@pytest.mark.parametrize("name", ["LFedNest", "LFedNestNonAlt", "FedNestSGD", "LFedNestSVRG"])
+@pytest.mark.parametrize(
+    "name",
+    ["LFedNest", *(pytest.param(n, marks=pytest.mark.slow) for n in ("LFedNestNonAlt", "FedNestSGD", "LFedNestSVRG"))],
+)
 def test_a_solution_of_equal_clients_stays_put(name: str) -> None:
     """Methods without that correction keep the solution where the clients are equal: all their signs are right."""
     task = rk.tasks.quadratic(clients=1, seed=2)

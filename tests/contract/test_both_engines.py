@@ -102,7 +102,7 @@ ANY = {
 }
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(ANY)), st.lists(st.integers(1, 9), min_size=2, max_size=5), st.data())
 def test_any_sizes_cohorts_and_blocks(name: str, sizes: list[int], data: Any) -> None:
     n = len(sizes)
