@@ -61,18 +61,19 @@ def job() -> Job:
     return Job(rk.SingleLevel(loss), clients, method, (init(0), ()), COHORT)
 
 
-def seconds(engine: rk.Simulation, rounds: int) -> tuple[float, float]:
-    """To the end of the first round, and of each round after it (the best)."""
+def seconds(engine: rk.Simulation, rounds: int) -> tuple[float, float, float]:
+    """To the end of the first round; of each round after it, the best; and of the processors in it, on average."""
     session, begin = engine.open(job()), time.perf_counter()
     session.init()
     session.advance(1)
     first, each = time.perf_counter() - begin, []
+    used = time.process_time()
     for _ in range(rounds):
         begin = time.perf_counter()
         session.advance(1)
         jax.block_until_ready(session.state)
         each.append(time.perf_counter() - begin)
-    return first, min(each)
+    return first, min(each), (time.process_time() - used) / rounds
 
 
 def main() -> None:
@@ -84,8 +85,11 @@ def main() -> None:
     given = parser.parse_args()
     block = given.block if given.block == "auto" else int(given.block)
     for convolutions, rounds in (("auto", given.rounds), *([("xla", 1)] if given.xla else [])):
-        first, each = seconds(rk.Simulation(block=block, convolutions=convolutions), rounds)
-        print(f'convolutions="{convolutions}": {each:.3f} s a round; the first, with compilation, {first:.1f} s')
+        first, each, used = seconds(rk.Simulation(block=block, convolutions=convolutions), rounds)
+        print(
+            f'convolutions="{convolutions}": {each:.3f} s a round, {used:.3f} s of the processors; '
+            f"the first, with compilation, {first:.1f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -305,6 +305,7 @@ def test_work_that_is_rare_is_rewritten_too() -> None:
     agree(program(True)(holds, kernels), program(False)(holds, kernels))
 
 
+@pytest.mark.slow
 def test_another_shape_of_the_same_problem() -> None:
     with jax.enable_x64(False):
         before = PROGRAMS.made
