@@ -40,8 +40,8 @@ PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
 
 
-# Methods that ask for who a client is: with a weight for each, without exchanges, or with work that is dealt out.
-WHOM = {"AFL", "DRFA", "FedMBO", "LocalTrain", "WeightedNodesProx", "WeightedNodesABA"}
+# Methods that ask who a client is: with a weight for each or its samples, without exchanges, or with work dealt out.
+WHOM = {"AFL", "DRFA", "FastDRO", "FedMBO", "LocalTrain", "WeightedNodesProx", "WeightedNodesABA"}
 
 
 def with_entries(state: Any, change: Any) -> Any:

@@ -327,7 +327,7 @@ def test_momentum_and_storm_reduce_the_error_of_a_direction_but_not_of_their_sum
 
     But a round's first minibatch counts 1/β-fold in their sum (Lemma 1), which is noisier than that of plain gradients.
     """
-    step, draws, tau = 0.02, 600, 12
+    step, draws, tau = 0.02, 4000, 12
     closed = solution(NOISY)
     error, bias, spread = {}, {}, {}
     for direction in ("gradient", "momentum", "storm"):
