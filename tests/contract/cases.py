@@ -163,8 +163,8 @@ PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same 
 PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
 # One or two for each way of exchanging and remembering, on both engines in `make test`, and fewer for the rest of the
 # contract: of all others `make test` has what follows from the plan, and `make slow` everything.
-BOTH = {"FedNest", "LFedNest", "FedBiO", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedMBO", "FedDRO", "DSFedDRO"}
-BOTH |= {"LocalSCGDM", "ScaffoldSaddle", "FedAvg", "PDSGD", "DRFA", "WeightedNodesProx", "Ditto", "LocalSVRG"}
+BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
+BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "FedBiOLocal", "FedDRO", "PDSGD", "ScaffoldSaddle"}
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal

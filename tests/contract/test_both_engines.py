@@ -18,7 +18,7 @@ import rookery as rk
 from rookery.engines import engine
 from rookery.engines.engine import Job
 
-from .cases import BOTH, CHEAP, EXCHANGES, HARD, case, full, job, names, pairs, ragged, together
+from .cases import BOTH, CHEAP, CORE, EXCHANGES, HARD, case, full, job, pairs, ragged, together
 from .runs import Outcome, agree, close, outcome
 
 PAIRS = pairs()
@@ -152,7 +152,7 @@ DISTURBED = [
 ]
 
 
-@together(DISTURBED, default=names())
+@together(DISTURBED, default=CORE)
 def test_lost_repeated_and_late_requests_change_nothing(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     calm, there = outcome(rk.Federation(), what, 4), outcome(rk.Federation(disturbed), what, 4)
@@ -161,7 +161,7 @@ def test_lost_repeated_and_late_requests_change_nothing(name: str, kind: str) ->
     assert any(there.memory) == (name != "FedSVRG")
 
 
-@together(DISTURBED, default=names())
+@together(DISTURBED, default=CORE)
 def test_who_does_not_answer_keeps_its_memory(name: str, kind: str) -> None:
     """A site that can't be reached in a round is left out of it, as a lost reply is."""
     what = job(name, ragged(kind), faults=rk.Faults())
