@@ -161,6 +161,15 @@ def test_what_is_no_variable_is_kept() -> None:
     assert whole["key"] is key
 
 
+def test_two_models_with_the_same_names_keep_what_is_their_own() -> None:
+    net = equinox()[0]
+    other = eqx.tree_at(lambda n: n.activation, net, jnp.sin)
+    taken = variables.taken(rk.Bilevel(lambda x, y, b: 0.0, lambda x, y, b: 0.0), (net, other))
+    x, y = taken.whole(jax.tree.map(lambda a: 2 * a, taken.init))
+    assert (x.activation, y.activation) == (jnp.tanh, jnp.sin)
+    np.testing.assert_array_equal(x.v, 2 * np.ones(3))
+
+
 @pytest.mark.parametrize(
     ("start", "says"),
     [

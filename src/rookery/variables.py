@@ -19,19 +19,19 @@ from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLev
 
 @jax.tree_util.register_pytree_with_keys_class
 class Variables:
-    """The floating-point arrays of a model, by their names."""
+    """The floating-point arrays of a model, x's or y's, by their names."""
 
-    def __init__(self, names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
-        self.names, self.arrays = names, arrays
+    def __init__(self, of: str, names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
+        self.of, self.names, self.arrays = of, names, arrays
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, tuple[str, ...]]]:
         """Its arrays, each with its name."""
-        return [(DictKey(name), a) for name, a in zip(self.names, self.arrays, strict=True)], self.names
+        return [(DictKey(name), a) for name, a in zip(self.names, self.arrays, strict=True)], (self.of, self.names)
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Variables":
+    def tree_unflatten(cls, whose: tuple[str, tuple[str, ...]], arrays: Any) -> "Variables":
         """The inverse of tree_flatten_with_keys."""
-        return cls(names, tuple(arrays))
+        return cls(*whose, tuple(arrays))
 
     def __repr__(self) -> str:
         return f"Variables({', '.join(self.names)})"
@@ -41,6 +41,7 @@ class Variables:
 class Model:
     """A tree of which some leaves are variables: its structure, their names, and the other leaves."""
 
+    of: str  # "x", "y" or "theta"
     structure: Any
     names: tuple[str, ...]
     leaves: tuple[Any, ...]  # None in the places of the variables
@@ -49,7 +50,7 @@ class Model:
     def variables(self, value: Any) -> Variables:
         """Those of a tree of this structure."""
         leaves = self.structure.flatten_up_to(value)
-        return Variables(self.names, tuple(leaves[i] for i in self.places))
+        return Variables(self.of, self.names, tuple(leaves[i] for i in self.places))
 
     def whole(self, variables: Variables) -> Any:
         """The tree with these variables."""
@@ -71,8 +72,8 @@ class Taken:
         """The value with every `Variables` in it as the model that it is of."""
         if not self.models:
             return value
-        of = {model.names: model for model in self.models}
-        back = lambda v: of[v.names].whole(v) if isinstance(v, Variables) and v.names in of else v
+        of = {model.of: model for model in self.models}
+        back = lambda v: of[v.of].whole(v) if isinstance(v, Variables) else v
         return jax.tree.map(back, value, is_leaf=lambda v: isinstance(v, Variables))
 
     def seeing(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
@@ -119,7 +120,7 @@ def _model(value: Any, name: str) -> Model | None:
     places = tuple(i for i, own in enumerate(is_variable) if own)
     names = tuple(jax.tree_util.keystr(with_paths[i][0]) for i in places)
     leaves = tuple(None if own else leaf for own, (_, leaf) in zip(is_variable, with_paths, strict=True))
-    return Model(structure, names, leaves, places)
+    return Model(name, structure, names, leaves, places)
 
 
 def _is_variable(path: Any, leaf: Any, name: str) -> bool:
