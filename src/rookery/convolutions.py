@@ -212,13 +212,13 @@ def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
 def _patches(image: Array, axes: Axes) -> list[Array]:
     """What each place of the output sees, side by side: [n, *out, kernel · c], in pieces along the last axis.
 
-    There is a piece for each entry of the kernel's first axis where that makes no small ones: its rows overlap in the
-    image, and copying them is then most of the work.
+    On a CPU there is a piece for each entry of the kernel's first axis where that makes no small ones: its rows overlap
+    in the image, and copying them is then most of the work. A GPU would rather have one large product.
     """
     reach = [(axis.kernel - 1) * axis.dilation + (axis.out - 1) * axis.stride + 1 for axis in axes]
     image = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])
     numbers = range(len(axes))
-    if len(axes) > 1 and _count(axes[1:], "kernel") * image.shape[-1] >= _WIDE:
+    if jax.default_backend() == "cpu" and len(axes) > 1 and _count(axes[1:], "kernel") * image.shape[-1] >= _WIDE:
         rows = _side_by_side(image, axes, numbers[1:])
         return [_entry(rows, axes, {0: k}) for k in range(axes[0].kernel)]
     return [_side_by_side(image, axes, numbers)]
@@ -252,13 +252,18 @@ def _product_first(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
         ]
         part = _padded(part, edges)
         parts.append(lax.slice(part, (0,) * part.ndim, part.shape, strides))
-    return reduce(lax.add, parts)
+    return _alone(reduce(lax.add, parts))
 
 
 def _padded(image: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
     if all(edge == (0, 0, 0) for edge in edges):
         return image
     return lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+
+def _alone(total: Array) -> Array:
+    """On a GPU: computed by a kernel of its own, which reductions that follow would slow down."""
+    return total if jax.default_backend() == "cpu" else lax.optimization_barrier(total)
 
 
 # Pooling.
@@ -288,7 +293,7 @@ class _Windows(NamedTuple):
                 edges.append((f - low, n + low - f - ((length - 1) * s + 1), s - 1))
             part = lax.pad(entry, jnp.zeros((), entry.dtype), edges)
             total = part if total is None else total + part
-        return total
+        return _alone(total)
 
 
 def _pooling(eqn: Any) -> Callable[..., Any] | None:

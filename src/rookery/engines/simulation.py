@@ -22,7 +22,7 @@ from rookery.plan import Body, Call, Carry, Given, Plan, Server
 __all__ = ["Ledger", "SimulatedFed", "Simulation"]
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
-_AUTO_BLOCK, _AUTO_BYTES = 128, 2**28
+_AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
 _CACHE = 2**21  # bytes of a matrix that leaves no room for other clients' in a CPU's cache
 
 
@@ -541,7 +541,8 @@ class Interpreter:
         if jax.default_backend() == "cpu" and any(_large_steps(m.eqn.params["work"]) for m in group):
             return 1
         replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
-        return max(1, min(_AUTO_BLOCK, _AUTO_BYTES // max(replies, 1)))
+        most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
+        return max(1, min(_AUTO_BLOCK, most // max(replies, 1)))
 
 
 def _large_steps(jaxpr: Jaxpr, in_loop: bool = False) -> bool:
