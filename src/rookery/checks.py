@@ -10,6 +10,7 @@ import numpy as np
 
 from rookery import hyperparameters, jaxprs
 from rookery.arguments import check_counts, check_seed
+from rookery.client import Client
 from rookery.clients import Clients, Source, overflows
 from rookery.fed import Algorithm
 from rookery.problems import (
@@ -282,6 +283,7 @@ def _shape(value: Any) -> str:
 _SOUND: OrderedDict[str, None] = OrderedDict()  # losses that were tried out, by what they came to
 _REMEMBERED = 256
 _LOOKED_AT = 64  # samples, in search of two that differ
+_TRIED = 16  # samples of an evaluation
 
 
 def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
@@ -303,6 +305,33 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
             _SOUND[key] = None
             if len(_SOUND) > _REMEMBERED:
                 _SOUND.popitem(last=False)
+
+
+def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any], z: Any, memory: Any) -> None:
+    """Raise ValueError if `evaluate_client` takes something for a mean over samples that is none.
+
+    Tried out on a few samples of the largest client: all of them at once, against one by one. `memory` gives the shapes
+    of what clients remember, with a row for each.
+    """
+    sources = [source for source in (clients.lower, clients.upper, clients.test) if source is not None]
+    if all(source.widest == source.narrowest for source in sources):
+        return
+    own = _nudged(jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), memory))
+    x, y = _nudged(z)
+    together, alone = (
+        jax.jit(lambda data: measure(Client(problem, data, 0, 0).with_key(jax.random.key(0)), x, y, own))(
+            clients.few(_TRIED, ragged)
+        )
+        for ragged in (False, True)
+    )
+    for name, a in together.items():
+        a, b = float(a), float(alone[name])
+        if np.isfinite([a, b]).all() and abs(a - b) > 1e-3 * (abs(a) + abs(b)) + 1e-12:
+            raise ValueError(
+                f"evaluate_client: {name!r} is no mean over samples: on a few of them it is {a:.5g}, the mean over "
+                f"each alone {b:.5g}. Where clients differ in size, client.mean evaluates sample by sample; compute it "
+                "from client.samples() instead, where only the rows that batch.mask marks are samples."
+            )
 
 
 def _two_samples(source: Source) -> Any:

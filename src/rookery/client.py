@@ -1,6 +1,7 @@
 """The client as seen from inside a map: its data, the oracles on them, a loop, and what it counts of its work."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeVar
@@ -47,6 +48,7 @@ class Client:
         products: bool = False,
     ) -> None:  # fmt: skip
         self._debug, self._products = debug, products  # see plan.Setting
+        self._key: Array | None = None  # for the data that are taken without one
         self.problem = problem
         self.id = identity
         self._counts: list[Count] = [0] * len(WORK)  # what was done outside loops, or in one turn of a loop
@@ -56,28 +58,44 @@ class Client:
             self._views = {"upper": clients.view("center", 0)}
         else:
             self._views = {"lower": clients.view("lower", row), "upper": clients.view("upper", row)}
+            if clients.test is not None:
+                self._views["test"] = clients.view("test", row)
         self._held = (clients, row)
         self._bounds: dict[int, tuple[Array, int]] = {}  # numbers that are known to be at most so large, by identity
         self._wholes: dict[str, Data] = {}
         self._replace = clients.replace
 
+    def with_key(self, key: Array) -> "Client":
+        """The same, with a key for the data that are taken without one."""
+        client = copy(self)
+        client._key = key
+        return client
+
     # The data.
 
-    def lower(self, key: Array, size: int | None = None, step: Count = 0, seen: Rows | None = None) -> Data:
+    def lower(
+        self, key: Array | None = None, size: int | None = None, step: Count = 0, seen: Rows | None = None
+    ) -> Data:
         """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
 
         `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
         """
         return self._draw("lower", key, size, step, seen)
 
-    def upper(self, key: Array, size: int | None = None, step: Count = 0) -> Data:
+    def upper(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Data:
         """The same of the upper data."""
         return self._draw("upper", key, size, step, None)
 
-    def samples(self, key: Array, size: int | None = None, step: Count = 0) -> Batch:
+    def test(self) -> Data:
+        """All of the data that no method sees."""
+        if "test" not in self._views:
+            raise ValueError("client.test(): the clients have no test data; give rk.Clients(..., test=[...]).")
+        return self._keyed(self._all("test"), None, 0)
+
+    def samples(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Batch:
         """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
         view = self._views["upper"]
-        batch = view.at_once() if size is None else view.draw(key, size, step, self._replace)
+        batch = view.at_once() if size is None else view.draw(_given(key), size, step, self._replace)
         self._count("samples_upper", _samples(batch))
         return self._keyed(batch, key, step)
 
@@ -93,10 +111,12 @@ class Client:
             self._wholes[level] = self._views[level].all()
         return self._wholes[level]
 
-    def _draw(self, level: Literal["lower", "upper"], key: Array, size: int | None, step: Count, seen: Any) -> Data:
+    def _draw(
+        self, level: Literal["lower", "upper"], key: Array | None, size: int | None, step: Count, seen: Any
+    ) -> Data:
         view = self._views[level]
         if size is not None:
-            batch: Data = view.draw(key, size, step, self._replace, seen)
+            batch: Data = view.draw(_given(key), size, step, self._replace, seen)
         elif seen is not None:
             whole = self._all(level)
             assert isinstance(whole, Batch)
@@ -106,11 +126,11 @@ class Client:
         self._count(f"samples_{level}", _samples(batch))
         return self._keyed(batch, key, step)
 
-    def _keyed(self, batch: Any, key: Array, step: Count) -> Any:
+    def _keyed(self, batch: Any, key: Array | None, step: Count) -> Any:
         """The batch with a key of its own, if a loss is random."""
         if not self.problem.random:
             return batch
-        own = jax.random.fold_in(jax.random.fold_in(key, _RANDOM_LOSS), step)
+        own = jax.random.fold_in(jax.random.fold_in(_given(self._key if key is None else key), _RANDOM_LOSS), step)
         if isinstance(batch, Batch):
             return batch._replace(key=own)
         return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(own, i)))
@@ -153,6 +173,13 @@ class Client:
         return count
 
     # The oracles.
+
+    def mean(self, function: Callable[[Rows], C], batch: Data) -> C:
+        """function(rows), a number or a tree of numbers that is a mean over its rows, on the batch.
+
+        Where clients have different sizes it is evaluated row by row, and rows of padding do not count.
+        """
+        return self._mean("mean", lambda rows, key: jax.tree.map(_real, function(rows)), batch, lambda mean: mean())
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
         """The upper loss."""
@@ -366,6 +393,18 @@ class Client:
 
     def _count(self, what: str, amount: Count = 1) -> None:
         self._counts[WORK.index(what)] += amount
+
+
+def _given(key: Array | None) -> Array:
+    if key is None:
+        raise ValueError("a minibatch, or a batch for a random loss, is drawn by a key: give one.")
+    return key
+
+
+def _real(value: Any) -> Any:
+    """A number that can be averaged."""
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
 
 
 def _for(count: Any, step: Callable[[Any, C], C], start: C) -> C:

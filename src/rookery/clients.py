@@ -176,6 +176,7 @@ class Clients:
         upper: likewise for the upper level (validation data). With one of the two, both levels use the same data, as
             minimax and single-level problems do.
         weights: p_i, one number per client; None: equal; "size": in proportion to the samples of the lower level.
+        test: likewise, data that no method sees: for `evaluate_client`, where the data are.
         center: the centre's data, one pytree of arrays: the validation data of `WeightedNodes`. The server holds them.
         center_client: or the client of this number does, and nobody else.
         replace: minibatches are drawn with replacement; otherwise (the default) a local run of steps goes through the
@@ -196,11 +197,12 @@ class Clients:
         upper: Sequence[Rows] | None = None,
         weights: Sequence[float] | Float[Array, " n"] | str | None = None,
         *,
+        test: Sequence[Rows] | None = None,
         center: Rows | None = None,
         center_client: int | None = None,
         replace: bool = False,
     ) -> None:
-        for name, given in (("lower", lower), ("upper", upper)):
+        for name, given in (("lower", lower), ("upper", upper), ("test", test)):
             if given is not None and not isinstance(given, list | tuple):
                 raise TypeError(f"{name} is a {type(given).__name__}; give a list with one entry per client.")
         if lower is None and upper is None:
@@ -212,6 +214,9 @@ class Clients:
         self._lower = None if lower is None else _join(lower, "lower")
         self._upper = None if upper is None else _join(upper, "upper")
         n = int((self._lower or self._upper).sizes.shape[0])  # type: ignore[union-attr]
+        if test is not None and len(test) != n:
+            raise ValueError(f"test has data of {len(test)} clients, and there are {n}: give one entry per client.")
+        self._test = None if test is None else _join(test, "test")
         given_weights: Any = weights
         if isinstance(weights, str):
             if weights != "size":
@@ -231,6 +236,7 @@ class Clients:
         by: str,
         *,
         upper: float | None = None,
+        test: float | None = None,
         features: Sequence[str] | None = None,
         label: str | None = None,
         target: str | None = None,
@@ -254,6 +260,7 @@ class Clients:
             by: the column with the client's name.
             upper: the share of each client's rows that go to the upper level, at least one, drawn by the seed and the
                 client's name; the others, at least one, are the lower level's. None: one data set for both.
+            test: the share of each client's rows, at least one, that no method sees: for `evaluate_client`.
             features: columns of numbers (or of vectors of one length); None: all but `by`, label, target and `drop`.
             label: a column of classes, words or integers, coded 0, 1, … in the order of `classes`.
             target: a column with a number to predict.
@@ -277,6 +284,7 @@ class Clients:
             table,
             by,
             upper=upper,
+            test=test,
             features=features,
             label=label,
             target=target,
@@ -287,7 +295,7 @@ class Clients:
             center=center,
             seed=seed,
         )
-        clients = cls(found.lower, found.upper, weights, center=found.center, replace=replace)
+        clients = cls(found.lower, found.upper, weights, test=found.test, center=found.center, replace=replace)
         clients.schema = found.schema
         return clients
 
@@ -308,11 +316,11 @@ class Clients:
         return frames.describe(by, self.names, self._sizes(), self.label_counts())
 
     def label_counts(self) -> dict[str, Int[np.ndarray, " n"]]:
-        """For each class, how many samples of it each client has, at both levels together.
+        """For each class, how many samples of it each client has, at both levels and in the test data together.
 
         Empty if samples have no "label" that is an integer.
         """
-        sources = [source for source in (self._lower, self._upper) if source is not None]
+        sources = [source for source in (self._lower, self._upper, self._test) if source is not None]
         rows = [source.rows.get("label") if isinstance(source.rows, dict) else None for source in sources]
         if any(own is None or own.ndim != 1 or not jnp.issubdtype(own.dtype, jnp.integer) for own in rows):
             return {}
@@ -322,9 +330,10 @@ class Clients:
         return {str(name): np.bincount(owner[labels == k], minlength=self.n) for k, name in classes.items()}
 
     def _sizes(self) -> dict[str, np.ndarray]:
+        test = {} if self._test is None else {"test": np.asarray(self._test.sizes)}
         if self.one_data_set:
-            return {"samples": self.lower_sizes}
-        return {"lower": self.lower_sizes, "upper": self.upper_sizes}
+            return {"samples": self.lower_sizes, **test}
+        return {"lower": self.lower_sizes, "upper": self.upper_sizes, **test}
 
     @property
     def n(self) -> int:
@@ -340,6 +349,11 @@ class Clients:
     def upper(self) -> Source:
         """The data of the upper level."""
         return self._upper or self._lower  # type: ignore[return-value]
+
+    @property
+    def test(self) -> Source | None:
+        """The data that no method sees; None if there are none."""
+        return self._test
 
     @property
     def center(self) -> Source | None:
@@ -367,7 +381,7 @@ class Clients:
         Where somebody else holds the centre's data, a row of zeros stands for them: what a sample looks like.
         """
         held: dict[str, Any] = {"replace": self.replace}
-        for name, source in (("lower", self._lower), ("upper", self._upper)):
+        for name, source in (("lower", self._lower), ("upper", self._upper), ("test", self._test)):
             if source is not None:
                 begin, end = int(source.offsets[i]), int(source.offsets[i] + source.sizes[i])
                 held[name] = [jax.tree.map(lambda a: np.asarray(a)[begin:end], source.rows)]
@@ -375,6 +389,18 @@ class Clients:
             shown = np.asarray if self.center_client == i else (lambda a: np.zeros_like(a[:1]))
             held["center"] = jax.tree.map(shown, self._center.rows)
         return held
+
+    def few(self, most: int, ragged: bool) -> "Clients":
+        """A federation of one client with a few samples of the largest one; `ragged`: as if clients' sizes differed."""
+
+        def own(source: Source) -> Source:
+            largest = int(np.argmax(np.asarray(source.sizes)))
+            begin, size = int(source.offsets[largest]), min(int(source.sizes[largest]), most)
+            rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[begin : begin + size]), source.rows)
+            least = size - ragged
+            return Source(rows, jnp.zeros(1, jnp.int32), jnp.full(1, size, jnp.int32), size, least, None)
+
+        return self._each(own, jnp.ones(1))
 
     def members(self, ids: Int[Array, " cohort"] | None) -> "Clients":
         """The data of these clients, one beside the other: `client_axes` says which leaves have a row for each.
@@ -387,25 +413,20 @@ class Clients:
         else:
             rows, number = lambda a: a, lambda a: a[ids][:, None]
 
-        def own(source: Source | None) -> Source | None:
-            if source is None:
-                return None
+        def own(source: Source) -> Source:
             return source.member(jax.tree.map(rows, source.rows), number(source.offsets), number(source.sizes))
 
-        return self._with(own(self._lower), own(self._upper), number(self.weights), None)
+        return self._each(own, number(self.weights))
 
     def client_axes(self) -> list[int | None]:
         """For each leaf of `members`: 0 if every client has a row of it, None if it is the rows that all share."""
-        of = lambda source: None if source is None else source.member(jax.tree.map(lambda a: -1, source.rows), 0, 0)
-        marked = self._with(of(self._lower), of(self._upper), 0, None)
+        marked = self._each(lambda source: source.member(jax.tree.map(lambda a: -1, source.rows), 0, 0), 0)
         return [None if mark < 0 else 0 for mark in jax.tree.leaves(marked)]
 
     def site(self, i: int, padded: int | None = None) -> "Clients":
         """What client i alone holds, as its site has it; the rows padded to a number that several sites have."""
 
-        def own(source: Source | None) -> Source | None:
-            if source is None:
-                return None
+        def own(source: Source) -> Source:
             begin, size = int(source.offsets[i]), int(source.sizes[i])
             length = size if padded is None else max(size, min(padded, source.widest))
             cut = lambda a: np.asarray(a)[begin : begin + size]  # a slice of a JAX array would be compiled
@@ -413,50 +434,54 @@ class Clients:
             rows = jax.tree.map(lambda a: jnp.asarray(pad(cut(a))), source.rows)
             return source.member(rows, jnp.zeros(1, jnp.int32), jnp.full(1, size, jnp.int32))
 
-        return self._with(own(self._lower), own(self._upper), jnp.ones(1), None)
+        return self._each(own, jnp.ones(1))
 
     def seen_by_site(self, own: "Clients") -> "Clients":
         """The shapes of the federation as a site traces a plan with them: its own rows, everybody's numbers."""
         shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
         everyone = lambda a: jax.ShapeDtypeStruct((self.n,), a.dtype)
 
-        def of(source: Source | None) -> Source | None:
-            if source is None:
-                return None
+        def of(source: Source) -> Source:
             return source.member(jax.tree.map(shape, source.rows), everyone(source.offsets), everyone(source.sizes))
 
-        return self._with(of(own._lower), of(own._upper), shape(self.weights), jax.tree.map(shape, self._center))
+        seen = own._each(of, shape(self.weights))
+        seen._center = jax.tree.map(shape, self._center)
+        return seen
 
     def at_center(self) -> "Clients":
         """The centre's data alone."""
-        return self._with(None, None, jnp.ones(1), self._center)
+        return Clients.tree_unflatten((self.replace, self.center_client), (None, None, None, jnp.ones(1), self._center))
 
-    def _with(self, lower: Any, upper: Any, weights: Any, center: Any) -> "Clients":
-        return Clients.tree_unflatten((self.replace, self.center_client), (lower, upper, weights, center))
+    def _each(self, own: Callable[[Source], Source], weights: Any) -> "Clients":
+        """With what `own` makes of each data set, without the centre's."""
+        sources = [None if source is None else own(source) for source in (self._lower, self._upper, self._test)]
+        return Clients.tree_unflatten((self.replace, self.center_client), (*sources, weights, None))
 
-    def view(self, level: Literal["lower", "upper", "center"], i: Count) -> View:
+    def view(self, level: Literal["lower", "upper", "test", "center"], i: Count) -> View:
         """Client i's part of the data of one level; the centre's has a single part, 0."""
-        source = {"lower": self.lower, "upper": self.upper, "center": self._center}[level]
+        source = {"lower": self.lower, "upper": self.upper, "test": self._test, "center": self._center}[level]
         assert source is not None
         size = source.widest if source.widest == source.narrowest else source.sizes[i]
         return View(source.rows, source.offsets[i], size, source.widest, source.narrowest, source.chunk)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[bool, int | None]]:
         """The arrays, so that a compiled function takes the data as an argument."""
-        return (self._lower, self._upper, self.weights, self._center), (self.replace, self.center_client)
+        arrays = (self._lower, self._upper, self._test, self.weights, self._center)
+        return arrays, (self.replace, self.center_client)
 
     @classmethod
     def tree_unflatten(cls, fixed: tuple[bool, int | None], children: tuple[Any, ...]) -> "Clients":
         """The inverse of tree_flatten."""
         clients = object.__new__(cls)
-        clients._lower, clients._upper, clients.weights, clients._center = children
+        clients._lower, clients._upper, clients._test, clients.weights, clients._center = children
         clients.replace, clients.center_client = fixed
         return clients
 
     def __repr__(self) -> str:
         sizes = f"{self.lower.narrowest}–{self.lower.widest} lower, {self.upper.narrowest}–{self.upper.widest} upper"
+        test = "" if self._test is None else f", {self._test.narrowest}–{self._test.widest} for tests"
         center = "" if self._center is None else f", {self._center.widest} at the centre"
-        return f"Clients(n={self.n}, samples each: {sizes}{center})"
+        return f"Clients(n={self.n}, samples each: {sizes}{test}{center})"
 
 
 def _join(parts: Sequence[Rows], level: str) -> Source:

@@ -45,10 +45,11 @@ class Schema:
 
 
 class Divided(NamedTuple):
-    """A table as the data of clients: one entry for each at either level."""
+    """A table as the data of clients: one entry for each at either level, and for tests."""
 
     lower: list[Rows]
     upper: list[Rows] | None
+    test: list[Rows] | None
     center: Rows | None
     schema: Schema
 
@@ -58,6 +59,7 @@ def divide(
     by: str,
     *,
     upper: float | None = None,
+    test: float | None = None,
     features: Sequence[str] | None = None,
     label: str | None = None,
     target: str | None = None,
@@ -70,10 +72,11 @@ def divide(
 ) -> Divided:
     """The rows of a table by client and level; `Clients.from_frame` explains the arguments."""
     check_seed(seed)
-    if upper is not None and not (is_number(upper) and 0 < upper < 1):
-        raise ValueError(
-            f"upper={upper!r} is not a share between 0 and 1 of a client's rows; None: one data set for both levels."
-        )
+    for asked, value, none in (("upper", upper, "one data set for both levels"), ("test", test, "no test data")):
+        if value is not None and not (is_number(value) and 0 < value < 1):
+            raise ValueError(f"{asked}={value!r} is not a share between 0 and 1 of a client's rows; None: {none}.")
+    if upper is not None and test is not None and upper + test >= 1:
+        raise ValueError(f"upper={upper!r} and test={test!r} leave no rows to the lower level: give smaller shares.")
     center = None if center is None else str(center)
     columns = _columns(table)
     known = dict(categories or {})
@@ -99,15 +102,14 @@ def divide(
     if target is not None:
         everything["target"] = _numbers(columns[target], target, whose, "a target is a number").astype(float)
 
-    parts: dict[str, tuple[Rows, Rows | None]] = {}
+    parts: dict[str, list[Rows]] = {}
     for name, own in zip(names, whose.rows(), strict=True):
-        share = None if name == center else upper
-        levels = [
-            {key: values[rows] for key, values in everything.items()} for rows in _split(own, name, share, by, seed)
+        shares = [share for share in (upper, test) if share is not None and name != center]
+        parts[name] = [
+            {key: values[rows] for key, values in everything.items()} for rows in _split(own, name, shares, by, seed)
         ]
         if standardize == "client":
-            _scale_by_first(levels, numeric, name)
-        parts[name] = (levels[0], levels[1] if len(levels) == 2 else None)
+            _scale_by_first(parts[name], numeric, name)
     held = None
     if center is not None:
         if center not in parts:
@@ -117,8 +119,9 @@ def divide(
             raise ValueError(f"center={center!r} is the only client: there are no others to learn from.")
     labels = tuple(entry for block in blocks for entry in block.names)
     schema = Schema(by, tuple(parts), labels, label, coded, target, center)
-    lower = [own for own, _ in parts.values()]
-    return Divided(lower, None if upper is None else [own for _, own in parts.values()], held, schema)  # type: ignore[misc]
+    lower, *others = [list(level) for level in zip(*parts.values(), strict=True)]
+    upper_level, test_data = None if upper is None else others[0], None if test is None else others[-1]
+    return Divided(lower, upper_level, test_data, held, schema)
 
 
 # Reading.
@@ -353,18 +356,23 @@ def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose:
 # Levels and scales.
 
 
-def _split(own: np.ndarray, name: str, upper: float | None, by: str, seed: int) -> list[np.ndarray]:
-    """A client's rows at the lower level and at the upper, by a draw that depends on the seed and its name alone."""
-    if upper is None:
+def _split(own: np.ndarray, name: str, shares: Sequence[float], by: str, seed: int) -> list[np.ndarray]:
+    """A client's rows: what is left, then those of each share, by a draw that depends on seed and name alone."""
+    if not shares:
         return [own]
-    if len(own) < 2:
+    if len(own) <= len(shares):
         raise ValueError(
-            f"{name!r} (column {by!r}) has one row, and both levels need one: leave this client out, or give "
-            "upper=None for one data set."
+            f"{name!r} (column {by!r}) has {'one row' if len(own) == 1 else f'{len(own)} rows'}, and "
+            f"{'both levels need one' if len(shares) == 1 else 'both levels and the test data need one each'}: leave "
+            "this client out, or give upper=None for one data set."
         )
-    count = min(max(round(upper * len(own)), 1), len(own) - 1)
     mixed = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(own)
-    return [np.sort(mixed[count:]), np.sort(mixed[:count])]
+    parts, begin = [], 0
+    for left, share in enumerate(shares, 1 - len(shares)):
+        count = min(max(round(share * len(own)), 1), len(own) - begin - 1 + left)
+        parts.append(np.sort(mixed[begin : begin + count]))
+        begin += count
+    return [np.sort(mixed[begin:]), *parts]
 
 
 def _scale_by_first(levels: list[Rows], numeric: np.ndarray, name: str) -> None:
@@ -428,9 +436,11 @@ def describe(by: str, names: Sequence[str], sizes: Mapping[str, np.ndarray], cou
     if total[small] == total[large]:
         each = f"{total[small]} each"
     words = f"{len(names)} client{'s' * (len(names) > 1)}{by} with {total.sum()} samples, {each}"
-    if len(sizes) == 2:
-        share = sizes["upper"].sum() / total.sum()
-        words += f"; {1 - share:.0%} of them at the lower level and {share:.0%} at the upper"
+    if len(sizes) > 1:
+        where = {"lower": "at the lower level", "upper": "at the upper", "samples": "to learn", "test": "for tests"}
+        shares = [f"{own.sum() / total.sum():.0%} {where[name]}" for name, own in sizes.items()]
+        shares[0] = shares[0].replace("%", "% of them")
+        words += f"; {', '.join(shares[:-1])} and {shares[-1]}"
     if not counts:
         return words + "."
     table = np.stack(list(counts.values()))

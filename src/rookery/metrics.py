@@ -45,7 +45,7 @@ def direction(metric: str, otherwise: bool | None = None) -> Direction:
         raise ValueError(f"The metric {metric!r} is not a name; give one that evaluate returns.")
     if metric[0] in "+-":
         return Direction(metric[1:], metric[0] == "+")
-    word = re.split(r"[^a-z0-9]+", metric.lower())[-1]
+    word = re.split(r"[^a-z0-9]+", re.sub(r"_q\d+$", "", metric.lower()))[-1]  # a quantile goes the metric's way
     if word in HIGHER or word in LOWER:
         return Direction(metric, word in HIGHER)
     if otherwise is not None:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from rookery import channel as channels
 from rookery import fed, hyperparameters, jaxprs, ledger, words
 from rookery.clients import Clients
-from rookery.fed import Book, Fed, Keys, Threaded
+from rookery.fed import Book, Fed, Keys, PerClient, Threaded
 from rookery.ledger import Entries, Entry
 from rookery.problems import Problem, unconstrained
 
@@ -225,6 +225,36 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
     return _traced(
         f"{type(setting.algorithm).__name__}.round", one_round, _given(setting, cohorts, hyper, setting.cohort)
     )
+
+
+def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hyper: Any) -> Plan:
+    """The plan of an evaluation: measure(client, x, y, memory) -> {name: number} on all clients, a row for each.
+
+    `carry` gives the shapes. What clients remember stays as it is.
+    """
+    state = carry.state
+    seen = Carry((state.x, state.y), carry.memory)
+
+    def measured(given: Given) -> tuple[Book, Made]:
+        book = Book(debug=setting.debug, products=setting.products)
+        everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
+        (x, y), memory = given.carry.state, given.carry.memory
+
+        def on_client(client: Any, key: Array, memory: Any) -> Any:
+            return _numbers(measure(client.with_key(key), x, y, memory))
+
+        values = everyone.map(on_client, given.key, None if memory is None else PerClient(memory))
+        return book, Made(Carry(everyone.gather(values, "evaluation"), memory))
+
+    return _traced(
+        f"{type(setting.algorithm).__name__}.evaluation", measured, _given(setting, seen, hyper, setting.clients.n)
+    )
+
+
+def _numbers(metrics: Any) -> dict[str, Array]:
+    if not isinstance(metrics, dict) or any(not isinstance(name, str) or jnp.ndim(v) for name, v in metrics.items()):
+        raise TypeError("evaluate_client must return a dict of numbers, {name: number}.")
+    return {name: jnp.asarray(value, fed.accumulator(jnp.result_type(value))) for name, value in metrics.items()}
 
 
 def _public(key: Array) -> Array:

@@ -32,7 +32,8 @@ from rookery.variables import Taken, taken
 if TYPE_CHECKING:
     import pandas as pd
 
-_SERIES = re.compile(r"weight_\d+")  # a weight for each client: in the history, and not in tables
+QUANTILES = (0, 10, 50, 90, 100)  # over clients, in percent
+_SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
 
@@ -48,7 +49,7 @@ class RoundFailedError(RuntimeError):
 
 
 def metrics_of(history: "pd.DataFrame") -> list[str]:
-    """The columns of a history that `evaluate` gave and that are looked at one by one: not the clients' weights."""
+    """The columns of a history that are looked at one by one: not the clients' weights, and no quantiles."""
     return [name for name in history.columns if _shown(str(name))]
 
 
@@ -138,6 +139,7 @@ def solve(
     cohort: int | None = None,
     seed: int = 0,
     evaluate: Evaluate | None = None,
+    evaluate_client: Evaluate | None = None,
     every: int = 1,
     engine: Engine | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
@@ -164,6 +166,12 @@ def solve(
         seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.
         evaluate: evaluate(x, y) -> {metric: number}, called at the start, every `every` rounds and at the end; or
             evaluate(x, y, memory), with what the clients remember, one row for each (None if they remember nothing).
+        evaluate_client: evaluate_client(client, x, y) -> {metric: number}, on every client, where its data are, and
+            compiled like a part of a method. The data are client.test(), client.upper() and client.lower(), and
+            client.mean(fn, data) is fn(rows), a mean over its rows, of all of them. Or evaluate_client(client, x, y,
+            memory), with what the client remembers. The history gets the weighted mean over clients under the metric's
+            name, and quantiles under name_q0, _q10, _q50, _q90 and _q100. It is no part of the method: it passes no
+            channel, and the ledger does not count it.
         every: rounds from one evaluation to the next.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for
@@ -198,15 +206,17 @@ def solve(
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
-    record = _Record(models, evaluate, keep_best)
+    record = _Record(models, evaluate, keep_best, clients, evaluate_client is not None)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate(x, y, memory) looks at what the clients remember, and a Federation's sites keep that to "
             "themselves: give an evaluate(x, y), or use the Simulation."
         )
 
+    measure = measuring(models, evaluate_client)
     begin = time.perf_counter()
-    session = engine.open(Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite))
+    job = Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite, measure)
+    session = engine.open(job)
     record.ledger.add([session.init()], clients.n)
     record.seconds += time.perf_counter() - begin
     record.ledger.rounds = 0
@@ -276,6 +286,26 @@ def _is_true(answer: Any) -> bool:
     return one and bool(answer)
 
 
+def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | None:
+    """`evaluate_client` as engines take it: measure(client, x, y, memory), of variables."""
+    if evaluate_client is None:
+        return None
+    if not callable(evaluate_client):
+        raise TypeError(f"evaluate_client is {evaluate_client!r}; give a function of (client, x, y).")
+    sees, given = required_arguments(evaluate_client), evaluate_client
+    return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
+
+
+def over_clients(rows: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, float]:
+    """The weighted mean and the quantiles of each metric, of which there is a number for each client."""
+    found = {}
+    for name, own in rows.items():
+        own = np.asarray(own, float)
+        found[name] = float(np.sum(np.where(weights > 0, weights * own, 0)) / np.sum(weights))
+        found |= {f"{name}_q{q}": float(np.percentile(own, q)) for q in QUANTILES}
+    return found
+
+
 class Pace:
     """How many rounds to compute in one call: more and more, as long as a call does not take long.
 
@@ -299,7 +329,11 @@ class Pace:
 class _Record:
     """The history as it grows."""
 
-    def __init__(self, models: Taken, evaluate: Evaluate | None, keep_best: str | None) -> None:
+    def __init__(
+        self, models: Taken, evaluate: Evaluate | None, keep_best: str | None, clients: Clients, measures: bool
+    ) -> None:
+        self._weights = np.asarray(clients.weights, float)
+        self.measures = measures
         self._models, self._evaluate, self._asked = models, models.seeing(evaluate), keep_best
         self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
@@ -318,12 +352,16 @@ class _Record:
         metrics = {} if self._evaluate is None else self._evaluate(*own)
         if not isinstance(metrics, dict) or any(np.ndim(value) for value in metrics.values()):
             raise TypeError("evaluate must return a dict of numbers, {name: number}.")
+        metrics = {name: float(value) for name, value in metrics.items()}
+        for name, value in (over_clients(session.measure(), self._weights) if self.measures else {}).items():
+            if name in metrics:
+                raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")
+            metrics[name] = value
         taken = sorted({"round", "seconds", *COUNTED} & set(metrics))
         if taken:
             raise ValueError(
                 f"evaluate returns {taken[0]!r}, a name that the history uses itself; call it something else."
             )
-        metrics = {name: float(value) for name, value in metrics.items()}
         self.rows.append({"round": session.rounds, **self.ledger.counts, "seconds": self.seconds, **metrics})
         if self._keep_best is not None:
             self._compare(session, metrics, self._keep_best)

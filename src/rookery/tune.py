@@ -22,7 +22,7 @@ from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
 from rookery.metrics import direction
 from rookery.problems import Problem, required_arguments
-from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts
+from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts, measuring, over_clients
 from rookery.variables import taken
 
 if TYPE_CHECKING:
@@ -114,8 +114,9 @@ def tune(
     init: Any,
     rounds: int,
     *,
-    evaluate: Evaluate,
     metric: str,
+    evaluate: Evaluate | None = None,
+    evaluate_client: Evaluate | None = None,
     search: Mapping[str, Range | None] | Sequence[str] | None = None,
     candidates: int = CANDIDATES,
     cohort: int | None = None,
@@ -133,10 +134,10 @@ def tune(
     Arguments:
         problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
             `algorithm`.
-        evaluate, metric: evaluate(x, y) or evaluate(x, y, memory) -> {metric: number}, as in `solve`, and the metric
-            that decides: a name that says which way is better ("accuracy", "loss"), or any with a sign, "+name" if
-            higher is better, "-name" if lower is. If it is taken on test data, the best candidate's is too good: judge
-            the result on other data.
+        evaluate, evaluate_client: one of them or both, as in `solve`.
+        metric: the metric of theirs that decides: a name that says which way is better ("accuracy", "loss"), or any
+            with a sign, "+name" if higher is better, "-name" if lower is. If it is taken on test data, the best
+            candidate's is too good: judge the result on other data.
         search: the step sizes to search, each with its range, {"upper_step": (0.01, 1.0)}; None for a range, or names
             alone: a factor of 10 below and above the algorithm's own value. None: all numbers called `step` or
             `..._step`.
@@ -158,7 +159,9 @@ def tune(
     """
     begin = time.perf_counter()
     models = taken(problem, init)
-    problem, evaluate = models.problem, models.seeing(evaluate)  # type: ignore[assignment]
+    if evaluate is None and evaluate_client is None:
+        raise ValueError(f"nothing measures {metric!r}: give evaluate=... or evaluate_client=...")
+    problem, evaluate, measure = models.problem, models.seeing(evaluate), measuring(models, evaluate_client)
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     for name, value in (("rounds", rounds), ("candidates", candidates), ("slots", 1 if slots is None else slots)):
@@ -171,7 +174,7 @@ def tune(
     goal = direction(metric)
     tried = _candidates(ranges, algorithm, int(candidates))
     slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
-    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, goal.name, slots)
+    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal.name, slots)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
     with _bar(show, title) as bar, interrupts() as interrupt:
@@ -321,23 +324,24 @@ class _Race:
 
     def __init__(
         self, problem: Problem, clients: Clients, algorithm: Algorithm, tried: list[dict[str, float]], start: Any,
-        cohort: int, seed: int, evaluate: Evaluate, metric: str, slots: int,
+        cohort: int, seed: int, evaluate: Evaluate | None, measure: Evaluate | None, metric: str, slots: int,
     ) -> None:  # fmt: skip
         self.tried, self.slots, self.clients, self.start_values = tried, slots, clients, start
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
         self._evaluate, self._metric = evaluate, metric
-        self._sees = 3 if required_arguments(evaluate) >= 3 else 2  # x and y, or memory as well
+        self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
+        self._weights = None if measure is None else np.asarray(clients.weights, float)
         first = replace(algorithm, **tried[0])  # type: ignore[type-var]
-        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed), set(tried[0]))
+        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed, measure=measure), set(tried[0]))
         self._carries: Any = None
 
     def compile(self) -> None:
         """Make the programs, and the candidates' state before the first round."""
         begin = time.perf_counter()
         self._carries = self._sweep.start(self._values(range(len(self.tried))))
-        self.start = self._measure(0)
+        self.start = self._measure(0, 0)
         jax.block_until_ready(self._advance([0], 0, 0))
         self.compiling = time.perf_counter() - begin
 
@@ -371,7 +375,7 @@ class _Race:
             at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
             at, self.done = at + count, self.done + len(live) * count
             live = self._drop(live, good, at)
-        now = np.array([self._measure(i) for i in live])
+        now = np.array([self._measure(i, at) for i in live])
         for i, value in zip(live, now.tolist(), strict=True):
             if math.isfinite(value):
                 self.shown[i][at] = value
@@ -394,9 +398,13 @@ class _Race:
     def _values(self, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
         return {name: tuple(self.tried[i][name] for i in ids) for name in self.tried[0]}
 
-    def _measure(self, i: int) -> float:
+    def _measure(self, i: int, at: int) -> float:
+        metrics: Any = {}
         with np.errstate(all="ignore"):  # numbers that overflow are what a candidate is dropped for
-            metrics = self._evaluate(*_variables(self._carries, i)[: self._sees])
+            if self._evaluate is not None:
+                metrics = self._evaluate(*_variables(self._carries, i)[: self._sees])
+            if self._weights is not None and isinstance(metrics, dict):
+                metrics = {**metrics, **over_clients(self._sweep.measure(self._carries, i, at), self._weights)}
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
             raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")

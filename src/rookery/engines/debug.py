@@ -1,5 +1,6 @@
 """The debugging run: a plan interpreted client by client, not compiled, every value checked."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,6 +46,10 @@ class Session(simulation.Session):
             program, traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed
         )
         return simulation.amounts(traced.start, report)
+
+    def measure(self) -> dict[str, np.ndarray]:
+        """See `engine.Session.measure`."""
+        return self._measured(partial(simulation.measure, _Program(self._traced.measure, self._data, "auto")))
 
     def advance(self, rounds: int) -> list[Amounts]:
         """See `engine.Session.advance`."""

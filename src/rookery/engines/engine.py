@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from rookery import channel as channels
 from rookery import convolutions, draws, hyperparameters, plan
-from rookery.checks import check_means
+from rookery.checks import check_means, check_measure
 from rookery.clients import Clients, sample_cohort
 from rookery.ledger import Amounts
 from rookery.plan import Carry, Plan, Setting
@@ -32,6 +32,7 @@ class Job:
     channel: Any = None
     faults: channels.Faults | None = None
     on_nonfinite: str = "stop"  # or "warn"
+    measure: Any = None  # measure(client, x, y, memory) -> {name: number}, for `Session.measure`
 
 
 class Stopped(NamedTuple):
@@ -57,6 +58,9 @@ class Session(Protocol):
 
     def advance(self, rounds: int) -> list[Amounts]:
         """That many more rounds, or fewer if it has to stop; what each has cost."""
+
+    def measure(self) -> dict[str, np.ndarray]:
+        """What the job's `measure` gives, a number for each client; no round is done, and nothing is counted."""
 
     def save(self) -> Any:
         """All that `restore` needs: a pytree of arrays."""
@@ -86,12 +90,19 @@ class Keys(NamedTuple):
 
 
 _PRIVATE = 0x70726976  # what tells the server's own stream from all others
+_MEASURE = 0x6D656173  # and that of evaluations
 
 
 def start_keys(seed: Array, n: int) -> Keys:
     """Those of `init`, in which everybody takes part."""
     private = jax.random.fold_in(jax.random.fold_in(seed, _PRIVATE), 0)
     return Keys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), private)
+
+
+def measure_keys(seed: Array, t: Any, n: int) -> Keys:
+    """Those of an evaluation after t rounds, of everybody."""
+    key = jax.random.fold_in(jax.random.fold_in(seed, _MEASURE), t)
+    return Keys(jnp.arange(n, dtype=jnp.int32), key, key)
 
 
 def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
@@ -102,13 +113,14 @@ def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A job's plans."""
+    """A job's plans: of the start, of a round, and of an evaluation."""
 
     job: Job
     setting: Setting
     hyper: dict[str, Any]
     start: Plan
     round: Plan
+    measure: Any  # a plan, or None where nothing is measured
     seed: Array
 
     @property
@@ -134,7 +146,10 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto") -> Traced:
             one_round = plan.round_plan(setting, start.made.carry, split.traced)
     plan.traced_loops(start.body), plan.traced_loops(one_round.body)
     check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
-    return Traced(job, setting, split.traced, start, one_round, draws.seed_key(job.seed))
+    measure = job.measure and plan.measure_plan(setting, job.measure, start.made.carry, split.traced)
+    if measure is not None and "mean" in measure.sample_by_sample:
+        check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
+    return Traced(job, setting, split.traced, start, one_round, measure, draws.seed_key(job.seed))
 
 
 class Programs:

@@ -148,6 +148,21 @@ class Session:
             self.rounds += 1
         return costs
 
+    def measure(self) -> dict[str, np.ndarray]:
+        """See `engine.Session.measure`."""
+        traced = self._traced
+        program = engine.PROGRAMS.find(
+            ("measure", traced.measure.identity, shapes(self._data), self._block),
+            lambda: jax.jit(partial(measure, Program(traced.measure, self._data, self._block))),
+        )
+        return self._measured(program)
+
+    def _measured(self, program: Any) -> dict[str, np.ndarray]:
+        traced, carry = self._traced, self._carry
+        seen = Carry((carry.state.x, carry.state.y), carry.memory)
+        found = program(traced.measure.consts, self._data, traced.hyper, seen, self.rounds, traced.seed)
+        return {name: np.asarray(rows) for name, rows in found.items()}
+
     def save(self) -> Carry:
         """See `engine.Session.save`."""
         return self._carry
@@ -221,6 +236,14 @@ def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: An
     made, report = program(consts, clients, given)
     report["finite"] = _finite(made.carry)
     return made.carry, report
+
+
+def measure(program: Program, consts: Any, clients: Clients, hyper: Any, seen: Carry, t: Any, seed: Array) -> Any:
+    """What everybody makes of x, y and their memory after t rounds: rows by name."""
+    t = jnp.asarray(t, jnp.int32)
+    keys = engine.measure_keys(seed, t, clients.n)
+    made, _ = program(consts, clients, Given(seen, hyper, t, keys.ids, clients.weights, keys.key, keys.private))
+    return made.carry.state
 
 
 def _finite(carry: Carry) -> Array:

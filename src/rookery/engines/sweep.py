@@ -44,6 +44,22 @@ class Sweep:
         )
         return program(traced.round.consts, data, self._rest, values, carries, ids, begin, rounds, traced.seed)
 
+    def measure(self, carries: Carry, i: int, t: int) -> Any:
+        """What every client makes of candidate i after t rounds: a row for each, by name."""
+        traced, data = self._traced, self._job.clients
+        program = engine.PROGRAMS.find(
+            ("sweep measure", traced.measure.identity, simulation.shapes(data)),
+            lambda: jax.jit(partial(_measure_one, Program(traced.measure, data, "auto"))),
+        )
+        return program(traced.measure.consts, data, traced.hyper, carries, i, t, traced.seed)
+
+
+def _measure_one(
+    program: Program, consts: Any, clients: Clients, hyper: Any, carries: Carry, i: Any, t: Any, seed: Array
+) -> Any:
+    state, memory = jax.tree.map(lambda a: a[i], (carries.state, carries.memory))
+    return simulation.measure(program, consts, clients, hyper, Carry((state.x, state.y), memory), t, seed)
+
 
 def _start_all(
     program: Program, consts: Any, clients: Clients, rest: Any, values: Values, start: Any, seed: Array

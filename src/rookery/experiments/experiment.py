@@ -197,6 +197,7 @@ def _run(config: Config, seed: int, data_dir: str | Path | None, callback: Calla
             cohort=config.cohort,
             seed=seed,
             evaluate=task.evaluate,
+            evaluate_client=task.evaluate_client,
             every=config.every,
             engine=config.engine,
             callbacks=(callback,),

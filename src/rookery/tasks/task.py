@@ -19,7 +19,7 @@ class Task:
     Attributes:
         name: what it is called on the command line.
         problem, clients, init: what `solve` takes.
-        evaluate: the metrics, likewise.
+        evaluate, evaluate_client: the metrics, likewise; at least one of the two.
         metric: the one to look at first, with a sign where its name does not say which way is better; see
             `rookery.metrics.direction`.
         rounds, cohort, every: defaults for a run.
@@ -42,6 +42,7 @@ class Task:
     defaults: dict[str, Any] = field(default_factory=dict)
     single_level: "Task | None" = None
     groups: tuple[str, ...] = ()
+    evaluate_client: Callable[..., dict[str, Any]] | None = None
 
     def algorithm(self, cls: type, **given: Any) -> Algorithm:
         """An algorithm with this task's defaults for it, but for what is given."""

@@ -108,6 +108,14 @@ class Coordinator:
         carry = plan.Carry(state, kept("memory", before.memory), kept("client", before.client), server)
         return self._phase(traced.round, (1, t), carry, keys)
 
+    def measure(self, t: int, state: Any) -> dict[str, Any]:
+        """What each client makes of x, y and its memory after t rounds: rows by name."""
+        traced = self._traced
+        keys = engine.measure_keys(traced.seed, t, traced.job.clients.n)
+        memory = _numbered("memory", traced.measure.given.carry.memory)
+        made, _ = self._phase(traced.measure, (2, t), plan.Carry((state.x, state.y), memory), keys)
+        return made.carry.state
+
     def _phase(self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys) -> tuple[Made, Amounts]:
         t = np.int32(moment[1])
         ids = Value(keys.ids)
@@ -120,6 +128,8 @@ class Coordinator:
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
         phase.finish(made)
+        if moment[0] == 2:
+            return made, phase.amounts(made)
         self.memory_finite = [all(leaf) for leaf in zip(*phase.finite, strict=True)]
         return made, phase.amounts(made)
 

@@ -96,6 +96,11 @@ class Session:
             break
         return done
 
+    def measure(self) -> dict[str, np.ndarray]:
+        """See `engine.Session.measure`."""
+        found = self.coordinator.measure(self.rounds, self._carry.state)
+        return {name: np.asarray(rows) for name, rows in found.items()}
+
     def _check(self, carry: Any, t: int) -> bool:
         """Whether the run goes on: all of the state is finite, and what the sites remember."""
         state = [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
@@ -140,22 +145,25 @@ def _sites(traced: engine.Traced, run: str) -> list[Site]:
     return sites
 
 
-def _traced_by(traced: engine.Traced, shapes: Clients) -> tuple[plan.Plan, plan.Plan]:
+def _traced_by(traced: engine.Traced, shapes: Clients) -> tuple[plan.Plan, ...]:
     """The plans, as a site with data of these shapes traces them."""
     setting = traced.setting._replace(clients=shapes)
     states = plan.channel_states(setting, traced.round) if setting.channel is not None else ((), ())
     start = plan.start_plan(setting, traced.job.start, traced.hyper, states)
-    return start, plan.round_plan(setting, start.made.carry, traced.hyper)
+    plans = start, plan.round_plan(setting, start.made.carry, traced.hyper)
+    measure = traced.job.measure
+    return plans if measure is None else (*plans, plan.measure_plan(setting, measure, start.made.carry, traced.hyper))
 
 
 def _padded(clients: Clients, i: int) -> int:
     """The number of rows that client i's data are padded to, so that sites share programs: the largest's, or if that
     would take too much memory, the next power of four."""
-    rows = max(_WASTE * len(jax.tree.leaves(s.rows)[0]) // clients.n for s in (clients.lower, clients.upper))
-    widest = max(clients.lower.widest, clients.upper.widest)
+    sources = [source for source in (clients.lower, clients.upper, clients.test) if source is not None]
+    rows = max(_WASTE * len(jax.tree.leaves(s.rows)[0]) // clients.n for s in sources)
+    widest = max(source.widest for source in sources)
     if widest <= max(rows, 1024):
         return widest
-    size, padded = max(int(clients.lower_sizes[i]), int(clients.upper_sizes[i])), 64
+    size, padded = max(int(source.sizes[i]) for source in sources), 64
     while padded < size:
         padded *= 4
     return padded

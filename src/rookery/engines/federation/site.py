@@ -18,7 +18,7 @@ from rookery.engines.federation import wire
 from rookery.fed import Inputs
 from rookery.plan import Plan
 
-Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t
+Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
 
 
 def _after(rounds: int) -> Moment:
@@ -31,20 +31,21 @@ class Site:
 
     Arguments:
         run: the run's name; requests of other runs are refused.
-        plans: of the start and of a round, as this site has traced them.
+        plans: of the start, of a round and, if there is one, of an evaluation, as this site has traced them.
         identity: its number in the federation.
         data: what it holds: see `Clients.site`.
         center: the centre's data, if it holds them.
     """
 
     def __init__(
-        self, run: str, plans: tuple[Plan, Plan], identity: int, data: Clients, center: Clients | None = None
+        self, run: str, plans: tuple[Plan, ...], identity: int, data: Clients, center: Clients | None = None
     ) -> None:
         self._run, self._plans, self._identity = run, plans, jnp.int32(identity)
         leaves = jax.tree.leaves(data)
         self._data, self._center = leaves, None if center is None else jax.tree.leaves(center)
         self._memory: dict[str, list[Any]] = {"memory": [], "client": []}  # as it was before the moment
         self._next: dict[str, list[Any]] | None = None  # and as it will be after it
+        self._shown = self._memory  # that which the request under way reads
         self._moment: Moment = (-1, 0)
         self._values: dict[int, Any] = {}  # what it was sent in this moment
         self._kept: dict[int, list[Any]] = {}  # what it has computed in this moment, by the number of the map
@@ -77,12 +78,18 @@ class Site:
         moment: Moment = (int(header["phase"]), int(header["round"]))
         if header["run"] != self._run or header["plan"] != [p.signature for p in self._plans][moment[0]]:
             return wire.encode({"answer": "refused", "why": "another run, or another plan"}, [])
-        if moment < self._moment:
-            return wire.encode({"answer": "stale"}, [])
-        if moment > self._moment:
-            self._memory, self._next = self._next or self._memory, None
-            self._moment = moment
-            self.forget()
+        if moment[0] == 2:  # between two rounds, and the next may have begun: nothing moves on
+            if self._moment > (1, moment[1]):
+                return wire.encode({"answer": "stale"}, [])
+            self._shown = self.save(moment[1])
+        else:
+            if moment < self._moment:
+                return wire.encode({"answer": "stale"}, [])
+            if moment > self._moment:
+                self._memory, self._next = self._next or self._memory, None
+                self._moment = moment
+                self.forget()
+            self._shown = self._memory
         self._values.update(zip(header["values"], arrays[: len(header["values"])], strict=True))
         rest = iter(arrays[len(header["values"]) :])
         plan = self._plans[moment[0]]
@@ -136,7 +143,7 @@ class Site:
             return plan.consts[number]
         if kind == "m":
             return self._kept[number][ref[2]]
-        return self._memory[kind][number]
+        return self._shown[kind][number]
 
     def _compute(self, plan: Plan, number: int, eqn: Any, sent: list[Any], key: Any, own: list[Any]) -> None:
         inputs: Inputs = eqn.params["inputs"]
