@@ -33,6 +33,7 @@ setup: .venv/.installed
 	touch $@
 
 docs: setup
+	$(BIN)/python -m rookery.catalogue docs/methods.md
 	$(BIN)/python -m rookery.experiments.page docs/reproduction docs/reproduction.md
 
 clean:

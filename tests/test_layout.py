@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rookery as rk
-from rookery import algorithms
+from rookery import algorithms, catalogue
 
 SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
@@ -31,7 +31,7 @@ LAYERS = [
     {"data", "models"},
     {"tasks"},
     {"theory"},
-    {"experiments", "registry", "bench", "demo"},
+    {"experiments", "registry", "bench", "demo", "catalogue"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -85,7 +85,17 @@ def test_every_public_name_is_documented(name: str) -> None:
     assert inspect.getdoc(thing), f"{name} has no docstring"
 
 
-def test_the_method_table_lists_every_algorithm() -> None:
-    text = (SOURCE.parents[1] / "README.md").read_text()
-    listed = set(re.findall(r"`(\w+)`", text))
-    assert set(algorithms.__all__) <= listed
+def test_the_page_of_all_methods_is_what_they_say_of_themselves() -> None:
+    text = (SOURCE.parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
+    assert text == catalogue.page(), "make docs writes it anew"
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .*? \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    assert sorted(name for name, *_ in rows) == sorted(algorithms.__all__)
+
+
+def test_the_readme_is_short_and_knows_what_it_names() -> None:
+    text = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    table = text[text.index("## Which method") : text.index("## The command line")]
+    named = set(re.findall(r"`(?:rk\.)?([A-Z]\w+)", table))
+    assert named <= set(rk.__all__)
+    assert f"any of {len(algorithms.__all__)}" in text
