@@ -61,7 +61,11 @@ __all__ = [
     *_algorithms,
 ]
 
-_LAZY = ("tasks", "theory", "trackers")  # loaded on first use: their dependencies take longer to import than all the rest
+_LAZY = (
+    "tasks",
+    "theory",
+    "trackers",
+)  # loaded on first use: their dependencies take longer to import than all the rest
 
 
 def __getattr__(name: str) -> _Any:

@@ -307,7 +307,9 @@ def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:
         made = not (isinstance(entry, type) and isinstance(entry, Tracker))
         if not made or not (callable(entry) or isinstance(entry, Tracker)):
             what = repr(entry) if made else f"the class {entry.__name__}"
-            raise TypeError(f'callbacks holds {what}; give functions, or trackers as rk.trackers.JsonLines("run.jsonl").')
+            raise TypeError(
+                f'callbacks holds {what}; give functions, or trackers as rk.trackers.JsonLines("run.jsonl").'
+            )
     return functions, trackers
 
 

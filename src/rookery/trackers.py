@@ -1,4 +1,4 @@
-"""Trackers: callbacks of `solve` that write a run, as it goes, to JSON lines, TensorBoard, MLflow or Weights & Biases."""
+"""Trackers: callbacks of `solve` that write a run to JSON lines, TensorBoard, MLflow or Weights & Biases as it goes."""
 
 import importlib
 import json
@@ -174,7 +174,9 @@ class MLflow:
         """Log a row of the history."""
         now = int(1000 * time.time())
         metrics = [
-            self._entities.Metric(name, float(value), now, row["round"]) for name, value in row.items() if name != "round"
+            self._entities.Metric(name, float(value), now, row["round"])
+            for name, value in row.items()
+            if name != "round"
         ]
         for first in range(0, len(metrics), 1000):  # the most that a batch may have
             self._client.log_batch(self.run_id, metrics=metrics[first : first + 1000])

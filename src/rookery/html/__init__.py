@@ -226,7 +226,8 @@ def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
     """A folder that `rookery run --out` wrote."""
     description, history = report.read_run(folder)
     settings = {name: description.get(name) for name in ("task", "algorithm", "cohort", "rounds", "seed", "version")}
-    settings |= flat({name: description.get(name, {}) for name in ("task_settings", "hyperparameters")})
+    own = {name: value for name, value in description.get("task_settings", {}).items() if name != "seed"}
+    settings |= flat({"task": own}) | description.get("hyperparameters", {})
     weights = folder / "weights.csv"
     return description, Source(
         name=str(folder),
@@ -328,7 +329,8 @@ def _from_entries(
         label="",
         seed=settings.get("seed"),
         history=history.assign(**metrics),
-        settings=flat(settings),
+        settings={name: value for name, value in settings.items() if name != "hyperparameters"}
+        | description["hyperparameters"],
         exchanges=end.get("exchanges", []),
         stopped=end.get("stopped"),
     )

@@ -27,6 +27,12 @@ function amount(value, kind, digits = 4) {
   return number(value, digits);
 }
 
+// For tables: counts in full.
+function exact(value, kind) {
+  if (kind === "count" && Number.isFinite(value)) return Math.round(value).toLocaleString("en-US");
+  return amount(value, kind);
+}
+
 function text(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "number") return number(value, 6);
@@ -50,11 +56,11 @@ function el(tag, given = {}, ...children) {
 
 function table(head, rows, {caption = null, foot = null, className = null, mark = () => false, left = []} = {}) {
   const cell = (value, i) => i ? el("td", {class: left.includes(i) ? "word" : null}, value) : el("th", {scope: "row"}, value);
-  return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table"}, el("table", {class: className},
-    caption ? el("caption", {}, caption) : null,
-    el("thead", {}, el("tr", {}, head.map(name => el("th", {scope: "col"}, name)))),
+  const box = el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table"}, el("table", {class: className},
+    el("thead", {}, el("tr", {}, head.map((name, i) => el("th", {scope: "col", class: left.includes(i) ? "word" : null}, name)))),
     el("tbody", {}, rows.map(row => el("tr", {class: mark(row) ? "differs" : null}, row.map(cell)))),
     foot ? el("tfoot", {}, el("tr", {}, foot.map(cell))) : null));
+  return caption ? el("div", {class: "titled"}, el("p", {}, caption), box) : box;
 }
 
 function choose(name, id, options, value, change) {
@@ -317,7 +323,7 @@ class Chart {
     const more = f => f.s.low && f.s.high[f.i] > f.s.low[f.i] ? ` (${number(f.s.low[f.i])} to ${number(f.s.high[f.i])})` : "";
     const counted = f => f.s.count && f.s.count[f.i] < f.s.of ? `, ${f.s.count[f.i]} of ${f.s.of} seeds` : "";
     this.tip.replaceChildren(
-      el("div", {}, el("span", {}, `${this.x.label}`), el("span", {}, amount(first.s.x[first.i], this.x.kind, 6))),
+      el("div", {}, el("span", {}, `${this.x.label}`), el("span", {}, exact(first.s.x[first.i], this.x.kind))),
       ...rows.slice().sort((a, b) => a.qy - b.qy).map(f => el("div", {class: f === first ? "near" : null, style: `color: ${f.s.colour}`},
         el("span", {}, f.s.label), el("span", {}, number(f.s.y[f.i]) + more(f) + counted(f)))));
     this.tip.hidden = false;
@@ -450,11 +456,11 @@ const summary = el("div");
 function shownSeries() {
   const found = [];
   data.lines.forEach((line, k) => {
-    const look = {label: line.label, colour: line.colour, dash: line.dash, line: k};
+    const look = {label: line.label, colour: line.colour, dash: line.dash, line: k, width: data.lines.length > 12 ? 1.2 : 1.8};
     if (!state.each) found.push({...look, ...together(k, state.x, state.metric)});
     else for (const run of lineRuns[k]) if (has(run, state.x) && has(run, state.metric)) {
       const name = lineRuns[k].length > 1 ? `${line.label}, seed ${run.seed ?? "?"}` : line.label;
-      found.push({...look, ...average([run], state.x, state.metric), label: name, width: lineRuns[k].length > 1 ? 1.2 : 1.8});
+      found.push({...look, ...average([run], state.x, state.metric), label: name, width: lineRuns[k].length > 1 ? 1.2 : look.width});
     }
   });
   return found;
@@ -509,8 +515,8 @@ function summarise() {
     const runs = lineRuns[k].filter(run => has(run, state.metric));
     const of = name => runs.map(run => last(numbers(run, name))).filter(v => v !== null);
     const best = runs.map(run => { const own = numbers(run, state.metric).filter(v => v !== null); return own.length ? own.reduce((a, b) => higher ? Math.max(a, b) : Math.min(a, b)) : null; }).filter(v => v !== null);
-    return [line.label, String(lineRuns[k].length), number(mean(of("round"))), spread(of(state.metric)), ...(higher === null ? [] : [spread(best)]),
-      ...costs.map(entry => amount(mean(of(entry.name)), entry.kind))];
+    return [line.label, String(lineRuns[k].length), exact(mean(of("round")), "count"), spread(of(state.metric)), ...(higher === null ? [] : [spread(best)]),
+      ...costs.map(entry => exact(mean(of(entry.name)), entry.kind))];
   });
   const seeds = lineRuns.some(runs => runs.length > 1) ? "; means over the runs of a line, and from the lowest to the highest" : "";
   summary.replaceChildren(table(head, rows, {caption: `What it came to, and what it cost${seeds}`}));
@@ -548,8 +554,8 @@ if (quantiled.length) {
     const series = [
       {...look, label: "all clients", y: q[50].y.map(() => NaN), low: q[0].y, high: q[100].y, shade: 0.12, quiet: true},
       {...look, label: "8 of 10 clients", y: q[50].y.map(() => NaN), low: q[10].y, high: q[90].y, shade: 0.22, quiet: true},
-      ...[[100, "the best"], [90, "90 % are below"], [50, "median client"], [10, "10 % are below"], [0, "the lowest"]].map(([n, label]) =>
-        ({...look, x: q[n].x, y: q[n].y, label: n === 100 ? "the highest" : label, width: n === 50 ? 2.2 : 0.7, alpha: n === 50 ? 1 : 0.6})),
+      ...[[100, "highest client"], [90, "90 % are below"], [50, "median client"], [10, "10 % are below"], [0, "lowest client"]].map(([n, label]) =>
+        ({...look, x: q[n].x, y: q[n].y, label, width: n === 50 ? 2.2 : 0.7, alpha: n === 50 ? 1 : 0.6})),
       {...together(k, pick.x, pick.metric), low: null, high: null, label: "mean", colour: "#D55E00", dash: [6, 4], width: 1.6},
     ];
     const across = axis(pick.x);
@@ -588,7 +594,7 @@ if (weighted.length) {
       {label: "% of the group, by weight", kind: null, log: false}, {label: "weight at the end", kind: null, log: false});
     const middle = values => values.length % 2 ? values[(values.length - 1) / 2] : (values[values.length / 2 - 1] + values[values.length / 2]) / 2;
     rows.replaceChildren(table(["group", "how many", "mean", "lowest", "median", "highest"],
-      own.map(([group, v]) => [group || "all", String(v.length), number(mean(v)), number(v[0]), number(middle(v)), number(v[v.length - 1])]), {caption: "Weights at the end"}));
+      own.map(([group, v]) => [el("span", {class: "mark", style: `border-color: ${colour(run.weights ? group : "")}`}, group || "all"), String(v.length), number(mean(v)), number(v[0]), number(middle(v)), number(v[v.length - 1])]), {caption: "Weights at the end"}));
   };
   const names = weighted.map((run, k) => [String(k), `${data.lines[run.line].label}${run.seed === null ? "" : `, seed ${run.seed}`}`]);
   box.append(choose("Run", "weights-run", names, "0", value => { over.zoomTo(null); end.zoomTo(null); show(weighted[Number(value)]); }));
