@@ -309,7 +309,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """The description and the history of a saved run."""
     description = read_description(folder)
     try:
-        return description, pd.read_csv(folder / "history.csv", float_precision="round_trip")
+        return description, pd.read_csv(folder / "history.csv")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`."

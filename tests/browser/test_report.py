@@ -223,7 +223,7 @@ def test_every_chart_has_a_table(browser: Any, file: Path) -> None:
 def test_tables_say_what_differs_what_it_cost_and_what_holds(browser: Any, file: Path) -> None:
     page = Page(browser, file)
     marked = page.ask("[...document.querySelectorAll('#settings tr.differs th')].map(c => c.textContent)")
-    assert marked == ["≠ algorithm", "≠ upper_step"]
+    assert marked == ["≠\u00a0algorithm", "≠\u00a0upper_step"]
     page.click("#differs")
     names = page.ask("[...document.querySelectorAll('#settings tbody th')].map(c => c.textContent)")
     assert "task" in names
@@ -243,6 +243,12 @@ def test_fifty_runs_stay_fluent(browser: Any, tmp_path: Path) -> None:
     took = page.ask("[0, 1, 2, 3, 4].map(() => { window.report.curves.draw(); return window.report.curves.took })")
     print("a redraw:", took)
     assert sorted(took)[2] < MOST_MS
+    page.find("#only").send_keys("0.00112")
+    page.settle()
+    assert page.ask("window.report.curves.visible.map(s => s.label)") == ["FedBiO, upper_step=0.00112"]
+    page.find("#only").clear()
+    page.settle()
+    assert page.ask("window.report.curves.visible.length") == 50
     page.point(0.5, 0.5)
     over = page.ask(
         "(() => { const t = performance.now(); window.report.curves.hover(400, 200); return performance.now() - t })()"

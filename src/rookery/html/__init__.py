@@ -251,7 +251,7 @@ def _read_weights(file: Path) -> pd.DataFrame:
 
 def _table(file: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(file, float_precision="round_trip")
+        return pd.read_csv(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read as a table: {error}") from error
 

@@ -454,9 +454,9 @@ const legend = el("div", {class: "legend", role: "group", "aria-label": "Runs sh
 const summary = el("div");
 
 function shownSeries() {
-  const found = [];
+  const found = [], many = data.lines.length > 12;
   data.lines.forEach((line, k) => {
-    const look = {label: line.label, colour: line.colour, dash: line.dash, line: k, width: data.lines.length > 12 ? 1.2 : 1.8};
+    const look = {label: line.label, colour: line.colour, dash: line.dash, line: k, width: many ? 1.2 : 1.8, shade: many ? 0.06 : 0.16};
     if (!state.each) found.push({...look, ...together(k, state.x, state.metric)});
     else for (const run of lineRuns[k]) if (has(run, state.x) && has(run, state.metric)) {
       const name = lineRuns[k].length > 1 ? `${line.label}, seed ${run.seed ?? "?"}` : line.label;
@@ -481,12 +481,15 @@ function update() {
 
 function drawLegend() {
   const swatch = line => {
-    const ns = "http" + "://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg"), stroke = document.createElementNS(ns, "line");
-    for (const [name, value] of Object.entries({width: 28, height: 10, "aria-hidden": "true"})) svg.setAttribute(name, value);
-    const look = {x1: 0, x2: 28, y1: 5, y2: 5, stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": (line.dash || []).join(" ")};
-    for (const [name, value] of Object.entries(look)) stroke.setAttribute(name, value);
-    svg.append(stroke);
-    return svg;
+    const box = document.createElement("template");
+    box.innerHTML = `<svg width="28" height="10" aria-hidden="true"><line x1="0" x2="28" y1="5" y2="5" stroke="${line.colour}" stroke-width="2.5" stroke-dasharray="${line.dash.join(" ")}"/></svg>`;
+    return box.content.firstChild;
+  };
+  const only = asked => {
+    const parts = asked.toLowerCase().split(/\s+/);
+    off.clear();
+    data.lines.forEach((line, k) => { if (!parts.every(part => line.label.toLowerCase().includes(part))) off.add(k); });
+    update();
   };
   const toggle = k => { if (off.has(k)) off.delete(k); else off.add(k); update(); };
   const look = k => {
@@ -496,7 +499,8 @@ function drawLegend() {
   };
   if (data.lines.length > 2) legend.append(el("div", {class: "all"},
     el("button", {type: "button", onclick: () => { off.clear(); update(); }}, "All"),
-    el("button", {type: "button", onclick: () => { data.lines.forEach((_, k) => off.add(k)); update(); }}, "None")));
+    el("button", {type: "button", onclick: () => { data.lines.forEach((_, k) => off.add(k)); update(); }}, "None"),
+    data.lines.length > 8 ? el("input", {type: "search", id: "only", placeholder: "only those with…", "aria-label": "Show only lines whose names have these words", oninput: event => only(event.target.value)}) : null));
   data.lines.forEach((line, k) => legend.append(el("button", {type: "button", "data-line": k, "aria-pressed": "true",
     onclick: () => toggle(k), onpointerenter: () => look(k), onpointerleave: () => look(null)},
     swatch(line), el("span", {}, line.label + (lineRuns[k].length > 1 ? ` (${lineRuns[k].length} seeds)` : "")))));
@@ -511,12 +515,13 @@ function summarise() {
   const higher = data.metrics.find(entry => entry.name === state.metric).higher;
   const costs = axes.filter(entry => entry.name !== "round");
   const head = ["", "runs", "rounds", `last ${words(state.metric)}`, ...(higher === null ? [] : ["best"]), ...costs.map(entry => entry.label)];
-  const rows = data.lines.map((line, k) => {
+  const rows = data.lines.flatMap((line, k) => {
     const runs = lineRuns[k].filter(run => has(run, state.metric));
+    if (!runs.length) return [];
     const of = name => runs.map(run => last(numbers(run, name))).filter(v => v !== null);
     const best = runs.map(run => { const own = numbers(run, state.metric).filter(v => v !== null); return own.length ? own.reduce((a, b) => higher ? Math.max(a, b) : Math.min(a, b)) : null; }).filter(v => v !== null);
-    return [line.label, String(lineRuns[k].length), exact(mean(of("round")), "count"), spread(of(state.metric)), ...(higher === null ? [] : [spread(best)]),
-      ...costs.map(entry => exact(mean(of(entry.name)), entry.kind))];
+    return [[line.label, String(runs.length), exact(mean(of("round")), "count"), spread(of(state.metric)), ...(higher === null ? [] : [spread(best)]),
+      ...costs.map(entry => exact(mean(of(entry.name)), entry.kind))]];
   });
   const seeds = lineRuns.some(runs => runs.length > 1) ? "; means over the runs of a line, and from the lowest to the highest" : "";
   summary.replaceChildren(table(head, rows, {caption: `What it came to, and what it cost${seeds}`}));
@@ -631,7 +636,7 @@ if (settingNames.length) {
   const differs = row => new Set(row.slice(1)).size > 1;
   const place = el("div"), many = data.lines.length > 1 && rows.some(differs);
   const show = only => {
-    const shown = rows.filter(row => !only || differs(row)).map(row => many && differs(row) ? [`≠ ${row[0]}`, ...row.slice(1)] : row);
+    const shown = rows.filter(row => !only || differs(row)).map(row => many && differs(row) ? [`≠\u00a0${row[0]}`, ...row.slice(1)] : row);
     place.replaceChildren(table(["setting", ...data.lines.map(line => line.label)], shown, {className: "settings", mark: differs}));
   };
   section("settings", "Settings", many ? el("div", {class: "controls"}, tick("only what differs (≠)", "differs", true, show)) : null, place);
