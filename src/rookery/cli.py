@@ -307,7 +307,8 @@ def run(
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
             if trusted is not None:
-                trusted.to_csv(out / "weights.csv", index=False)
+                exact = np.asarray(result.weights, float)
+                trusted.assign(weight=exact).to_csv(out / "weights.csv", index=False)
                 title = f"{algorithm_name} on {task_name}"
                 report.save(report.weights_picture(result.history, chosen.groups, title), out / "weights.png")
         if json:

@@ -317,7 +317,7 @@ def _settings(
     problem: Problem, clients: Clients, algorithm: Algorithm, engine: Engine, channel: Any, faults: Faults | None
 ) -> dict[str, Any]:
     """What a tracker is told of a run, but for its length and its seed."""
-    own = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    own: Any = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
     settings = {
         "algorithm": type(algorithm).__name__,
         "hyperparameters": {field.name: getattr(algorithm, field.name) for field in own},

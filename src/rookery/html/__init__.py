@@ -2,13 +2,13 @@
 
 import html
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 import rookery
@@ -119,7 +119,9 @@ _ACROSS = [
 
 def _lines(labels: Sequence[str]) -> list[dict[str, Any]]:
     """Each line's name and look: that of its method in every picture, where the name is a method's."""
-    looks = list(report.styles(labels[:_LOOKS]).values())
+    methods = [label.partition(",")[0] for label in labels]
+    names = methods if len(set(methods)) == len(labels) else labels
+    looks = list(report.styles(names[:_LOOKS]).values())
     return [
         {"label": label, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
         for label, look in zip(labels, (looks[k % _LOOKS] for k in range(len(labels))), strict=True)
@@ -131,7 +133,8 @@ def _metrics(sources: Sequence[Source]) -> list[dict[str, Any]]:
     columns = list(dict.fromkeys(name for source in sources for name in _shown(source.history)))
     with_quantiles = {name for name in columns if all(name + end in columns for end in _QUANTILES)}
     hidden = {name + end for name in with_quantiles for end in _QUANTILES}
-    signed = {source.metric[1:]: source.metric for source in sources if (source.metric or "").startswith(("+", "-"))}
+    main = [source.metric for source in sources if source.metric]
+    signed = {metric[1:]: metric for metric in main if metric.startswith(("+", "-"))}
     return [
         {"name": name, "higher": _higher(signed.get(name, name)), "quantiles": name in with_quantiles}
         for name in columns
@@ -185,8 +188,7 @@ def _numbers(column: pd.Series) -> list[Any]:
     values = column.to_numpy()
     if values.dtype.kind in "iu":
         return list(values.tolist())
-    values = values.astype(float)
-    return np.where(np.isfinite(values), values.astype(object), None).tolist()
+    return [value if math.isfinite(value) else None for value in values.astype(float).tolist()]
 
 
 # Where runs come from.
@@ -216,8 +218,8 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
             raise ValueError(f"{path} is no run: {hint}")
     labels = report.labels([description for description, _ in saved])
     sources = [replace(source, label=label) for label, (_, source) in zip(labels, saved, strict=True)]
-    for path, own in reproduced.items():
-        before = f"{Path(path).name}: " if len(reproduced) > 1 or saved else ""
+    for name, own in reproduced.items():
+        before = f"{Path(name).name}: " if len(reproduced) > 1 or saved else ""
         sources += [replace(source, label=before + source.label) for source in own]
     return sources, claims
 
@@ -271,7 +273,8 @@ def _from_reproduction(folder: Path) -> tuple[list[Source], Claims]:
     place = list(frame.columns).index("round")
     settings = [name for name in frame.columns[:place] if name not in ("run", "seed")]
     sources = []
-    for (label, seed), own in frame.groupby(["run", "seed"], sort=False):
+    groups: Any = frame.groupby(["run", "seed"], sort=False)
+    for (label, seed), own in groups:
         known = {name: own[name].iloc[0] for name in settings if own[name].notna().any()}
         history = own.drop(columns=["run", "seed", *settings])
         said = {"experiment": folder.name, "seed": seed, **known}
@@ -315,7 +318,7 @@ def _from_entries(
 ) -> tuple[dict[str, Any], Source]:
     history = pd.DataFrame(rows)
     known = ("round", "seconds", *COUNTED)
-    metrics = {column: history[column].astype(float) for column in history if column not in known}
+    metrics = {name: history[name].astype(float) for name in map(str, history.columns) if name not in known}
     own = ("algorithm", "hyperparameters", "seed", "cohort", "rounds", "every")
     description = {
         "task": "",
