@@ -191,11 +191,13 @@ def test_the_command(runs: dict[str, rk.Run], tmp_path: Path) -> None:
 
 def test_bad_input_is_told_in_one_line(runs: dict[str, rk.Run], tmp_path: Path) -> None:
     out, good = tmp_path / "r.html", next(iter(runs))
-    empty, broken, begun = tmp_path / "empty", tmp_path / "broken", tmp_path / "begun"
-    for folder in (empty, broken, begun):
-        folder.mkdir()
+    empty, broken, begun, other = (_folder(tmp_path / name) for name in ("empty", "broken", "begun", "other"))
     (broken / "run.json").write_text("{")
     (begun / "run.json").write_text("{}")
+    (other / "run.json").write_text('{"task": "t"}')
+    (other / "history.csv").write_text("round,loss\n0,1\n")
+    row = tmp_path / "row.jsonl"
+    row.write_text('{"event": "row", "round": 0, "loss": 1}\n')
     text, binary = tmp_path / "notes.txt", tmp_path / "state.npz"
     text.write_text("hello\n")
     binary.write_bytes(b"PK\x03\x04\xff\xfe\n")
@@ -204,6 +206,8 @@ def test_bad_input_is_told_in_one_line(runs: dict[str, rk.Run], tmp_path: Path) 
     assert f"is no run: it holds 3 of them: give {Path(good).parent}/*" in refused(Path(good).parent, "--out", out)
     assert "broken is not a run: no readable run.json" in refused(broken, "--out", out)
     assert "begun holds a run that has not ended" in refused(begun, "--out", out)
+    assert "other is not a run: run.json has no algorithm" in refused(other, "--out", out)
+    assert "row.jsonl, line 1: not as rk.trackers.JsonLines writes it" in refused(row, "--out", out)
     assert "notes.txt, line 1: not as rk.trackers.JsonLines writes it" in refused(text, "--out", out)
     assert "state.npz is no run" in refused(binary, "--out", out)
     assert "a report's name ends in .html" in refused(good, "--out", tmp_path / "r.pdf")

@@ -173,6 +173,19 @@ def test_pointing_shows_values(browser: Any, file: Path) -> None:
     assert page.errors() == []
 
 
+def test_tapping_shows_values(browser: Any, file: Path) -> None:
+    page = Page(browser, file, width=390, height=800)
+    box = page.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
+    place = {"x": box["x"] + 0.6 * box["width"], "y": box["y"] + 0.4 * box["height"]}
+    for kind, points in (("touchStart", [place]), ("touchEnd", [])):
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    page.settle()
+    assert page.find("#curves .tip .near").is_displayed()
+    tip = page.ask("document.querySelector('#curves .tip').getBoundingClientRect().toJSON()")
+    assert box["left"] <= tip["left"] < tip["right"] <= box["right"] + 1
+    page.screenshot("tap", whole=False)
+
+
 def test_dragging_zooms_and_the_button_resets(browser: Any, file: Path) -> None:
     page = Page(browser, file)
     whole = page.picture()
@@ -246,8 +259,8 @@ def test_fifty_runs_stay_fluent(browser: Any, tmp_path: Path) -> None:
     page.find("#only").send_keys("0.00112")
     page.settle()
     assert page.ask("window.report.curves.visible.map(s => s.label)") == ["FedBiO, upper_step=0.00112"]
-    page.find("#only").clear()
-    page.settle()
+    page.click(".legend .all button:first-child")
+    assert page.find("#only").get_attribute("value") == ""
     assert page.ask("window.report.curves.visible.length") == 50
     page.point(0.5, 0.5)
     over = page.ask(

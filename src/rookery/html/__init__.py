@@ -227,9 +227,15 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
 def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
     """A folder that `rookery run --out` wrote."""
     description, history = report.read_run(folder)
+    missing = [
+        name for name in ("task", "algorithm", "cohort", "task_settings", "hyperparameters") if name not in description
+    ]
+    if missing or "round" not in history:
+        what = f"run.json has no {missing[0]}" if missing else "history.csv has no column round"
+        raise ValueError(f"{folder} is not a run: {what}, as `rookery run --out` writes it.")
     settings = {name: description.get(name) for name in ("task", "algorithm", "cohort", "rounds", "seed", "version")}
-    own = {name: value for name, value in description.get("task_settings", {}).items() if name != "seed"}
-    settings |= flat({"task": own}) | description.get("hyperparameters", {})
+    own = {name: value for name, value in description["task_settings"].items() if name != "seed"}
+    settings |= flat({"task": own}) | description["hyperparameters"]
     weights = folder / "weights.csv"
     return description, Source(
         name=str(folder),
@@ -293,10 +299,12 @@ def _from_lines(file: Path) -> list[tuple[dict[str, Any], Source]]:
             if event == "start":
                 now = json.dumps(entry["settings"], sort_keys=True)
                 found[now] = (entry["settings"], [], {})
-            elif event == "row":
+            elif event == "row" and "round" in entry:
                 found[now][1].append(entry)  # type: ignore[index]
-            else:
+            elif event == "end":
                 found[now][2].update(entry)  # type: ignore[index]
+            else:
+                raise ValueError(event)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{file}, line {place}: not as rk.trackers.JsonLines writes it.") from error
     runs = [_from_entries(str(file), *run) for run in found.values() if run[1]]

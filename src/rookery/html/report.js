@@ -360,7 +360,7 @@ class Chart {
       if (this.box) this.sized(this.over, this.plot.clientWidth, this.plot.clientHeight);
     };
     this.canvas.addEventListener("pointercancel", leave);
-    this.canvas.addEventListener("pointerleave", event => { if (!from || event.pointerType !== "mouse") leave(); });
+    this.canvas.addEventListener("pointerleave", event => { if (!from && event.pointerType === "mouse") leave(); });  // a finger leaves when it is lifted
     this.canvas.addEventListener("dblclick", () => this.zoomTo(null));
   }
 
@@ -497,10 +497,11 @@ function drawLegend() {
     curves.focus = place < 0 || curves.hidden.has(place) || state.each ? null : place;
     curves.later();
   };
+  const box = el("input", {type: "search", id: "only", placeholder: "only those with…", "aria-label": "Show only lines whose names have these words", oninput: () => only(box.value)});
   if (data.lines.length > 2) legend.append(el("div", {class: "all"},
-    el("button", {type: "button", onclick: () => { off.clear(); update(); }}, "All"),
+    el("button", {type: "button", onclick: () => only(box.value = "")}, "All"),
     el("button", {type: "button", onclick: () => { data.lines.forEach((_, k) => off.add(k)); update(); }}, "None"),
-    data.lines.length > 8 ? el("input", {type: "search", id: "only", placeholder: "only those with…", "aria-label": "Show only lines whose names have these words", oninput: event => only(event.target.value)}) : null));
+    data.lines.length > 8 ? box : null));
   data.lines.forEach((line, k) => legend.append(el("button", {type: "button", "data-line": k, "aria-pressed": "true",
     onclick: () => toggle(k), onpointerenter: () => look(k), onpointerleave: () => look(null)},
     swatch(line), el("span", {}, line.label + (lineRuns[k].length > 1 ? ` (${lineRuns[k].length} seeds)` : "")))));
