@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow gpu bench docs setup clean
+.PHONY: demo test lint slow gpu browser bench docs setup clean
 
 demo: setup
 	$(BIN)/rookery demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -20,6 +20,11 @@ slow: setup
 
 gpu: setup
 	$(BIN)/python -m pytest --noconftest -m "not slow" tests/accelerator
+
+browser: setup
+	@command -v chromedriver >/dev/null || { echo "make browser needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pytest -m browser tests/browser
 
 bench: setup
 	$(BIN)/rookery bench

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import cli, demo
+from rookery import cli, demo, report
 from rookery.registry import ALGORITHMS, TASKS
 
 SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
@@ -348,8 +348,8 @@ def test_compare_tells_apart_runs_of_one_method():
     two = {**base, "algorithm": "FedNest", "hyperparameters": {"upper_step": 0.2, "lower_step": 1}}
     three = {**base, "algorithm": "FedAvg", "hyperparameters": {"step": 0.2}}
     again = {**one, "seed": 7, "task_settings": {"seed": 7}}
-    assert cli._labels([one, two, three]) == ["FedNest, upper_step=0.1", "FedNest, upper_step=0.2", "FedAvg"]
-    assert cli._labels([one, again]) == ["FedNest", "FedNest"]
+    assert report.labels([one, two, three]) == ["FedNest, upper_step=0.1", "FedNest, upper_step=0.2", "FedAvg"]
+    assert report.labels([one, again]) == ["FedNest", "FedNest"]
 
 
 def test_compare_refuses(saved, tmp_path):

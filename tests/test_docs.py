@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rookery import html
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -104,3 +106,11 @@ def test_readme_commands(command: str, tmp_path: Path) -> None:
     program, *arguments = shlex.split(command.split("#")[0].removeprefix("$ "))
     assert program == "rookery"
     subprocess.run([sys.executable, "-m", "rookery.cli", *arguments], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_the_page_on_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (page,) = blocks("docs/report.md", "python")
+    exec(compile(page, "report.md", "exec"), {})
+    html.write([Path("runs.jsonl")], Path("report.html"))
+    assert Path("report.html").read_text().count('"seed":') >= 3

@@ -18,6 +18,7 @@ HEAVY = {
     "rookery.report",
     "rookery.tasks",
     "rookery.theory",
+    "rookery.trackers",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import report
+from rookery import html, report
 from rookery.cli import app
 from rookery.data.datasets import Dataset
 from rookery.models import CNN
@@ -217,6 +217,9 @@ def test_the_right_nodes_are_trusted(tmp_path: Path) -> None:
     assert last[[f"weight_{k}" for k in range(5)]].sum() == pytest.approx(last["similar_weight"], abs=1e-5)
     assert last["accuracy"] > history["accuracy"].iloc[0] + 0.5
     assert (out / "weights.png").stat().st_size > 10_000
+    (source,), _ = html.read([out])
+    assert source.weights is not None
+    assert source.weights.groupby("group")["weight"].sum().max() == pytest.approx(last["similar_weight"], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from rookery.tune import Tuning, tune
 from rookery.weights import load_weights, save_weights
 
 if _TYPE_CHECKING:
-    from rookery import tasks, theory
+    from rookery import tasks, theory, trackers
 
 __version__ = "0.1.0"
 
@@ -55,12 +55,17 @@ __all__ = [
     "solve",
     "tasks",
     "theory",
+    "trackers",
     "tune",
     "with_server_optimizer",
     *_algorithms,
 ]
 
-_LAZY = ("tasks", "theory")  # loaded on first use: their dependencies take longer to import than all the rest
+_LAZY = (
+    "tasks",
+    "theory",
+    "trackers",
+)  # loaded on first use: their dependencies take longer to import than all the rest
 
 
 def __getattr__(name: str) -> _Any:

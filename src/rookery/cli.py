@@ -308,6 +308,8 @@ def run(
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
             if trusted is not None:
+                exact = np.asarray(result.weights, float)
+                trusted.assign(weight=exact).to_csv(out / "weights.csv", index=False)
                 title = f"{algorithm_name} on {task_name}"
                 report.save(report.weights_picture(result.history, chosen.groups, title), out / "weights.png")
         if json:
@@ -769,7 +771,7 @@ def compare(
         asked = saved[0][0]["metric"] if metric is None else metric
         sign = asked[:1] if asked.startswith(("+", "-")) else ""
         goal = direction(sign + find("common metric", asked.removeprefix(sign), dict.fromkeys(common))[0])
-        labels = _labels([description for description, _ in saved])
+        labels = report.labels([description for description, _ in saved])
         frame = pd.concat(
             report.across(history).assign(label=label, seed=description["seed"], run=str(folder))
             for label, folder, (description, history) in zip(labels, runs, saved, strict=True)
@@ -801,20 +803,24 @@ def _row(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:
     }
 
 
-def _labels(descriptions: list[dict[str, Any]]) -> list[str]:
-    """The algorithm's name; and what else tells the runs apart, but for the seed."""
-    flat = [
-        {"task": d["task"], "cohort": d["cohort"]}
-        | {name: value for name, value in d["task_settings"].items() if name != "seed"}
-        | d["hyperparameters"]
-        for d in descriptions
-    ]
-    labels = []
-    for d, own in zip(descriptions, flat, strict=True):
-        rivals = [other for e, other in zip(descriptions, flat, strict=True) if e["algorithm"] == d["algorithm"]]
-        differing = [name for name in own if any(other.get(name) != own[name] for other in rivals)]
-        labels.append(", ".join([d["algorithm"], *(f"{name}={own[name]}" for name in differing)]))
-    return labels
+@app.command("report")
+def report_page(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of `rookery run --out` or `rookery reproduce`, or JSON-lines files.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Its heading; the tasks' names if left out.")] = None,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Write runs into one HTML page that opens offline: curves, costs, settings, weights, a reproduction's claims."""
+    from rookery import html
+
+    with _border():
+        html.write(runs, out, title)
+        if json:
+            print(report.to_json({"report": str(out), "runs": [str(path) for path in runs]}))
+        _say(quiet, json, f"The report: {out}")
 
 
 @app.command()

@@ -30,8 +30,8 @@ from rookery.solve import Run, metrics_of
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
-_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-_FILLS = (*_COLOURS, "#F0E442", GREY, "#8C564B")  # for areas
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_FILLS = (*COLOURS, "#F0E442", GREY, "#8C564B")  # for areas
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DRAWN = 1e100  # larger values are left out: near the largest float a logarithmic axis has no room for its ticks
@@ -86,7 +86,7 @@ def style(name: str) -> dict[str, Any]:
         colour, line, marker = _STYLES[plain]
     else:
         number = zlib.crc32(plain.encode())
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         line = _LINES[number // 7 % len(_LINES)]
         marker = _MARKERS[number // 28 % len(_MARKERS)]
     return {"color": colour, "linestyle": line, "marker": marker}
@@ -95,7 +95,7 @@ def style(name: str) -> dict[str, Any]:
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The looks of names that share a picture: each one's own, but for names that would look alike."""
     looks: dict[str, dict[str, Any]] = {}
-    spare = [(colour, line, marker) for marker in _MARKERS for line in _LINES for colour in _COLOURS]
+    spare = [(colour, line, marker) for marker in _MARKERS for line in _LINES for colour in COLOURS]
     for name in names:
         look = style(name)
         taken = {tuple(other.values()) for other in looks.values()}
@@ -316,6 +316,22 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         ) from error
 
 
+def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of saved runs: the algorithm's, and what else tells the runs apart, but for the seed."""
+    flat = [
+        {"task": d["task"], "cohort": d["cohort"]}
+        | {name: value for name, value in d["task_settings"].items() if name != "seed"}
+        | d["hyperparameters"]
+        for d in descriptions
+    ]
+    names = []
+    for d, own in zip(descriptions, flat, strict=True):
+        rivals = [other for e, other in zip(descriptions, flat, strict=True) if e["algorithm"] == d["algorithm"]]
+        differing = [name for name in own if any(other.get(name) != own[name] for other in rivals)]
+        names.append(", ".join([d["algorithm"], *(f"{name}={own[name]}" for name in differing)]))
+    return names
+
+
 def named_arrays(value: Any) -> dict[str, Any]:
     """The arrays of a pytree by their places in it: x/w, y/b."""
     leaves = jax.tree_util.tree_leaves_with_path(value)
@@ -340,7 +356,7 @@ def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "
     """How the clients' weights (the columns `weight_0`, `weight_1`, …) evolve, a line each; one colour for a group."""
     fig, axes = figure(1, 1, width=6.4, height=4.0)
     ax = axes[0, 0]
-    colours = dict(zip(dict.fromkeys(groups), itertools.cycle(_COLOURS), strict=False))
+    colours = dict(zip(dict.fromkeys(groups), itertools.cycle(COLOURS), strict=False))
     for k, group in enumerate(groups):
         own = history[f"weight_{k}"]
         first = groups.index(group) == k

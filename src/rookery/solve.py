@@ -1,5 +1,6 @@
 """`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
 
+import dataclasses
 import re
 import signal
 import sys
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -129,6 +130,23 @@ class Run:
 Evaluate = Callable[..., dict[str, Any]]
 
 
+@runtime_checkable
+class Tracker(Protocol):
+    """What follows a run as a callback of `solve`: it is told the settings, every row of the history, and the end.
+
+    Of a run that goes on from a checkpoint it is told all rows, from the first on.
+    """
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """The run begins: its algorithm, hyperparameters, seed and so on."""
+
+    def row(self, row: dict[str, Any]) -> None:
+        """A new row of the history, by column."""
+
+    def end(self, run: Run | None) -> None:
+        """The run is over; None if an exception ended it."""
+
+
 def solve(
     problem: Problem,
     clients: Clients,
@@ -146,7 +164,7 @@ def solve(
     faults: Faults | None = None,
     checkpoint: str | Path | None = None,
     keep_best: str | None = None,
-    callbacks: Sequence[Callable[[Run], Any]] = (),
+    callbacks: Sequence[Callable[[Run], Any] | Tracker] = (),
     on_nonfinite: str = "stop",
     progress: bool | str | None = None,
 ) -> Run:
@@ -183,7 +201,8 @@ def solve(
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
             "-name" if lower is. Without a sign the name's last word decides (loss, error, distance, …: lower), else
             higher is better.
-        callbacks: each is called with the run so far after every evaluation; one that returns True ends the run.
+        callbacks: functions, called with the run so far after every evaluation (one that returns True ends the run),
+            and trackers, `rk.trackers.JsonLines("run.jsonl")` and so on, which are told each new row of the history.
         on_nonfinite: "stop": the run ends before the first round that makes a value of the state or of a client's
             memory infinite or not a number, with a warning; `Run.stopped` says where. "warn": it goes on, with a
             warning.
@@ -200,8 +219,7 @@ def solve(
     engine = default_engine() if engine is None else engine
     if isinstance(engine, type) or not hasattr(engine, "open"):
         raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
-    if callable(callbacks):
-        raise TypeError("callbacks is a function; give a list of functions.")
+    functions, trackers = _callbacks(callbacks)
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
@@ -231,14 +249,19 @@ def solve(
         record.evaluate(session)
 
     ended = False
-    with _bar(progress, algorithm, rounds, session.rounds) as bar, interrupts() as interrupt:
+    settings = _settings(problem, clients, algorithm, engine, channel, faults)
+    settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
+    following = _Following(trackers, settings)
+    with following, _bar(progress, algorithm, rounds, session.rounds) as bar, interrupts() as interrupt:
         pace = Pace(_AT_ONCE)
 
         def note() -> None:
             record.evaluate(session)
             if checkpoint is not None:
                 checkpoints.save(checkpoint, identity, session.rounds, session.save(), record.extra(), record.best)
+            following.tell(record.rows)
 
+        following.tell(record.rows)
         bar(session.rounds, record.rows[-1])
         while session.rounds < rounds and not (ended or session.stopped or interrupt.is_set()):
             count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
@@ -252,23 +275,25 @@ def solve(
             if session.rounds % every == 0 or session.rounds == rounds:
                 if record.rows[-1]["round"] != session.rounds:
                     note()
-                if callbacks:
+                if functions:
                     so_far = record.run(session, interrupted=False)
-                    ended = any([_is_true(callback(so_far)) for callback in callbacks])
+                    ended = any([_is_true(function(so_far)) for function in functions])
             bar(session.rounds, record.rows[-1])
         if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
             note()
         interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
+        run = record.run(session, interrupted)
+        if session.stopped is None or not session.stopped.failed:
+            run.stopped = None if session.stopped is None else session.stopped.reason
+            following.run = run
     if session.warned is not None:
         warnings.warn(f"{session.warned.reason} The run went on.", NonFiniteWarning, stacklevel=2)
-    run = record.run(session, interrupted)
     session.close()
-    if session.stopped is not None:
-        if session.stopped.failed:
-            error = RoundFailedError(session.stopped.reason)
-            error.run = run
-            raise error
-        run.stopped = session.stopped.reason
+    if session.stopped is not None and session.stopped.failed:
+        error = RoundFailedError(session.stopped.reason)
+        error.run = run
+        raise error
+    if run.stopped is not None:
         begun = not run.stopped.startswith("before")
         where = "The run stopped there, and what it returns is from before." if begun else "No round was run."
         warnings.warn(
@@ -278,6 +303,64 @@ def solve(
             stacklevel=2,
         )
     return run
+
+
+def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:
+    """The functions and the trackers among the callbacks."""
+    if callable(given) or isinstance(given, Tracker):
+        what = "function" if callable(given) else "tracker"
+        raise TypeError(f"callbacks is a {what}; give a list of {what}s.")
+    given = list(given)
+    trackers = [entry for entry in given if isinstance(entry, Tracker)]
+    functions = [entry for entry in given if not isinstance(entry, Tracker)]
+    for entry in given:
+        made = not (isinstance(entry, type) and isinstance(entry, Tracker))
+        if not made or not (callable(entry) or isinstance(entry, Tracker)):
+            what = repr(entry) if made else f"the class {entry.__name__}"
+            raise TypeError(
+                f'callbacks holds {what}; give functions, or trackers as rk.trackers.JsonLines("run.jsonl").'
+            )
+    return functions, trackers
+
+
+def _settings(
+    problem: Problem, clients: Clients, algorithm: Algorithm, engine: Engine, channel: Any, faults: Faults | None
+) -> dict[str, Any]:
+    """What a tracker is told of a run, but for its length and its seed."""
+    own: Any = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    settings = {
+        "algorithm": type(algorithm).__name__,
+        "hyperparameters": {field.name: getattr(algorithm, field.name) for field in own},
+        "problem": type(problem).__name__,
+        "clients": clients.n,
+        "engine": type(engine).__name__,
+    }
+    given = {"channel": channel, "faults": faults}
+    return settings | {name: repr(value) for name, value in given.items() if value is not None}
+
+
+class _Following:
+    """Tells trackers of a run: its settings, each row once, and its end, also where an exception ends it."""
+
+    def __init__(self, trackers: Sequence[Tracker], settings: dict[str, Any]) -> None:
+        self._trackers, self._settings, self._told = trackers, settings, 0
+        self.run: Run | None = None
+
+    def __enter__(self) -> "_Following":
+        for tracker in self._trackers:
+            tracker.start(self._settings)
+        return self
+
+    def tell(self, rows: Sequence[dict[str, Any]]) -> None:
+        """The rows so far."""
+        for row in rows[self._told :]:
+            for tracker in self._trackers:
+                tracker.row(dict(row))
+        self._told = len(rows)
+
+    def __exit__(self, *error: object) -> None:
+        for tracker in self._trackers:
+            tracker.end(self.run)
 
 
 def _is_true(answer: Any) -> bool:
