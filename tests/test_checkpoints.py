@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run is the uninterrupted one, whatever the engine and whatever happened to process and disk."""
+"""Checkpoints: a resumed run is the uninterrupted one, on every engine, whatever happened to process and disk."""
 
 import os
 import resource
@@ -108,7 +108,8 @@ def test_resumed_is_uninterrupted(engine: Any, tmp_path: Path) -> None:
 
 
 def test_the_debugging_run(tmp_path: Path) -> None:
-    given = {**GIVEN, "every": 1, "rounds": 2, "engine": rk.Simulation(debug=True)}
+    method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)
+    given = {**GIVEN, "algorithm": method, "every": 1, "rounds": 2, "engine": rk.Simulation(debug=True)}
     rk.solve(**given, checkpoint=tmp_path / "run", **until(1))
     same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
 
@@ -301,9 +302,9 @@ KILLED = """
     from rookery import checkpoints
 
     checkpoints.SHARE = 1e9
-    rows = np.random.default_rng(0).normal(size=(2, 1, 2_000_000))
+    rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
     given = dict(problem=rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), clients=rk.Clients(upper=list(rows)),
-                 algorithm=rk.FedAvg(step=0.1), init=np.zeros(2_000_000), every=1)
+                 algorithm=rk.FedAvg(step=0.1), init=np.zeros(500_000), every=1)
     if sys.argv[2] == "begin":
         rk.solve(**given, rounds=1000, checkpoint=sys.argv[1])
     rounds = int(sys.argv[2])

@@ -251,8 +251,8 @@ class Keepers(Protocol):
     def save(self, keep: int | None) -> bool:
         """Have all of them begin to save, and keep of their rounds that one alone; False if one can't be reached."""
 
-    def wait(self) -> None:
-        """Until all of them have written."""
+    def wait(self) -> bool:
+        """Until all of them have written; False likewise."""
 
     def restore(self, done: int) -> None:
         """Have all of them go on from that round (-1: from where they are), and delete later ones."""
@@ -319,10 +319,11 @@ class Checkpoint:
     def _check(self, header: dict[str, Any], rounds: int) -> None:
         where = self._folder
         for name, value in self._identity.items():
-            if header["identity"].get(name) != value:
+            its = header.get("identity", {}).get(name)
+            if its != value:
                 raise ValueError(
-                    f"{where} belongs to another run: its {name} is {header['identity'].get(name)!r}, this run's "
-                    f"{value!r}. Give another checkpoint folder, or delete this one."
+                    f"{where} belongs to another run: its {name} is {its!r}, this run's {value!r}. "
+                    "Give another checkpoint folder, or delete this one."
                 )
         if header["round"] > rounds:
             raise ValueError(f"{where} is {header['round']} rounds on, more than rounds={rounds}; name another folder.")
@@ -364,9 +365,8 @@ class Checkpoint:
 
     def _wait(self) -> None:
         self._folder.wait()
-        if self._session.keepers is not None:
-            self._session.keepers.wait()
-        if self._begun is not None:
+        keepers = self._session.keepers
+        if self._begun is not None and (keepers is None or keepers.wait()):
             self._saved = self._begun
 
 

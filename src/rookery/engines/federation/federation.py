@@ -144,25 +144,28 @@ class Keepers:
 
     def save(self, keep: int | None) -> bool:
         """Have all sites begin to save; False if one can't be reached, and the run has faults."""
-        try:
-            self._ask({"do": "save", "round": self._session.rounds, "keep": keep})
-        except LostError as error:
-            if self._session.coordinator.faults is None:
-                raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
-            return False
-        return True
+        return self._reached({"do": "save", "round": self._session.rounds, "keep": keep})
 
-    def wait(self) -> None:
-        """Until all sites have written."""
-        self._ask({"do": "wait"})
+    def wait(self) -> bool:
+        """Until all sites have written; False likewise."""
+        return self._reached({"do": "wait"})
 
     def restore(self, done: int) -> None:
         """Have all sites go on from that round, and delete later ones."""
         self._ask({"do": "restore", "round": done})
 
-    def _ask(self, asked: dict[str, Any]) -> list[Any]:
+    def _ask(self, asked: dict[str, Any]) -> list[list[int]]:
         coordinator = self._session.coordinator
         return [coordinator.ask_to_save(i, asked) for i in range(len(self._session.sites))]
+
+    def _reached(self, asked: dict[str, Any]) -> bool:
+        try:
+            self._ask(asked)
+        except LostError as error:
+            if self._session.coordinator.faults is None:
+                raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+            return False
+        return True
 
 
 def _sites(traced: engine.Traced, run: str) -> list[Site]:
