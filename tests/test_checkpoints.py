@@ -49,6 +49,7 @@ GIVEN: dict[str, Any] = {
 def _every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every evaluation is saved, however short the run."""
     monkeypatch.setattr(checkpoints, "SHARE", 1e9)
+    monkeypatch.setattr(Folder, "busy", lambda self: False)
 
 
 def same(a: rk.Run, b: rk.Run) -> None:
@@ -250,7 +251,7 @@ def test_what_is_being_written_may_be_donated(tmp_path: Path) -> None:
 
 def test_saving_takes_a_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are shorter than saving one: few are saved, among them the last; in the end nothing is lost."""
-    monkeypatch.setattr(checkpoints, "SHARE", 0.05)
+    monkeypatch.undo()
     written: list[int] = []
     write = Folder.write
     monkeypatch.setattr(Folder, "write", lambda self, done, *rest: written.append(done) or write(self, done, *rest))
@@ -259,6 +260,22 @@ def test_saving_takes_a_share_of_the_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert (written[0], written[-1]) == (1, 50)
     assert len(written) < 25
     same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+
+
+def test_a_round_is_left_out_while_another_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here as if the first were never finished; the last evaluation is saved all the same."""
+    monkeypatch.setattr(Folder, "busy", lambda self: bool(self.rounds()) or self._begun is not None)
+    rk.solve(**GIVEN, checkpoint=tmp_path / "run")
+    assert saved(tmp_path / "run") == ["round_2", "round_6"]
+    monkeypatch.undo()
+    folder = Folder(tmp_path / "other")
+    assert not folder.busy()
+    folder.write(1, {}, {"carry": jnp.zeros(3)}, None)
+    end = time.monotonic() + 60
+    while folder.busy():
+        assert time.monotonic() < end
+    assert folder.rounds() == [1]
+    folder.close()
 
 
 def test_an_error_of_the_writer_is_told(tmp_path: Path) -> None:
@@ -301,7 +318,7 @@ KILLED = """
     import rookery as rk
     from rookery import checkpoints
 
-    checkpoints.SHARE = 1e9
+    checkpoints.SHARE, checkpoints.Folder.busy = 1e9, lambda self: False
     rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
     given = dict(problem=rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), clients=rk.Clients(upper=list(rows)),
                  algorithm=rk.FedAvg(step=0.1), init=np.zeros(500_000), every=1)

@@ -72,6 +72,7 @@ class Folder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self._orbax: Any = None
+        self._begun: int | None = None  # to be written
 
     def __str__(self) -> str:
         return str(self.path)
@@ -137,9 +138,20 @@ class Folder:
             self._checkpointer().save(self.place(done), args=what)
         except Exception as error:
             raise self._unwritten(error) from error
+        self._begun = done
+
+    def busy(self) -> bool:
+        """Whether a round is still being written."""
+        try:
+            if self._orbax is not None:
+                self._orbax.check_for_errors()
+        except Exception as error:
+            raise self._unwritten(error) from error
+        return self._begun is not None and not self.place(self._begun).exists()
 
     def wait(self) -> None:
         """Until what was begun is written."""
+        self._begun = None
         try:
             if self._orbax is not None:
                 self._orbax.wait_until_finished()
@@ -341,9 +353,12 @@ class Checkpoint:
         )
 
     def save(self, extra: dict[str, Any], best: Any, always: bool = False) -> None:
-        """Begin to save the session as it stands; not if saving takes too much of the run's time, unless `always`."""
+        """Begin to save the session as it stands.
+
+        Unless `always`, not if the round before is still being written, nor if saving takes too much of the run's time.
+        """
         begin = time.perf_counter()
-        self._left = self._spent > SHARE * (begin - self._since) and not always
+        self._left = not always and (self._spent > SHARE * (begin - self._since) or self._folder.busy())
         if self._left:
             return
         self._wait()

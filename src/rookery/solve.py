@@ -172,7 +172,7 @@ def solve(
             `rk.RoundFailedError`.
         checkpoint: a folder. The run is saved there at evaluations, written while it goes on, and goes on from there
             if the folder is that of the same run, cut short. The last evaluation is always saved; those before as often
-            as that takes at most a twentieth of the time.
+            as they can be written, and take at most a twentieth of the time.
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
             "-name" if lower is. Without a sign the name's last word decides (loss, error, distance, …: lower), else
             higher is better.
