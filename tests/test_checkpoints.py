@@ -108,6 +108,7 @@ def test_resumed_is_uninterrupted(engine: Any, tmp_path: Path) -> None:
     assert saved(folder) == ["round_4", "round_6"]
 
 
+@pytest.mark.slow
 def test_the_debugging_run(tmp_path: Path) -> None:
     method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)
     given = {**GIVEN, "algorithm": method, "every": 1, "rounds": 2, "engine": rk.Simulation(debug=True)}
