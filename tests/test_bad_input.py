@@ -285,29 +285,6 @@ def test_a_metric_with_a_taken_name() -> None:
         solve(SINGLE, ONE_LEVEL, rk.FedAvg(), np.ones(2), evaluate=lambda x, y: {"seconds": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"seed": 1}, r"belongs to another run: its seed is 0, this run's 1\. Give another checkpoint file, or delete"),
-        ({"cohort": 2}, r"another run: its cohort is 3, this run's 2"),
-        ({"algorithm": rk.FedAvg(step=0.2)}, r"another run: its step is '0.1', this run's '0.2'"),
-        ({"algorithm": rk.FedAvg(step=lambda t: 0.1)}, r"another run: its step is '0.1', this run's \[0.1, "),
-        ({"algorithm": rk.FedSVRG(step=0.1)}, r"another run: its algorithm is 'FedAvg.*, this run's 'FedSVRG"),
-        ({"clients": rk.Clients(upper=[rows()] * 4)}, r"another run: its (cohort|clients) is 3, this run's 4"),
-        ({"init": np.zeros(2)}, r"another run: its start is"),
-        ({"clients": rk.Clients(upper=[rows(), rows(), rows(2, 3.0)])}, r"another run: its data is"),
-        ({"rounds": 0}, r"is 1 rounds on, more than rounds=0"),
-    ],
-)
-def test_a_checkpoint_of_another_run(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    file = tmp_path / "run.npz"
-    given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
-    solve(**given, checkpoint=file)
-    with pytest.raises(ValueError, match=message) as caught:
-        solve(**given | changed, checkpoint=file)
-    assert str(file) in str(caught.value)
-
-
 def test_other_slips_at_the_border(tmp_path: Path) -> None:
     """A value of the wrong kind is named, before anything is compiled."""
     given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
@@ -320,8 +297,6 @@ def test_other_slips_at_the_border(tmp_path: Path) -> None:
     refused(lambda: solve(**given | {"algorithm": rk.FedAvg(local_steps=lambda t: 1)}), "only a step size may be a sch")
     python = rk.FedAvg(step=lambda t: 0.1 if t < 5 else 0.01)
     refused(lambda: solve(**given | {"algorithm": python}), "schedule step can't be compiled")
-    with pytest.raises(ValueError, match="is a folder; give the name of a file"):
-        solve(**given, checkpoint=tmp_path)
     with pytest.raises(TypeError, match="evaluate must return a dict of numbers"):
         solve(**given, evaluate=lambda x, y: {"vector": x})
 
@@ -364,19 +339,3 @@ def test_the_center_and_the_weights() -> None:
     assert not hasattr(run, "weights")
     with pytest.raises(AttributeError, match="learns no weights of the clients"):
         _ = run.weights
-
-
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "archive"])
-def test_a_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
-    file = tmp_path / "run.npz"
-    given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
-    solve(**given, checkpoint=file)
-    if damage == "archive":  # readable, but not one of ours
-        np.savez(file, weights=np.ones(3))
-    else:
-        content = file.read_bytes()
-        file.write_bytes({"cut": content[: len(content) // 2], "text": b"not an archive", "empty": b""}[damage])
-    with pytest.raises(
-        ValueError, match="is not a checkpoint of this program, or is damaged; delete it to start afresh"
-    ):
-        solve(**given, checkpoint=file)

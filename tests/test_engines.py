@@ -1,4 +1,4 @@
-"""The engines: sums, the ledger, caches, what travels, losses, checkpoints, divergence, lost replies and memory."""
+"""The engines: sums, the ledger, caches, what travels, losses, divergence, lost replies and memory."""
 
 import gc
 import json
@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -559,74 +558,6 @@ def test_unequal_clients_have_the_same_problem_on_both_engines(engine: Any) -> N
     np.testing.assert_allclose(run.x, x - 0.5 * np.mean(gradients, axis=0), rtol=1e-12)
 
 
-# Checkpoints.
-
-
-def penalised(strength: float) -> rk.SingleLevel:
-    return rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2) + strength * jnp.sum(x**2))
-
-
-@on_both
-def test_a_checkpoint_knows_the_program(engine: Any, tmp_path: Path) -> None:
-    file, method = tmp_path / "run.npz", rk.FedAvg(step=0.1)
-    table = np.ones(2)
-    reading = rk.SingleLevel(lambda x, b: jnp.mean((x - b * table) ** 2))
-    rk.solve(penalised(1.0), THREE, method, ZERO, 2, engine=engine, checkpoint=file)
-    rk.solve(reading, THREE, method, ZERO, 2, engine=engine, checkpoint=tmp_path / "reading.npz")
-    table[1] = 2
-    noise = rk.chain(rk.clip(1.0), rk.gaussian(0.1))
-    others: list[tuple[Any, Path, dict[str, Any]]] = [
-        (penalised(100.0), file, {}),
-        (replace(penalised(1.0), project_upper=lambda x: jnp.clip(x, -1, 1)), file, {}),
-        (reading, tmp_path / "reading.npz", {}),
-        (penalised(1.0), file, {"channel": noise}),
-        (penalised(1.0), file, {"faults": rk.Faults(0.1)}),
-    ]
-    for problem, path, how in others:
-        with pytest.raises(ValueError, match=r"belongs to another run: its program \(losses, projection"):
-            rk.solve(problem, THREE, method, ZERO, 4, engine=engine, checkpoint=path, **how)
-    assert rk.solve(penalised(1.0), THREE, method, ZERO, 4, engine=engine, checkpoint=file).rounds == 4
-
-
-@pytest.mark.parametrize(
-    ("engine", "kind"),
-    [(rk.Federation(), float), (rk.Simulation(), jnp.bfloat16), (rk.Federation(), jnp.bfloat16)],
-    ids=["federation", "simulation-bfloat16", "federation-bfloat16"],
-)
-def test_a_resumed_run_with_memory_is_the_uninterrupted_one(engine: Any, kind: Any, tmp_path: Path) -> None:
-    """In bfloat16, too: it runs, travels and is stored."""
-    clients = rk.Clients(upper=[jnp.asarray(rows, kind) for rows in ROWS])
-    method = rk.Ditto(step=0.1, local_steps=2, personal_step=0.1, personal_steps=2, proximal=0.5)
-    how: dict[str, Any] = {"rounds": 4, "cohort": 2, "seed": 3, "engine": engine, "init": jnp.zeros(2, kind)}
-    whole = rk.solve(SQUARES, clients, method, **how)
-    assert whole.x.dtype == kind
-    assert np.all(np.isfinite(np.asarray(whole.x, float)))
-    file = tmp_path / "run.npz"
-    begun = rk.solve(SQUARES, clients, method, **how, checkpoint=file, callbacks=[lambda run: run.rounds == 2])
-    assert begun.rounds == 2
-    resumed = rk.solve(SQUARES, clients, method, **how, checkpoint=file)
-    same_state(resumed, whole)
-    if whole.memory is not None:
-        np.testing.assert_array_equal(resumed.memory, whole.memory)
-
-
-@on_both
-def test_what_a_failed_round_wrote_is_not_stored(engine: Any, tmp_path: Path) -> None:
-    """The sites have written their memory when the coordinator finds that too few have replied."""
-    method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)
-    how: dict[str, Any] = {"init": ZERO, "seed": 2, "every": 100, "engine": engine}
-    strict, faults = rk.Faults(0.3, minimum=3), rk.Faults(0.3)
-    with pytest.raises(rk.RoundFailedError) as caught:
-        rk.solve(SQUARES, THREE, method, rounds=9, faults=strict, checkpoint=tmp_path / "run.npz", **how)
-    assert 0 < caught.value.run.rounds < 9
-    resumed = rk.solve(SQUARES, THREE, method, rounds=9, faults=faults, checkpoint=tmp_path / "run.npz", **how)
-    whole = rk.solve(SQUARES, THREE, method, rounds=9, faults=faults, **how)
-    np.testing.assert_array_equal(resumed.x, whole.x)
-    if whole.memory is not None:
-        np.testing.assert_array_equal(resumed.memory, whole.memory)
-    assert resumed.history["missing"].iloc[-1] == whole.history["missing"].iloc[-1]
-
-
 # Divergence.
 
 PAIR = rk.SingleLevel(lambda x, b: jnp.mean((x["a"] - b) ** 2) + jnp.mean(x["b"] ** 2))
@@ -653,19 +584,15 @@ def test_a_run_stops_before_the_first_value_that_is_not_finite(engine: Any) -> N
 
 
 @on_both
-def test_memory_that_diverges_stops_a_run_too(engine: Any, tmp_path: Path) -> None:
-    """The common model is fine, and so is what is stored of the others."""
+def test_memory_that_diverges_stops_a_run_too(engine: Any) -> None:
+    """The common model is fine."""
     method = rk.Ditto(step=0.1, personal_step=1e100, personal_steps=1)
-    how: dict[str, Any] = {"every": 9, "engine": engine, "checkpoint": tmp_path / "run.npz"}
+    how: dict[str, Any] = {"every": 9, "engine": engine}
     with pytest.warns(rk.NonFiniteWarning, match="stopped there"):
         run = rk.solve(PAIR, THREE, method, PAIR_START, 9, **how)
     assert run.stopped == "round 4: what a client remembers (['a']) is not finite."
     assert run.rounds == 3
     assert run.memory is None or np.isfinite(run.memory["a"]).all()
-    with np.load(tmp_path / "run.npz") as file:
-        stored = [file[name] for name in file.files if name.startswith("carry_")]
-    assert len(stored) > 2
-    assert all(np.isfinite(a).all() for a in stored)
     with pytest.warns(rk.NonFiniteWarning, match=r"^round 4: what a client remembers .* went on\.$"):
         run = rk.solve(PAIR, THREE, method, PAIR_START, 9, on_nonfinite="warn", engine=engine)
     assert run.rounds == 9

@@ -8,6 +8,7 @@ import pytest
 
 HEAVY = {
     "matplotlib",
+    "orbax",
     "pooch",
     "scipy",
     "sklearn",

@@ -299,7 +299,7 @@ def run(
                 evaluate_client=chosen.evaluate_client,
                 every=every,
                 engine=rk.Simulation(debug=True) if debug else None,
-                checkpoint=None if out is None else out / "checkpoint.npz",
+                checkpoint=None if out is None else out / "checkpoint",
                 keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
                 progress=False if quiet or json else None,
             )
@@ -391,8 +391,10 @@ def _prepare_folder(out: Path | None, resume: bool, description: dict[str, Any])
         if resume:
             raise ValueError("--resume needs --out DIR: the folder of the run to go on with.")
         return
-    saved = out / "run.json"
-    if saved.exists() or (out / "checkpoint.npz").exists():
+    saved, old = out / "run.json", out / "checkpoint.npz"
+    if old.exists():
+        raise ValueError(f"{old} is of an earlier version, and can't be read: delete it, or give another --out.")
+    if saved.exists() or (out / "checkpoint").exists():
         if not resume:
             raise ValueError(f"{out} holds a run already: go on with --resume, or give another --out.")
         before = report.read_description(out)

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -196,8 +196,9 @@ def solve(
             all exchanges, or {name of an exchange: channel}. None: the plain mean.
         faults: `rk.Faults(dropout=0.2)`: replies that do not arrive. If fewer than its minimum do, the run ends with
             `rk.RoundFailedError`.
-        checkpoint: a file. The run is saved there at every evaluation, and goes on from there if the file is that of
-            the same run, cut short.
+        checkpoint: a folder. The run is saved there at evaluations, written while it goes on, and goes on from there
+            if the folder is that of the same run, cut short. The last evaluation is always saved; those before as often
+            as they can be written, and take at most a twentieth of the time.
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
             "-name" if lower is. Without a sign the name's last word decides (loss, error, distance, …: lower), else
             higher is better.
@@ -238,13 +239,13 @@ def solve(
     record.ledger.add([session.init()], clients.n)
     record.seconds += time.perf_counter() - begin
     record.ledger.rounds = 0
-    identity = {}
+    saver, found = None, None
     if checkpoint is not None:
         identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
-    if checkpoint is not None and Path(checkpoint).exists():
-        done, saved, extra, best = checkpoints.load(checkpoint, identity, session.save(), record.seen(session), rounds)
-        session.restore(saved, done)
-        record.restore(extra, best)
+        saver = checkpoints.Checkpoint(checkpoint, identity, session)
+        found = saver.resume(record.seen(session), rounds)
+    if found is not None:
+        record.restore(found.extra, found.best)
     else:
         record.evaluate(session)
 
@@ -252,13 +253,14 @@ def solve(
     settings = _settings(problem, clients, algorithm, engine, channel, faults)
     settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
     following = _Following(trackers, settings)
-    with following, _bar(progress, algorithm, rounds, session.rounds) as bar, interrupts() as interrupt:
+    showing = _bar(progress, algorithm, rounds, session.rounds)
+    with following, saver or nullcontext(), showing as bar, interrupts() as interrupt:
         pace = Pace(_AT_ONCE)
 
         def note() -> None:
             record.evaluate(session)
-            if checkpoint is not None:
-                checkpoints.save(checkpoint, identity, session.rounds, session.save(), record.extra(), record.best)
+            if saver is not None:
+                saver.save(record.extra(), record.best)
             following.tell(record.rows)
 
         following.tell(record.rows)
@@ -281,6 +283,8 @@ def solve(
             bar(session.rounds, record.rows[-1])
         if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
             note()
+        if saver is not None:
+            saver.finish(record.extra(), record.best)
         interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
         run = record.run(session, interrupted)
         if session.stopped is None or not session.stopped.failed:
@@ -361,6 +365,11 @@ class _Following:
     def __exit__(self, *error: object) -> None:
         for tracker in self._trackers:
             tracker.end(self.run)
+
+
+def _copied(leaf: Any) -> Any:
+    """A copy, in NumPy; of a random key, of which NumPy knows nothing, in JAX."""
+    return jnp.copy(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.array(leaf)
 
 
 def _is_true(answer: Any) -> bool:
@@ -457,7 +466,7 @@ class _Record:
         if (self.best is None and np.isfinite(value)) or (
             self.best is not None and wanted.better(value, self.best.value)
         ):
-            copy = jax.tree.map(np.array, self.seen(session))  # the run goes on in the state's own buffers
+            copy = jax.tree.map(_copied, self.seen(session))  # the run goes on in the state's own buffers
             self.best = Best(session.rounds, value, *copy)
 
     def run(self, session: Session, interrupted: bool) -> Run:

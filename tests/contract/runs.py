@@ -48,7 +48,8 @@ def outcome(engine: Engine, job: Job, rounds: int = 2) -> Outcome:
 
 def _memory(session: Any, n: int) -> list[list[Any]]:
     if hasattr(session, "sites"):
-        return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in session.save()[1]]
+        each = [site.remembered(session.rounds) for site in session.sites]
+        return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each]
     carry = session.save()
     return [[np.array(leaf[i]) for leaf in jax.tree.leaves((carry.memory, carry.client))] for i in range(n)]
 

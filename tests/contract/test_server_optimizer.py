@@ -144,7 +144,7 @@ def test_tune_and_the_best() -> None:
 
 def test_a_checkpoint_goes_on_with_an_optimizer_made_anew(tmp_path: Path) -> None:
     made = lambda step=0.1: rk.with_server_optimizer(FEDAVG, upper=optax.adam(step))
-    file = tmp_path / "run.npz"
+    file = tmp_path / "run"
     solve(made(), 2, checkpoint=file)
     whole, resumed = solve(made(), 4), solve(made(), 4, checkpoint=file)
     jax.tree.map(np.testing.assert_array_equal, whole.state, resumed.state)

@@ -234,7 +234,7 @@ def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
     assert 0 < best < ROUNDS - 1  # neither at the start nor after the resume
     assert whole.best.round == best
     np.testing.assert_allclose(whole.best.memory, own[best][1], rtol=0, atol=1e-10)
-    given["checkpoint"] = tmp_path / "run.npz"
+    given["checkpoint"] = tmp_path / "run"
     rk.solve(PROBLEM, CLIENTS, method, START, ROUNDS - 1, **given)
     resumed = rk.solve(PROBLEM, CLIENTS, method, START, ROUNDS, **given)
     assert resumed.best is not None

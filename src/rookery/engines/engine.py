@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from rookery import channel as channels
 from rookery import convolutions, draws, hyperparameters, plan
+from rookery.checkpoints import Keepers
 from rookery.checks import check_means, check_measure
 from rookery.clients import Clients, sample_cohort
 from rookery.ledger import Amounts
@@ -52,6 +53,7 @@ class Session(Protocol):
     fingerprint: str  # of the program
     stopped: Stopped | None  # set once it could not go on
     warned: Stopped | None  # set once a value was not finite, and the run went on all the same
+    keepers: Keepers | None  # those who hold memory that `save` does not give, and save it themselves
 
     def init(self) -> Amounts:
         """The state before the first round, and what it has cost."""
@@ -63,7 +65,7 @@ class Session(Protocol):
         """What the job's `measure` gives, a number for each client; no round is done, and nothing is counted."""
 
     def save(self) -> Any:
-        """All that `restore` needs: a pytree of arrays."""
+        """All that `restore` needs, but for what the keepers hold: a pytree of arrays, valid until `advance`."""
 
     def restore(self, saved: Any, rounds: int) -> None:
         """Go on from what `save` gave after that many rounds."""

@@ -65,6 +65,8 @@ class Simulation:
 class Session:
     """A run in this process."""
 
+    keepers = None
+
     def __init__(self, traced: engine.Traced, simulation: Simulation) -> None:
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients

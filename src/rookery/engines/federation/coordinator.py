@@ -146,6 +146,18 @@ class Coordinator:
         """A number that nothing else in this run has."""
         return next(self._numbers)
 
+    @property
+    def faults(self) -> Any:
+        """The run's, or None."""
+        return self._traced.job.faults
+
+    def ask_to_save(self, client: int, asked: dict[str, Any]) -> list[int]:
+        """Ask a site for its checkpoints: see `Site`. The rounds that it has saved."""
+        answer, _ = self.ask(client, wire.encode({"run": self.run, "checkpoint": asked}, []))
+        if answer["answer"] != "value":
+            raise ValueError(f"client {client}: {answer.get('why')}")
+        return answer["rounds"]
+
     def ask(self, client: int, request: bytes) -> tuple[dict[str, Any], list[Any]]:
         """A site's answer; LostError if it gives none."""
         for _ in range(ATTEMPTS):

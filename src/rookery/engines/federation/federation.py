@@ -3,16 +3,18 @@
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from rookery import convolutions, plan
+from rookery.checkpoints import Folder
 from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
-from rookery.engines.federation.coordinator import Coordinator, Transport
+from rookery.engines.federation.coordinator import Coordinator, LostError, Transport
 from rookery.engines.federation.site import Site
 from rookery.ledger import Amounts
 
@@ -62,6 +64,8 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
+        remembered = self._traced.start.made.carry
+        self.keepers = Keepers(self) if jax.tree.leaves((remembered.memory, remembered.client)) else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -116,19 +120,57 @@ class Session:
         return True
 
     def save(self) -> Any:
-        """See `engine.Session.save`: the server's part, and each site's own."""
-        return (self._carry.state, self._carry.server), [site.save(self.rounds) for site in self.sites]
+        """See `engine.Session.save`: the server's part."""
+        return self._carry.state, self._carry.server
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""
-        (state, server), own = saved
+        state, server = saved
         self._carry, self.rounds = plan.Carry(state, None, None, server), rounds
-        for site, memory in zip(self.sites, own, strict=True):
-            site.restore(memory, rounds)
 
     def close(self) -> None:
         """Give up the sites."""
+        for site in self.sites:
+            site.close()
         self.sites = []
+
+
+class Keepers:
+    """The sites, which save what they remember at their own disks: see `checkpoints.Keepers`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def open(self, folder: Path, run: str) -> dict[str, list[int]]:
+        """The rounds that each site has saved of this run; sites of this process have them in `folder/sites`."""
+        for i, site in enumerate(self._session.sites):
+            site.folder = Folder(folder / "sites" / str(i))
+        return {f"client {i}": rounds for i, rounds in enumerate(self._ask({"do": "open", "name": run}))}
+
+    def save(self, keep: int | None) -> bool:
+        """Have all sites begin to save; False if one can't be reached, and the run has faults."""
+        return self._reached({"do": "save", "round": self._session.rounds, "keep": keep})
+
+    def wait(self) -> bool:
+        """Until all sites have written; False likewise."""
+        return self._reached({"do": "wait"})
+
+    def restore(self, done: int) -> None:
+        """Have all sites go on from that round, and delete later ones."""
+        self._ask({"do": "restore", "round": done})
+
+    def _ask(self, asked: dict[str, Any]) -> list[list[int]]:
+        coordinator = self._session.coordinator
+        return [coordinator.ask_to_save(i, asked) for i in range(len(self._session.sites))]
+
+    def _reached(self, asked: dict[str, Any]) -> bool:
+        try:
+            self._ask(asked)
+        except LostError as error:
+            if self._session.coordinator.faults is None:
+                raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+            return False
+        return True
 
 
 def _sites(traced: engine.Traced, run: str) -> list[Site]:

@@ -2,6 +2,8 @@
 
 A request names run, plan, phase, round and the functions to compute, with the inputs that the site has not got. Asking
 twice changes nothing; a site that forgot asks for the inputs again; it holds no seed, and no other client's values.
+A request for a checkpoint has the site open the folder of its own, save, wait or restore there, and replies with the
+rounds that it has saved: what it remembers stays with it.
 """
 
 from typing import Any
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import fed, jaxprs, ledger
+from rookery.checkpoints import Folder
 from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
@@ -50,6 +53,8 @@ class Site:
         self._values: dict[int, Any] = {}  # what it was sent in this moment
         self._kept: dict[int, list[Any]] = {}  # what it has computed in this moment, by the number of the map
         self._work: dict[int, list[int]] = {}
+        self.folder: Folder | None = None  # for checkpoints
+        self._name = ""  # of the run in them
 
     def handle(self, request: bytes) -> bytes:
         """Answer a request; WireError for what is no request."""
@@ -59,29 +64,65 @@ class Site:
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 
-    def save(self, rounds: int) -> Any:
+    def remembered(self, rounds: int) -> Any:
         """What it remembers after that many rounds: not what a round wrote that was not completed."""
         if self._moment > _after(rounds):
             return self._memory
         return self._next or self._memory
 
-    def restore(self, saved: Any, rounds: int) -> None:
-        """Go on with what it remembered after that many rounds."""
-        self._memory, self._next, self._moment = saved, None, _after(rounds)
-        self.forget()
+    def close(self) -> None:
+        """Finish what is being written."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def _checkpoint(self, asked: dict[str, Any]) -> list[int]:
+        """Do what is asked with the saved rounds; those that are there then, or are being written."""
+        if self.folder is None:
+            raise ValueError("it has no folder for checkpoints.")
+        match asked["do"]:
+            case "open":
+                self._name = asked["name"]
+                self._check_run(self.folder)
+            case "save":
+                done, name = asked["round"], {"run": self._name}
+                self.folder.write(done, name, {"memory": self.remembered(done)}, asked["keep"])
+            case "wait":
+                self.folder.wait()
+            case "restore":
+                self._restore(self.folder, asked["round"])
+        return self.folder.rounds()
+
+    def _check_run(self, folder: Folder) -> None:
+        folder.clean()
+        for done in folder.rounds():
+            if folder.header(done).get("run") != self._name:
+                raise ValueError(f"{folder} holds what another run's client remembers; delete it, or name another.")
+
+    def _restore(self, folder: Folder, done: int) -> None:
+        """Go on with what it remembered after that many rounds (-1: with what it remembers), and delete later ones."""
+        if done >= 0:
+            self._memory = folder.read(done, {"memory": self._next or self._memory})["memory"]
+            self._next, self._moment = None, _after(done)
+            self.forget()
+        folder.delete([other for other in folder.rounds() if other > done])
 
     def forget(self) -> None:
         """Forget what was sent and computed in this moment: all but data and memory."""
         self._values, self._kept, self._work = {}, {}, {}
 
     def _answer(self, header: dict[str, Any], arrays: list[Any]) -> bytes:
+        if "checkpoint" in header and header["run"] == self._run:
+            try:
+                return wire.encode({"answer": "value", "rounds": self._checkpoint(header["checkpoint"])}, [])
+            except (OSError, ValueError) as error:
+                return wire.encode({"answer": "failed", "why": str(error)}, [])
         moment: Moment = (int(header["phase"]), int(header["round"]))
         if header["run"] != self._run or header["plan"] != [p.signature for p in self._plans][moment[0]]:
             return wire.encode({"answer": "refused", "why": "another run, or another plan"}, [])
         if moment[0] == 2:  # between two rounds, and the next may have begun: nothing moves on
             if self._moment > (1, moment[1]):
                 return wire.encode({"answer": "stale"}, [])
-            self._shown = self.save(moment[1])
+            self._shown = self.remembered(moment[1])
         else:
             if moment < self._moment:
                 return wire.encode({"answer": "stale"}, [])

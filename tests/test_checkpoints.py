@@ -1,0 +1,612 @@
+"""Checkpoints: a resumed run is the uninterrupted one, on every engine, whatever happened to process and disk."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import rookery as rk
+from rookery import checkpoints
+from rookery.checkpoints import Folder
+
+on_both = pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "federation"])
+
+SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+SADDLE = rk.Minimax(lambda x, y, b: jnp.mean((x - b) ** 2) + x @ y - y @ y)
+ROWS = [np.array([[1.0, 2.0], [3.0, 4.0], [0.5, 0.5]]), np.array([[5.0, 1.0]]), np.array([[-1.0, 0.5], [2.0, 7.0]])]
+CLIENTS = rk.Clients(upper=ROWS)  # of unequal size
+ZERO = np.zeros(2)
+DITTO = rk.Ditto(step=0.1, local_steps=2, personal_step=0.1, personal_steps=2, proximal=0.5)
+GIVEN: dict[str, Any] = {
+    "problem": SQUARES,
+    "clients": CLIENTS,
+    "algorithm": DITTO,
+    "init": ZERO,
+    "rounds": 6,
+    "cohort": 2,
+    "seed": 3,
+    "every": 2,
+    "evaluate": lambda x, y: {"far": jnp.abs(x[1] - 1)},
+    "keep_best": "-far",
+}
+
+
+@pytest.fixture(autouse=True)
+def _every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every evaluation is saved, however short the run."""
+    monkeypatch.setattr(checkpoints, "SHARE", 1e9)
+    monkeypatch.setattr(Folder, "busy", lambda self: False)
+
+
+def same(a: rk.Run, b: rk.Run) -> None:
+    """The same run to the last bit, but for the clock."""
+    clock = {"columns": "seconds"}
+    pd.testing.assert_frame_equal(a.history.drop(**clock), b.history.drop(**clock), check_exact=True)
+    pd.testing.assert_frame_equal(a.exchanges, b.exchanges)
+    equal((a.state, a.memory), (b.state, b.memory))
+    assert (a.best is None) == (b.best is None)
+    if a.best is not None and b.best is not None:
+        equal((a.best.x, a.best.y, a.best.memory), (b.best.x, b.best.y, b.best.memory))
+        assert (a.best.round, a.best.value) == (b.best.round, b.best.value)
+
+
+def equal(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for u, v in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert u.dtype == v.dtype
+        np.testing.assert_array_equal(*(words(a) for a in (u, v)))
+
+
+def words(a: Any) -> Any:
+    return jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a
+
+
+def until(rounds: int) -> dict[str, Any]:
+    return {"callbacks": [lambda run: run.rounds >= rounds]}
+
+
+def stored(place: Path) -> list[Any]:
+    """All arrays of a saved round."""
+    folder, done = Folder(place.parent), int(place.name.removeprefix("round_"))
+    shapes = folder.header(done)["arrays"]
+    like = {name: [jax.ShapeDtypeStruct(*each) for each in part] for name, part in shapes.items()}
+    return jax.tree.leaves(folder.read(done, like))
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(place.name for place in folder.iterdir() if place.name != "sites")
+
+
+# Resumed is uninterrupted.
+
+
+@on_both
+def test_resumed_is_uninterrupted(engine: Any, tmp_path: Path) -> None:
+    """State, clients' memory, cohorts, history, costs and the best: all as if nothing had happened."""
+    given, folder = {**GIVEN, "engine": engine}, tmp_path / "deep" / "run"
+    whole = rk.solve(**given)
+    first = rk.solve(**given, checkpoint=folder, **until(4))
+    assert first.rounds == 4
+    assert saved(folder) == ["round_2", "round_4"]
+    resumed = rk.solve(**given, checkpoint=folder)
+    same(resumed, whole)
+    assert resumed.history["seconds"].iloc[-1] > first.history["seconds"].iloc[-1]  # the clock goes on, too
+    assert saved(folder) == ["round_4", "round_6"]
+
+
+@pytest.mark.slow
+def test_the_debugging_run(tmp_path: Path) -> None:
+    method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)
+    given = {**GIVEN, "algorithm": method, "every": 1, "rounds": 2, "engine": rk.Simulation(debug=True)}
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(1))
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+
+
+@on_both
+def test_in_bfloat16(engine: Any, tmp_path: Path) -> None:
+    clients = rk.Clients(upper=[jnp.asarray(rows, jnp.bfloat16) for rows in ROWS])
+    given = {**GIVEN, "clients": clients, "init": jnp.zeros(2, jnp.bfloat16), "engine": engine, "rounds": 4}
+    whole = rk.solve(**given)
+    assert whole.x.dtype == jnp.bfloat16
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(2))
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), whole)
+
+
+def test_two_levels_with_drawn_local_steps(tmp_path: Path) -> None:
+    method = rk.ScaffoldSaddle(upper_step=0.1, lower_step=0.1, local_steps=(1, 3))
+    given = {**GIVEN, "problem": SADDLE, "algorithm": method, "init": (ZERO, np.ones(2))}
+    whole = rk.solve(**given)
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(2))
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), whole)
+
+
+class State(NamedTuple):
+    x: Any
+    y: tuple[()]
+    key: Any
+
+
+@dataclass(frozen=True)
+class Walks:
+    """A random walk of the server's, and one of each client's, with keys of their own."""
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+        return State(x, (), jax.random.key(7, impl="rbg"))
+
+    def memory(self, x: Any, y: Any) -> Any:
+        return {"at": x, "key": jax.random.key(5)}
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        def local(client: Any, k: Any, own: Any) -> Any:
+            after, draw = jax.random.split(own["key"])
+            at = own["at"] + jax.random.normal(draw, own["at"].shape)
+            return at, {"at": at, "key": after}
+
+        after, draw = jax.random.split(state.key)
+        moved = state.x + jax.random.normal(draw, state.x.shape)
+        return State(0.5 * moved + fed.mean(fed.map_state(local, key)), (), after)
+
+
+@on_both
+def test_keys_in_state_and_memory(engine: Any, tmp_path: Path) -> None:
+    given = {**GIVEN, "algorithm": Walks(), "engine": engine, "rounds": 4}
+    if engine.sees_memory:
+        given["evaluate"] = lambda x, y, memory: {"far": jnp.abs(memory["at"][0, 0])}
+    whole = rk.solve(**given)
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(2))
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), whole)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    whole = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
+    calls: list[Any] = []
+    again = rk.solve(**GIVEN | {"evaluate": lambda x, y: calls.append(1) or {}}, checkpoint=tmp_path / "run")
+    same(again, whole)
+    assert not calls
+
+
+def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
+    rk.solve(**GIVEN | {"rounds": 3}, checkpoint=tmp_path / "run")
+    resumed = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
+    assert resumed.history["round"].tolist() == [0, 2, 3, 4, 6]
+    equal(resumed.state, rk.solve(**GIVEN).state)
+
+
+def test_a_schedule_goes_on(tmp_path: Path) -> None:
+    given = {**GIVEN, "algorithm": rk.FedAvg(step=lambda t: 0.2 / (1.0 + t), local_steps=2)}
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(2))
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+
+
+@on_both
+def test_what_a_failed_round_wrote_is_not_stored(engine: Any, tmp_path: Path) -> None:
+    """The sites have written their memory when the coordinator finds that too few have replied."""
+    given: dict[str, Any] = {**GIVEN, "cohort": None, "seed": 2, "every": 100, "rounds": 9, "engine": engine}
+    strict, faults = rk.Faults(0.3, minimum=3), rk.Faults(0.3)
+    with pytest.raises(rk.RoundFailedError) as caught:
+        rk.solve(**given, faults=strict, checkpoint=tmp_path / "run")
+    assert 0 < caught.value.run.rounds < 9
+    resumed = rk.solve(**given, faults=faults, checkpoint=tmp_path / "run")
+    whole = rk.solve(**given, faults=faults)
+    equal((resumed.state, resumed.memory), (whole.state, whole.memory))
+    assert resumed.history["missing"].iloc[-1] == whole.history["missing"].iloc[-1]
+
+
+@on_both
+def test_memory_that_diverges_is_not_stored(engine: Any, tmp_path: Path) -> None:
+    method = rk.Ditto(step=0.1, personal_step=1e100, personal_steps=1)
+    with pytest.warns(rk.NonFiniteWarning, match="stopped there"):
+        rk.solve(**{**GIVEN, "algorithm": method, "every": 9, "engine": engine}, checkpoint=tmp_path / "run")
+    arrays = [a for place in (tmp_path / "run").rglob("round_*") for a in stored(place)]
+    assert len(arrays) > 2
+    assert all(np.isfinite(a).all() for a in arrays)
+
+
+# While the run goes on.
+
+
+def test_a_round_is_saved_as_it_was(tmp_path: Path) -> None:
+    """While it is written, the next rounds are computed in the same buffers."""
+    size, seen = 300_000, {}
+
+    def evaluate(x: Any, y: Any) -> dict[str, Any]:
+        seen[len(seen)] = np.array(x)
+        return {}
+
+    clients = rk.Clients(upper=[np.arange(size, dtype=float)[None], np.ones((2, size))])
+    rk.solve(SQUARES, clients, rk.FedAvg(step=0.1), np.ones(size), 5, evaluate=evaluate, checkpoint=tmp_path / "run")
+    assert saved(tmp_path / "run") == ["round_4", "round_5"]
+    for done in (4, 5):
+        (x,) = (a for a in stored(tmp_path / "run" / f"round_{done}") if a.size)
+        np.testing.assert_array_equal(x, seen[done])
+    assert np.abs(seen[4] - seen[5]).max() > 0.05
+
+
+def test_what_is_being_written_may_be_donated(tmp_path: Path) -> None:
+    folder, add = Folder(tmp_path / "run"), jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = add(jnp.zeros(10**6))
+    for done in range(3):
+        folder.write(done, {}, {"carry": x}, done - 1)
+        for _ in range(20):
+            x = add(x)
+    folder.close()
+    for done in (1, 2):
+        np.testing.assert_array_equal(stored(folder.place(done))[0], np.full(10**6, 1.0 + 20 * done))
+
+
+def test_saving_takes_a_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are shorter than saving one: few are saved, among them the last; in the end nothing is lost."""
+    monkeypatch.undo()
+    written: list[int] = []
+    write = Folder.write
+    monkeypatch.setattr(Folder, "write", lambda self, done, *rest: written.append(done) or write(self, done, *rest))
+    given = {**GIVEN, "every": 1, "rounds": 60}
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(50))
+    assert (written[0], written[-1]) == (1, 50)
+    assert len(written) < 25
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+
+
+def test_a_round_is_left_out_while_another_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here as if the first were never finished; the last evaluation is saved all the same."""
+    monkeypatch.setattr(Folder, "busy", lambda self: bool(self.rounds()) or self._begun is not None)
+    rk.solve(**GIVEN, checkpoint=tmp_path / "run")
+    assert saved(tmp_path / "run") == ["round_2", "round_6"]
+    monkeypatch.undo()
+    folder = Folder(tmp_path / "other")
+    assert not folder.busy()
+    folder.write(1, {}, {"carry": jnp.zeros(3)}, None)
+    end = time.monotonic() + 60
+    while folder.busy():
+        assert time.monotonic() < end
+    assert folder.rounds() == [1]
+    folder.close()
+
+
+def test_an_error_of_the_writer_is_told(tmp_path: Path) -> None:
+    """A file may not grow beyond 100 kB, as on a disk that is full: rounds go on, and the next save says so."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    clients = rk.Clients(upper=[np.random.default_rng(0).normal(size=(1, 10**5))] * 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, limit[1]))
+    try:
+        with pytest.raises(OSError, match=r"^The checkpoint .*run can't be written \(.*\)\.$"):
+            rk.solve(SQUARES, clients, rk.FedAvg(step=0.1), np.zeros(10**5), 2, checkpoint=tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not Folder(tmp_path / "run").rounds()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"can't be written \((NotADirectory|FileExists)Error"):
+        rk.solve(**GIVEN, checkpoint=tmp_path / "file" / "run")
+
+
+def test_an_error_of_the_run_is_the_one_that_is_told(tmp_path: Path) -> None:
+    """And what was saved before it is there."""
+
+    def fail(run: rk.Run) -> None:
+        if run.rounds == 4:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        rk.solve(**GIVEN, checkpoint=tmp_path / "run", callbacks=[fail])
+    assert saved(tmp_path / "run") == ["round_2", "round_4"]
+    same(rk.solve(**GIVEN, checkpoint=tmp_path / "run"), rk.solve(**GIVEN))
+
+
+# Killed.
+
+KILLED = """
+    import sys
+    import jax.numpy as jnp, numpy as np
+    import rookery as rk
+    from rookery import checkpoints
+
+    checkpoints.SHARE, checkpoints.Folder.busy = 1e9, lambda self: False
+    rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
+    given = dict(problem=rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), clients=rk.Clients(upper=list(rows)),
+                 algorithm=rk.FedAvg(step=0.1), init=np.zeros(500_000), every=1)
+    if sys.argv[2] == "begin":
+        rk.solve(**given, rounds=1000, checkpoint=sys.argv[1])
+    rounds = int(sys.argv[2])
+    resumed, whole = rk.solve(**given, rounds=rounds, checkpoint=sys.argv[1]), rk.solve(**given, rounds=rounds)
+    print(bool(jnp.all(resumed.x == whole.x)), resumed.rounds)
+"""
+
+
+def test_killed_in_the_middle_of_writing(tmp_path: Path) -> None:
+    """A process, by a signal that it can't handle: the round before is used, and what is half-written goes away."""
+    folder, script = tmp_path / "run", [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "run")]
+    process = subprocess.Popen([*script, "begin"])
+    try:
+        wait_for(lambda: len(half_written(folder)) and folder.joinpath("round_2").exists(), process)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert half_written(folder)
+    done = Folder(folder).rounds()[-1] + 2
+    told = subprocess.run([*script, str(done)], capture_output=True, text=True, timeout=120, check=True)
+    assert told.stdout.split() == ["True", str(done)], told.stderr
+    assert not half_written(folder)
+
+
+def half_written(folder: Path) -> list[Path]:
+    return list(folder.glob("round_*.*"))
+
+
+def wait_for(condition: Callable[[], Any], process: Any) -> None:
+    end = time.monotonic() + 100
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@on_both
+def test_half_written_rounds_are_not_looked_at(engine: Any, tmp_path: Path) -> None:
+    given, folder = {**GIVEN, "engine": engine}, tmp_path / "run"
+    rk.solve(**given, checkpoint=folder, **until(4))
+    places = [folder, folder / "sites" / "0"] if isinstance(engine, rk.Federation) else [folder]
+    for place in places:
+        half = place / "round_6.orbax-checkpoint-tmp"
+        shutil.copytree(place / "round_4", half)
+        shutil.rmtree(half / "arrays")
+        (place / "round_1.deleted").mkdir()
+    same(rk.solve(**given, checkpoint=folder), rk.solve(**given))
+    assert all(saved(place) == ["round_4", "round_6"] for place in places)
+
+
+# A federation's sites.
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A federation's checkpoint after 4 rounds, with rounds 2 and 4."""
+    rk.solve(**GIVEN, engine=rk.Federation(), checkpoint=tmp_path / "run", **until(4))
+    return tmp_path / "run"
+
+
+def resumed(folder: Path) -> rk.Run:
+    return rk.solve(**GIVEN, engine=rk.Federation(), checkpoint=folder)
+
+
+def test_what_a_client_remembers_stays_with_it(begun: Path) -> None:
+    session = rk.solve(**GIVEN | {"rounds": 4})  # in the simulation, where it is seen
+    arrays = stored(begun / "round_4")
+    assert not any(np.allclose(a, own) for a in arrays for own in session.memory)
+    for i in range(3):
+        (own,) = stored(begun / "sites" / str(i) / "round_4")
+        np.testing.assert_allclose(own, session.memory[i], rtol=1e-12)
+
+
+def test_those_who_remember_nothing_save_nothing(tmp_path: Path) -> None:
+    rk.solve(**GIVEN | {"algorithm": rk.FedAvg(step=0.1)}, engine=rk.Federation(), checkpoint=tmp_path / "run")
+    assert saved(tmp_path / "run") == ["round_4", "round_6"]
+    assert not (tmp_path / "run" / "sites").exists()
+
+
+@pytest.mark.parametrize("behind", ["a site", "the coordinator", "the coordinator, at the first save"])
+def test_the_last_round_that_all_have_is_used(begun: Path, behind: str) -> None:
+    """As when the process was killed while some had written already."""
+    who = begun / "sites" / "1" if behind == "a site" else begun
+    shutil.rmtree(who / "round_4")
+    if "first" in behind:
+        shutil.rmtree(who / "round_2")
+    same(resumed(begun), rk.solve(**GIVEN, engine=rk.Federation()))
+    assert saved(begun / "sites" / "2") == ["round_4", "round_6"]
+
+
+def test_no_round_that_all_have(begun: Path) -> None:
+    shutil.rmtree(begun / "sites" / "1")
+    with pytest.raises(ValueError, match=r"the coordinator has saved the rounds \[2, 4\], client 1 none, and no round"):
+        resumed(begun)
+
+
+def test_a_site_with_another_runs_memory(begun: Path, tmp_path: Path) -> None:
+    rk.solve(**{**GIVEN, "seed": 9}, engine=rk.Federation(), checkpoint=tmp_path / "other", **until(4))
+    shutil.rmtree(begun / "sites" / "1")
+    shutil.copytree(tmp_path / "other" / "sites" / "1", begun / "sites" / "1")
+    with pytest.raises(ValueError, match=r"^client 1: .* holds what another run's client remembers; delete it"):
+        resumed(begun)
+
+
+def test_a_damaged_site(begun: Path) -> None:
+    shutil.rmtree(begun / "sites" / "1" / "round_4" / "arrays")
+    with pytest.raises(
+        ValueError, match=r"^client 1: .*round_4 is not a checkpoint.*; delete it to go on from round 2"
+    ):
+        resumed(begun)
+    shutil.rmtree(begun / "sites" / "1" / "round_4")
+    same(resumed(begun), rk.solve(**GIVEN, engine=rk.Federation()))
+
+
+def test_a_site_that_cannot_be_reached_at_a_save(tmp_path: Path) -> None:
+    """The checkpoint is left out, and the one before is kept by all."""
+
+    def transport(sites: Any) -> Any:
+        def send(i: int, request: bytes) -> bytes:
+            if i == 1 and b'"do": "save", "round": 4' in request:
+                raise TimeoutError
+            return sites[i].handle(request)
+
+        return send
+
+    given, folder = {**GIVEN, "engine": rk.Federation(transport)}, tmp_path / "run"
+    with pytest.warns(UserWarning, match="The checkpoint of round 4 is left out: not all sites replied"):
+        rk.solve(**given, faults=rk.Faults(0.0), checkpoint=folder, **until(4))
+    assert saved(folder) == ["round_2"]
+    assert saved(folder / "sites" / "0") == ["round_2", "round_4"]
+    given["engine"] = rk.Federation()
+    same(rk.solve(**given, faults=rk.Faults(0.0), checkpoint=folder), rk.solve(**given, faults=rk.Faults(0.0)))
+    with pytest.raises(RuntimeError, match="client 1 did not answer, 3 times, and the run has no faults"):
+        rk.solve(**given | {"engine": rk.Federation(transport)}, checkpoint=tmp_path / "other")
+
+
+# What is refused.
+
+FEDAVG: dict[str, Any] = {**GIVEN, "algorithm": rk.FedAvg(step=0.1), "cohort": None, "seed": 0, "rounds": 2}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a finished run; to be copied by those who change it."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "run"
+    rk.solve(**FEDAVG, checkpoint=folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, r"another run: its seed is 0, this run's 1\. Give another checkpoint folder, or delete this one"),
+        ({"cohort": 2}, r"another run: its cohort is 3, this run's 2"),
+        ({"algorithm": rk.FedAvg(step=0.2)}, r"another run: its step is '0.1', this run's '0.2'"),
+        ({"algorithm": rk.FedAvg(step=lambda t: 0.1)}, r"another run: its step is '0.1', this run's \[0.1, "),
+        ({"algorithm": rk.FedSVRG(step=0.1)}, r"another run: its algorithm is 'FedAvg.*, this run's 'FedSVRG"),
+        ({"clients": rk.Clients(upper=[*ROWS, ROWS[0]])}, r"another run: its (cohort|clients) is 3, this run's 4"),
+        ({"init": np.ones(2)}, r"another run: its start is"),
+        ({"clients": rk.Clients(upper=[*ROWS[:2], ROWS[2] + 1e-9])}, r"another run: its data is"),
+        ({"rounds": 1}, r"is 2 rounds on, more than rounds=1"),
+    ],
+)
+def test_a_checkpoint_of_another_run(finished: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        rk.solve(**FEDAVG | changed, checkpoint=finished)
+    assert str(finished) in str(caught.value)
+
+
+def test_a_checkpoint_of_another_engine(begun: Path) -> None:
+    with pytest.raises(ValueError, match="belongs to another run: its arrays have other shapes or types"):
+        rk.solve(**GIVEN, checkpoint=begun)
+
+
+def penalised(strength: float) -> rk.SingleLevel:
+    return rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2) + strength * jnp.sum(x**2))
+
+
+@on_both
+def test_a_checkpoint_knows_the_program(engine: Any, tmp_path: Path) -> None:
+    folder, table = tmp_path / "run", np.ones(2)
+    reading = rk.SingleLevel(lambda x, b: jnp.mean((x - b * table) ** 2))
+    given: dict[str, Any] = {**FEDAVG, "problem": penalised(1.0), "engine": engine}
+    rk.solve(**given, checkpoint=folder)
+    rk.solve(**given | {"problem": reading}, checkpoint=tmp_path / "reading")
+    table[1] = 2
+    noise = rk.chain(rk.clip(1.0), rk.gaussian(0.1))
+    others: list[tuple[Path, dict[str, Any]]] = [
+        (folder, {"problem": penalised(100.0)}),
+        (folder, {"problem": replace(penalised(1.0), project_upper=lambda x: jnp.clip(x, -1, 1))}),
+        (tmp_path / "reading", {"problem": reading}),
+        (folder, {"channel": noise}),
+        (folder, {"faults": rk.Faults(0.1)}),
+    ]
+    for path, changed in others:
+        with pytest.raises(ValueError, match=r"belongs to another run: its program \(losses, projection"):
+            rk.solve(**given | changed, checkpoint=path)
+    assert rk.solve(**given | {"rounds": 4}, checkpoint=folder).rounds == 4
+
+
+def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    np.savez(tmp_path / "run.npz", header=np.zeros(3))
+    with pytest.raises(
+        ValueError, match=r"run.npz' is a file: a checkpoint is a folder now.*Delete it to start afresh"
+    ):
+        rk.solve(**FEDAVG, checkpoint=tmp_path / "run.npz")
+
+
+def cut(place: Path) -> None:
+    """Half of every file of the arrays."""
+    for path in (place / "arrays").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda place: [shutil.rmtree(place), place.mkdir()],
+        lambda place: shutil.rmtree(place / "header"),
+        lambda place: (place / "header" / "metadata").write_text("not JSON"),
+        lambda place: (place / "header" / "metadata").write_text("{}"),
+        lambda place: shutil.rmtree(place / "arrays"),
+        lambda place: shutil.rmtree(place / "arrays" / "d"),
+        cut,
+    ],
+    ids=["empty", "no header", "text", "no format", "no arrays", "no data", "cut"],
+)
+def test_a_damaged_checkpoint(finished: Path, tmp_path: Path, damage: Any) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    damage(folder / "round_2")
+    with pytest.raises(
+        ValueError, match=r"round_2 is not a checkpoint of this program, or is damaged; delete .* afresh"
+    ):
+        rk.solve(**FEDAVG, checkpoint=folder)
+
+
+def test_a_later_format(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "round_2" / "header" / "metadata").write_text('{"format": 99}')
+    with pytest.raises(ValueError, match="round_2 has the format 99, this version reads 3"):
+        rk.solve(**FEDAVG, checkpoint=folder)
+
+
+# The data's identity, and several devices.
+
+
+def test_the_data_are_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[Any] = []
+    digest = checkpoints._digest
+    monkeypatch.setattr(checkpoints, "_digest", lambda value: digested.append(type(value)) or digest(value))
+    clients = rk.Clients(upper=ROWS)
+    for name in ("one", "two"):
+        rk.solve(**{**FEDAVG, "clients": clients}, checkpoint=tmp_path / name)
+    assert digested.count(rk.Clients) == 1
+    assert len({digest(rk.Clients(upper=[r.astype(kind) for r in ROWS])) for kind in (np.float32, np.float64)}) == 2
+
+
+def test_another_number_of_devices(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys
+        import jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import NamedSharding, PartitionSpec as P
+        from rookery.checkpoints import Folder
+
+        def over(count):
+            return NamedSharding(jax.make_mesh((count,), ("d",), devices=jax.devices()[:count]), P("d"))
+
+        folder, value = Folder(sys.argv[1]), np.arange(8.0)
+        folder.write(1, {}, {"carry": jax.device_put(value, over(4))}, None)
+        folder.wait()
+        for count in (2, 1):
+            found = folder.read(1, {"carry": jax.device_put(np.zeros(8), over(count))})["carry"]
+            print(found.sharding.num_devices, bool(np.all(np.asarray(found) == value)))
+        folder.close()
+    """)
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_X64": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=100,
+    )
+    assert done.stdout.split() == ["2", "True", "1", "True"], done.stderr
