@@ -129,7 +129,7 @@ def fair(
 def _tried(quick: bool, method: str, setting: str, local: int = 1, study: str = "steps") -> list[Config]:
     """The step and β of one method: the paper's steps, on a seed that is not reported."""
     whole = (local, study) == (1, "steps")
-    grid, momenta = (GRID, FAIR_MOMENTA) if whole else (GRID[1:], FAIR_MOMENTA[4:-2])
+    grid, momenta = (list(GRID), list(FAIR_MOMENTA)) if whole else (list(GRID[1:]), list(FAIR_MOMENTA[4:-2]))
     if quick:
         grid, momenta = grid[-1:], momenta[-1:]
     words = f"search: {method}, {setting}, I = {local}, {study}"

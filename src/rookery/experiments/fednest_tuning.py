@@ -62,7 +62,7 @@ def tuning(quick: bool, method: str, split: str, steps: Steps | None = None, **c
     """One method on the loss-tuning task; or one of the two lines beside: CENTRAL and UNTUNED."""
     upper, lower = ((0.1, 0.1) if quick else CHOSEN[method, split]) if steps is None else steps
     batch = 8 if quick else 64
-    nested = {"upper_step": upper, "lower_step": lower, "hessian_step": lower, "neumann_terms": 5}
+    nested: dict[str, Any] = {"upper_step": upper, "lower_step": lower, "hessian_step": lower, "neumann_terms": 5}
     settings: dict[str, Any] = {"data": "digits", "equal": True} if quick else {"data": "mnist"}
     settings["partition"] = SPLITS[split]
     task: Any = loss_tuning
@@ -87,7 +87,7 @@ def tuning(quick: bool, method: str, split: str, steps: Steps | None = None, **c
 
 
 def tuning_search(quick: bool, keys: Sequence[tuple[str, str]]) -> list[Config]:
-    """Every pair of steps of these methods and splits, on seeds that are not reported."""
+    """Every pair of steps of these methods and splits, on seeds of its own."""
     few: dict[str, Any] = {"seeds": SEARCH_SEEDS[:1], "rounds": 20} if quick else {"seeds": SEARCH_SEEDS}
     return [
         tuning(quick, *key, (upper, lower), name=f"search: {', '.join(key)}, steps {upper:g}, {lower:g}", **few)
