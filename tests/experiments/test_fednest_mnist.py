@@ -22,11 +22,6 @@ def fig2a(out):
     return reproduce("fednest-fig2a", out / "fednest-fig2a", quick=True, progress=False)
 
 
-@pytest.fixture(scope="module")
-def fig3a(out):
-    return reproduce("fednest-fig3a", out / "fednest-fig3a", quick=True, progress=False)
-
-
 @pytest.mark.slow
 def test_fig2a(fig2a):
     results = pd.read_csv(fig2a / "results.csv")
@@ -54,17 +49,6 @@ def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
     experiment.run_experiment(alone, out / "fednest-fig2c", quick=True, progress=False)
     assert computed == []
     assert (out / "fednest-mnist-runs").is_dir()
-
-
-@pytest.mark.slow
-def test_fig3a(fig3a):
-    results = pd.read_csv(fig3a / "results.csv")
-    assert set(results["method"]) == {"FedNest", "LFedNest", figures.CENTRAL, figures.UNTUNED}
-    last = results[results["round"] == 60].set_index("method")
-    assert last.loc["FedNest", "accuracy"] > 0.7
-    search = pd.read_csv(fig3a / "search.csv")
-    assert set(search["upper_step"]) == set(figures.SEARCHED["i.i.d."])
-    assert "## Search" in (fig3a / "summary.md").read_text()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
+from rookery.experiments.fednest_tuning import EXPERIMENTS as _FEDNEST_TUNING
 from rookery.experiments.weighted import EXPERIMENTS as _WEIGHTED
 from rookery.experiments.weighted_theory import EXPERIMENTS as _WEIGHTED_THEORY
 
@@ -20,6 +21,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for family in (
         _FEDNEST,
         _FEDNEST_MNIST,
+        _FEDNEST_TUNING,
         _FEDNEST_RATES,
         _FEDBIO,
         _FEDBIO_RATES,

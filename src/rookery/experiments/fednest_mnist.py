@@ -1,9 +1,8 @@
-"""The FedNest paper's experiments on MNIST: hyper-representation (Fig. 2, 5, 6) and loss tuning (Fig. 3)."""
+"""The FedNest paper's hyper-representation on MNIST (Fig. 2, 5, 6)."""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.algorithms import FedNest, FedNestSGD, FedSVRG, LFedNest, LFedNestNonAlt, LFedNestSVRG
+from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.experiments.curves import SPLITS, Figures
 from rookery.experiments.curves import curves as _curves
 from rookery.experiments.curves import draw as _draw
@@ -24,8 +23,7 @@ from rookery.experiments.experiment import Claim, Config, Experiment, Finding
 from rookery.experiments.fednest import PAPER
 from rookery.experiments.fednest_collapse import collapse
 from rookery.fed import Epochs
-from rookery.tasks import hyperrep, loss_tuning
-from rookery.tasks.task import Task
+from rookery.tasks import hyperrep
 
 METHODS: dict[str, Any] = {cls.__name__: cls for cls in (FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt)}
 FAMILY = "fednest-mnist"
@@ -87,6 +85,10 @@ REPRESENTATION_DIFFERENCES = (
     "480/120, has an unsquared norm as regulariser and leaves dropout on; here all four are as in the paper's text.",
     "The anchor of FedInn is the client's full gradient, as in the authors' code (the paper's is stochastic).",
 )
+COLLAPSE = (
+    "Why LFedNest fails non-i.i.d. after some 300 rounds, and whether a habit of the authors' code prevents it: "
+    "[fednest-collapse](../fednest-collapse/summary.md)."
+)
 
 
 def _fallen(results: pd.DataFrame, *methods: str) -> str:
@@ -108,7 +110,7 @@ def _fallen(results: pd.DataFrame, *methods: str) -> str:
     return " ".join(words)
 
 
-def _by_split(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+def by_split(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Lines for methods on both splits: a method keeps its colour, i.i.d. is dashed."""
     return {
         f"{method}, {split}": {
@@ -169,7 +171,7 @@ def fig2a_picture(results: pd.DataFrame) -> Figure:
         (axes[0, 0], _scripts(results), f"FedNest and LFedNest, 1/ℓ = {HESSIAN_STEP:g}"),
         (axes[0, 1], _from_hessian(results), "FedNest and LFedNest, 1/ℓ from the Hessian"),
     ):
-        _draw(ax, own, "round", "accuracy", _by_split(("FedNest", "LFedNest")))
+        _draw(ax, own, "round", "accuracy", by_split(("FedNest", "LFedNest")))
         _zoom(ax, results)
         report.label(ax, "rounds (the paper's epochs)", "test accuracy" if ax is axes[0, 0] else "", words)
         _legend(ax, 2)
@@ -279,7 +281,7 @@ fig2a = Experiment(
             ours=True,
         ),
     ),
-    differences=REPRESENTATION_DIFFERENCES,
+    differences=(*REPRESENTATION_DIFFERENCES, COLLAPSE),
     family=FAMILY,
 )
 
@@ -295,7 +297,7 @@ def fig2b_runs(quick: bool) -> list[Config]:
 def fig2b_picture(results: pd.DataFrame) -> Figure:
     """Test accuracy against rounds."""
     fig, axes = report.figure(1, 1, width=6.4, height=4.6)
-    _draw(axes[0, 0], results, "round", "accuracy", _by_split(("FedNest", "FedNestSGD")))
+    _draw(axes[0, 0], results, "round", "accuracy", by_split(("FedNest", "FedNestSGD")))
     _zoom(axes[0, 0], results)
     report.label(axes[0, 0], "rounds (the paper's epochs)", "test accuracy", "SVRG or SGD in the inner optimizer")
     _legend(axes[0, 0], 2)
@@ -304,31 +306,24 @@ def fig2b_picture(results: pd.DataFrame) -> Figure:
 
 def svrg_converges_better(results: pd.DataFrame) -> Finding:
     """Non-i.i.d., FedNest's accuracy is higher on average over the rounds and at the end, with every seed."""
-    return _svrg_better(results, "non-i.i.d.")
-
-
-def _svrg_better(results: pd.DataFrame, split: str) -> Finding:
-    average = [np.array([c.mean() for c in _curves(results, method=m, split=split)]) for m in ("FedNest", "FedNestSGD")]
-    ends = [_ends(results, method=m, split=split) for m in ("FedNest", "FedNestSGD")]
-    holds = bool((average[0] > average[1]).all() and (ends[0] > ends[1]).all())
+    both = [{"method": m, "split": "non-i.i.d."} for m in ("FedNest", "FedNestSGD")]
+    average = [np.array([c.mean() for c in _curves(results, **own)]) for own in both]
+    ends = [_ends(results, **own) for own in both]
     figures: Figures = {
         "mean over the rounds, FedNest and FedNestSGD": [_mean(own) for own in average],
         "end, FedNest and FedNestSGD": [_mean(own) for own in ends],
     }
-    return Finding(holds, figures)
+    return Finding(bool((average[0] > average[1]).all() and (ends[0] > ends[1]).all()), figures)
 
 
 def svrg_is_stabler(results: pd.DataFrame) -> Finding:
     """Non-i.i.d., FedNest's accuracy changes less from evaluation to evaluation in the second half of the rounds."""
-    return _stabler(results, "non-i.i.d.")
-
-
-def _stabler(results: pd.DataFrame, split: str) -> Finding:
+    both = [{"method": m, "split": "non-i.i.d."} for m in ("FedNest", "FedNestSGD")]
     moves = []
-    for method in ("FedNest", "FedNestSGD"):
-        late = [c[c.index >= c.index[-1] / 2] for c in _curves(results, method=method, split=split)]
+    for own in both:
+        late = [c[c.index >= c.index[-1] / 2] for c in _curves(results, **own)]
         moves.append(_mean([float(c.diff().abs().mean()) for c in late]))
-    ends = [_mean(_ends(results, method=method, split=split)) for method in ("FedNest", "FedNestSGD")]
+    ends = [_mean(_ends(results, **own)) for own in both]
     figures: Figures = {
         "mean change between evaluations, FedNest and FedNestSGD": moves,
         "end, FedNest and FedNestSGD": [*ends],
@@ -495,7 +490,7 @@ fig5 = Experiment(
         ),
         _ends_of_light,
     ),
-    differences=REPRESENTATION_DIFFERENCES,
+    differences=(*REPRESENTATION_DIFFERENCES, COLLAPSE),
     family=FAMILY,
 )
 
@@ -621,216 +616,4 @@ fig6 = Experiment(
     search=fig6_search,
 )
 
-
-# Fig. 3: loss tuning.
-
-CENTRAL, UNTUNED = "centralised", "no tuning"
-UPPER_STEPS = {"i.i.d.": 2.0, "non-i.i.d.": 0.6}
-SEARCHED = {"i.i.d.": (0.2, 2.0, 20.0), "non-i.i.d.": (0.02, 0.06, 0.2, 0.6, 2.0)}
-TUNING_ROUNDS = 1000
-
-
-def untuned(seed: int, partition: str, data: str, equal: bool = False, data_dir: str | Path | None = None) -> Task:
-    """The same training with the loss as it is."""
-    task = loss_tuning(partition=partition, seed=seed, data=data, equal=equal, data_dir=data_dir).single_level
-    assert task is not None
-    return task
-
-
-def tuning(quick: bool, method: str, split: str, upper_step: float | None = None, **changes: Any) -> Config:
-    """One method on the loss-tuning task; or one of the two lines beside: CENTRAL and UNTUNED."""
-    step = (0.1 if quick else UPPER_STEPS[split]) if upper_step is None else upper_step
-    lower: dict[str, Any] = {"lower_step": 0.1, "batch_size": 8} if quick else {"lower_step": 0.01, "batch_size": 64}
-    nested = {**lower, "upper_step": step, "neumann_terms": 5, "hessian_step": lower["lower_step"]}
-    settings: dict[str, Any] = {"data": "digits", "equal": True} if quick else {"data": "mnist"}
-    settings["partition"] = SPLITS[split]
-    task: Any = loss_tuning
-    cohort: int | None = 10
-    if method == CENTRAL:  # one client with everything; as many samples and local steps a round as ten clients take
-        settings["clients"], cohort = 1, None
-        nested["batch_size"] *= 10
-        algorithm: Any = FedNestSGD(**nested, lower_local_steps=10)
-    elif method == UNTUNED:
-        task = untuned
-        algorithm = FedSVRG(step=lower["lower_step"], local_steps=Epochs(5), batch_size=lower["batch_size"])
-    else:
-        algorithm = METHODS[method](**nested, lower_local_steps=Epochs(5))
-    given: dict[str, Any] = {
-        "name": f"{method}, {split}",
-        "labels": {"method": method, "split": split, "upper_step": step},
-        "rounds": 60 if quick else TUNING_ROUNDS,
-        "every": 10 if quick else 20,
-        "seeds": (0,) if quick else (0, 1, 2),
-        **changes,
-    }
-    return Config(task=task, settings=settings, algorithm=algorithm, cohort=cohort, **given)
-
-
-def tuning_search(quick: bool, splits: Sequence[str] = tuple(SPLITS)) -> list[Config]:
-    """FedNest and FedNestSGD at several upper steps, on a seed that is not reported."""
-    return [
-        tuning(
-            quick,
-            method,
-            split,
-            step,
-            name=f"{method}, {split}, upper step {step:g}",
-            seeds=(9,),
-            rounds=20 if quick else 400,
-        )
-        for split in splits
-        for method in (("FedNest",) if quick else ("FedNest", "FedNestSGD"))
-        for step in SEARCHED[split]
-    ]
-
-
-TUNING = (
-    "Long-tailed MNIST: class k keeps min(its size, 6000·0.01^{k/9}) images, 14,814 in all, on 100 clients, i.i.d. or "
-    "in two label shards each; 80/20 into training and validation on each client. Lower level: an MLP 784-200-100-10 "
-    "trained with the VS-loss (Kini et al. 2021); upper level: its 30 parameters (ω, l and Δ of every class), judged "
-    "by the class-balanced validation loss, plain cross-entropy with each sample weighted by n/(10·n_k). There is no "
-    "direct gradient. Ten clients a round, batches of 64, N = 5, T = 1, five local epochs in the inner optimizer, τ = "
-    "1 in the outer; lower step .01, 1/ℓ = .01 (a step at which the training itself is stable), upper step "
-    f"{UPPER_STEPS['i.i.d.']:g} i.i.d. and {UPPER_STEPS['non-i.i.d.']:g} non-i.i.d., each chosen by a search: of the "
-    "steps at which FedNest and FedNestSGD stay finite the one with the lowest validation loss, on average over the "
-    f"two, after 400 rounds with a seed that is not reported; {TUNING_ROUNDS} rounds; class-balanced accuracy on the "
-    "10,000 test images. *Centralised*: one client holds all data; SGD on batches of 640, ten steps a round, which is "
-    "as many samples as ten clients take. *No tuning*: FedSVRG (FedInn alone) on the same training data, i.i.d., with "
-    "plain cross-entropy. *End* is the mean over the last tenth of the rounds, then over the seeds. Bands: lowest to "
-    "highest of the seeds."
-)
-TUNING_DIFFERENCES = (
-    "The paper gives neither steps nor rounds. The lower step is that of the authors' script. Its upper step, .02, "
-    "belongs to a hypergradient without the factor 1/ℓ, which their code drops: with 1/ℓ = .01 it is our "
-    f"{UPPER_STEPS['i.i.d.']:g}, which the search (`search.csv`) chooses i.i.d., too. Non-i.i.d. it chooses a smaller "
-    f"one, {UPPER_STEPS['non-i.i.d.']:g}.",
-    f"{TUNING_ROUNDS} rounds, where the authors' script has 3000 (with batches of 10, N = 3 and T = 3, against the "
-    "paper's 64, 5 and 1).",
-    "Centralised and no tuning are our own runs, not the authors' 92.37 % and 87.38 %. The centralised line is ours in "
-    "its batches, too; the paper refers to Li et al. (2021).",
-    "log ω, l and Δ are kept within [−3, 3], [−5, 5] and [0.2, 5].",
-)
-
-
-def fig3a_runs(quick: bool) -> list[Config]:
-    """FedNest and LFedNest, i.i.d., and the two lines beside them."""
-    return [tuning(quick, method, "i.i.d.") for method in ("FedNest", "LFedNest", CENTRAL, UNTUNED)]
-
-
-def fig3b_runs(quick: bool) -> list[Config]:
-    """FedNest and FedNestSGD on two splits, and the two lines beside them."""
-    both = [tuning(quick, method, split) for method in ("FedNest", "FedNestSGD") for split in SPLITS]
-    return [*both, tuning(quick, CENTRAL, "i.i.d."), tuning(quick, UNTUNED, "i.i.d.")]
-
-
-def _tuning_picture(results: pd.DataFrame, lines: dict[str, dict[str, Any]], title: str) -> Figure:
-    fig, axes = report.figure(1, 2, width=11.5, height=5.0)
-    for ax, across, words in zip(
-        axes[0], ("round", "exchanges"), ("rounds (the paper's epochs)", "communications"), strict=True
-    ):
-        _draw(ax, results, across, "accuracy", lines)
-        for name, colour in ((CENTRAL, "#8B4513"), (UNTUNED, report.BLACK)):
-            end = _mean(_ends(results, method=name))
-            ax.axhline(end, color=colour, linestyle=(0, (5, 3)), linewidth=1.4, label=f"{name}: {end:.1%}")
-        top = float(results["accuracy"].max())
-        ax.set_ylim(max(0.0, _mean(_ends(results, method=UNTUNED)) - 0.25), min(1.0, top + 0.03))
-        report.label(ax, words, "class-balanced test accuracy" if across == "round" else "", title)
-        title = ""
-    _legend(axes[0, 0], 2)
-    return fig
-
-
-def fig3a_picture(results: pd.DataFrame) -> Figure:
-    """Class-balanced test accuracy against rounds and communications."""
-    lines = {
-        f"{method}, i.i.d.": {"method": method, "look": report.style(method)} for method in ("FedNest", "LFedNest")
-    }
-    return _tuning_picture(results, lines, "Loss tuning, FedNest and LFedNest")
-
-
-def fig3b_picture(results: pd.DataFrame) -> Figure:
-    """Class-balanced test accuracy against rounds and communications."""
-    return _tuning_picture(results, _by_split(("FedNest", "FedNestSGD")), "Loss tuning, SVRG or SGD inside")
-
-
-def near_centralised(results: pd.DataFrame) -> Finding:
-    """FedNest, i.i.d., ends at most 2 points below the centralised run."""
-    full = _mean(_ends(results, method="FedNest", split="i.i.d."))
-    central = _mean(_ends(results, method=CENTRAL))
-    return Finding(full >= central - 0.02, {"end, FedNest": full, "end, centralised (theirs: .9237)": central})
-
-
-def above_no_tuning(results: pd.DataFrame) -> Finding:
-    """FedNest, i.i.d., and the centralised run end at least 2 points above no tuning, with every seed."""
-    none = _ends(results, method=UNTUNED)
-    tuned = {"FedNest": _ends(results, method="FedNest", split="i.i.d."), CENTRAL: _ends(results, method=CENTRAL)}
-    holds = all(bool((own - none >= 0.02).all()) for own in tuned.values())
-    tails = [_mean(_ends(results, "tail_accuracy", method=m, split="i.i.d.")) for m in ("FedNest", UNTUNED)]
-    figures: Figures = {f"end, {name}": _mean(own) for name, own in tuned.items()}
-    figures["end, no tuning (theirs: .8738)"] = _mean(none)
-    figures["three rarest classes, FedNest and no tuning"] = tails
-    return Finding(holds, figures)
-
-
-def lfednest_tunes(results: pd.DataFrame) -> Finding:
-    """LFedNest, i.i.d., ends above no tuning, with every seed."""
-    light, none = _ends(results, method="LFedNest"), _ends(results, method=UNTUNED)
-    return Finding(bool((light > none).all()), {"end, LFedNest": _mean(light), "end, no tuning": _mean(none)})
-
-
-def svrg_tunes_better(results: pd.DataFrame) -> Finding:
-    """FedNest's balanced accuracy is higher on average over the rounds and at the end, on both splits, every seed."""
-    parts = {split: _svrg_better(results, split) for split in SPLITS}
-    figures = {f"{name}, {split}": value for split, part in parts.items() for name, value in part.figures.items()}
-    return Finding(all(part.holds for part in parts.values()), figures)
-
-
-def svrg_matters_more(results: pd.DataFrame) -> Finding:
-    """The lead of SVRG over SGD at the end is larger non-i.i.d. than i.i.d."""
-    leads = [
-        _mean(_ends(results, method="FedNest", split=s)) - _mean(_ends(results, method="FedNestSGD", split=s))
-        for s in SPLITS
-    ]
-    return Finding(leads[1] > max(leads[0], 0.0), {"lead at the end, i.i.d. and non-i.i.d.": list(leads)})
-
-
-fig3a = Experiment(
-    name="fednest-fig3a",
-    title="loss tuning on long-tailed MNIST, FedNest and LFedNest",
-    paper=f"{PAPER}, ICML 2022, Fig. 3a and Sec. 4.2.",
-    setup=TUNING,
-    runs=fig3a_runs,
-    picture=fig3a_picture,
-    claims=(
-        Claim("FedNest achieves near non-federated performance (within 2 points).", "Sec. 4.2", near_centralised),
-        Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3a", above_no_tuning),
-        Claim("LFedNest ends above no tuning.", "Fig. 3a", lfednest_tunes),
-    ),
-    differences=TUNING_DIFFERENCES,
-    family=FAMILY,
-    search=lambda quick: tuning_search(quick, ("i.i.d.",)),
-)
-
-fig3b = Experiment(
-    name="fednest-fig3b",
-    title="loss tuning on long-tailed MNIST, SVRG or SGD in the inner optimizer",
-    paper=f"{PAPER}, ICML 2022, Fig. 3b and Sec. 4.2.",
-    setup=TUNING,
-    runs=fig3b_runs,
-    picture=fig3b_picture,
-    claims=(
-        Claim("SVRG in FedInn provides better convergence.", "Fig. 3b, caption", svrg_tunes_better),
-        Claim("… especially in the non-i.i.d. set-up.", "Fig. 3b, caption", svrg_matters_more),
-        Claim(
-            "… and better stability in the non-i.i.d. set-up.",
-            "Fig. 3b, caption",
-            svrg_is_stabler,
-        ),
-        Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3b", above_no_tuning),
-    ),
-    differences=TUNING_DIFFERENCES,
-    family=FAMILY,
-    search=tuning_search,
-)
-
-EXPERIMENTS = (fig2a, fig2b, fig2c, fig3a, fig3b, fig5, fig6, collapse)
+EXPERIMENTS = (fig2a, fig2b, fig2c, fig5, fig6, collapse)

@@ -61,7 +61,8 @@ def _section(folder: Path, name: str, content: list[dict[str, Any]], page: Path)
         lines += ["", *notes]
     _, _, differences = summary.partition("## Differences from the paper")
     if differences.strip():
-        lines += ["", "Differences from the paper:", "", differences.strip()]
+        beside = differences.strip().replace("](../", f"]({folder.parent.relative_to(page.parent).as_posix()}/")
+        lines += ["", "Differences from the paper:", "", beside]
     return lines
 
 

@@ -246,10 +246,11 @@ def best_of_search(search: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def scores(results: pd.DataFrame, method: str, data: str, setting: int, center: str, **labels: Any) -> list[float]:
-    """The test accuracy of the model with the highest validation accuracy, for each seed."""
+    """The test accuracy of the model with the highest validation accuracy, on Covertype of the last, for each seed."""
     where = center if method in ALONE else "both"
     own = select(results, method=method, data=data, setting=setting, center=where, **labels)
-    best = own.loc[own.groupby("seed")[f"{center}_validation_accuracy"].idxmax()]
+    by_seed = own.groupby("seed")
+    best = by_seed.tail(1) if data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
     return [float(value) for value in best[f"{center}_accuracy"]]
 
 
@@ -465,10 +466,10 @@ def beats_all_on_digits(results: pd.DataFrame) -> Finding:
     return Finding(bool(holds), figures)
 
 
+PERSONAL = "Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes of the centre's group."
 SCORED = (
     "The scored model is that of the first evaluation with the highest validation accuracy; Local-train's is its "
-    "accuracy on what it learns from. Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes "
-    "of the centre's group."
+    f"accuracy on what it learns from. {PERSONAL}"
 )
 
 digits = Experiment(
@@ -601,7 +602,8 @@ covtype = Experiment(
     setup=(
         "15 nodes, 5 of the minority; 40,000 samples each, 5,000 at the centre, 50,000 to test; multi-class logistic "
         "regression on 54 columns, ten of them standardised; batches of 400, T_s = 500, q = 1/100. "
-        f"{_chosen('covtype')} 100 outer iterations; the others as many exchanges. {SCORED}"
+        f"{_chosen('covtype')} 100 outer iterations; the others as many exchanges. The scored model is the last: "
+        f"the paper shows curves, and a validation accuracy is Local-train's training accuracy. {PERSONAL}"
     ),
     runs=covtype_runs,
     picture=over_exchanges,
@@ -611,7 +613,13 @@ covtype = Experiment(
         Claim("Majority: Bi-level is best.", "Fig. 3", best_for_majority),
         Claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 3", similar_trusted),
     ),
-    differences=("A random fifth of the data is the test set; one seed.", *IMAGE_DIFFERENCES[:1]),
+    differences=(
+        "A random fifth of the data is the test set.",
+        "One seed, where ± of 50,000 test samples is .0016: Bi-level, Local-train and Ditto are nearer to each other "
+        "than that on either side, so that their order is not decided.",
+        "γ, γ_h, η and both λ are at the edge of the paper's own grid, which was not left.",
+        *IMAGE_DIFFERENCES[:1],
+    ),
     family="weighted",
     search=covtype_search,
 )
