@@ -362,18 +362,6 @@ def test_compare_refuses(saved, tmp_path):
 # The rest, end to end.
 
 
-def test_the_demo_from_end_to_end(tmp_path):
-    result = demo.demo(tmp_path / "demo", rounds=4, every=2, seeds=1, progress=False)
-    assert result.picture.read_bytes().startswith(b"\x89PNG")
-    rows = result.rows()
-    assert len(rows) == 6
-    assert rows["megabytes"].gt(0).all()
-    by_method = rows.groupby("method")["exchanges"].first()
-    assert by_method["FedNest"] > by_method["LFedNest"] > by_method["FedAvg"] == 4
-    assert json.loads(cli.report.to_json(result.numbers()))["results"][0]["method"] == "FedNest"
-    assert pd.read_csv(tmp_path / "demo" / "demo.csv")["seed"].unique().tolist() == [0]
-
-
 def test_the_program_itself(tmp_path):
     program = Path(sys.executable).with_name("rookery")
     call = [program, "run", "quadratic", "--algorithm", "LFedNest", "--rounds", "2", "--json"]
