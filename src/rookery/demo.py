@@ -98,15 +98,15 @@ CLEANING = Story(
             "FedAvg on the checked labels alone",
             FedAvg,
             100,
-            {"step": 1.0, "penalty": 1e-3},
+            {"step": 0.3, "penalty": 1e-4},
             {"step": STEPS, "penalty": PENALTIES},
             {"fit": "validation", "local_steps": 5},
         ),
         Entry(
-            "nested (FedBiO): learns which labels to trust",
+            "nested: learns which labels to trust",
             FedBiO,
             100,
-            {"upper_step": 4000.0, "penalty": 1e-3},
+            {"upper_step": 1300.0, "penalty": 1e-4},
             {"upper_step": (400.0, 1300.0, 4000.0, 13000.0, 40000.0), "penalty": PENALTIES},
             {"lower_step": 0.5, "linear_step": 0.5, "local_steps": 5},
         ),
@@ -117,13 +117,13 @@ CLINIC = Story(
     weighted_nodes,
     {"setting": 2, "validation": 50},
     "accuracy",
-    "its test images read right",
+    "the clinic's test images read right",
     (
         Entry(
             "FedAvg over all clinics",
             FedAvg,
             200,
-            {"step": 0.2},
+            {"step": 1.0},
             {"step": FINE_STEPS},
             {"batch_size": 20, "local_steps": 10},
         ),
@@ -131,7 +131,7 @@ CLINIC = Story(
             "the clinic alone",
             LocalTrain,
             200,
-            {"step": 0.2},
+            {"step": 2.0},
             {"step": FINE_STEPS},
             {"batch_size": 20, "local_steps": 10},
         ),
@@ -139,16 +139,16 @@ CLINIC = Story(
             "FedAvg, fine-tuned by each clinic",
             FineTuned,
             200,
-            {"step": 0.3, "personal_step": 0.1},
-            {"step": (0.1, 0.3, 1.0), "personal_step": (0.03, 0.1, 0.3)},
+            {"step": 3.0, "personal_step": 3.0},
+            {"step": (1.0, 3.0, 10.0), "personal_step": (1.0, 3.0, 10.0)},
             {"batch_size": 20, "local_steps": 10},
         ),
         Entry(
             "nested: learns whom to learn from",
             WeightedNodesProx,
             40,
-            {"model_step": 0.5, "weight_step": 0.2},
-            {"model_step": (0.2, 0.5, 1.0), "weight_step": (0.1, 0.2, 0.4)},
+            {"model_step": 1.0, "weight_step": 0.2},
+            {"model_step": (0.5, 1.0, 2.0), "weight_step": (0.1, 0.2, 0.4)},
             {"linear_step": 0.05, "steps": 20, "sync_every": 10, "batch_size": 20},
         ),
     ),
@@ -158,7 +158,7 @@ ROBUST = Story(
     worst_group,
     {},
     "worst_accuracy",
-    "images of the worse scanners read right",
+    "the bad scanners' test images read right",
     (
         Entry(
             "FedAvg",
@@ -166,21 +166,21 @@ ROBUST = Story(
             100,
             {"step": 0.3, "penalty": 1e-3},
             {"step": STEPS, "penalty": PENALTIES},
-            {"local_steps": 5},
+            {"local_steps": 20},
         ),
         Entry(
             "FedAvg, groups weighted by hand",
             FedAvg,
             100,
-            {"step": 0.3, "penalty": 1e-3},
+            {"step": 0.1, "penalty": 1e-3},
             {"step": STEPS, "penalty": PENALTIES},
-            {"local_steps": 5, "count": "groups"},
+            {"local_steps": 20, "count": "groups"},
         ),
         Entry(
-            "nested (FedDRO): minds the worst group",
+            "nested: minds the group served worst",
             FedDRO,
             100,
-            {"step": 0.3, "penalty": 1e-3},
+            {"step": 0.1, "penalty": 1e-4},
             {"step": STEPS, "penalty": PENALTIES},
             {"local_steps": 5, "momentum": 0.9},
         ),
@@ -266,8 +266,8 @@ def demo(out: str | Path, *, seeds: int = SEEDS, rounds: int | None = None, prog
                 for seed in range(seeds):
                     tell(f"{story.name}: {entry.words}")
                     run = train(story, entry, count, seed)
-                    told = {"story": story.name, "words": entry.words, "algorithm": entry.name, "seed": seed}
-                    rows.append({**told, **run.history.iloc[-1].to_dict()})
+                    told: dict[Any, Any] = {"story": story.name, "words": entry.words, "algorithm": entry.name}
+                    rows.append({**told, "seed": seed, **run.history.iloc[-1].to_dict()})
                     if run.stopped is not None:
                         stopped.append(f"{entry.name}, {story.name}, seed {seed}: {run.stopped}")
     runs = pd.DataFrame(rows)
@@ -361,24 +361,25 @@ _PALE = "#c4cbd3"
 
 def draw(runs: pd.DataFrame) -> Figure:
     """Three columns, a story each: above, who reads how much right; below, what was learnt, or what it costs."""
-    fig, axes = report.figure(2, 3, width=11.5, height=6.6)
+    fig, axes = report.figure(2, 3, width=10.4, height=5.9)
+    fig.set_layout_engine(None)
+    fig.subplots_adjust(left=0.012, right=0.995, top=0.91, bottom=0.1, wspace=0.06, hspace=0.2)
     titles = {
-        CLEANING.name: "8 of 20 clients have wrong labels:\nlearn which ones to trust",
-        CLINIC.name: "10 of 15 clinics code differently:\nlearn from those like oneself",
-        ROBUST.name: "5 of 20 clients have a bad scanner:\nmind those served worst",
+        CLEANING.name: "8 of 20 clients have wrong labels:\nnesting finds them",
+        CLINIC.name: "10 of 15 clinics code differently:\nnesting finds the right five",
+        ROBUST.name: "5 of 20 clients have a bad scanner:\nnesting does not give them up",
     }
     for ax, story in zip(axes[0], STORIES, strict=True):
-        ax.set_title(titles[story.name], loc="left", fontsize=13, fontweight="bold", pad=10)
+        ax.set_title(titles[story.name], loc="left", fontsize=12, fontweight="bold")
         _scores(ax, runs, story)
     _label_weights(axes[1, 0], _of(runs, CLEANING, CLEANING.entries[-1]))
     _clinic_weights(axes[1, 1], _of(runs, CLINIC, CLINIC.entries[-1]))
     _price(axes[1, 2], runs)
-    fig.get_layout_engine().set(h_pad=0.1, w_pad=0.12)  # type: ignore[union-attr]
     count = runs["seed"].nunique()
     note = "Handwritten digits; no image leaves its client." + (
         f" A bar is the mean of {count} runs, a dot one of them." if count > 1 else ""
     )
-    fig.supxlabel(note, fontsize=10.5, color="#555555", x=0.01, ha="left")
+    fig.text(0.012, 0.015, note, fontsize=10, color="#555555")
     return fig
 
 
@@ -391,16 +392,16 @@ def _scores(ax: Axes, runs: pd.DataFrame, story: Story) -> None:
         if len(values) > 1:
             ax.plot(values, [-k] * len(values), "o", color="#222222", markersize=3.5, alpha=0.75)
         weight = "bold" if nested else "normal"
-        ax.text(0, -k + 0.27, entry.words, fontsize=11, fontweight=weight, va="bottom")
-        ax.text(max(values) + 1.5, -k, f"{values.mean():.0f} %", fontsize=12, fontweight=weight, va="center")
-    _across(ax, f"{story.what} (%)")
+        ax.text(0.5, -k + 0.25, entry.words, fontsize=10.5, fontweight=weight, va="bottom")
+        ax.text(max(values) + 2, -k, f"{values.mean():.0f} %", fontsize=12, fontweight=weight, va="center")
+    _across(ax, story.what)
     ax.set(ylim=(-len(story.entries) + 0.6, 0.75))
 
 
 def _across(ax: Axes, words: str, most: float = 100) -> None:
     """An axis of bars that lie: no numbers but those at the bars."""
     ax.set(xlim=(0, 1.14 * most), xticks=[], yticks=[])
-    ax.set_xlabel(words, fontsize=10.5, loc="left")
+    ax.set_xlabel(words, fontsize=10.5, loc="left", style="italic")
     ax.spines["bottom"].set_visible(False)
     ax.grid(visible=False)
 
@@ -409,25 +410,27 @@ def _label_weights(ax: Axes, own: pd.DataFrame) -> None:
     kinds = {"right labels": ("weight_clean", report.BLUE), "wrong labels": ("weight_corrupted", report.VERMILION)}
     for k, (words, (name, colour)) in enumerate(kinds.items()):
         ax.barh(-k, own[name].mean(), height=0.42, color=colour)
-        ax.text(0, -k + 0.27, words, fontsize=11, va="bottom")
+        ax.text(0.005, -k + 0.25, words, fontsize=10.5, va="bottom")
         ax.text(own[name].mean() + 0.02, -k, f"{own[name].mean():.2f}", fontsize=12, va="center")
-    _across(ax, "learnt weight of a label, from 0 to 1", most=1)
+    _across(ax, "learnt: how much a label counts (0 to 1)", most=1)
     ax.set(ylim=(-1.4, 0.75))
 
 
 def _clinic_weights(ax: Axes, own: pd.DataFrame) -> None:
     kinds = weighted_nodes(**CLINIC.settings).groups
     means = [own[f"weight_{k}"].mean() for k in range(len(kinds))]
-    words = {"minority": "clinics like it", "majority": "clinics that code differently"}
+    words = {"minority": "codes as this clinic does", "majority": "codes differently"}
     for k, (kind, mean) in enumerate(zip(kinds, means, strict=True)):
         like = kind == "minority"
         first = kinds.index(kind) == k
         ax.bar(k, mean, color=report.BLUE if like else report.VERMILION, label=words[kind] if first else None)
     ax.axhline(1 / len(kinds), color=report.GREY, linewidth=1, linestyle=":")
-    ax.text(len(kinds) - 0.5, 1 / len(kinds) + 0.004, "if all counted alike", fontsize=10, color="#555555", ha="right")
-    ax.legend(frameon=False, fontsize=10.5, loc="upper right")
-    ax.set(xticks=[], ylim=(0, 1.25 * max(means)))
-    ax.set_xlabel("learnt weight of each of the 15 other clinics", fontsize=10.5, loc="left")
+    ax.text(
+        len(kinds) - 0.5, 1 / len(kinds) + 0.004, "if all counted the same", fontsize=10, color="#555555", ha="right"
+    )
+    ax.legend(frameon=False, fontsize=10.5, loc="upper right", bbox_to_anchor=(1.02, 0.9), handlelength=0.8)
+    ax.set(xticks=[], yticks=[], ylim=(0, 1.15 * max(means)))
+    ax.set_xlabel("learnt: how much each clinic counts", fontsize=10.5, loc="left", style="italic")
 
 
 def _price(ax: Axes, runs: pd.DataFrame) -> None:
@@ -435,7 +438,7 @@ def _price(ax: Axes, runs: pd.DataFrame) -> None:
     for k, entry in enumerate(ROBUST.entries):
         values = 100 * _of(runs, ROBUST, entry)["accuracy_good"]
         ax.barh(-k, values.mean(), height=0.42, color=report.BLUE if k == len(ROBUST.entries) - 1 else _PALE)
-        ax.text(0, -k + 0.27, entry.words, fontsize=11, va="bottom")
+        ax.text(0.5, -k + 0.25, entry.words, fontsize=10.5, va="bottom")
         ax.text(values.mean() + 1.5, -k, f"{values.mean():.0f} %", fontsize=12, va="center")
-    _across(ax, "the price: images of the good scanners read right (%)")
+    _across(ax, "the price: the good scanners' images")
     ax.set(ylim=(-len(ROBUST.entries) + 0.6, 0.75))

@@ -46,7 +46,7 @@ def _size(x: Any) -> Float[Array, ""]:
 @cache
 def robust_problem(shares: tuple[float, ...], temperature: float, penalty: float) -> Compositional:
     """The problem alone: the smoothed worst of the groups' mean losses, and penalty/2·‖x‖²."""
-    worst = worst_group_objective(_losses, _members, dict(zip(GROUPS, shares, strict=True)), temperature).problem
+    worst: Any = worst_group_objective(_losses, _members, dict(zip(GROUPS, shares, strict=True)), temperature).problem
     return Compositional(worst.inner, worst.outer, extra=lambda x, rows: penalty * _size(x))
 
 
