@@ -147,8 +147,8 @@ CLINIC = Story(
             "nested: learns whom to learn from",
             WeightedNodesProx,
             40,
-            {"model_step": 1.0, "weight_step": 0.2},
-            {"model_step": (0.5, 1.0, 2.0), "weight_step": (0.1, 0.2, 0.4)},
+            {"model_step": 2.0, "weight_step": 0.4},
+            {"model_step": (1.0, 2.0, 4.0), "weight_step": (0.2, 0.4, 0.8)},
             {"linear_step": 0.05, "steps": 20, "sync_every": 10, "batch_size": 20},
         ),
     ),
@@ -440,5 +440,5 @@ def _price(ax: Axes, runs: pd.DataFrame) -> None:
         ax.barh(-k, values.mean(), height=0.42, color=report.BLUE if k == len(ROBUST.entries) - 1 else _PALE)
         ax.text(0.5, -k + 0.25, entry.words, fontsize=10.5, va="bottom")
         ax.text(values.mean() + 1.5, -k, f"{values.mean():.0f} %", fontsize=12, va="center")
-    _across(ax, "the price: the good scanners' images")
+    _across(ax, "the price: good scanners' images read right")
     ax.set(ylim=(-len(ROBUST.entries) + 0.6, 0.75))
