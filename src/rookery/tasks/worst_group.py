@@ -99,7 +99,7 @@ def worst_group(
     choice("count", count, dict.fromkeys(COUNTS))
     many = round(bad * clients) if 0 < bad < 1 else 0
     if not 0 < many < clients:
-        raise ValueError(f"bad={bad!r} of {clients} clients: there must be clients of both kinds.")
+        raise ValueError(f"bad={bad!r} of clients={clients}: there must be clients of both kinds.")
     images, labels, test_images, test_labels = digit_images(seed)
     rng = np.random.default_rng([seed, 1])
     parts = rng.permutation(len(labels))[: len(labels) // clients * clients].reshape(clients, -1)
