@@ -200,6 +200,7 @@ def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
     made = demo.Demo(pd.DataFrame(), 1.0, tmp_path / "demo.png", ("FedNest, iid, seed 0: round 3: x is not finite",))
     monkeypatch.setattr(demo.Demo, "numbers", lambda self: {"stopped": self.stopped})
     monkeypatch.setattr(demo.Demo, "table", lambda self: "")
+    monkeypatch.setattr(demo.Demo, "lines", lambda self: [])
     monkeypatch.setattr(demo, "demo", lambda *given, **options: made)
     result = invoke("demo", "--json")
     assert result.exit_code == 1

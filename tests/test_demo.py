@@ -61,7 +61,7 @@ def test_the_table_and_the_picture(tmp_path):
     rows = result.rows()
     assert len(rows) == len(ENTRIES)
     assert rows["mean"].iloc[0] == pytest.approx(0.81)
-    assert rows["spread"].iloc[0] == pytest.approx(0.01)
+    assert rows["spread"].iloc[0] == pytest.approx(0.02 / 2**0.5)
     assert json.loads(cli.report.to_json(result.numbers()))["learnt"]["wrong labels"]["weight_corrupted"] == 0.1
     demo.report.save(demo.draw(result.runs), result.picture)
     assert result.picture.read_bytes().startswith(b"\x89PNG")
