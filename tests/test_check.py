@@ -247,6 +247,7 @@ def test_compositional_problems(kind: str) -> None:
         pytest.param("fairness", {"clients": 4, "data": "synthetic"}, marks=pytest.mark.slow),
         pytest.param("dro_imbalanced", {"clients": 4}, marks=pytest.mark.slow),
         pytest.param("dro_imbalanced", {"clients": 4, "objective": "chi2"}, marks=pytest.mark.slow),
+        pytest.param("worst_group", {"clients": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_of_the_built_in_tasks_there_is_nothing_to_complain(name: str, given: dict[str, Any]) -> None:

@@ -87,6 +87,22 @@ def test_training_labels_are_corrupted_validation_labels_are_not():
     assert float(metrics["weight_corrupted"]) == pytest.approx(1 / (1 + np.exp(1)))
 
 
+def test_whole_clients_may_be_wrong():
+    right, wrong = (rk.tasks.data_cleaning(clients=5, corrupted=0.4 * on, wrong="clients", equal=True) for on in (0, 1))
+    labels = lambda task, i: np.asarray(task.clients.client_data(i)["lower"][0]["label"])
+    moved = [set(((labels(wrong, i) - labels(right, i)) % 10).tolist()) for i in range(5)]
+    assert sorted(map(tuple, moved)) == [(0,), (0,), (0,), (1,), (1,)]
+    assert (wrong.clients.upper.rows["label"] == right.clients.upper.rows["label"]).all()
+
+
+@pytest.mark.parametrize("fit", ["training", "validation", "all"])
+def test_what_single_level_methods_train_on(fit):
+    task = rk.tasks.data_cleaning(clients=3, fit=fit)
+    sizes = {"training": task.clients.lower_sizes, "validation": task.clients.upper_sizes}
+    expected = sizes.get(fit, sizes["training"] + sizes["validation"])
+    assert np.array_equal(task.single_level.clients.upper_sizes, expected)
+
+
 def test_the_weights_of_corrupted_samples_fall_and_training_on_them_is_worse():
     arguments = ["run", "data-cleaning", "--algorithm", "FedNest", "--set", "equal=true", "--rounds", "30", "--json"]
     result = CliRunner().invoke(app, arguments)

@@ -62,6 +62,21 @@ def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]
     assert 1 / 400 < weight < 0.1
 
 
+@pytest.mark.slow
+def test_the_page_on_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for page in blocks("docs/demo.md", "python"):
+        exec(compile(page, "demo.md", "exec"), names)
+    assert capsys.readouterr().out.splitlines() == ["(80,)", "(6,)", "['good', 'bad']"]
+
+
+def test_the_commands_of_the_demo_are_on_its_page() -> None:
+    from rookery import demo
+
+    (shown,) = [block for block in blocks("docs/demo.md", "console") if "rookery run" in block]
+    assert shown.splitlines() == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]
+
+
 def test_the_page_on_models(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for page in blocks("docs/models.md", "python"):

@@ -212,6 +212,37 @@ def _without_addresses():
     return (replace(form, files=tuple(replace(file, urls=()) for file in form.files)),)
 
 
+# The worst group.
+
+
+def test_the_groups_are_scanned_as_said():
+    good, bad = (rk.tasks.worst_group(clients=4, bad=0.5, noise=noise) for noise in (0.0, 0.3))
+    kinds = [int(good.clients.client_data(i)["upper"][0]["group"][0]) for i in range(4)]
+    assert sorted(kinds) == [0, 0, 1, 1]
+    for i, kind in enumerate(kinds):
+        one, other = (np.asarray(task.clients.client_data(i)["upper"][0]["image"]) for task in (good, bad))
+        assert np.array_equal(one, other) == (kind == 0)
+    x = {"w": np.random.default_rng(0).normal(size=(64, 10)), "b": np.zeros(10)}
+    found = good.evaluate(x, None)
+    assert float(found["accuracy"]) == pytest.approx(float(found["accuracy_good"] + found["accuracy_bad"]) / 2)
+    assert float(found["worst_accuracy"]) == min(float(found["accuracy_good"]), float(found["accuracy_bad"]))
+
+
+def test_groups_weighted_by_hand_count_the_same():
+    by_sample, by_group = (
+        rk.tasks.worst_group(clients=4, bad=0.25, count=c).single_level for c in ("samples", "groups")
+    )
+    rows = by_sample.clients.upper.rows
+    x = jax.tree.map(lambda a: np.random.default_rng(0).normal(size=a.shape), by_sample.init)
+    one = lambda task, kind: task.problem.f(x, (), jax.tree.map(lambda a: a[np.asarray(rows["group"]) == kind], rows))
+    plain = lambda kind: one(by_sample, kind) - penalty
+    penalty = 1e-3 * sum(float((a**2).sum()) for a in x.values()) / 2
+    assert float(by_group.problem.f(x, (), rows) - penalty) == pytest.approx(float(plain(0) + plain(1)) / 2, rel=1e-5)
+    assert float(by_sample.problem.f(x, (), rows) - penalty) == pytest.approx(
+        float(0.75 * plain(0) + 0.25 * plain(1)), rel=1e-5
+    )
+
+
 # The portfolio.
 
 

@@ -72,6 +72,7 @@ def test_the_metrics_of_tasks() -> None:
         tasks.fairness(clients=2, data="synthetic"),
         tasks.dro_imbalanced(clients=2),
         tasks.weighted_nodes(nodes=3, minority=1, samples=10, validation=10, cap=0.5),
+        tasks.worst_group(clients=2, bad=0.5),
     ]
     assert {task.name.replace("-", "_") for task in small} == {name for name in tasks.__all__ if name.islower()}
     for task in small:

@@ -302,6 +302,19 @@ def test_equal_opportunity_is_the_worst_case_over_groups(reference):
     close(gradient, jacobian.mean(axis=0) + 0.5 * p[1:] @ (mine - base))
 
 
+def test_the_worst_group_is_the_worst_case_over_groups():
+    clients = fair_clients("size")
+    all_of = lambda rows: jnp.stack([1.0 * (rows["group"] == a) for a in (0, 1)], axis=1)
+    objective = objectives.worst_group(squares, all_of, objectives.group_shares(clients, all_of, ["A", "B"]), 0.3)
+    rows = clients.upper.rows
+    each, group = np.asarray(squares(MODEL, rows)), np.asarray(rows["group"])
+    value, p = kl_reference(np.array([each[group == a].mean() for a in (0, 1)]), 0.3)
+    close(objective.value(MODEL, rows), value)
+    found = objective.weights(MODEL, rows)
+    assert list(found) == ["A", "B"]
+    close(list(found.values()), p)
+
+
 def test_the_portfolio_has_its_closed_form():
     returns = np.random.default_rng(0).normal(0.1, 1.0, size=(40, 4))
     mean, covariance = returns.mean(axis=0), np.cov(returns.T, bias=True)
@@ -376,5 +389,7 @@ def test_a_group_has_members():
         objectives.equal_opportunity(squares, members, {"A": 0.1, "B": 0})
     with pytest.raises(ValueError, match="shares is empty"):
         objectives.equal_opportunity(squares, members, {})
+    with pytest.raises(ValueError, match="penalty"):
+        objectives.worst_group(squares, members, {"A": 0.5, "B": 0.5}, penalty=0)
     with pytest.raises(ValueError, match=r"members gives the shape \(12, 3\); give \(batch, 2\), as shares has\."):
         objectives.equal_opportunity(squares, third, {"A": 0.1, "B": 0.1}).value(MODEL, clients.upper.rows)

@@ -24,6 +24,7 @@ OTHERS = (
     "hyperrep",
     "loss-tuning",
     "weighted-nodes",
+    "worst-group",
 )
 
 

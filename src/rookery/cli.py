@@ -144,13 +144,13 @@ def demo(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Train three methods on handwritten digits, alike and unlike clients: a table and a picture, in under a minute."""
+    """What nesting is for, in three stories on handwritten digits: a table and a picture, in about a minute."""
     with _border():
         with _told_below():
             result = demonstration.demo(out, progress=not (quiet or json))
         if json:
             print(report.to_json(result.numbers()))
-        _say(quiet, json, result.table(), f"The picture: {result.picture}")
+        _say(quiet, json, result.table(), *result.lines(), f"The picture: {result.picture}")
         if result.stopped:
             _complain(f"Runs stopped early: {'; '.join(result.stopped)}")
             raise typer.Exit(1)

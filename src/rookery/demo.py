@@ -1,68 +1,209 @@
-"""The demo: three methods on handwritten digits, with clients that are alike and clients that are not; one picture."""
+"""The demo: three stories on handwritten digits, in each of which a nested method does what averaging cannot."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rookery import report
-from rookery.algorithms import FedAvg, FedNest, LFedNest
-from rookery.clients import Clients
+from rookery.algorithms import FedAvg, FedBiO, FedDRO, FineTuned, LocalTrain, WeightedNodesProx
 from rookery.solve import Run, solve
-from rookery.tasks import Task, hyperrep
+from rookery.tasks import Task, data_cleaning, weighted_nodes, worst_group
 
-METHODS = (FedNest, LFedNest, FedAvg)
-SPLITS = {"iid": "every client has all ten digits", "shards": "most clients have only two digits"}
-_SHORT = {"iid": "all ten", "shards": "mostly two"}
-GOAL = 0.9  # the accuracy whose price the table gives
+SEEDS = 3
+STEPS = (0.03, 0.1, 0.3, 1.0, 3.0)
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+FINE_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # as many as 3 × 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in a story: what it is in words, and how it is run.
+
+    `chosen` are settings of the method or the task from the grid `searched`, by the images of
+    `benchmarks/demo_search.py`, which are in no test set; `given` are others that differ from the task's defaults.
+    """
+
+    words: str
+    algorithm: type
+    rounds: int
+    chosen: dict[str, Any]
+    searched: dict[str, Sequence[Any]]
+    given: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the algorithm."""
+        return self.algorithm.__name__
+
+
+@dataclass(frozen=True)
+class Story:
+    """A problem, who solves it (the nested method last), and the metric that says how well."""
+
+    name: str
+    make: Callable[..., Task]
+    settings: dict[str, Any]
+    metric: str
+    what: str  # the metric in words
+    entries: tuple[Entry, ...]
+
+    def task(self, entry: Entry, seed: int) -> tuple[Task, Any]:
+        """The task as the method reads it, and the method."""
+        words = entry.chosen | entry.given
+        own = {name: value for name, value in words.items() if not hasattr(entry.algorithm, name)}
+        task = self.make(**self.settings, **own, seed=seed)
+        if type(task.problem) not in entry.algorithm.solves:  # type: ignore[attr-defined]
+            assert task.single_level is not None
+            task = task.single_level
+        return task, task.algorithm(entry.algorithm, **{k: v for k, v in words.items() if k not in own})
+
+    def command(self, entry: Entry) -> str:
+        """What runs the method by itself."""
+        words = self.settings | entry.given | entry.chosen
+        told = "".join(f" --set {name}={_plain(value)}" for name, value in words.items())
+        task = self.make.__name__.replace("_", "-")
+        return f"rookery run {task} --algorithm {entry.name} --rounds {entry.rounds}{told}"
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+CLEANING = Story(
+    "wrong labels",
+    data_cleaning,
+    {"wrong": "clients", "validation": 0.06, "equal": True},
+    "accuracy",
+    "test images read right",
+    (
+        Entry(
+            "FedAvg on all labels",
+            FedAvg,
+            100,
+            {"step": 0.3, "penalty": 1e-2},
+            {"step": STEPS, "penalty": PENALTIES},
+            {"fit": "all", "local_steps": 5},
+        ),
+        Entry(
+            "FedAvg on the checked labels alone",
+            FedAvg,
+            100,
+            {"step": 0.3, "penalty": 1e-4},
+            {"step": STEPS, "penalty": PENALTIES},
+            {"fit": "validation", "local_steps": 5},
+        ),
+        Entry(
+            "nested: learns which labels to trust",
+            FedBiO,
+            100,
+            {"upper_step": 1300.0, "penalty": 1e-4},
+            {"upper_step": (400.0, 1300.0, 4000.0, 13000.0, 40000.0), "penalty": PENALTIES},
+        ),
+    ),
+)
+CLINIC = Story(
+    "a clinic among unlike ones",
+    weighted_nodes,
+    {"setting": 2, "validation": 50},
+    "accuracy",
+    "the clinic's test images read right",
+    (
+        Entry(
+            "FedAvg over all clinics",
+            FedAvg,
+            200,
+            {"step": 1.0},
+            {"step": FINE_STEPS},
+        ),
+        Entry(
+            "the clinic alone",
+            LocalTrain,
+            200,
+            {"step": 2.0},
+            {"step": FINE_STEPS},
+        ),
+        Entry(
+            "FedAvg, fine-tuned by each clinic",
+            FineTuned,
+            200,
+            {"step": 3.0, "personal_step": 3.0},
+            {"step": (1.0, 3.0, 10.0), "personal_step": (1.0, 3.0, 10.0)},
+        ),
+        Entry(
+            "nested: learns whom to learn from",
+            WeightedNodesProx,
+            40,
+            {"model_step": 2.0, "weight_step": 0.4},
+            {"model_step": (1.0, 2.0, 4.0), "weight_step": (0.2, 0.4, 0.8)},
+        ),
+    ),
+)
+ROBUST = Story(
+    "bad scanners",
+    worst_group,
+    {},
+    "worst_accuracy",
+    "the bad scanners' test images read right",
+    (
+        Entry(
+            "FedAvg",
+            FedAvg,
+            100,
+            {"step": 0.3, "penalty": 1e-3},
+            {"step": STEPS, "penalty": PENALTIES},
+            {"local_steps": 20},
+        ),
+        Entry(
+            "FedAvg, groups weighted by hand",
+            FedAvg,
+            100,
+            {"step": 0.1, "penalty": 1e-3},
+            {"step": STEPS, "penalty": PENALTIES},
+            {"local_steps": 20, "count": "groups"},
+        ),
+        Entry(
+            "nested: minds the group served worst",
+            FedDRO,
+            100,
+            {"step": 0.1, "penalty": 1e-4},
+            {"step": STEPS, "penalty": PENALTIES},
+        ),
+    ),
+)
+STORIES = (CLEANING, CLINIC, ROBUST)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo leaves: every evaluation of every run, how long compiling took, and the picture's place.
+    """What the demo leaves: every run's last evaluation, how long compiling took, and the picture's place.
 
     `stopped` names the runs that ended early because a value was not finite.
     """
 
-    history: pd.DataFrame
+    runs: pd.DataFrame
     compiling: float
     picture: Path
     stopped: tuple[str, ...] = ()
 
     def rows(self) -> pd.DataFrame:
-        """One row for each method and split, the mean over the seeds."""
-        rows = []
-        for (method, split), own in self.history.groupby(["method", "split"], sort=False):
-            last = own.groupby("seed").last().mean(numeric_only=True)
-            mean = own.groupby("round")["accuracy"].mean()
-            good = mean.index[mean >= GOAL].tolist()
-            rows.append(
-                {
-                    "method": method,
-                    "split": split,
-                    "accuracy": float(last["accuracy"]),
-                    "exchanges": round(last["exchanges"]),
-                    "megabytes": float(last["bytes"]),
-                    "seconds": float(last["seconds"]),
-                    "rounds_to_goal": int(good[0]) if good else None,
-                }
-            )
-        return pd.DataFrame(rows)
+        """One row for each method of each story: what it brings, and what a run of it costs."""
+        return _rows(self.runs)
 
     def numbers(self) -> dict[str, Any]:
         """The same for `--json`."""
-        rows = self.rows().astype(object).where(self.rows().notna(), None)
         return {
-            "results": rows.to_dict("records"),
+            "results": self.rows().to_dict("records"),
+            "learnt": {story.name: _learnt(self.runs, story) for story in STORIES},
             "compiling_seconds": self.compiling,
             "picture": str(self.picture),
             "stopped": list(self.stopped),
@@ -71,90 +212,82 @@ class Demo:
     def table(self) -> Table:
         """The same for the terminal."""
         rows = self.rows()
-        rounds = rows["rounds_to_goal"].map(lambda r: "never" if pd.isna(r) else f"{r:.0f}")
         shown = pd.DataFrame(
             {
-                "method": rows["method"],
-                "digits per client": rows["split"].map(_SHORT),
-                "accuracy": rows["accuracy"].map(lambda a: f"{100 * a:.1f} %"),
-                f"rounds to {100 * GOAL:.0f} %": rounds,
+                "method": rows["words"],
+                "right": [_percent(m, s) for m, s in zip(rows["mean"], rows["spread"], strict=True)],
+                "rounds": rows["rounds"],
                 "exchanges": rows["exchanges"],
-                "megabytes": rows["megabytes"].map(lambda m: f"{m:.1f}"),
+                "up": rows["bytes_up"].map(report.size),
+                "down": rows["bytes_down"].map(report.size),
                 "seconds": rows["seconds"].map(lambda s: f"{s:.1f}"),
             }
         )
-        count = self.history["seed"].nunique()
-        grid = report.table(shown, f"Handwritten digits, {self.history['round'].max()} rounds, mean of {count} run(s)")
-        grid.caption = f"Seconds of one run; compiling the {len(METHODS)} methods took {self.compiling:.0f} s beside."
+        seeds = self.runs["seed"].nunique()
+        of = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
+        grid = report.table(shown, f"Handwritten digits, {of}")
+        ends = rows.groupby("story", sort=False).tail(1).index
+        for end in ends[:-1]:
+            grid.rows[end].end_section = True
+        grid.caption = (
+            "right: test images read right; in the last story, those of the bad scanners. up, down: by all clients "
+            f"together. seconds: of one run; compiling took {self.compiling:.0f} s beside."
+        )
         grid.caption_justify = "left"
         return grid
 
+    def lines(self) -> list[str]:
+        """What was learnt, and how to run each story's nested method by itself."""
+        told = [f"{story.name.capitalize()}: {_finding(self.runs, story)}" for story in STORIES]
+        enough = (
+            "FedAvg is enough where wrong labels are spread at random, where clinics differ in frequencies alone, and "
+            "where one model can serve all groups: see docs/demo.md."
+        )
+        return [*told, enough, "Each nested method by itself:", *(f"  {s.command(s.entries[-1])}" for s in STORIES)]
 
-def demo(out: str | Path, *, rounds: int = 200, every: int = 10, seeds: int = 3, progress: bool = True) -> Demo:
-    """Train every method on every split, and write the picture and the numbers into the folder `out`."""
+
+def demo(out: str | Path, *, seeds: int = SEEDS, rounds: int | None = None, progress: bool = True) -> Demo:
+    """Run every method of every story, and write the picture and the numbers into the folder `out`.
+
+    `rounds` is the most that a method is given, for a quick look.
+    """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    tasks = {split: hyperrep(partition=split) for split in SPLITS}
-    compiling, frames, stopped = 0.0, [], []
-    with _bar(len(METHODS) * (1 + len(SPLITS) * seeds), progress) as tell:
-        for method in METHODS:
-            own = _alike({split: _reading(task, method) for split, task in tasks.items()})
-            tell(f"{method.__name__}: compiling")
-            begin = time.perf_counter()
-            _train(next(iter(own.values())), method, every, every, seed=0)
-            compiling += time.perf_counter() - begin
-            for split, task in own.items():
+    compiling, rows, stopped = 0.0, [], []
+    with _bar(sum(1 + seeds for story in STORIES for _ in story.entries), progress) as tell:
+        for story in STORIES:
+            for entry in story.entries:
+                count = entry.rounds if rounds is None else min(rounds, entry.rounds)
+                tell(f"{story.name}: compiling {entry.name}")
+                begin = time.perf_counter()
+                train(story, entry, 1, seed=0)
+                compiling += time.perf_counter() - begin
                 for seed in range(seeds):
-                    tell(f"{method.__name__}: {SPLITS[split]}")
-                    run = _train(task, method, rounds, every, seed)
-                    frames.append(report.across(run.history).assign(method=method.__name__, split=split, seed=seed))
+                    tell(f"{story.name}: {entry.words}")
+                    run = train(story, entry, count, seed)
+                    told: dict[Any, Any] = {"story": story.name, "words": entry.words, "algorithm": entry.name}
+                    rows.append({**told, "seed": seed, **run.history.iloc[-1].to_dict()})
                     if run.stopped is not None:
-                        stopped.append(f"{method.__name__}, {split}, seed {seed}: {run.stopped}")
-    history = pd.concat(frames, ignore_index=True)
-    history.to_csv(out / "demo.csv", index=False)
-    return Demo(history, compiling, report.save(draw(history), out / "demo.png"), tuple(stopped))
+                        stopped.append(f"{entry.name}, {story.name}, seed {seed}: {run.stopped}")
+    runs = pd.DataFrame(rows)
+    runs.to_csv(out / "demo.csv", index=False)
+    return Demo(runs, compiling, report.save(draw(runs), out / "demo.png"), tuple(stopped))
 
 
-def _train(task: Task, method: type, rounds: int, every: int, seed: int) -> Run:
+def train(story: Story, entry: Entry, rounds: int, seed: int) -> Run:
+    """One run of a method, evaluated before the first round and after the last."""
+    task, method = story.task(entry, seed)
     return solve(
         task.problem,
         task.clients,
-        task.algorithm(method),
+        method,
         task.init,
         rounds,
-        cohort=task.cohort,
         seed=seed,
         evaluate=task.evaluate,
-        every=every,
+        every=rounds,
         progress=False,
     )
-
-
-def _reading(task: Task, method: type) -> Task:
-    """The task as the method reads it: FedAvg trains all layers as one level."""
-    return task.single_level if method is FedAvg and task.single_level is not None else task
-
-
-def _alike(tasks: dict[str, Task]) -> dict[str, Task]:
-    """The tasks with one problem and one size of client, so that a method is compiled once for all of them."""
-    first = next(iter(tasks.values()))
-    lower = min(int(task.clients.lower_sizes.min()) for task in tasks.values())
-    upper = min(int(task.clients.upper_sizes.min()) for task in tasks.values())
-    return {
-        split: replace(task, problem=first.problem, evaluate=first.evaluate, clients=_cut(task.clients, lower, upper))
-        for split, task in tasks.items()
-    }
-
-
-def _cut(clients: Clients, lower: int, upper: int) -> Clients:
-    held = [clients.client_data(i) for i in range(clients.n)]
-    sizes = {"lower": lower, "upper": upper}
-    levels: dict[str, Any] = {
-        level: [jax.tree.map(lambda a: a[:size], own[level][0]) for own in held]
-        for level, size in sizes.items()
-        if level in held[0]
-    }
-    return Clients(**levels)
 
 
 @contextmanager
@@ -170,33 +303,141 @@ def _bar(steps: int, progress: bool) -> Iterator[Callable[[str], None]]:
         yield tell
 
 
-def draw(history: pd.DataFrame) -> Figure:
-    """The picture: accuracy over rounds and over megabytes, a row for each way to deal out the digits."""
-    fig, axes = report.figure(2, 2, width=9.6, height=7.0)
-    words = {
-        "FedNest": "FedNest: nested, most messages",
-        "LFedNest": "LFedNest: nested, fewer messages",
-        "FedAvg": "FedAvg: not nested, plain averaging",
+# What came of it.
+
+
+def _rows(runs: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for story in STORIES:
+        for entry in story.entries:
+            own = _of(runs, story, entry)
+            cost = {name: own[name].mean() for name in ("bytes_up", "bytes_down", "seconds")}
+            counts = {"rounds": int(own["round"].iloc[0]), "exchanges": int(own["exchanges"].iloc[0])}
+            value = own[story.metric]
+            brings = {"metric": story.metric, "mean": value.mean(), "spread": value.std()}
+            words = {"story": story.name, "words": entry.words, "algorithm": entry.name}
+            rows.append({**words, **brings, **counts, **cost})
+    return pd.DataFrame(rows)
+
+
+def _of(runs: pd.DataFrame, story: Story, entry: Entry) -> pd.DataFrame:
+    return runs[(runs["story"] == story.name) & (runs["words"] == entry.words)]
+
+
+def _percent(mean: float, spread: float) -> str:
+    return f"{100 * mean:.1f} %" if pd.isna(spread) else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
+
+
+def _learnt(runs: pd.DataFrame, story: Story) -> dict[str, float]:
+    """What the nested method learnt beside a model, the mean over the seeds."""
+    names = {
+        CLEANING.name: ("weight_clean", "weight_corrupted"),
+        CLINIC.name: ("similar_weight",),
+        ROBUST.name: ("weight_bad", "accuracy_good"),
     }
-    across = {"rounds": "rounds of training", "bytes": "megabytes sent, all clients together"}
-    for row, (split, description) in zip(axes, SPLITS.items(), strict=True):
-        for ax, (by, what) in zip(row, across.items(), strict=True):
-            for method, own in history[history["split"] == split].groupby("method", sort=False):
-                percent = own.assign(accuracy=100 * own["accuracy"])
-                report.band(ax, percent, by, "accuracy", words[str(method)], **report.style(str(method)))
-            ax.set(ylim=(0, 102), xlim=(0, None), yticks=range(0, 101, 20))
-            report.label(ax, x=what, y="test images read right (%)" if by == "rounds" else "")
-        report.label(row[0], title=description[0].upper() + description[1:])
-    report.legend(axes[0, 0], loc="lower right")
-    runs = history["seed"].nunique()
-    if runs > 1:
-        note = f"A line is the mean of {runs} runs, the shade around it their range."
-        fig.supxlabel(note, fontsize=9, color=report.GREY, x=0.01, ha="left")
-    fig.suptitle(
-        "50 clients learn to read handwritten digits together, and no image leaves its client",
-        fontsize=13,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
+    own = _of(runs, story, story.entries[-1])
+    return {name: float(own[name].mean()) for name in names[story.name]}
+
+
+def _finding(runs: pd.DataFrame, story: Story) -> str:
+    learnt = _learnt(runs, story)
+    if story is CLEANING:
+        right, wrong = learnt.values()
+        return f"a right label ends with a weight of {right:.2f} on average, a wrong one with {wrong:.2f}."
+    if story is CLINIC:
+        return f"the five clinics like this one end with {100 * learnt['similar_weight']:.0f} % of the weight."
+    before = _of(runs, story, story.entries[0])["accuracy_good"].mean()
+    return (
+        f"the bad scanners, a quarter of the clients, count {100 * learnt['weight_bad']:.0f} %; the price: of the good "
+        f"scanners' images {100 * learnt['accuracy_good']:.0f} % are read right, by FedAvg {100 * before:.0f} %."
     )
+
+
+# The picture.
+
+_PALE = "#c4cbd3"
+
+
+def draw(runs: pd.DataFrame) -> Figure:
+    """Three columns, a story each: above, who reads how much right; below, what was learnt, or what it costs."""
+    fig, axes = report.figure(2, 3, width=10.4, height=5.9)
+    fig.set_layout_engine(None)
+    fig.subplots_adjust(left=0.012, right=0.995, top=0.91, bottom=0.1, wspace=0.06, hspace=0.2)
+    titles = {
+        CLEANING.name: "8 of 20 clients have wrong labels:\nnesting finds them",
+        CLINIC.name: "10 of 15 clinics code differently:\nnesting finds the right five",
+        ROBUST.name: "5 of 20 clients have a bad scanner:\nnesting does not give them up",
+    }
+    for ax, story in zip(axes[0], STORIES, strict=True):
+        ax.set_title(titles[story.name], loc="left", fontsize=12, fontweight="bold")
+        _scores(ax, runs, story)
+    _label_weights(axes[1, 0], _of(runs, CLEANING, CLEANING.entries[-1]))
+    _clinic_weights(axes[1, 1], _of(runs, CLINIC, CLINIC.entries[-1]))
+    _price(axes[1, 2], runs)
+    count = runs["seed"].nunique()
+    note = "Handwritten digits; no image leaves its client." + (
+        f" A bar is the mean of {count} runs, a dot one of them." if count > 1 else ""
+    )
+    fig.text(0.012, 0.015, note, fontsize=10, color="#555555")
     return fig
+
+
+def _scores(ax: Axes, runs: pd.DataFrame, story: Story) -> None:
+    """A bar for each method, its words above it, the nested one's in colour."""
+    for k, entry in enumerate(story.entries):
+        values = 100 * _of(runs, story, entry)[story.metric]
+        nested = entry is story.entries[-1]
+        ax.barh(-k, values.mean(), height=0.42, color=report.BLUE if nested else _PALE)
+        if len(values) > 1:
+            ax.plot(values, [-k] * len(values), "o", color="#222222", markersize=3.5, alpha=0.75)
+        weight = "bold" if nested else "normal"
+        ax.text(0.5, -k + 0.25, entry.words, fontsize=10.5, fontweight=weight, va="bottom")
+        ax.text(max(values) + 2, -k, f"{values.mean():.0f} %", fontsize=12, fontweight=weight, va="center")
+    _across(ax, story.what)
+    ax.set(ylim=(-len(story.entries) + 0.6, 0.75))
+
+
+def _across(ax: Axes, words: str, most: float = 100) -> None:
+    """An axis of bars that lie: no numbers but those at the bars."""
+    ax.set(xlim=(0, 1.14 * most), xticks=[], yticks=[])
+    ax.set_xlabel(words, fontsize=10.5, loc="left", style="italic")
+    ax.spines["bottom"].set_visible(False)
+    ax.grid(visible=False)
+
+
+def _label_weights(ax: Axes, own: pd.DataFrame) -> None:
+    kinds = {"right labels": ("weight_clean", report.BLUE), "wrong labels": ("weight_corrupted", report.VERMILION)}
+    for k, (words, (name, colour)) in enumerate(kinds.items()):
+        ax.barh(-k, own[name].mean(), height=0.42, color=colour)
+        ax.text(0.005, -k + 0.25, words, fontsize=10.5, va="bottom")
+        ax.text(own[name].mean() + 0.02, -k, f"{own[name].mean():.2f}", fontsize=12, va="center")
+    _across(ax, "learnt: how much a label counts (0 to 1)", most=1)
+    ax.set(ylim=(-1.4, 0.75))
+
+
+def _clinic_weights(ax: Axes, own: pd.DataFrame) -> None:
+    kinds = weighted_nodes(**CLINIC.settings).groups
+    means = [own[f"weight_{k}"].mean() for k in range(len(kinds))]
+    words = {"minority": "codes as this clinic does", "majority": "codes differently"}
+    for k, (kind, mean) in enumerate(zip(kinds, means, strict=True)):
+        like = kind == "minority"
+        first = kinds.index(kind) == k
+        ax.bar(k, mean, color=report.BLUE if like else report.VERMILION, label=words[kind] if first else None)
+    ax.axhline(1 / len(kinds), color=report.GREY, linewidth=1, linestyle=":")
+    ax.text(
+        len(kinds) - 0.5, 1 / len(kinds) + 0.004, "if all counted the same", fontsize=10, color="#555555", ha="right"
+    )
+    ax.legend(frameon=False, fontsize=10.5, loc="upper right", bbox_to_anchor=(1.02, 0.9), handlelength=0.8)
+    ax.set(xticks=[], yticks=[], ylim=(0, 1.15 * max(means)))
+    ax.set_xlabel("learnt: how much each clinic counts", fontsize=10.5, loc="left", style="italic")
+
+
+def _price(ax: Axes, runs: pd.DataFrame) -> None:
+    """The good scanners, before and after."""
+    for k, entry in enumerate(ROBUST.entries):
+        values = 100 * _of(runs, ROBUST, entry)["accuracy_good"]
+        ax.barh(-k, values.mean(), height=0.42, color=report.BLUE if k == len(ROBUST.entries) - 1 else _PALE)
+        ax.text(0.5, -k + 0.25, entry.words, fontsize=10.5, va="bottom")
+        ax.text(values.mean() + 1.5, -k, f"{values.mean():.0f} %", fontsize=12, va="center")
+    _across(ax, "the price: good scanners' images read right")
+    ax.set(ylim=(-len(ROBUST.entries) + 0.6, 0.75))

@@ -218,20 +218,11 @@ def equal_opportunity(
     a, gamma = _positive("strength", strength), _positive("smoothing", smoothing)
     if reference not in ("all", "positives"):
         raise ValueError(f'reference={reference!r} is not known; there are: "all", "positives".')
-    if not shares:
-        raise ValueError("shares is empty: name at least one group, {name: its positives' share of all samples}.")
-    for name, share in shares.items():
-        if not (is_number(share) and share > 0):
-            raise ValueError(f"group {name!r} has no members: its share of the samples is {share!r}; leave it out.")
-    each_share = np.array(list(shares.values()), float)
+    each_share = _group_shares(shares)
 
     def inner(x: Any, rows: Rows) -> Any:
         each = per_sample(loss, x, rows)
-        belongs = members(rows)
-        if belongs.shape != (*each.shape, len(shares)):
-            raise ValueError(f"members gives the shape {belongs.shape}; give (batch, {len(shares)}), as shares has.")
-        groups = jnp.mean(each[:, None] * belongs, axis=0) / each_share.astype(each.dtype)
-        return {"all": jnp.mean(each), "groups": groups}
+        return {"all": jnp.mean(each), "groups": _group_means(each, members(rows), each_share)}
 
     def scores(value: Any) -> Float[Array, " groups_and_none"]:
         groups = value["groups"]
@@ -250,6 +241,51 @@ def equal_opportunity(
 
     value = lambda x, rows: problem.f(x, inner(x, rows), rows)
     return Objective(problem, lambda model, level=0.0: (model, None), value, weights)
+
+
+def worst_group(loss: SampleLoss, members: Members, shares: Mapping[str, float], penalty: float = 0.1) -> Objective:
+    """The worst served group: min over x, max over p of Σ p_a L_a − λ KL(p ‖ uniform), which is λ log mean exp(L_a/λ).
+
+    L_a is the mean loss of group a and p is over the groups, however large each is. As a composition g = (L_1, …, L_G),
+    as in `equal_opportunity` with the federation's count of a group, and f = λ log mean exp(·/λ), with ‖∇f‖ ≤ 1.
+
+    Arguments:
+        loss: per sample.
+        members: members(rows) -> (batch, G), 1 where a sample is of the group and 0 elsewhere.
+        shares: for each group, by name and in the order of `members`, its share of all samples: see `group_shares`.
+        penalty: λ; a small one looks at the worst group alone, a large one at the plain mean over the groups.
+
+    `weights` gives p_a by the group's name.
+    """
+    scale = _positive("penalty", penalty)
+    each_share = _group_shares(shares)
+    means = lambda x, rows: _group_means(per_sample(loss, x, rows), members(rows), each_share)
+    problem = Compositional(
+        inner=means, outer=lambda value: scale * (jax.nn.logsumexp(value / scale) - math.log(len(shares)))
+    )
+
+    def weights(x: Any, rows: Rows) -> dict[str, Float[Array, ""]]:
+        return dict(zip(shares, jax.nn.softmax(means(x, rows) / scale), strict=True))
+
+    return Objective(
+        problem, lambda model, level=0.0: (model, None), lambda x, rows: problem.outer(means(x, rows)), weights
+    )
+
+
+def _group_shares(shares: Mapping[str, float]) -> np.ndarray:
+    if not shares:
+        raise ValueError("shares is empty: name at least one group, {name: its share of all samples}.")
+    for name, share in shares.items():
+        if not (is_number(share) and share > 0):
+            raise ValueError(f"group {name!r} has no members: its share of the samples is {share!r}; leave it out.")
+    return np.array(list(shares.values()), float)
+
+
+def _group_means(each: Losses, belongs: Array, shares: np.ndarray) -> Float[Array, " groups"]:
+    """The batch's part of each group's mean loss."""
+    if belongs.shape != (*each.shape, len(shares)):
+        raise ValueError(f"members gives the shape {belongs.shape}; give (batch, {len(shares)}), as shares has.")
+    return jnp.mean(each[:, None] * belongs, axis=0) / shares.astype(each.dtype)
 
 
 def group_shares(clients: Clients, members: Members, names: Sequence[str]) -> dict[str, float]:

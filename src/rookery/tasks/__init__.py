@@ -13,6 +13,7 @@ from rookery.tasks.portfolio import portfolio
 from rookery.tasks.quadratic import quadratic
 from rookery.tasks.task import Task
 from rookery.tasks.weighted_nodes import weighted_nodes
+from rookery.tasks.worst_group import worst_group
 
 __all__ = [
     "Task",
@@ -28,4 +29,5 @@ __all__ = [
     "portfolio",
     "quadratic",
     "weighted_nodes",
+    "worst_group",
 ]

@@ -96,6 +96,8 @@ def data_cleaning(
     seed: int = 0,
     data: str = "digits",
     equal: bool = False,
+    wrong: str = "samples",
+    fit: str = "training",
     data_dir: str | Path | None = None,
 ) -> Task:
     """Which training samples deserve trust? A linear classifier of digits, some of whose labels are wrong.
@@ -111,21 +113,27 @@ def data_cleaning(
     Arguments:
         clients: how many (None: 20 for digits, 100 for MNIST, of which 10 take part in a round).
         partition: "iid", "shards" or "dirichlet", by the right labels.
-        corrupted: ρ, the fraction of the training labels that is changed to another class, each equally likely.
+        corrupted: ρ, the fraction of the training labels that is wrong.
         validation: which part of a client's samples is validation data, never corrupted.
         penalty: of the lower level.
         seed: of the split and of the corruption.
         data: "digits", scikit-learn's bundled ones, 8×8; or "mnist", 28×28.
         equal: leave out a few samples so that all clients have as many as the smallest.
+        wrong: which labels are: "samples", drawn anywhere and changed to another class, each equally likely; or
+            "clients", all training labels of a fraction ρ of the clients, each off by one (0 for 1, …, 9 for 0).
+        fit: what single-level methods train on: "training", the samples with the wrong labels; "validation", the others
+            alone; or "all".
         data_dir: where the MNIST files are; see `rookery.data.load`.
 
     `Task.evaluate` gives `accuracy` and `loss` on test images that no client has; `validation_loss`, the upper level's
     own; and, if some labels are corrupted, `auc`, the chance that a clean sample has a larger weight than a corrupted
     one (a tie counts half), and the mean weight of either kind, `weight_clean` and `weight_corrupted`.
-    `Task.single_level` trains the same classifier on the corrupted labels, without weights.
+    `Task.single_level` trains the same classifier without weights, on the samples that `fit` says.
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
+    choice("wrong", wrong, dict.fromkeys(("samples", "clients")))
+    choice("fit", fit, dict.fromkeys(("training", "validation", "all")))
     if not 0 <= corrupted < 1:
         raise ValueError(f"corrupted={corrupted!r} is not a fraction: give a number from 0 to below 1.")
     if not 0 < validation < 1:
@@ -146,8 +154,13 @@ def data_cleaning(
         train.append(mixed[:cut])
         upper.append({"image": images[mixed[cut:]], "label": labels[mixed[cut:]]})
     right = labels[np.concatenate(train)]
-    noisy = noisy_labels(right, corrupted, int(rng.integers(2**31)), classes=10)
-    ends = np.cumsum([len(own) for own in train])
+    sizes = [len(own) for own in train]
+    if wrong == "clients":
+        bad = rng.permutation(clients) < round(corrupted * clients)
+        noisy = np.where(np.repeat(bad, sizes), (right + 1) % 10, right).astype(right.dtype)
+    else:
+        noisy = noisy_labels(right, corrupted, int(rng.integers(2**31)), classes=10)
+    ends = np.cumsum(sizes)
     lower: list[Any] = [
         {
             "image": images[own],
@@ -165,7 +178,7 @@ def data_cleaning(
     single = Task(
         name="data-cleaning",
         problem=_unweighted_problem(penalty),
-        clients=Clients(upper=[{"image": own["image"], "label": own["label"]} for own in lower], weights="size"),
+        clients=Clients(upper=_fitted(lower, upper, fit), weights="size"),
         init=y,
         evaluate=lambda y, _: evaluate(None, y),
         defaults={"step": settings.step, "local_steps": 10},
@@ -181,6 +194,16 @@ def data_cleaning(
         single_level=single,
         **common,
     )
+
+
+def _fitted(training: list[Any], validation: list[Any], fit: str) -> list[Any]:
+    """Each client's samples for single-level methods."""
+    if fit == "validation":
+        return validation
+    alone = [{"image": own["image"], "label": own["label"]} for own in training]
+    if fit == "training":
+        return alone
+    return [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(alone, validation, strict=True)]
 
 
 def cleaning_metrics(images: np.ndarray, labels: np.ndarray, validation: Any, wrong: Bool[np.ndarray, " n"]) -> Any:
