@@ -245,6 +245,8 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in value]
     if isinstance(value, bool | str | int) or value is None:
         return value
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, np.integer):
