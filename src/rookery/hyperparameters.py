@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.arguments import is_number
 from rookery.clients import Count
 from rookery.fed import Algorithm, Epochs
 
@@ -30,7 +31,7 @@ def split(algorithm: Algorithm) -> Split:
     traced: dict[str, Any] = {}
     for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
-        if _is_float(field, value):
+        if _is_float(field, value) or _is_scalar(value):  # a float takes the variables' type, whatever its own
             traced[field.name] = float(value)
         elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
             traced[field.name] = jnp.asarray(value)
@@ -58,6 +59,10 @@ def _is_float(field: Any, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or field.type is float or float in typing.get_args(field.type)
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "dtype") and np.ndim(value) == 0 and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def _positive(value: Any) -> str | None:
@@ -89,7 +94,7 @@ def _bounds(value: Any) -> str | None:
 
 def _local_steps(value: Any) -> str | None:
     if isinstance(value, Epochs):
-        return None if value.passes > 0 else "Epochs of a positive number"
+        return None if is_number(value.passes) and value.passes > 0 else "Epochs of a positive number"
     if isinstance(value, tuple):
         good = len(value) == 2 and all(isinstance(v, int) for v in value) and 1 <= value[0] <= value[1]
         return None if good else "a range (low, high) of integers with 1 <= low <= high"
@@ -229,7 +234,7 @@ MEANINGS: dict[str, str] = {
     "upper_step": "step size on x",
     "lower_step": "step size on y",
     "server_step": "step size of the server, on what the clients' steps came to",
-    "hessian_step": "step of the series for the inverse Hessian of g in y: at most 1/its largest eigenvalue; auto: estimated",
+    "hessian_step": "step of the series for the inverse Hessian in y, at most 1/its largest eigenvalue, or auto",
     "local_steps": "steps of a client between two exchanges: a number, a range, epochs, or one number for each client",
     "lower_local_steps": "local steps on y: a number, a range, epochs, or one number for each client",
     "upper_local_steps": "local steps on x: a number, a range, epochs, or one number for each client",
@@ -299,21 +304,30 @@ MEANINGS: dict[str, str] = {
 }
 
 
-def _first_value(name: str, field: Any, schedule: Callable[[Count], Any]) -> float:
+def _first_value(name: str, field: Any, schedule: Callable[[Count], Any], kind: Any) -> float:
     if float not in typing.get_args(field.type):
         raise ValueError(f"{name}: {field.name} is a function; only a step size may be a schedule (round -> float).")
     try:
-        shape = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
-        return float(schedule(0)) if shape.shape == () else float("nan")
+        made = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
+        first, shape = schedule(0), made.shape
     except Exception as error:
+        said = str(error).strip().splitlines() or [""]
         raise ValueError(
-            f"{name}: the schedule {field.name} can't be compiled ({type(error).__name__}): it is given the round as a "
-            "traced integer, so write it with jax.numpy, jnp.where and the like, or take one of optax's."
+            f"{name}: the schedule {field.name} can't be compiled ({type(error).__name__}: {said[0]}): it is given the "
+            "round as a traced integer, so write it with jax.numpy, jnp.where and the like, or take one of optax's."
         ) from error
+    if shape != ():
+        raise ValueError(f"{name}: the schedule {field.name} returns an array of shape {shape}; return one number.")
+    if made.dtype == np.float64 and not made.weak_type and kind is not None and jnp.finfo(kind).bits < 64:
+        raise ValueError(
+            f"{name}: the schedule {field.name} returns float64, and the variables are {np.dtype(kind)}: return "
+            "jnp.float32(...), or start from float64."
+        )
+    return float(first)
 
 
-def check(algorithm: Algorithm, n: int) -> None:
-    """Raise ValueError at the first hyperparameter that is not what its word asks for."""
+def check(algorithm: Algorithm, n: int, kind: Any = None) -> None:
+    """Raise ValueError at the first hyperparameter that is not what its word asks for; `kind`: the variables' type."""
     name = type(algorithm).__name__
     for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
         value = getattr(algorithm, field.name)
@@ -326,7 +340,7 @@ def check(algorithm: Algorithm, n: int) -> None:
             rule = _count(1)  # a method whose clients all take as many
         where = ""
         if callable(value) and rule is not _optimizer:
-            where, value = " in round 0", _first_value(name, field, value)
+            where, value = " in round 0", _first_value(name, field, value, kind)
         expected = rule(value)
         if expected:
             raise ValueError(f"{name}: {field.name}={value!r}{where} is not {expected}.")

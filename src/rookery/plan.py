@@ -16,6 +16,7 @@ from rookery import fed, hyperparameters, jaxprs, ledger, words
 from rookery.clients import Clients
 from rookery.fed import Book, Fed, Keys, PerClient, Threaded
 from rookery.ledger import Entries, Entry
+from rookery.metrics import check_numbers
 from rookery.problems import Problem, unconstrained
 
 
@@ -252,8 +253,7 @@ def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hy
 
 
 def _numbers(metrics: Any) -> dict[str, Array]:
-    if not isinstance(metrics, dict) or any(not isinstance(name, str) or jnp.ndim(v) for name, v in metrics.items()):
-        raise TypeError("evaluate_client must return a dict of numbers, {name: number}.")
+    check_numbers("evaluate_client", metrics)
     return {name: jnp.asarray(value, fed.accumulator(jnp.result_type(value))) for name, value in metrics.items()}
 
 

@@ -51,9 +51,7 @@ def find_task(name: str) -> Found:
     if isinstance(thing, Task):
         return Found(name, reference, lambda: thing, {})
     if not callable(thing) or isinstance(thing, type):
-        raise ValueError(
-            f"{name} is {_kind(thing)}; a task is a function that returns a rookery.tasks.Task, or a Task."
-        )
+        raise ValueError(f"{name} is {_kind(thing)}; a task is a Task of rookery.tasks, or a function returning one.")
     return Found(name, reference, thing, {})
 
 
@@ -204,9 +202,7 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ValueError(
-                f"There is no module {name!r}; a file's name ends in .py, as in hospital.py:task."
-            ) from None
+            raise ValueError(f"There is no module {name!r}; of a file give the whole name: hospital.py:task.") from None
         raise
 
 

@@ -1,12 +1,13 @@
 """`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
 
+import os
 import re
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,13 @@ import numpy as np
 
 from rookery import checkpoints
 from rookery.channel import Channel, Faults
-from rookery.checks import check_run, start_values
+from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines import default_engine
 from rookery.engines.engine import Engine, Job, Session
 from rookery.fed import Algorithm
 from rookery.ledger import COUNTED, Ledger
-from rookery.metrics import Direction, direction
+from rookery.metrics import Direction, check_numbers, direction
 from rookery.problems import Problem, required_arguments
 from rookery.variables import Taken, taken
 
@@ -200,8 +201,18 @@ def solve(
     engine = default_engine() if engine is None else engine
     if isinstance(engine, type) or not hasattr(engine, "open"):
         raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
-    if callable(callbacks):
-        raise TypeError("callbacks is a function; give a list of functions.")
+    if callable(callbacks) or not isinstance(callbacks, Iterable):
+        given = "a function" if callable(callbacks) else repr(callbacks)
+        raise TypeError(f"callbacks is {given}; give a list of functions.")
+    for callback in callbacks:
+        check_function("a callback", callback, "run")
+    if evaluate is not None:
+        check_function("evaluate", evaluate, "x, y", "x, y, memory")
+    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if own is not None and not hasattr(own, "encode"):
+            raise TypeError(f"channel is {own!r}; give rk.clip(...), rk.gaussian(...), a chain of them, or a dict.")
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a file.")
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
@@ -227,6 +238,8 @@ def solve(
         done, saved, extra, best = checkpoints.load(checkpoint, identity, session.save(), record.seen(session), rounds)
         session.restore(saved, done)
         record.restore(extra, best)
+        if done % every and done < rounds:  # Ctrl-C came between two evaluations: the whole run has none there
+            record.rows.pop()
     else:
         record.evaluate(session)
 
@@ -290,8 +303,7 @@ def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | Non
     """`evaluate_client` as engines take it: measure(client, x, y, memory), of variables."""
     if evaluate_client is None:
         return None
-    if not callable(evaluate_client):
-        raise TypeError(f"evaluate_client is {evaluate_client!r}; give a function of (client, x, y).")
+    check_function("evaluate_client", evaluate_client, "client, x, y", "client, x, y, memory")
     sees, given = required_arguments(evaluate_client), evaluate_client
     return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
 
@@ -350,8 +362,7 @@ class _Record:
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
         own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
         metrics = {} if self._evaluate is None else self._evaluate(*own)
-        if not isinstance(metrics, dict) or any(np.ndim(value) for value in metrics.values()):
-            raise TypeError("evaluate must return a dict of numbers, {name: number}.")
+        check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
         for name, value in (over_clients(session.measure(), self._weights) if self.measures else {}).items():
             if name in metrics:

@@ -69,9 +69,7 @@ def _entries(path: Path, given: Any) -> dict[str, str]:
     for name, value in given.items():
         value = "..".join(map(str, value)) if isinstance(value, list) and len(value) == 2 else value
         if not isinstance(value, str | int | float):
-            raise ValueError(
-                f"{path}: {name} = {value!r} is not a number, a word, true or false, or a pair of numbers."
-            )
+            raise ValueError(f"{path}: {name} = {value!r} is no number, word, true or false, or pair of numbers.")
         entries[name.strip().replace("-", "_")] = str(value).lower() if isinstance(value, bool) else str(value)
     return entries
 

@@ -31,7 +31,7 @@ def list_names(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, tasks, experiments or datasets; or one algorithm or task, your own, too: hospital.py:task."
+            help="algorithms, tasks, experiments or datasets; or one algorithm or task, also your own: fedx.py:FedX."
         ),
     ] = None,
     json: AsJson = False,

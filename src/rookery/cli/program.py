@@ -64,7 +64,7 @@ class Command(TyperCommand):
     def _check_values(self, args: list[str]) -> None:
         """Raise ValueError if an option is followed by another one in the place of its value, or by nothing."""
         options = {name: param for param in self.params for name in param.opts if name.startswith("-")}
-        for word, after in zip(args, [*args[1:], None], strict=True):
+        for word, after in zip(args, [*args[1:], None], strict=False):
             if word == "--":
                 return
             name, sign, value = word.partition("=")

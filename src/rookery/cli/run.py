@@ -139,7 +139,7 @@ def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any]) -> 
     Hyperparameters that --set can't express are left out: they are the task's or the algorithm's own.
     """
     names = ("clients", "partition")
-    own = {"task": asked.named.reference, "algorithm": asked.algorithm.reference}
+    own: dict[str, Any] = {"task": asked.named.reference, "algorithm": asked.algorithm.reference}
     own |= {name: asked.arguments.get(name) for name in names}
     method = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
     given = {name: value for name, value in asked.arguments.items() if name not in (*names, "seed")}
@@ -196,8 +196,9 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
+            process = lock.read().strip() or "unknown"
             raise ValueError(
-                f"{folder}: this run is under way, in process {lock.read().strip() or 'unknown'}; wait for it, or stop it."
+                f"{folder}: this run is under way, in process {process}; wait for it, or stop it."
             ) from None
         except OSError:  # a file system without locks
             pass

@@ -108,7 +108,7 @@ def tune(
             (folder / "best.toml").write_text(repeated(asked, options, told["best"]), encoding="utf-8")
         if json:
             print(report.to_json({**told, "candidates": found.table.to_dict("records")}))
-        say(quiet, json, *_tuned(found, asked, told, picture))
+        say(quiet, json, *_tuned(found, asked, told, picture, candidates))
         if found.best is None:
             complain(f"All {len(found.table)} candidates diverged. Search smaller steps: {told['next']}")
             raise typer.Exit(1)
@@ -180,7 +180,7 @@ def _told(asked: Asked, found: rk.Tuning, base: list[str], more: list[str], fold
     }
 
 
-def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path) -> list[Any]:
+def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path, candidates: int) -> list[Any]:
     """A search for the terminal: the best candidates and the one that was set, how it went, and what to do next."""
     names, rungs = list(found.search), [name for name in found.table.columns if name.startswith("round ")]
     columns: dict[str, list[Any]] = {"": [*names, *rungs]}
@@ -193,6 +193,8 @@ def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path) 
             columns[", ".join(words)] = ["" if pd.isna(row[name]) else row[name] for name in [*names, *rungs]]
     seconds = f"{found.seconds:.0f} s, {found.compiling:.0f} of them compiling"
     tried = f"{found.diverged} of {len(found.table)} diverged. It took {seconds}."
+    if len(found.table) < candidates:
+        tried += f" (Of at most {candidates}: the values of the step sizes form a grid, and the next has more.)"
     title = f"{asked.title}: {found.metric}, the best of {len(found.table)} candidates"
     said = [report.table(pd.DataFrame(columns), title), tried, f"The picture: {picture}"]
     if told["run"]:
