@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong in the first hour: one clear line each, nothing lost, no file touched that was not named."""
+"""What a newcomer gets wrong in the first hour: one clear line each, and no file is touched that was not named."""
 
 import fcntl
 import json
@@ -150,7 +150,7 @@ COMMANDS = [
     ("run dro-imbalanced --set few=5000", "few=5000: a rare class keeps at least 1 sample"),
     (f"{QUADRATIC} --server-optimizer adam:-1", "give a positive step size after the name"),
     # Names.
-    ("run quadratik", "There is no task 'quadratik'; did you mean quadratic?"),
+    ("run quadratik", "There is no task 'quadratik'; did you mean quadratic or minimax-quadratic?"),
     ("run quadratic -a FedNets", "There is no algorithm 'FedNets'; did you mean"),
     ("run quadratic -a FedAvg", "FedAvg does not solve Bilevel problems"),
     ("run quadratic --algorthm FedNest", "No such option"),
@@ -170,8 +170,8 @@ COMMANDS = [
     ("run own.py:number", "own.py:number is a int; a task is a Task of rookery.tasks, or a function returning one"),
     ("run own.py:Plain", "own.py:Plain is the class Plain; a task is"),
     ("run own.py:pair", "own.py:pair returns a tuple; it must return a rookery.tasks.Task"),
-    ("run own.py:fails", "own.py:fails failed: KeyError: 'key' (own.py, line 24)"),
-    ("run own.py:measures -a FedAvg", "KeyError: 'key' (own.py, line 28)"),
+    ("run own.py:fails", "own.py:fails failed: KeyError: 'key' (own.py, line 21)"),
+    ("run own.py:measures -a FedAvg", "KeyError: 'key' (own.py, line 25)"),
     ("run own.py:task", "own.py:task needs a value for n: --set n=..."),
     ("run own.py:task --clients 3", "The task own.py:task has no clients; its settings are: n, seed"),
     ("run broken.py:task", "broken.py can't be loaded: SyntaxError"),

@@ -145,13 +145,17 @@ def _refer(text: str) -> tuple[str, str, Any]:
     where, _, name = text.rpartition(":")
     if text.endswith(".py"):
         where, name = text, ""
+    is_file = where.endswith(".py")
+    if is_file and not Path(where).is_file():
+        raise ValueError(f"There is no file {Path(where).absolute()}.")
     try:
-        module = _file(Path(where)) if where.endswith(".py") else _module(where)
-    except ValueError:
-        raise
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
+        module = _file(Path(where)) if is_file else _module(where)
+    except (Exception, SystemExit) as error:
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if not is_file and lacking is not None and f"{where}.".startswith(f"{lacking}."):
+            raise ValueError(
+                f"There is no module {where!r}; of a file give the whole name: hospital.py:task."
+            ) from None
         raise ValueError(f"{where} can't be loaded: {_where(error)}") from error
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     own += [key for key, value in vars(module).items() if isinstance(value, Task)]
@@ -160,7 +164,7 @@ def _refer(text: str) -> tuple[str, str, Any]:
         raise ValueError(f"{text} is a file; say what in it, as in {where}:{own[0] if own else 'task'}.")
     if not hasattr(module, name):
         raise ValueError(f"{where} has no {name!r}; {_nearest(name, own) if own else 'it defines nothing.'}")
-    if where.endswith(".py"):
+    if is_file:
         return f"{Path(where).name}:{name}", f"{Path(where).resolve()}:{name}", getattr(module, name)
     return text, text, getattr(module, name)
 
@@ -168,8 +172,6 @@ def _refer(text: str) -> tuple[str, str, Any]:
 def _file(path: Path) -> ModuleType:
     """The module of a file, loaded once; files beside it can be imported."""
     path = path.resolve()
-    if not path.is_file():
-        raise ValueError(f"There is no file {path}.")
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module
@@ -198,12 +200,7 @@ def _file(path: Path) -> ModuleType:
 def _module(name: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ValueError(f"There is no module {name!r}; of a file give the whole name: hospital.py:task.") from None
-        raise
+    return importlib.import_module(name)
 
 
 @contextmanager
