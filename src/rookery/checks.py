@@ -159,11 +159,14 @@ def _check_projection(problem: Problem, x: Any) -> None:
         made = jax.eval_shape(project, x)
     except Exception as error:
         raise ValueError(f"{where} fails on init: {_first_line(error)} (x is {_shape(x)}.)") from error
-    kinds = [[(a.shape, a.dtype) for a in jax.tree.leaves(value)] for value in (x, made)]
-    structures: list[Any] = [jax.tree.structure(value) for value in (x, made)]
-    if structures[0] != structures[1] or kinds[0] != kinds[1]:
-        said = ["; ".join(f"{shape} {dtype}" for shape, dtype in kind) or "nothing" for kind in kinds]
-        raise ValueError(f"{where} returns {said[1]}, and x is {said[0]}: structure, shape and type must stay.")
+    was, is_ = (_kinds(value) for value in (x, made))
+    if was != is_:
+        raise ValueError(f"{where} returns {is_ or 'nothing'}, and x is {was}: structure, shape and type must stay.")
+
+
+def _kinds(value: Any) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return "; ".join(f"{jax.tree_util.keystr(path)} {a.shape} {a.dtype}".strip() for path, a in leaves)
 
 
 def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> None:
@@ -176,6 +179,8 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         raise TypeError(f"algorithm is the word {algorithm!r}; give the method itself: rk.{algorithm}(...).")
     if not hasattr(algorithm, "solves"):
         raise TypeError(f"algorithm is {algorithm!r}; give a method, as rk.FedNest(...) is.")
+    for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
+        check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
     solves = algorithm.solves
     if not isinstance(problem, solves):
         can = ", ".join(cls.__name__ for cls in solves) or "nothing"

@@ -141,6 +141,13 @@ def _optimizer(value: Any) -> str | None:
     return None if value is None or is_optimizer(value) else "an optimizer of optax's, as optax.adam(1e-3) is, or None"
 
 
+# What a field without a rule may be, by its type.
+_BY_TYPE: dict[Any, Callable[[Any], str | None]] = {
+    float: lambda value: None if is_number(value) or _is_scalar(value) else "a number",
+    int: lambda value: None if isinstance(value, int | np.integer) and not isinstance(value, bool) else "an integer",
+    bool: _boolean,
+}
+
 # An optimizer has a step size of its own, in the place of this one.
 REPLACED = {"optimizer": "step", "lower_optimizer": "lower_step", "upper_optimizer": "upper_step"}
 
@@ -305,7 +312,7 @@ MEANINGS: dict[str, str] = {
 
 
 def _first_value(name: str, field: Any, schedule: Callable[[Count], Any], kind: Any) -> float:
-    if float not in typing.get_args(field.type):
+    if field.type is not float and float not in typing.get_args(field.type):
         raise ValueError(f"{name}: {field.name} is a function; only a step size may be a schedule (round -> float).")
     try:
         made = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
@@ -334,6 +341,8 @@ def check(algorithm: Algorithm, n: int, kind: Any = None) -> None:
         rule = RULES.get(field.name)
         if typing.get_origin(field.type) is Literal:
             rule = _one_of(*typing.get_args(field.type))  # a method may have some of a word's choices only
+        if rule is None:
+            rule = _BY_TYPE.get(field.type)
         if rule is None or (value is None and type(None) in typing.get_args(field.type)):
             continue
         if field.type is int and rule is _local_steps:

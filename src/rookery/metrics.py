@@ -48,7 +48,11 @@ def check_numbers(source: str, metrics: Any) -> None:
         kind = getattr(value, "dtype", None) or np.asarray(value).dtype
         real = any(jnp.issubdtype(kind, own) for own in (jnp.bool_, jnp.integer, jnp.floating))
         if np.shape(value) or not real:
-            shown = f"an array of shape {np.shape(value)}" if np.shape(value) else f"a {type(value).__name__} ({value})"
+            shown = (
+                f"an array of shape {np.shape(value)}"
+                if np.shape(value)
+                else f"a {type(value).__name__} ({value!s:.40})"
+            )
             raise TypeError(f"{asked}; {name!r} is {shown}.")
 
 

@@ -183,6 +183,9 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
             book.threaded = book.threaded._replace(memory=memory)
         state = jax.tree.map(jaxprs.strong, algorithm.init(everyone, x, y, given.key))
+        if not (hasattr(state, "x") and hasattr(state, "y")):
+            name = type(setting.algorithm).__name__
+            raise TypeError(f"{name}.init returns a {type(state).__name__}; a state is a NamedTuple with x and y.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         return book, Made(Carry(state, book.threaded.memory, client, jax.tree.map(jnp.asarray, states[1])))
 
