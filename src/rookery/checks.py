@@ -179,8 +179,6 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         raise TypeError(f"algorithm is the word {algorithm!r}; give the method itself: rk.{algorithm}(...).")
     if not hasattr(algorithm, "solves"):
         raise TypeError(f"algorithm is {algorithm!r}; give a method, as rk.FedNest(...) is.")
-    for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
-        check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
     solves = algorithm.solves
     if not isinstance(problem, solves):
         can = ", ".join(cls.__name__ for cls in solves) or "nothing"
@@ -188,6 +186,8 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         if Bilevel in solves and hasattr(problem, "as_bilevel"):
             way = " Give it problem.as_bilevel()."
         raise ValueError(f"{name} does not solve {kind} problems (it solves: {can}).{way}")
+    for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
+        check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
     scope = getattr(problem, "lower_scope", getattr(problem, "inner_scope", "global"))
     if scope not in ("global", "client"):
         raise ValueError(f'{kind}: scope {scope!r} is not known; give "global" or "client".')
