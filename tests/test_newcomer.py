@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli, report
+from rookery.experiments import EXPERIMENTS
+from rookery.experiments.experiment import runs_folder
 
 QUADRATIC = "run quadratic -a LFedNest --clients 3 --rounds 2"
 TUNE = "tune quadratic -a LFedNest --clients 3 --rounds 4"
@@ -54,6 +56,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("damaged").mkdir()
         Path("damaged", "run.json").write_text(Path("done", "run.json").read_text())
         Path("damaged", "history.csv").write_text("a,b\n1,2\n")
+        Path("short").mkdir()
+        Path("short", "run.json").write_text('{"task": "q", "algorithm": "a", "metric": "distance"}')
+        Path("short", "history.csv").write_text(Path("done", "history.csv").read_text())
         Path("searched").mkdir()
         Path("searched", "tuning.json").write_text("{}")
         Path("full").mkdir()
@@ -216,6 +221,7 @@ COMMANDS = [
     ("compare empty", "empty is not a run: its run.json says nothing of task"),
     ("compare list", "list is not a run: its run.json says nothing of task"),
     ("compare part", "part is not a run: its run.json says nothing of algorithm"),
+    ("compare short", "short is not a run of `rookery run`: its run.json lacks cohort"),
     ("compare damaged", "damaged is not a run: its history.csv or run.json is damaged"),
     ("compare done --by colour", "There is no measure 'colour'"),
     ("compare done --out done.txt", "a picture's name ends in .png, .pdf or .svg"),
@@ -272,6 +278,14 @@ def test_reproductions_of_two_scales_have_two_folders(tmp_path: Path, monkeypatc
         assert invoke(f"reproduce {line} --quiet").exit_code == 0
     assert asked == [Path("runs/fednest-fig4"), Path("runs/fednest-fig4-quick"), Path("new/folder")]
     assert not list(tmp_path.iterdir())  # nothing beside what was named
+
+
+def test_an_experiment_stores_its_runs_where_it_was_told_to(tmp_path: Path) -> None:
+    """Beside --out only where experiments of a family share a folder already."""
+    family = EXPERIMENTS["fednest-fig2a"]
+    assert runs_folder(family, tmp_path / "a") == tmp_path / "a" / "runs"
+    (tmp_path / f"{family.family}-runs").mkdir()
+    assert runs_folder(family, tmp_path / "a") == tmp_path / f"{family.family}-runs"
 
 
 def test_json_has_paths_as_text() -> None:

@@ -309,12 +309,9 @@ def read_description(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a run: no readable run.json, as `rookery run --out` writes it.") from error
-    needed = {"task": str, "algorithm": str, "task_settings": dict, "hyperparameters": dict, "seed": int, "cohort": int}
-    lacking = [
-        name for name, kind in needed.items() if not isinstance(found, dict) or type(found.get(name)) is not kind
-    ]
+    lacking = [name for name in ("task", "algorithm") if not isinstance(found, dict) or name not in found]
     if lacking:
-        raise ValueError(f"{folder} is not a run: its run.json says nothing of {lacking[0].replace('_', ' ')}.")
+        raise ValueError(f"{folder} is not a run: its run.json says nothing of {lacking[0]}.")
     return found
 
 

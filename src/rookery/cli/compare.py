@@ -25,6 +25,10 @@ def compare(
     with border():
         by = find("measure", by, report.ACROSS)[0]
         saved = [report.read_run(folder) for folder in runs]
+        for folder, (description, _) in zip(runs, saved, strict=True):
+            lacking = {"task_settings", "hyperparameters", "seed", "cohort"} - description.keys()
+            if lacking:
+                raise ValueError(f"{folder} is not a run of `rookery run`: its run.json lacks {min(lacking)}.")
         common = [m for m in report.metrics(saved[0][1]) if all(m in history for _, history in saved)]
         if not common:
             raise ValueError("These runs have no metric in common.")
