@@ -64,7 +64,9 @@ def test_lists_as_json(what):
 
 def test_list_of_one_algorithm_gives_its_settings():
     entries = json.loads(invoke("list", "fednest", "--json").stdout)["FedNest"]
-    assert {"setting": "neumann", "default": "sum"} in entries
+    (row,) = [entry for entry in entries if entry["setting"] == "neumann_terms"]
+    assert (row["default"], row["in its paper"]) == ("5", "N")
+    assert "terms of that series" in row["meaning"]
 
 
 # Runs.
@@ -166,7 +168,7 @@ def test_what_a_stopped_run_leaves(tmp_path, monkeypatch):
         run.stopped = "round 6: x is not finite"
         return run
 
-    monkeypatch.setattr(cli, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 6, "--out", tmp_path / "r", "--quiet")
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("rookery: The run stopped: round 6: x is not finite. Try smaller steps")
@@ -190,7 +192,7 @@ def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch
     def solve(*given, evaluate, **options):
         return rk.solve(*given, evaluate=lambda x, y: {**evaluate(x, y), "distance": np.nan}, **options)
 
-    monkeypatch.setattr(cli, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 2, "--json")
     assert result.exit_code == 0
     assert "distance is not finite from round 0 on" in result.stderr
@@ -226,7 +228,7 @@ def test_a_lower_level_of_each_clients_own():
     [
         (["run", "quadratik"], "did you mean quadratic"),
         (["run", "quadratic", "--algorithm", "LFedNset"], "LFedNest"),
-        (["run", "quadratic", "--algorithm", "zzz"], "there are: A"),
+        (["run", "quadratic", "--algorithm", "zzz"], "there are: AccFCSGM, AdaFBiO, AFL"),
         (["run", "quadratic", "--set", "uper_step=1"], "did you mean upper_step"),
         (["run", "quadratic", "--algorithm", "FedAvg"], "does not solve Bilevel"),
         (["run", "quadratic", "--partition", "iid"], "has no partition"),
@@ -284,7 +286,7 @@ def test_bad_settings(setting, said):
     ],
 )
 def test_values(text, value):
-    read = cli.value_of(text)
+    read = cli.asked.value_of(text)
     assert read == value
     assert type(read) is type(value)
 
@@ -313,16 +315,16 @@ class BilevelOnly:
 
 
 def test_minimax_is_handed_over_as_bilevel_and_said_so():
-    task, note = cli._fit(rk.tasks.minimax_quadratic(clients=3), BilevelOnly)
+    task, note = cli.asked.fit(rk.tasks.minimax_quadratic(clients=3), BilevelOnly)
     assert isinstance(task.problem, rk.Bilevel)
     assert "handed over as one" in note
-    unchanged, note = cli._fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
+    unchanged, note = cli.asked.fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
     assert isinstance(unchanged.problem, rk.Minimax)
     assert note == ""
 
 
 def test_single_level_methods_get_the_single_level_reading():
-    task, _ = cli._fit(rk.tasks.hyperrep(clients=5), rk.FedAvg)
+    task, _ = cli.asked.fit(rk.tasks.hyperrep(clients=5), rk.FedAvg)
     assert isinstance(task.problem, rk.SingleLevel)
 
 
@@ -406,8 +408,8 @@ def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, m
     for name, value in {"XDG_CACHE_HOME": "cache", **variables}.items():
         monkeypatch.setenv(name, value if value == "off" else str(tmp_path / value))
     given = {}
-    monkeypatch.setattr(cli.jax, "config", SimpleNamespace(update=given.__setitem__))
-    cli._keep_compiled()
+    monkeypatch.setattr(cli.program.jax, "config", SimpleNamespace(update=given.__setitem__))
+    cli.program.keep_compiled()
     at = given.pop("jax_compilation_cache_dir", None)
     assert (at is None) if folder is None else at.startswith(str(tmp_path / folder))
     assert bool(given) is others

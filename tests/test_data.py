@@ -154,7 +154,7 @@ def test_a_missing_file_gives_one_clear_error_soon(tiny, cache):
     assert "only t10k-labels-idx1-ubyte.gz is missing" in message
     assert str(tiny) in message
     assert str(cache) in message
-    assert "--data-dir or ROOKERY_DATA" in message
+    assert "ROOKERY_DATA=FOLDER, or data_dir" in message
 
 
 def test_a_server_that_never_answers_is_given_up_soon(tiny, monkeypatch):

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from rookery import html
+from rookery import cli, html
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,6 +114,19 @@ def test_the_readme_example_is_the_example_that_is_run() -> None:
     code = (ROOT / "examples" / "hyperparameters.py").read_text()
     for line in filter(None, shown.splitlines()):
         assert line in code, line
+
+
+def test_the_page_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first commands run; every command, and every file that a run writes, is described."""
+    monkeypatch.chdir(tmp_path)
+    (shown,) = blocks("docs/command-line.md", "console")
+    for line in shown.splitlines():
+        result = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+        assert result.exit_code == 0, result.output
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    assert all(f"`{path.name}`" in page for path in (tmp_path / "runs" / "first").iterdir())
+    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    assert {name for name in commands if f"| `{name}` |" not in page} == set()
 
 
 @pytest.mark.parametrize("command", [c for block in blocks("README.md", "console") for c in block.splitlines()])

@@ -342,7 +342,8 @@ def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:
     assert told["best"] == {}
     assert told["run"] is None
     assert len(told["candidates"]) == told["diverged"] == 9
-    quiet = invoke(*SMALL, "--rounds", 2, "--over", "upper_step", "--over", "lower_step", "--quiet", "--out", tmp_path)
+    new = tmp_path / "new"
+    quiet = invoke(*SMALL, "--rounds", 2, "--over", "upper_step", "--over", "lower_step", "--quiet", "--out", new)
     assert (quiet.exit_code, quiet.output) == (0, "")
 
 

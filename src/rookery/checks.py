@@ -1,5 +1,6 @@
 """The border: what is given to `solve`, checked before anything is compiled. A message says what, where and the fix."""
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -105,7 +106,7 @@ def check_run(
 ) -> int:
     """Raise at the first thing that is wrong; the cohort's size if nothing is."""
     _check_pair(problem, clients, algorithm)
-    hyperparameters.check(algorithm, clients.n)
+    hyperparameters.check(algorithm, clients.n, jnp.result_type(*jax.tree.leaves((x, y))))
     check_counts(0, rounds=rounds)
     check_counts(every=every)
     check_seed(seed)
@@ -125,8 +126,47 @@ def check_run(
             f"cohort={cohort}: {idle} clients have the weight 0, and a cohort of these alone has no mean; leave them "
             f"out of Clients, or give a cohort of at least {idle + 1}."
         )
+    _check_projection(problem, x)
     check_losses(problem, clients, x, y)
     return int(cohort)
+
+
+def check_function(name: str, function: Any, *forms: str) -> None:
+    """Raise TypeError if it is no function of these arguments, or of those: "x, y", "x, y, memory"."""
+    said = " or ".join(f"({form})" for form in forms)
+    if not callable(function):
+        raise TypeError(f"{name} is {function!r}; give a function of {said}.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a built-in
+        return
+    for form in forms:
+        try:
+            signature.bind(*form.split(", "))
+        except TypeError:
+            continue
+        return
+    raise TypeError(f"{name} takes {signature}; give a function of {said}.")
+
+
+def _check_projection(problem: Problem, x: Any) -> None:
+    project = getattr(problem, "project_upper", None)
+    if project is None:
+        return
+    where = f"{type(problem).__name__}.project_upper"
+    check_function(where, project, "x")
+    try:
+        made = jax.eval_shape(project, x)
+    except Exception as error:
+        raise ValueError(f"{where} fails on init: {_first_line(error)} (x is {_shape(x)}.)") from error
+    was, is_ = (_kinds(value) for value in (x, made))
+    if was != is_:
+        raise ValueError(f"{where} returns {is_ or 'nothing'}, and x is {was}: structure, shape and type must stay.")
+
+
+def _kinds(value: Any) -> str:
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return "; ".join(f"{jax.tree_util.keystr(path)} {a.shape} {a.dtype}".strip() for path, a in leaves)
 
 
 def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> None:
@@ -135,13 +175,19 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         raise TypeError(
             f"algorithm is the class {algorithm.__name__} itself; give an instance: {algorithm.__name__}(...)."
         )
-    solves = getattr(algorithm, "solves", ())
+    if isinstance(algorithm, str):
+        raise TypeError(f"algorithm is the word {algorithm!r}; give the method itself: rk.{algorithm}(...).")
+    if not hasattr(algorithm, "solves"):
+        raise TypeError(f"algorithm is {algorithm!r}; give a method, as rk.FedNest(...) is.")
+    solves = algorithm.solves
     if not isinstance(problem, solves):
         can = ", ".join(cls.__name__ for cls in solves) or "nothing"
         way = ""
         if Bilevel in solves and hasattr(problem, "as_bilevel"):
             way = " Give it problem.as_bilevel()."
         raise ValueError(f"{name} does not solve {kind} problems (it solves: {can}).{way}")
+    for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
+        check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
     scope = getattr(problem, "lower_scope", getattr(problem, "inner_scope", "global"))
     if scope not in ("global", "client"):
         raise ValueError(f'{kind}: scope {scope!r} is not known; give "global" or "client".')

@@ -15,6 +15,7 @@ from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery import convolutions, draws, jaxprs, ledger, tree
+from rookery.arguments import check_counts
 from rookery.clients import Batch, Chunks, Clients, Count, Rows
 from rookery.ledger import WORK
 from rookery.problems import Problem, call
@@ -116,6 +117,7 @@ class Client:
     ) -> Data:
         view = self._views[level]
         if size is not None:
+            check_counts(**{f"client.{level}: size": size})
             batch: Data = view.draw(_given(key), size, step, self._replace, seen)
         elif seen is not None:
             whole = self._all(level)
@@ -288,12 +290,17 @@ class Client:
         return lambda x, rows, key: call(self.problem.inner, x, rows, key=key)  # type: ignore[union-attr]
 
     def _lower_loss(self, batch: Data) -> Callable[..., Any]:
+        if not hasattr(self.problem, "g"):
+            raise TypeError(f"A {type(self.problem).__name__} problem has no lower level g; use client.f_x.")
         seen = isinstance(batch, Batch) and batch.seen
         return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
 
     def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
         """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
         random = name in self.problem.random
+        if not isinstance(batch, Batch | Chunks):
+            given = type(batch).__name__
+            raise TypeError(f"A client's derivatives take a batch, as client.upper(key, size) is one; not a {given}.")
         if isinstance(batch, Batch):
             if batch.mask is None:
                 return of(lambda *z: loss(*z, batch.rows, batch.key if random else None))

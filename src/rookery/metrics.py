@@ -1,8 +1,12 @@
-"""Which way a metric is to go: by its name, or by a sign before it."""
+"""Metrics: that they are numbers, and which way one is to go, by its name or by a sign before it."""
 
 import difflib
 import re
 from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 HIGHER = {
     "acc", "accuracy", "auc", "auroc", "bleu", "coverage", "dice", "f1", "gain", "iou", "likelihood", "precision",
@@ -31,6 +35,25 @@ class Direction:
     def better(self, value: float, than: float) -> bool:
         """Whether `value` is better than `than`; False if one of them is NaN."""
         return value > than if self.higher_is_better else value < than
+
+
+def check_numbers(source: str, metrics: Any) -> None:
+    """Raise TypeError if what `source` returns is not {name: real number}; the numbers may be traced."""
+    asked = f"{source} must return a dict of numbers, {{name: number}}"
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{asked}; it returns a {type(metrics).__name__}.")
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{asked}; the name {name!r} is a {type(name).__name__}.")
+        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
+        real = any(jnp.issubdtype(kind, own) for own in (jnp.bool_, jnp.integer, jnp.floating))
+        if np.shape(value) or not real:
+            shown = (
+                f"an array of shape {np.shape(value)}"
+                if np.shape(value)
+                else f"a {type(value).__name__} ({value!s:.40})"
+            )
+            raise TypeError(f"{asked}; {name!r} is {shown}.")
 
 
 def direction(metric: str, otherwise: bool | None = None) -> Direction:

@@ -16,6 +16,7 @@ from rookery import fed, hyperparameters, jaxprs, ledger, words
 from rookery.clients import Clients
 from rookery.fed import Book, Fed, Keys, PerClient, Threaded
 from rookery.ledger import Entries, Entry
+from rookery.metrics import check_numbers
 from rookery.problems import Problem, unconstrained
 
 
@@ -182,6 +183,9 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
             book.threaded = book.threaded._replace(memory=memory)
         state = jax.tree.map(jaxprs.strong, algorithm.init(everyone, x, y, given.key))
+        if not (hasattr(state, "x") and hasattr(state, "y")):
+            name = type(setting.algorithm).__name__
+            raise TypeError(f"{name}.init returns a {type(state).__name__}; a state is a NamedTuple with x and y.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         return book, Made(Carry(state, book.threaded.memory, client, jax.tree.map(jnp.asarray, states[1])))
 
@@ -252,8 +256,7 @@ def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hy
 
 
 def _numbers(metrics: Any) -> dict[str, Array]:
-    if not isinstance(metrics, dict) or any(not isinstance(name, str) or jnp.ndim(v) for name, v in metrics.items()):
-        raise TypeError("evaluate_client must return a dict of numbers, {name: number}.")
+    check_numbers("evaluate_client", metrics)
     return {name: jnp.asarray(value, fed.accumulator(jnp.result_type(value))) for name, value in metrics.items()}
 
 

@@ -19,11 +19,13 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from rookery.clients import Clients
+from rookery.ledger import COUNTED
 from rookery.metrics import direction
 from rookery.solve import Run, metrics_of
 
@@ -127,6 +129,8 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
     if x:
         ax.set_xlabel(x)
+    if x.startswith(("rounds", "exchanges")) and ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if y:
         ax.set_ylabel(y)
 
@@ -245,6 +249,8 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in value]
     if isinstance(value, bool | str | int) or value is None:
         return value
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, np.integer):
@@ -300,20 +306,28 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 def read_description(folder: Path) -> dict[str, Any]:
     """What run.json says."""
     try:
-        return dict(json.loads((folder / "run.json").read_text()))
+        found = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a run: no readable run.json, as `rookery run --out` writes it.") from error
+    lacking = [name for name in ("task", "algorithm") if not isinstance(found, dict) or name not in found]
+    if lacking:
+        raise ValueError(f"{folder} is not a run: its run.json says nothing of {lacking[0]}.")
+    return found
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """The description and the history of a saved run."""
     description = read_description(folder)
     try:
-        return description, pd.read_csv(folder / "history.csv")
+        history = pd.read_csv(folder / "history.csv")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`."
         ) from error
+    lacking = sorted({"round", "seconds", *COUNTED} - set(history.columns))
+    if lacking or not len(history) or not isinstance(description.get("metric"), str):
+        raise ValueError(f"{folder} is not a run: its history.csv or run.json is damaged.")
+    return description, history
 
 
 def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:

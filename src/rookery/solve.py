@@ -1,6 +1,7 @@
 """`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
 
 import dataclasses
+import os
 import re
 import signal
 import sys
@@ -20,13 +21,13 @@ import numpy as np
 
 from rookery import checkpoints
 from rookery.channel import Channel, Faults
-from rookery.checks import check_run, start_values
+from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines import default_engine
 from rookery.engines.engine import Engine, Job, Session
 from rookery.fed import Algorithm
 from rookery.ledger import COUNTED, Ledger
-from rookery.metrics import Direction, direction
+from rookery.metrics import Direction, check_numbers, direction
 from rookery.problems import Problem, required_arguments
 from rookery.variables import Taken, taken
 
@@ -221,6 +222,15 @@ def solve(
     if isinstance(engine, type) or not hasattr(engine, "open"):
         raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
     functions, trackers = _callbacks(callbacks)
+    for callback in functions:
+        check_function("a callback", callback, "run")
+    if evaluate is not None:
+        check_function("evaluate", evaluate, "x, y", "x, y, memory")
+    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if own is not None and not hasattr(own, "encode"):
+            raise TypeError(f"channel is {own!r}; give rk.clip(...), rk.gaussian(...), a chain of them, or a dict.")
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a folder.")
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
@@ -246,6 +256,8 @@ def solve(
         found = saver.resume(record.seen(session), rounds)
     if found is not None:
         record.restore(found.extra, found.best)
+        if session.rounds % every and session.rounds < rounds:  # Ctrl-C came between two evaluations
+            record.rows.pop()
     else:
         record.evaluate(session)
 
@@ -382,8 +394,7 @@ def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | Non
     """`evaluate_client` as engines take it: measure(client, x, y, memory), of variables."""
     if evaluate_client is None:
         return None
-    if not callable(evaluate_client):
-        raise TypeError(f"evaluate_client is {evaluate_client!r}; give a function of (client, x, y).")
+    check_function("evaluate_client", evaluate_client, "client, x, y", "client, x, y, memory")
     sees, given = required_arguments(evaluate_client), evaluate_client
     return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
 
@@ -442,8 +453,7 @@ class _Record:
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
         own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
         metrics = {} if self._evaluate is None else self._evaluate(*own)
-        if not isinstance(metrics, dict) or any(np.ndim(value) for value in metrics.values()):
-            raise TypeError("evaluate must return a dict of numbers, {name: number}.")
+        check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
         for name, value in (over_clients(session.measure(), self._weights) if self.measures else {}).items():
             if name in metrics:

@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
-from rookery.checks import check_run, start_values
+from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients, Count
 from rookery.engines.engine import Job
 from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
-from rookery.metrics import direction
+from rookery.metrics import Direction, check_numbers, direction
 from rookery.problems import Problem, required_arguments
 from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts, measuring, over_clients
 from rookery.variables import taken
@@ -34,6 +34,7 @@ CANDIDATES = 49
 REACH = 10.0  # how far a search goes from a value, up and down, where no range is given
 _HALVINGS = 3  # the rungs are at 1/8, 1/4, 1/2 and all of the rounds
 _LEVELS, _PRIMES = (3, 5, 7, 9, 11, 13), (3, 5, 7, 11, 13)  # how many values of each step size; odd: with a middle
+_HOPELESS = 1e6  # so many times the start's metric, where lower is better, counts as diverged
 _EDGE = 0.08  # of a range's logarithm: what counts as its end
 
 
@@ -129,7 +130,8 @@ def tune(
     All candidates run for an eighth of the rounds; the better half goes on to a quarter, the better half of those to
     the half, and the better half again to the end. They see the same cohorts and the same minibatches, those of `solve`
     with this seed, and a candidate's numbers are those that `solve` would give. A candidate whose state or metric
-    is no longer finite is dropped at once. Should all that go on diverge, the next best take their places.
+    is no longer finite is dropped at once, and so is one whose metric, where lower is better, is a million times that
+    of the start. Should all that go on diverge, the next best take their places.
 
     Arguments:
         problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
@@ -161,6 +163,8 @@ def tune(
     models = taken(problem, init)
     if evaluate is None and evaluate_client is None:
         raise ValueError(f"nothing measures {metric!r}: give evaluate=... or evaluate_client=...")
+    if evaluate is not None:
+        check_function("evaluate", evaluate, "x, y", "x, y, memory")
     problem, evaluate, measure = models.problem, models.seeing(evaluate), measuring(models, evaluate_client)
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
@@ -174,15 +178,15 @@ def tune(
     goal = direction(metric)
     tried = _candidates(ranges, algorithm, int(candidates))
     slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
-    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal.name, slots)
+    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal, slots)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
     with _bar(show, title) as bar, interrupts() as interrupt:
         bar(0, 1, "compiling")
         race.compile()
-        race.climb(_rungs(int(rounds)), goal.higher_is_better, bar, interrupt)
+        race.climb(_rungs(int(rounds)), bar, interrupt)
         interrupted = interrupt.is_set()
-    order = race.ranked(goal.higher_is_better)
+    order = race.ranked()
     best = order[0] if race.lost[order[0]] is None and race.shown[order[0]] else None
     return Tuning(
         table=race.table(order, int(rounds)),
@@ -324,13 +328,13 @@ class _Race:
 
     def __init__(
         self, problem: Problem, clients: Clients, algorithm: Algorithm, tried: list[dict[str, float]], start: Any,
-        cohort: int, seed: int, evaluate: Evaluate | None, measure: Evaluate | None, metric: str, slots: int,
+        cohort: int, seed: int, evaluate: Evaluate | None, measure: Evaluate | None, goal: Direction, slots: int,
     ) -> None:  # fmt: skip
         self.tried, self.slots, self.clients, self.start_values = tried, slots, clients, start
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
-        self._evaluate, self._metric = evaluate, metric
+        self._evaluate, self._metric, self._higher = evaluate, goal.name, goal.higher_is_better
         self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
         self._weights = None if measure is None else np.asarray(clients.weights, float)
         first = replace(algorithm, **tried[0])  # type: ignore[type-var]
@@ -345,13 +349,13 @@ class _Race:
         jax.block_until_ready(self._advance([0], 0, 0))
         self.compiling = time.perf_counter() - begin
 
-    def climb(self, rungs: list[int], higher: bool, bar: Callable[..., None], interrupt: threading.Event) -> None:
+    def climb(self, rungs: list[int], bar: Callable[..., None], interrupt: threading.Event) -> None:
         """Run to each rung the best half of those that have reached the one before."""
         lengths = np.diff([0, *rungs])
         # Half of them each time, and as many more as there are slots that would be empty.
         keep = [self.slots * -(-len(self.tried) // (2**k * self.slots)) for k in range(len(rungs))]
         for k, (begin, end) in enumerate(pairwise([0, *rungs])):
-            ready = [i for i in self.ranked(higher) if self.lost[i] is None and max(self.shown[i], default=0) == begin]
+            ready = [i for i in self.ranked() if self.lost[i] is None and max(self.shown[i], default=0) == begin]
             later = int(np.dot(keep[k + 1 :], lengths[k + 1 :]))
             while ready and not interrupt.is_set():
                 entrants, ready = ready[: keep[k]], ready[keep[k] :]
@@ -379,7 +383,9 @@ class _Race:
         for i, value in zip(live, now.tolist(), strict=True):
             if math.isfinite(value):
                 self.shown[i][at] = value
-        return self._drop(live, np.isfinite(now), at)
+        hopeless = not self._higher and 0 < self.start < math.inf
+        good = now < _HOPELESS * self.start if hopeless else np.isfinite(now)
+        return self._drop(live, good, at)
 
     def _drop(self, live: list[int], good: np.ndarray, at: int) -> list[int]:
         for i, fine in zip(live, good, strict=True):
@@ -408,11 +414,12 @@ class _Race:
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
             raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")
+        check_numbers("evaluate", metrics)
         return float(metrics[self._metric])
 
-    def ranked(self, higher: bool) -> list[int]:
+    def ranked(self) -> list[int]:
         """All candidates, the best first: by the last rung they reached, the metric there, and at those before."""
-        sign = -1 if higher else 1
+        sign = -1 if self._higher else 1
 
         def rank(i: int) -> Any:
             seen = self.shown[i]

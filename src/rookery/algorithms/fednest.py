@@ -56,6 +56,7 @@ class _Nest:
         return State(x, y, inverse_hessian.power_iteration(fed.loop, product, y, _POWER_ITERATIONS, k1))
 
 
+@dataclass(frozen=True)
 class FedNest(_Nest):
     """Federated alternating SVRG with a global hypergradient.
 
@@ -101,6 +102,7 @@ class FedNest(_Nest):
         return State(*fed_out(self, fed, state, y, seen, outer))
 
 
+@dataclass(frozen=True)
 class LFedNest(_Nest):
     """Light FedNest: local SGD at both levels, the hypergradient computed by each client alone.
 
@@ -123,6 +125,7 @@ class LFedNest(_Nest):
         return State(*lfed_out(self, fed, state, y, seen, outer))
 
 
+@dataclass(frozen=True)
 class FedNestSGD(_Nest):
     """FedNest with plain local SGD at the lower level: FedOut (Alg. 2) over LFedInn (Alg. 6).
 
@@ -139,6 +142,7 @@ class FedNestSGD(_Nest):
         return State(*fed_out(self, fed, state, y, seen, outer))
 
 
+@dataclass(frozen=True)
 class LFedNestSVRG(_Nest):
     """Light FedNest with SVRG at the lower level: LFedOut (Alg. 5) over FedInn (Alg. 4).
 
@@ -155,6 +159,7 @@ class LFedNestSVRG(_Nest):
         return State(*lfed_out(self, fed, state, y, seen, outer))
 
 
+@dataclass(frozen=True)
 class LFedNestNonAlt(_Nest):
     """Light FedNest without alternation: each client runs the whole nested loop alone, [x_i, y_i] is averaged once.
 

@@ -97,6 +97,7 @@ def _directions(
     return [(tree.sub(f_x, j), g) for (f_x, _), j, g in zip(both, mixed, g_y, strict=True)]
 
 
+@dataclass(frozen=True)
 class BSA(_Synchronous):
     """Bilevel stochastic approximation: many steps on y for each one on x.
 
@@ -130,6 +131,7 @@ class TTSA(_Synchronous):
     lower_rounds: int = 1  # one step on y
 
 
+@dataclass(frozen=True)
 class ALSET(_Synchronous):
     """Alternating SGD: a few steps on y, one on x, both step sizes of the same order.
 

@@ -304,7 +304,8 @@ def _missing(name: str, forms: Sequence[Form], where: Sequence[Path], why: str) 
         f"The data set {name} is not here, and {why}.\n"
         f"It needs {'; or '.join(needed)}.\n"
         f"Looked for in {' and '.join(map(str, where))}.\n"
-        f"Put the files into one of these folders, or name your own with --data-dir or ROOKERY_DATA.{published}"
+        "Put the files into one of these folders, or name your own: ROOKERY_DATA=FOLDER, or data_dir "
+        f"(`rookery run --set data_dir=FOLDER`).{published}"
     )
 
 

@@ -137,11 +137,13 @@ def run_experiment(
     An experiment with a search writes `search.csv`, too.
 
     Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the
-    folder `FAMILY-runs` beside `out`), named by a fingerprint of its settings and of the code that it depends on, so a
-    second call computes only what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses only the run
-    under way.
+    folder `FAMILY-runs` beside `out`, if there is one), named by a fingerprint of its settings and of the code that it
+    depends on, so a second call computes only what is missing or has changed. Ctrl-C raises KeyboardInterrupt and loses
+    only the run under way.
     """
     out = Path(out)
+    _check_scale(out, quick)
+    out.mkdir(parents=True, exist_ok=True)
     configs = experiment.runs(quick)
     if seeds is not None:
         chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
@@ -285,7 +287,19 @@ def describe(value: Any) -> Any:
 def runs_folder(experiment: Experiment, out: str | Path) -> Path:
     """Where the runs of an experiment that is written into `out` are stored."""
     out = Path(out)
-    return out / "runs" if experiment.family is None else out.absolute().parent / f"{experiment.family}-runs"
+    shared = out.absolute().parent / f"{experiment.family}-runs"
+    return shared if experiment.family is not None and shared.is_dir() else out / "runs"
+
+
+_SCALED_DOWN = "**Scaled down (`--quick`): a check of the code, not of the paper.**"
+
+
+def _check_scale(out: Path, quick: bool) -> None:
+    """Refuse to write results of one scale over those of the other."""
+    page = out / "summary.md"
+    if page.exists() and (_SCALED_DOWN in page.read_text(encoding="utf-8")) is not quick:
+        here, there = ("scaled down", "full") if quick else ("full", "scaled down")
+        raise ValueError(f"{out} holds {there} results, and these are {here}: give another folder.")
 
 
 def _path(folder: Path, config: Config, seed: int) -> Path:
@@ -353,7 +367,7 @@ def summary(
     """The Markdown page about one reproduction."""
     lines = [f"# {experiment.name}: {experiment.title}", "", experiment.paper, ""]
     if quick:
-        lines += ["**Scaled down (`--quick`): a check of the code, not of the paper.**", ""]
+        lines += [_SCALED_DOWN, ""]
     for ours, whose in ((False, "the paper's"), (True, "our own")):
         those = [finding.holds for claim, finding in findings if claim.ours is ours]
         if those:

@@ -106,7 +106,8 @@ def quadratic(
     Arguments:
         clients: how many.
         upper_dim, lower_dim: of x and y.
-        samples: per client and level; `sizes` gives each client its own number.
+        samples: per client and level.
+        sizes: of each client its own number of samples, in the place of `samples`.
         noise: how much a client's samples differ from each other, in every matrix and vector (their mean does not).
         heterogeneity: how much the clients differ.
         weights: p_i, as in `Clients`.

@@ -1,0 +1,5 @@
+"""`python -m rookery.cli`."""
+
+from rookery.cli import main
+
+main()

@@ -1,0 +1,49 @@
+"""`rookery reproduce` and `rookery bench`: what was published, and the speed of this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from rookery import report
+from rookery.cli.program import AsJson, Command, Quiet, app, border, say, writable
+from rookery.registry import find
+
+
+@app.command(cls=Command)
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="See `rookery list experiments`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The same code, scaled down to minutes or less.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; runs/EXPERIMENT or runs/EXPERIMENT-quick if left out.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many; the experiment has a default.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are, or are to be put.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a figure or a table of a paper: numbers, a picture, and its claims, checked."""
+    from rookery import experiments
+
+    with border():
+        name, found = find("experiment", experiment, experiments.EXPERIMENTS)
+        if seeds is not None and seeds < 1:
+            raise ValueError(f"--seeds {seeds} is not a whole number, at least 1.")
+        folder = writable(out or Path("runs") / (f"{name}-quick" if quick else name))
+        if out is None and found.family is not None:  # the experiments of a family find each other's runs there
+            (folder.parent / f"{found.family}-runs").mkdir(parents=True, exist_ok=True)
+        folder = experiments.reproduce(name, folder, quick, seeds, data_dir, not quiet)
+        say(quiet, False, f"Written to {folder}")
+
+
+@app.command(cls=Command)
+def bench(quiet: Quiet = False, json: AsJson = False) -> None:
+    """Measure the speed of this machine on fixed work."""
+    from rookery import bench as benchmark
+
+    with border():
+        result = benchmark.run()
+        if json:
+            print(report.to_json(result))
+        flat = pd.json_normalize(report.plain(result), sep=" ").iloc[0]
+        say(quiet, json, report.table(pd.DataFrame({"": flat.index, "value": flat.to_list()})))

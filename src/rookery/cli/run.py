@@ -1,0 +1,275 @@
+"""`rookery run`: an algorithm on a task, and the folder that it is saved in."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+
+import rookery as rk
+from rookery import checks, report
+from rookery.cli.asked import (
+    AlgorithmName,
+    Asked,
+    ClientCount,
+    Cohort,
+    ConfigFile,
+    Partition,
+    Rounds,
+    Seed,
+    Settings,
+    TaskName,
+    ask,
+    optimizer_of,
+    text_of,
+    value_of,
+)
+from rookery.cli.config import to_toml
+from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain, say, told_below, writable
+from rookery.metrics import direction
+from rookery.registry import blaming
+from rookery.tasks.task import Task
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@app.command(cls=Command)
+def run(
+    task: TaskName,
+    algorithm: AlgorithmName = "FedNest",
+    settings: Settings = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    clients: ClientCount = None,
+    partition: Partition = None,
+    server_optimizer: Annotated[
+        str | None,
+        typer.Option(help="An optimizer that takes the server's step on x, and its step size: adam:0.001 (FedAdam)."),
+    ] = None,
+    seed: Seed = 0,
+    every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Slowly, client by client; name the place of the first NaN.")
+    ] = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Run an algorithm on a task."""
+    with border(), blaming():
+        asked = ask(task, algorithm, settings or [], clients, partition, seed)
+        chosen, method = asked.task, asked.method
+        hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+        if server_optimizer is not None:
+            hyper["server_optimizer"] = server_optimizer
+            method = rk.with_server_optimizer(method, upper=optimizer_of(server_optimizer))
+        rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
+        size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
+        goal = direction(chosen.metric)
+        description: dict[str, Any] = {
+            "task": asked.named.name,
+            "task_settings": asked.arguments,
+            "algorithm": asked.algorithm.name,
+            "hyperparameters": hyper,
+            "seed": seed,
+            "cohort": size,
+            "rounds": rounds,
+            "version": rk.__version__,
+        }
+        options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, "server-optimizer": server_optimizer}
+        if asked.note and not quiet:
+            print(asked.note, file=sys.stderr)
+        with _folder(out, resume, description, repeated(asked, options, {})):
+            with np.errstate(all="ignore"), told_below():
+                result = rk.solve(
+                    chosen.problem,
+                    chosen.clients,
+                    method,
+                    chosen.init,
+                    rounds,
+                    cohort=size,
+                    seed=seed,
+                    evaluate=chosen.evaluate,
+                    evaluate_client=chosen.evaluate_client,
+                    every=every,
+                    engine=rk.Simulation(debug=True) if debug else None,
+                    checkpoint=None if out is None else out / "checkpoint",
+                    keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
+                    progress=False if quiet or json else None,
+                )
+            description["stopped"] = result.stopped
+            trusted = _trusted(chosen, result)
+            if out is not None:
+                report.write_run(out, description, result, chosen.metric)
+                if trusted is not None:
+                    exact = np.asarray(result.weights, float)
+                    trusted.assign(weight=exact).to_csv(out / "weights.csv", index=False)
+                    picture = report.weights_picture(result.history, chosen.groups, asked.title)
+                    report.save(picture, out / "weights.png")
+        if json:
+            said = {**description, **report.summary(result), "metric": chosen.metric, "out": out}
+            print(report.to_json(said if trusted is None else said | {"weights": trusted.to_dict("records")}))
+        say(quiet, json, *_tables(description, result))
+        if trusted is not None:
+            say(quiet, json, report.table(trusted, "Who was trusted"))
+        if out is not None:
+            files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
+            say(quiet, json, f"Written to {out}: {files}.")
+        if result.stopped is not None:
+            complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
+            raise typer.Exit(1)
+        _warn(result, goal.name)
+        if result.interrupted:
+            complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
+            raise typer.Exit(130)
+
+
+def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any]) -> str:
+    """The file that repeats a run by --config: what was asked, and the defaults that went with it.
+
+    Hyperparameters that --set can't express are left out: they are the task's or the algorithm's own.
+    """
+    names = ("clients", "partition")
+    own: dict[str, Any] = {"task": asked.named.reference, "algorithm": asked.algorithm.reference}
+    own |= {name: asked.arguments.get(name) for name in names}
+    method = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
+    given = {name: value for name, value in asked.arguments.items() if name not in (*names, "seed")}
+    texts = {name: text_of(value) for name, value in (given | method | changed).items()}
+    settings = {name: _plain(text) for name, text in texts.items() if text is not None}
+    return to_toml(own | options, settings, "Repeat it: rookery run --config THIS_FILE --out OTHER_FOLDER")
+
+
+def _plain(text: str) -> Any:
+    """The value itself where TOML has such values."""
+    value = value_of(text)
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _check_run(task: Task, method: Any, rounds: int, cohort: int | None, every: int, seed: int) -> int:
+    """What `solve` would refuse, before a folder is made; the cohort's size."""
+    start = checks.start_values(task.problem, task.clients, task.init)
+    return checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every, seed)
+
+
+@contextmanager
+def _folder(out: Path | None, resume: bool, description: dict[str, Any], config: str) -> Iterator[None]:
+    """Refuse to write over a run, or to go on with another one; mark the folder as this run's, while it lasts."""
+    if out is None:
+        if resume:
+            raise ValueError("--resume needs --out DIR: the folder of the run to go on with.")
+        yield
+        return
+    writable(out)
+    old = out / "checkpoint.npz"
+    if old.exists():
+        raise ValueError(f"{old} is of an earlier version, and can't be read: delete it, or give another --out.")
+    there = (out / "run.json").exists() or (out / "checkpoint").exists()
+    if there and not resume:
+        raise ValueError(f"{out} holds a run already: go on with --resume, or give another --out.")
+    if resume and not there:
+        raise ValueError(f"{out} holds no run to go on with; leave out --resume to start one.")
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone(out):
+        if there:
+            _check_same(out, description)  # run.json stays as it is until there is something new to say
+        else:
+            report.write_description(out, description)
+        (out / "run.toml").write_text(config, encoding="utf-8")
+        yield
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else runs in this folder meanwhile. The system lets the lock go when the process ends, however it ends."""
+    if fcntl is None:
+        yield
+        return
+    path = folder / ".lock"
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            process = lock.read().strip() or "unknown"
+            raise ValueError(
+                f"{folder}: this run is under way, in process {process}; wait for it, or stop it."
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _check_same(out: Path, description: dict[str, Any]) -> None:
+    """Raise ValueError if the folder's run is another one, or further on."""
+    before, now = report.read_description(out), report.plain(description)
+    for name in ("task", "algorithm", "seed", "cohort", "task_settings", "hyperparameters"):
+        was, is_ = before.get(name), now[name]
+        pairs = [(name, was, is_)]
+        if isinstance(was, dict) and isinstance(is_, dict):
+            pairs = [(entry, was.get(entry), is_.get(entry)) for entry in {**was, **is_}]
+        differing = [f"its {entry} is {a}, here it is {b}" for entry, a, b in pairs if a != b]
+        if differing:
+            raise ValueError(
+                f"{out} holds another run: {'; '.join(differing)}. Give the same settings, or another --out."
+            )
+    done = before.get("rounds_done")
+    if isinstance(done, int) and done > description["rounds"]:
+        raise ValueError(
+            f"{out} is {done} rounds on, more than --rounds {description['rounds']}: give at least {done}."
+        )
+
+
+def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
+    short = report.summary(result)
+    rows: list[dict[str, Any]] = [
+        {"": name, "first": short["first"][name], "last": short["last"][name]} for name in short["last"]
+    ]
+    up, down = short["bytes_up_per_round"], short["bytes_down_per_round"]
+    costs = {
+        "exchanges per round": short["exchanges_per_round"],
+        "sent per round": f"{report.size(up)} up, {report.size(down)} down",
+        "seconds": short["seconds"],
+    }
+    rows += [{"": name, "first": "", "last": report.number(value)} for name, value in costs.items()]
+    what = f"{description['algorithm']} on {description['task']}"
+    title = f"{what}, {result.rounds} rounds of {description['cohort']} clients"
+    exchanges = result.exchanges.assign(
+        bytes_up=result.exchanges["bytes_up"].map(report.size),
+        bytes_down=result.exchanges["bytes_down"].map(report.size),
+    ).rename(columns={"bytes_up": "up", "bytes_down": "down"})
+    return [report.table(pd.DataFrame(rows), title), report.table(exchanges, "The exchanges of a round")]
+
+
+def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
+    """Each client's weight and group, where the task knows the groups and the method learns weights; else None."""
+    if not task.groups or not hasattr(result.state, "weights"):
+        return None
+    weights = np.asarray(result.weights, float)
+    return pd.DataFrame({"client": range(len(weights)), "group": task.groups, "weight": weights.round(4)})
+
+
+_ADVICE = "Try smaller steps; --debug names the client and the step where it begins."
+
+
+def _warn(result: rk.Run, metric: str) -> None:
+    """Say where the main metric is not finite although all variables are."""
+    bad = result.history[~np.isfinite(result.history[metric])]
+    if len(bad):
+        complain(f"{metric} is not finite from round {int(bad['round'].iloc[0])} on. {_ADVICE}")

@@ -1,0 +1,1 @@
+"""Files to start from: `rookery new` copies them, with another name in the place of `start`."""

@@ -1,0 +1,489 @@
+"""What a newcomer gets wrong in the first hour: one clear line each, and no file is touched that was not named."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import cli, report
+from rookery.experiments import EXPERIMENTS
+from rookery.experiments.experiment import runs_folder
+
+QUADRATIC = "run quadratic -a LFedNest --clients 3 --rounds 2"
+TUNE = "tune quadratic -a LFedNest --clients 3 --rounds 4"
+
+
+def invoke(line: str, *more: str) -> Any:
+    return CliRunner().invoke(cli.app, [*line.split(), *more])
+
+
+def told(line: str, *more: str) -> str:
+    """The one line on standard error of a call that must end with code 2."""
+    result = invoke(line, *more)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (said,) = result.stderr.splitlines()
+    assert said.startswith("rookery: ")
+    return said
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, folders that look like runs, own files, and a file in the way."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert invoke(f"{QUADRATIC} --out done").exit_code == 0
+        for name, text in {"empty": "{}", "list": "[1, 2]", "part": '{"task": "q"}', "cut": '{"task": '}.items():
+            Path(name).mkdir()
+            Path(name, "run.json").write_text(text)
+        Path("part", "history.csv").write_text("a,b\n1,2\n")
+        Path("damaged").mkdir()
+        Path("damaged", "run.json").write_text(Path("done", "run.json").read_text())
+        Path("damaged", "history.csv").write_text("a,b\n1,2\n")
+        Path("short").mkdir()
+        Path("short", "run.json").write_text('{"task": "q", "algorithm": "a", "metric": "distance"}')
+        Path("short", "history.csv").write_text(Path("done", "history.csv").read_text())
+        Path("searched").mkdir()
+        Path("searched", "tuning.json").write_text("{}")
+        Path("full").mkdir()
+        Path("full", "summary.md").write_text("# fednest-fig4")
+        Path("file").write_text("in the way")
+        Path("own.py").write_text(OWN)
+        Path("broken.py").write_text("def task(:\n")
+        Path("raises.py").write_text("import json\njson.loads('{')\n")
+        Path("missing.py").write_text("import no_such_package\n")
+        Path("good.toml").write_text('task = "quadratic"\nalgorithm = "LFedNest"\nclients = 3\nrounds = 2\n')
+        Path("bad.toml").write_text("rounds = \n")
+        Path("typo.toml").write_text('task = "quadratic"\nround = 3\n')
+        Path("kind.toml").write_text('task = "quadratic"\nrounds = [1]\n')
+        Path("word.toml").write_text('task = "quadratic"\nrounds = "many"\n')
+        Path("flag.toml").write_text('task = "quadratic"\nquiet = "yes"\n')
+        Path("set.toml").write_text('task = "quadratic"\nset = 3\n')
+        Path("setting.toml").write_text('task = "quadratic"\n[set]\nuper_step = 0.1\n')
+        Path("table.toml").write_text('task = "quadratic"\n[set]\nupper_step = {a = 1}\n')
+    finally:
+        os.chdir(here)
+    return folder
+
+
+OWN = '''
+import rookery as rk
+from rookery.tasks import Task
+import jax.numpy as jnp
+import numpy as np
+
+number = 3
+
+class Plain:
+    pass
+
+def task(n, seed=0):
+    """A task."""
+    return Task("own", rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), rk.Clients(upper=[np.ones(int(n))] * 3),
+                np.zeros(()), lambda x, y: {"loss": x}, "loss", rounds=2)
+
+def pair():
+    return 1, 2
+
+def fails():
+    return {}["key"]
+
+def measures():
+    return Task("own", rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), rk.Clients(upper=[np.ones(2)] * 3),
+                np.zeros(()), lambda x, y: {"loss": {}["key"]}, "loss", rounds=2)
+'''
+
+
+COMMANDS = [
+    # Seeds, rounds and the other numbers.
+    (f"{QUADRATIC} --seed 18446744073709551616", "seed=18446744073709551616 is not an integer from 0 to 2**64 - 1"),
+    (f"{QUADRATIC} --seed -1", "seed=-1 is not an integer from 0"),
+    (f"{QUADRATIC} --seed 1.5", "--seed"),
+    (f"{QUADRATIC} --seed x", "--seed"),
+    (f"{QUADRATIC} --rounds -1", "rounds=-1 is not an integer, at least 0"),
+    (f"{QUADRATIC} --rounds 1e3", "--rounds"),
+    (f"{QUADRATIC} --every 0", "every=0 is not an integer, at least 1"),
+    (f"{QUADRATIC} --cohort 0", "cohort=0: the federation has 3 clients"),
+    (f"{QUADRATIC} --cohort 4", "cohort=4: the federation has 3 clients"),
+    (f"{QUADRATIC} --clients -2", "clients=-2 is not a whole number, at least 1"),
+    ("check quadratic --seed -1", "seed=-1 is not an integer"),
+    # What is set.
+    (f"{QUADRATIC} --set upper_dim=0", "upper_dim=0 is not an integer, at least 1"),
+    (f"{QUADRATIC} --set samples=-4", "samples=-4 is not an integer, at least 1"),
+    (f"{QUADRATIC} --set samples=0", "samples=0 is not an integer, at least 1"),
+    (f"{QUADRATIC} --set lower_dim=-1", "lower_dim=-1 is not an integer, at least 1"),
+    (f"{QUADRATIC} --set sizes=abc", "sizes='abc' is not a list of numbers of samples"),
+    (f"{QUADRATIC} --set noise=-1", "noise=-1 is not a number, at least 0"),
+    (f"{QUADRATIC} --set noise=nan", "noise=nan is not a number, at least 0"),
+    (f"{QUADRATIC} --set replace=yes", "replace='yes' is not true or false"),
+    (f"{QUADRATIC} --set upper_step=nan", "upper_step=nan is not a positive number"),
+    (f"{QUADRATIC} --set upper_step=inf", "upper_step=inf is not a positive number"),
+    (f"{QUADRATIC} --set upper_step=0", "upper_step=0 is not a positive number"),
+    (f"{QUADRATIC} --set upper_step==3", "upper_step='=3' is not a positive number"),
+    (f"{QUADRATIC} --set upper_step=0.1,0.2", "upper_step=(0.1, 0.2) is not a positive number"),
+    (f"{QUADRATIC} --set lower_local_steps=epochs:0", "is not Epochs of a positive number"),
+    (f"{QUADRATIC} --set =3", "is not of the form key=value"),
+    (f"{QUADRATIC} --set noise", "is not of the form key=value"),
+    (f"{QUADRATIC} --set noise=0 --set noise=1", "noise is set twice; give it once"),
+    (f"{QUADRATIC} --set upper_step=1 --set upper-step=2", "upper_step is set twice"),
+    ("run quadratic --set --rounds 2", "--set needs a value, and --rounds is another option"),
+    (f"{QUADRATIC} --set rounds=3", "that has an option of its own, --rounds 3"),
+    (f"{QUADRATIC} --set width=3", "LFedNest on quadratic has no setting 'width'"),
+    ("check quadratic --set upper_step=1", "The task quadratic has no setting 'upper_step'"),
+    ("run hyperrep --set width=-5", "width=-5 is not an integer, at least 1"),
+    ("run hyperrep --set width=0", "width=0 is not an integer, at least 1"),
+    ("run minimax-quadratic --set spread=-1", "spread=-1 is not a number, at least 0"),
+    ("run minimax-quadratic --set penalty=-1", "penalty=-1 is not a number, at least 0"),
+    ("run minimax-quadratic --set dim=0", "dim=0 is not an integer, at least 1"),
+    ("run portfolio --set assets=0", "assets=0 is not an integer, at least 1"),
+    ("run dro-imbalanced --set few=5000", "few=5000: a rare class keeps at least 1 sample"),
+    (f"{QUADRATIC} --server-optimizer adam:-1", "give a positive step size after the name"),
+    # Names.
+    ("run quadratik", "There is no task 'quadratik'; did you mean quadratic or minimax-quadratic?"),
+    ("run quadratic -a FedNets", "There is no algorithm 'FedNets'; did you mean"),
+    ("run quadratic -a FedAvg", "FedAvg does not solve Bilevel problems"),
+    ("run quadratic --algorthm FedNest", "No such option"),
+    ("run", "Missing argument"),
+    ("compare", "Missing argument"),
+    ("list nothing", "There is no list of 'nothing'"),
+    ("explain quadratic -a zzz", "there are: AccFCSGM, AdaFBiO, AFL"),
+    ("new problm x", "There is no kind 'problm'; did you mean problem?"),
+    ("new problem class", "'class' can't be a name in Python"),
+    ("new problem 3d", "'3d' can't be a name in Python"),
+    ("new problem own", "own.py is there already"),
+    ("new problem x --out x.txt", "ends in .py"),
+    # One's own code.
+    ("run nowhere.py:task", "There is no file"),
+    ("run own.py", "own.py is a file; say what in it, as in own.py:"),
+    ("run own.py:tsk", "own.py has no 'tsk'; did you mean task?"),
+    ("run own.py:number", "own.py:number is a int; a task is a Task of rookery.tasks, or a function returning one"),
+    ("run own.py:Plain", "own.py:Plain is the class Plain; a task is"),
+    ("run own.py:pair", "own.py:pair returns a tuple; it must return a rookery.tasks.Task"),
+    ("run own.py:fails", "own.py:fails failed: KeyError: 'key' (own.py, line 21)"),
+    ("run own.py:measures -a FedAvg", "KeyError: 'key' (own.py, line 25)"),
+    ("run own.py:task", "own.py:task needs a value for n: --set n=..."),
+    ("run own.py:task --clients 3", "The task own.py:task has no clients; its settings are: n, seed"),
+    ("run broken.py:task", "broken.py can't be loaded: SyntaxError"),
+    ("run raises.py:task", "raises.py can't be loaded: JSONDecodeError"),
+    ("run missing.py:task", "missing.py can't be loaded: ModuleNotFoundError: No module named 'no_such_package'"),
+    ("run no_such_package.tasks:task", "There is no module 'no_such_package.tasks'"),
+    ("run quadratic -a own.py:Plain", "own.py:Plain is the class Plain; an algorithm is a frozen dataclass"),
+    ("run quadratic -a own.py:task", "own.py:task is a function; an algorithm is a frozen dataclass"),
+    ("list own.py:nothing", "own.py has no 'nothing'"),
+    # --config.
+    ("run --config nowhere.toml", "--config nowhere.toml can't be read: No such file"),
+    ("run --config bad.toml", "--config bad.toml is not TOML"),
+    ("run --config typo.toml", "There is no option of `rookery run` called 'round'; did you mean rounds?"),
+    ("run --config kind.toml", "rounds = [1] is not a value for --rounds"),
+    ("run --config word.toml", "--rounds"),
+    ("run --config flag.toml", "quiet is true or false, not 'yes'"),
+    ("run --config set.toml", "set is a table, as in [set]"),
+    ("run --config setting.toml", "FedNest on quadratic has no setting 'uper_step'; did you mean upper_step"),
+    ("run --config table.toml", "upper_step = {'a': 1} is no number"),
+    ("run --config good.toml --seed -1", "seed=-1 is not an integer"),
+    # Files.
+    (f"{QUADRATIC} --out done", "done holds a run already: go on with --resume, or give another --out"),
+    (f"{QUADRATIC} --out typo --resume", "typo holds no run to go on with"),
+    (f"{QUADRATIC} --resume", "--resume needs --out DIR"),
+    (f"{QUADRATIC} --out file", "--out file: file is a file; give a folder"),
+    (f"{QUADRATIC} --out file/x", "file is a file; give a folder"),
+    (f"{QUADRATIC} --out /dev/null", "/dev/null is a file; give a folder"),
+    (f"{QUADRATIC} --out=", "--out is empty; give a value, or leave it out"),
+    (f"{QUADRATIC} --out list --resume", "list is not a run: its run.json says nothing of task"),
+    (f"{QUADRATIC} --out empty --resume", "empty is not a run: its run.json says nothing of task"),
+    (f"{QUADRATIC} --out cut --resume", "cut is not a run: no readable run.json"),
+    (f"{QUADRATIC} --out done --resume --rounds 1", "done is 2 rounds on, more than --rounds 1: give at least 2"),
+    (f"{QUADRATIC} --out done --resume --set upper_step=0.5", "its upper_step is 0.05, here it is 0.5. Give"),
+    (f"{QUADRATIC} --out done --resume --seed 4", "another run: its seed is 0, here it is 4"),
+    (f"{TUNE} --out file", "file is a file; give a folder"),
+    (f"{TUNE} --out searched", "searched holds a search already: give another --out"),
+    ("reproduce fednest-fig4 --quick --out file", "file is a file; give a folder"),
+    ("reproduce fednest-fig4 --quick --out full", "full holds full results, and these are scaled down"),
+    ("reproduce fednest-fig4 --seeds 0", "--seeds 0 is not a whole number, at least 1"),
+    ("compare nowhere", "nowhere is not a run"),
+    ("compare file", "file is not a run"),
+    ("compare empty", "empty is not a run: its run.json says nothing of task"),
+    ("compare list", "list is not a run: its run.json says nothing of task"),
+    ("compare part", "part is not a run: its run.json says nothing of algorithm"),
+    ("compare short", "short is not a run of `rookery run`: its run.json lacks cohort"),
+    ("compare damaged", "damaged is not a run: its history.csv or run.json is damaged"),
+    ("compare done --by colour", "There is no measure 'colour'"),
+    ("compare done --out done.txt", "a picture's name ends in .png, .pdf or .svg"),
+    # Searches.
+    (f"{TUNE} --candidates 0", "candidates=0 is not an integer, at least 1"),
+    (f"{TUNE} --candidates 4", "with 3 step sizes to search give at least 9"),
+    (f"{TUNE} --over upper_step=1:0.1", "give the lower end first"),
+    (f"{TUNE} --over upper_step=a:b", "is not of the form name=low:high"),
+    (f"{TUNE} --over neumann_terms", "is not a real number; only those can be searched"),
+    (f"{TUNE} --over upper_step --over upper_step=1:2", "upper_step is named twice"),
+    (f"{TUNE} --metric nothing", "does not say which way is better"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "message"), COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_commands(line: str, message: str, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and every file is as it was."""
+    monkeypatch.chdir(places)
+    before = {name: content for name, content in tree_of(places).items() if "__pycache__" not in name}
+    assert message in told(line)
+    assert {name: content for name, content in tree_of(places).items() if "__pycache__" not in name} == before
+
+
+@pytest.mark.parametrize("line", [QUADRATIC, TUNE, "demo", "reproduce fednest-fig4", "compare done"])
+def test_an_empty_out(line: str, places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(places)
+    assert "--out is empty" in told(line, "--out", "")
+
+
+def test_a_run_that_is_under_way_is_left_alone(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.chdir(places)
+    with Path("done", ".lock").open("w") as lock:
+        lock.write("4711")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "done: this run is under way, in process 4711" in told(f"{QUADRATIC} --out done --resume")
+    Path("done", ".lock").unlink()
+
+
+def test_a_search_without_a_folder_finds_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = cli.asked.ask("quadratic", "LFedNest", [], 3, None, 0)
+    assert cli.tune._new_folder(asked) == Path("runs/tune-quadratic-LFedNest")
+    Path("runs/tune-quadratic-LFedNest").mkdir(parents=True)
+    assert cli.tune._new_folder(asked) == Path("runs/tune-quadratic-LFedNest-2")
+
+
+def test_reproductions_of_two_scales_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+    monkeypatch.setattr("rookery.experiments.reproduce", lambda *given: asked.append(given[1]) or given[1])
+    for line in ("fednest-fig4", "fednest-fig4 --quick", "fednest-fig2a --out new/folder"):
+        assert invoke(f"reproduce {line} --quiet").exit_code == 0
+    assert asked == [Path("runs/fednest-fig4"), Path("runs/fednest-fig4-quick"), Path("new/folder")]
+    assert not list(tmp_path.iterdir())  # nothing beside what was named
+
+
+def test_an_experiment_stores_its_runs_where_it_was_told_to(tmp_path: Path) -> None:
+    """Beside --out only where experiments of a family share a folder already."""
+    family = EXPERIMENTS["fednest-fig2a"]
+    assert runs_folder(family, tmp_path / "a") == tmp_path / "a" / "runs"
+    (tmp_path / f"{family.family}-runs").mkdir()
+    assert runs_folder(family, tmp_path / "a") == tmp_path / f"{family.family}-runs"
+
+
+def test_json_has_paths_as_text() -> None:
+    assert report.plain({"out": Path("runs/a")}) == {"out": "runs/a"}
+
+
+# Python.
+
+
+def rows() -> dict[str, np.ndarray]:
+    return {"a": np.ones((2, 2), np.float32)}
+
+
+X = np.ones(2, np.float32)
+SINGLE = rk.SingleLevel(lambda x, b: jnp.mean((b["a"] - x) ** 2))
+CLIENTS = rk.Clients(upper=[rows()] * 3)
+
+
+def upper(x: Any, y: Any, b: Any) -> Any:
+    return jnp.mean((b["a"] - y) ** 2) + jnp.sum(x**2)
+
+
+def lower(x: Any, y: Any, b: Any) -> Any:
+    return jnp.mean((b["a"] - y) ** 2) + jnp.sum((x - y) ** 2)
+
+
+def solve(**given: Any) -> rk.Run:
+    return rk.solve(**{"problem": SINGLE, "clients": CLIENTS, "algorithm": rk.FedAvg(), "init": X, "rounds": 1} | given)
+
+
+def projected(project: Any) -> Callable[[], Any]:
+    two = rk.Clients(lower=[rows()] * 3, upper=[rows()] * 3)
+    problem = rk.Bilevel(upper, lower, project_upper=project)
+    return lambda: solve(problem=problem, clients=two, algorithm=rk.LFedNest(hessian_step=0.1), init=(X, X))
+
+
+def fedavg(**given: Any) -> Callable[[], Any]:
+    return lambda: solve(algorithm=rk.FedAvg(**given))
+
+
+def evaluated(**given: Any) -> Callable[[], Any]:
+    return lambda: solve(**given)
+
+
+def tuned(**given: Any) -> Callable[[], Any]:
+    return lambda: rk.tune(SINGLE, CLIENTS, rk.FedAvg(), X, 4, **{"metric": "loss"} | given)
+
+
+CALLS: list[tuple[str, Callable[[], Any], str]] = [
+    ("init of objects", lambda: solve(init=np.array([object()])), "init: x has the type object"),
+    ("block 0", lambda: solve(engine=rk.Simulation(block=0)), 'block=0 is not an integer, at least 1, or "auto"'),
+    ("block -1", lambda: solve(engine=rk.Simulation(block=-1)), "block=-1 is not an integer"),
+    ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "block=1.5 is not an integer"),  # type: ignore[arg-type]
+    ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug='no' is not True or False"),  # type: ignore[arg-type]
+    ("cohort True", lambda: solve(cohort=True), "cohort=True: the federation has 3 clients"),
+    ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a file"),
+    ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a file"),
+    ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "is not Epochs of a positive number"),  # type: ignore[arg-type]
+    ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "is not Epochs of a positive number"),  # type: ignore[arg-type]
+    ("epochs True", fedavg(local_steps=rk.Epochs(True)), "is not Epochs of a positive number"),
+    ("tune without evaluate", tuned(evaluate=None), "nothing measures 'loss': give evaluate="),
+    ("tune by a number", tuned(evaluate=3), "evaluate is 3; give a function of (x, y) or (x, y, memory)"),
+    ("tune by words", tuned(evaluate=lambda x, y: {"loss": "low"}), "'loss' is a str (low)"),
+    ("projection 3", projected(3), "Bilevel.project_upper is 3; give a function of (x)"),
+    ("projection's arity", projected(lambda x, y: x), "Bilevel.project_upper takes (x, y); give a function of (x)"),
+    ("projection fails", projected(lambda x: x["q"]), "Bilevel.project_upper fails on init: TypeError"),
+    ("projection's shape", projected(lambda x: x[:1]), "returns (1,) float32, and x is (2,) float32"),
+    ("projection's type", projected(lambda x: x.astype(jnp.float16)), "returns (2,) float16, and x is (2,) float32"),
+    ("projection's structure", projected(lambda x: {"a": x}), "returns ['a'] (2,) float32, and x is (2,) float32"),
+    ("projection to nothing", projected(lambda x: None), "returns nothing, and x is (2,) float32"),
+    ("evaluate a word", evaluated(evaluate=lambda x, y: "low"), "must return a dict of numbers, {name: number}"),
+    ("evaluate None", evaluated(evaluate=lambda x, y: None), "it returns a NoneType"),
+    ("evaluate complex", evaluated(evaluate=lambda x, y: {"a": 1j}), "'a' is a complex (1j)"),
+    ("evaluate words", evaluated(evaluate=lambda x, y: {"a": "x"}), "'a' is a str (x)"),
+    ("evaluate Nones", evaluated(evaluate=lambda x, y: {"a": None}), "'a' is a NoneType (None)"),
+    ("evaluate arrays", evaluated(evaluate=lambda x, y: {"a": x}), "'a' is an array of shape (2,)"),
+    ("evaluate names", evaluated(evaluate=lambda x, y: {1: 2}), "the name 1 is a int"),
+    ("evaluate of 0", evaluated(evaluate=lambda: {}), "evaluate takes (); give a function of (x, y)"),
+    ("evaluate of 1", evaluated(evaluate=lambda x: {}), "evaluate takes (x); give a function of (x, y)"),
+    ("evaluate of 4", evaluated(evaluate=lambda x, y, z, w: {}), "evaluate takes (x, y, z, w); give"),
+    ("evaluate 3", evaluated(evaluate=3), "evaluate is 3; give a function of (x, y)"),
+    ("client complex", evaluated(evaluate_client=lambda c, x, y: {"a": 1j}), "'a' is a complex (1j)"),
+    ("client words", evaluated(evaluate_client=lambda c, x, y: {"a": "x"}), "'a' is a str (x)"),
+    ("client None", evaluated(evaluate_client=lambda c, x, y: {"a": None}), "'a' is a NoneType (None)"),
+    ("client of 1", evaluated(evaluate_client=lambda x: {}), "evaluate_client takes (x); give a function of (client"),
+    ("schedule of vectors", fedavg(step=lambda t: jnp.ones(2)), "the schedule step returns an array of shape (2,)"),
+    ("schedule of nothing", fedavg(step=lambda: 0.1), "takes 0 positional arguments but 1 was given"),
+    ("schedule of two", fedavg(step=lambda t, u: 0.1), "missing 1 required positional argument"),
+    ("schedule of words", fedavg(step=lambda t: "x"), "the schedule step can't be compiled (TypeError"),
+    ("negative schedule", fedavg(step=lambda t: -0.1), "step=-0.1 in round 0 is not a positive number"),
+    ("wide schedule", fedavg(step=lambda t: jnp.float64(0.1)), "returns float64, and the variables are float32"),
+    ("unknown hyperparameter", lambda: rk.FedNest(steps=3), "FedNest.__init__() got an unexpected keyword"),  # type: ignore[call-arg]
+    ("a method's name", lambda: solve(algorithm="FedAvg"), "give the method itself: rk.FedAvg(...)"),
+    ("no method", lambda: solve(algorithm=None), "algorithm is None; give a method, as rk.FedNest(...) is"),
+    ("a class", lambda: solve(algorithm=rk.FedAvg), "give an instance: FedAvg(...)"),
+    ("callbacks 3", lambda: solve(callbacks=3), "callbacks is 3; give a list of functions"),
+    ("callbacks of numbers", lambda: solve(callbacks=[3]), "a callback is 3; give a function of (run)"),
+    ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "a callback takes (a, b); give"),
+    ("channel 3", lambda: solve(channel=3), "channel is 3; give rk.clip(...)"),
+    ("channel by name", lambda: solve(channel={"x": 3}), "channel is 3; give rk.clip(...)"),
+    ("keep_best 3", lambda: solve(keep_best=3, evaluate=lambda x, y: {"a": 1}), "The metric 3 is not a name"),
+    ("a loss that is none", lambda: solve(problem=rk.SingleLevel(3)), "SingleLevel.loss fails"),  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+class State(NamedTuple):
+    """Of an author's algorithm."""
+
+    x: Any
+    y: Any = ()
+
+
+def gradient(state: State, fed: Any, key: Any, batch: Any = None) -> Any:
+    return fed.mean(fed.map(lambda c, k: c.f_x(state.x, (), c.upper(k) if batch is None else batch(c, k)), key))
+
+
+def authored(
+    round_: Any = lambda self, fed, state, key: State(state.x - self.size_of_it * gradient(state, fed, key)),
+    init: Any = lambda self, fed, x, y, key: State(x),
+    **given: Any,
+) -> Callable[[], Any]:
+    """A run with an algorithm of one's own."""
+
+    @dataclass(frozen=True)
+    class Mine:
+        size_of_it: float = 0.1
+        count: int = 1
+        flag: bool = False
+
+        solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+        init: ClassVar[Any]
+        round: ClassVar[Any]
+
+    Mine.init, Mine.round = init, round_
+    return lambda: solve(algorithm=Mine(**given))
+
+
+AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
+    ("a word for a number", authored(size_of_it="big"), "Mine: size_of_it='big' is not a number"),
+    ("a number for a count", authored(count=1.5), "Mine: count=1.5 is not an integer"),
+    ("a number for a flag", authored(flag=1), "Mine: flag=1 is not True or False"),
+    ("another shape", authored(lambda self, fed, s, k: State(s.x[None])), "Mine: a round changes .x from float32[2]"),
+    ("no state", authored(lambda self, fed, s, k: s.x), "Mine: a round returns the structure"),
+    ("a state without y", authored(init=lambda self, fed, x, y, k: (x,)), "Mine.init returns a tuple; a state is"),
+    ("init's arity", authored(init=lambda self, x, y: State(x)), "Mine.init takes (x, y); give a function of (fed"),
+    ("round's arity", authored(lambda self, fed, s: s), "Mine.round takes (fed, s); give a function of (fed, state"),
+    (
+        "no batch",
+        authored(lambda self, fed, s, k: State(gradient(s, fed, k, lambda c, k: jnp.ones(3)))),
+        "take a batch, as client.upper(key, size) is one",
+    ),
+    (
+        "batch of -1",
+        authored(lambda self, fed, s, k: State(gradient(s, fed, k, lambda c, k: c.upper(k, -1)))),
+        "client.upper: size=-1 is not an integer, at least 1",
+    ),
+    (
+        "no lower level",
+        authored(lambda self, fed, s, k: State(fed.mean(fed.map(lambda c, k: c.g_y(s.x, (), c.lower(k)), k)))),
+        "A SingleLevel problem has no lower level g; use client.f_x",
+    ),
+]  # fmt: skip
+CALLS += AUTHORS
+
+
+def test_an_authors_float_may_be_a_schedule() -> None:
+    assert authored(size_of_it=lambda t: 0.1 / (1 + t))().rounds == 1
+
+
+@pytest.mark.parametrize(("call", "message"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
+def test_calls(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_step_of_another_type_takes_that_of_the_variables() -> None:
+    assert jax.config.jax_enable_x64
+    for step in (np.float64(0.1), np.array(0.1), jnp.asarray(0.1, jnp.float64)):
+        run = solve(algorithm=rk.FedAvg(step=step, local_steps=2))
+        assert run.x.dtype == np.float32
+
+
+def test_a_resumed_run_has_the_rows_of_a_whole_one(tmp_path: Path) -> None:
+    """Ctrl-C between two evaluations leaves a row of its own; the run that goes on from there does not keep it."""
+    given = {"evaluate": lambda x, y: {"loss": jnp.sum(x**2)}, "algorithm": rk.FedAvg(step=0.1)}
+    file = tmp_path / "run.npz"
+    assert solve(**given, rounds=3, every=2, checkpoint=file).history["round"].tolist() == [0, 2, 3]
+    resumed, whole = solve(**given, rounds=6, every=2, checkpoint=file), solve(**given, rounds=6, every=2)
+    columns = ["round", "exchanges", "loss"]
+    pd.testing.assert_frame_equal(resumed.history[columns], whole.history[columns])
+
+
+def test_what_is_far_beyond_the_start_has_diverged() -> None:
+    found = rk.tune(
+        SINGLE, CLIENTS, rk.FedAvg(), X + 1, 24, metric="loss", search={"step": (0.01, 1e3)}, candidates=5,
+        evaluate=lambda x, y: {"loss": jnp.mean((x - 1) ** 2)},
+    )  # fmt: skip
+    assert found.diverged >= 1
+    assert json.loads(report.to_json(found.table["last"].tolist()))[0] < 1
