@@ -371,8 +371,8 @@ def test_asking_twice_late_or_a_site_that_forgot_changes_nothing(name: str) -> N
         found = Recorder(deliver)
         same_state(rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(found)), expected)
         for site, like in zip(found.sites, plain.sites, strict=True):
-            assert jax.tree.all(jax.tree.map(np.array_equal, site.save(3), like.save(3)))
-    assert any(jax.tree.leaves(site.save(3)) for site in plain.sites)
+            assert jax.tree.all(jax.tree.map(np.array_equal, site.remembered(3), like.remembered(3)))
+    assert any(jax.tree.leaves(site.remembered(3)) for site in plain.sites)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3), (3, 5)])
