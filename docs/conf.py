@@ -15,7 +15,6 @@ release = rookery.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build", "jupyter_execute", ".jupyter_cache"]
-suppress_warnings = ["toc.empty_glob"]
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
@@ -41,6 +40,7 @@ copybutton_prompt_is_regexp = True
 linkcheck_timeout = 20
 
 _FIELD = re.compile(r"^    (\w+): .*  # (.*)$", re.MULTILINE)
+_SECTION = re.compile(r"(Arguments|Attributes|Examples?|Returns|Raises):$")
 _MARKS = re.compile(r"(`[^`]*`)|([*|\\])|(?<=\w)_(?!\w)")
 
 
@@ -59,12 +59,30 @@ def _fields(cls: type) -> list[str]:
     return ["", "Hyperparameters:", "", *lines, ""] if lines else []
 
 
+def _lines(text: list[str]) -> list[str]:
+    """Indented lines outside of a section, such as a method's steps, keep their ends where a step ends."""
+    done: list[str] = []
+    section = inside = False
+    for line in text:
+        indented = line.startswith("    ")
+        if line.strip() and not indented:
+            section = bool(_SECTION.match(line))
+        here = indented and not section
+        if here != inside and line.strip():
+            done.append("")
+        starts = not inside or done[-1].endswith((",", ";", ".", ":"))
+        done.append(("| " if starts else "  ") + line.strip() if here else line)
+        inside = here or (inside and not line.strip())
+    return done
+
+
 def _docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """A docstring as plain text, but for its examples; of a method, with its hyperparameters."""
     example = False
     for i, line in enumerate(lines):
         example = line.lstrip().startswith((">>>", "...")) or (example and bool(line.strip()))
         lines[i] = line if example else _plain(line)
+    lines[:] = _lines(lines)
     if what == "class" and hasattr(thing, "solves"):
         at = next((i for i, line in enumerate(lines) if line.startswith(("Example:", "Reference:"))), len(lines))
         lines[at:at] = _fields(thing)
