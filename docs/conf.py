@@ -5,9 +5,13 @@ import re
 from typing import Any
 
 from docutils.nodes import SkipNode
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
 
 import rookery
+
+logger = logging.getLogger(__name__)
 
 project = "Rookery"
 author = copyright = "The Rookery developers"
@@ -90,7 +94,11 @@ def _docstring(app: Any, what: str, name: str, thing: Any, options: Any, lines: 
 
 def _math(block: bool) -> Any:
     def visit(translator: Any, node: Any) -> None:
-        formula = tex2mathml(node.astext(), as_block=block)
+        try:
+            formula = tex2mathml(node.astext(), as_block=block)
+        except MathError as error:
+            logger.warning("formula: %s", error, location=node)
+            formula = node.astext()
         translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
         raise SkipNode
 
