@@ -30,7 +30,7 @@ nb_merge_streams = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 default_role = "literal"  # docstrings are plain text with `names` in it
-napoleon_use_rtype = False
+napoleon_attr_annotations = False
 
 html_math_renderer = "mathml"
 html_theme = "furo"
@@ -105,7 +105,13 @@ def _math(block: bool) -> Any:
     return visit, None
 
 
+def _skip(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """The fields of named tuples say nothing of themselves."""
+    return True if (inspect.getdoc(thing) or "").startswith("Alias for field number") else None
+
+
 def setup(app: Any) -> None:
     """Docstrings are changed before napoleon reads them; formulas are MathML, which needs no script and no network."""
     app.add_html_math_renderer("mathml", _math(block=False), _math(block=True))
+    app.connect("autodoc-skip-member", _skip)
     app.connect("autodoc-process-docstring", _docstring, priority=400)
