@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow gpu browser bench docs setup clean
+.PHONY: demo test lint slow gpu browser bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -37,9 +37,16 @@ setup: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-docs: setup
+docs: docs-setup
 	$(BIN)/python -m rookery.catalogue docs/methods.md
 	$(BIN)/python -m rookery.experiments.page docs/reproduction docs/reproduction.md
+	$(BIN)/python -m sphinx -E -W --keep-going -b html docs docs/_build/html
+
+linkcheck: docs-setup
+	$(BIN)/python -m sphinx -E -q -b linkcheck -D nb_execution_mode=off docs docs/_build/linkcheck
+
+docs-setup: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build

@@ -1,0 +1,90 @@
+"""The documentation site, as far as that can be told without building it: `make docs` builds it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import rookery as rk
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
+WRITTEN = [path for path in PAGES if path.name != "summary.md"]  # the summaries are made by experiments
+FRONT = [*sorted(ROOT.glob("*.md")), *WRITTEN]
+BLOCK = re.compile(r"^(`{3,})(.*?)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, kind: str) -> list[str]:
+    return [body for _, head, body in BLOCK.findall(path.read_text(encoding="utf-8")) if head.strip() == kind]
+
+
+def listed(page: Path) -> set[Path]:
+    """The pages in a page's tables of contents."""
+    entries = [
+        line for block in blocks(page, "{toctree}") for line in block.splitlines() if line and not line.startswith(":")
+    ]
+    return {path for entry in entries for path in page.parent.glob(f"{entry}.md")}
+
+
+def slugs(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    found, new = {DOCS / "index.md"}, {DOCS / "index.md"}
+    while new:
+        new = set().union(*map(listed, new)) - found
+        found |= new
+    assert sorted(map(relative, set(PAGES) - found)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_a_table_of_contents_names_pages_that_exist(page: Path) -> None:
+    for block in blocks(page, "{toctree}"):
+        for entry in block.splitlines():
+            if entry and not entry.startswith(":"):
+                assert list(page.parent.glob(f"{entry}.md")), entry
+
+
+@pytest.mark.parametrize("page", FRONT, ids=relative)
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for target in LINK.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, heading = target.partition("#")
+        to = (page.parent / path) if path else page
+        assert to.exists(), target
+        assert not heading or heading in slugs(to), target
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=relative)
+def test_tutorials_are_executed_and_their_cells_parse(page: Path) -> None:
+    assert page.read_text(encoding="utf-8").startswith("---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n")
+    cells = blocks(page, "{code-cell}")
+    assert cells
+    for cell in cells:
+        ast.parse(cell)
+    used = {name for cell in cells for name in re.findall(r"\brk\.(\w+)", cell)}
+    assert used <= set(rk.__all__)
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
+    named = re.findall(r"^\.\. auto\w+:: rookery\.(\w+)$", text, re.MULTILINE)
+    assert len(named) == len(set(named))
+    assert set(rk.__all__) <= set(named)
+    assert set(named) - set(rk.__all__) == {"tree"}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f'version = "{rk.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"version: {rk.__version__}\n" in (ROOT / "CITATION.cff").read_text()
