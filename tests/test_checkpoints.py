@@ -184,7 +184,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
 def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
     rk.solve(**GIVEN | {"rounds": 3}, checkpoint=tmp_path / "run")
     resumed = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
-    assert resumed.history["round"].tolist() == [0, 2, 3, 4, 6]
+    assert resumed.history["round"].tolist() == [0, 2, 4, 6]  # as those of a whole run
     equal(resumed.state, rk.solve(**GIVEN).state)
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from rookery import cli, demo
+from rookery import cli, demo, report
+from rookery.cli.asked import ask
 
 ENTRIES = [(story, entry) for story in demo.STORIES for entry in story.entries]
 
@@ -18,7 +19,7 @@ def asked(command):
     """What the command line makes of a command: the task's settings and the method."""
     words = shlex.split(command)
     settings = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
-    return cli._ask(words[2], words[4], settings, None, None, seed=0)
+    return ask(words[2], words[4], settings, None, None, seed=0)
 
 
 @pytest.mark.parametrize(("story", "entry"), ENTRIES, ids=lambda value: getattr(value, "words", None))
@@ -62,7 +63,7 @@ def test_the_table_and_the_picture(tmp_path):
     assert len(rows) == len(ENTRIES)
     assert rows["mean"].iloc[0] == pytest.approx(0.81)
     assert rows["spread"].iloc[0] == pytest.approx(0.02 / 2**0.5)
-    assert json.loads(cli.report.to_json(result.numbers()))["learnt"]["wrong labels"]["weight_corrupted"] == 0.1
+    assert json.loads(report.to_json(result.numbers()))["learnt"]["wrong labels"]["weight_corrupted"] == 0.1
     demo.report.save(demo.draw(result.runs), result.picture)
     assert result.picture.read_bytes().startswith(b"\x89PNG")
     assert result.picture.stat().st_size < 200_000
