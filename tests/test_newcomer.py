@@ -341,8 +341,8 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "block=1.5 is not an integer"),  # type: ignore[arg-type]
     ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug='no' is not True or False"),  # type: ignore[arg-type]
     ("cohort True", lambda: solve(cohort=True), "cohort=True: the federation has 3 clients"),
-    ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a file"),
-    ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a file"),
+    ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a folder"),
+    ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a folder"),
     ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "is not Epochs of a positive number"),  # type: ignore[arg-type]
     ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "is not Epochs of a positive number"),  # type: ignore[arg-type]
     ("epochs True", fedavg(local_steps=rk.Epochs(True)), "is not Epochs of a positive number"),
@@ -382,7 +382,7 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("no method", lambda: solve(algorithm=None), "algorithm is None; give a method, as rk.FedNest(...) is"),
     ("a class", lambda: solve(algorithm=rk.FedAvg), "give an instance: FedAvg(...)"),
     ("callbacks 3", lambda: solve(callbacks=3), "callbacks is 3; give a list of functions"),
-    ("callbacks of numbers", lambda: solve(callbacks=[3]), "a callback is 3; give a function of (run)"),
+    ("callbacks of numbers", lambda: solve(callbacks=[3]), "callbacks holds 3; give functions, or trackers"),
     ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "a callback takes (a, b); give"),
     ("channel 3", lambda: solve(channel=3), "channel is 3; give rk.clip(...)"),
     ("channel by name", lambda: solve(channel={"x": 3}), "channel is 3; give rk.clip(...)"),

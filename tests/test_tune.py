@@ -245,6 +245,12 @@ class NoSteps:
     size: int = 1
     solves: ClassVar[tuple[type, ...]] = (rk.Bilevel,)
 
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> Any:
+        """Never called."""
+
+    def round(self, fed: Any, state: Any, key: Any) -> Any:
+        """Nor this."""
+
 
 @pytest.mark.parametrize(
     ("given", "said"),

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -326,6 +326,8 @@ def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:
     if callable(given) or isinstance(given, Tracker):
         what = "function" if callable(given) else "tracker"
         raise TypeError(f"callbacks is a {what}; give a list of {what}s.")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"callbacks is {given!r}; give a list of functions.")
     given = list(given)
     trackers = [entry for entry in given if isinstance(entry, Tracker)]
     functions = [entry for entry in given if not isinstance(entry, Tracker)]
