@@ -103,6 +103,7 @@ def test_what_single_level_methods_train_on(fit):
     assert np.array_equal(task.single_level.clients.upper_sizes, expected)
 
 
+@pytest.mark.slow
 def test_the_weights_of_corrupted_samples_fall_and_training_on_them_is_worse():
     arguments = ["run", "data-cleaning", "--algorithm", "FedNest", "--set", "equal=true", "--rounds", "30", "--json"]
     result = CliRunner().invoke(app, arguments)
@@ -118,6 +119,7 @@ def test_the_weights_of_corrupted_samples_fall_and_training_on_them_is_worse():
 # Few-shot learning.
 
 
+@pytest.mark.slow
 def test_a_head_of_its_own_does_what_one_for_all_cannot():
     task = rk.tasks.few_shot(clients=12, episodes=1)
     problem = task.problem
@@ -237,6 +239,7 @@ def test_group_metrics_by_hand():
     assert not [name for name in task.single_level.evaluate(y, ()) if name.startswith("weight")]
 
 
+@pytest.mark.slow
 def test_learnt_weights_serve_the_worst_group_better():
     task = rk.tasks.group_weights(equal=True)
     learnt = run(task, "FedNest", 60, upper_step=1.0).history.iloc[-1]

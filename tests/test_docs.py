@@ -129,7 +129,12 @@ def test_the_page_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {name for name in commands if f"| `{name}` |" not in page} == set()
 
 
-@pytest.mark.parametrize("command", [c for block in blocks("README.md", "console") for c in block.splitlines()])
+SHOWN = [c for block in blocks("README.md", "console") for c in block.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=pytest.mark.slow) if "reproduce" in c or "tune" in c else c for c in SHOWN]
+)
 def test_readme_commands(command: str, tmp_path: Path) -> None:
     """Every command shown runs (the long ones are shown with their options for a short run)."""
     program, *arguments = shlex.split(command.split("#")[0].removeprefix("$ "))

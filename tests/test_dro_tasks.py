@@ -228,6 +228,7 @@ def test_the_groups_are_scanned_as_said():
     assert float(found["worst_accuracy"]) == min(float(found["accuracy_good"]), float(found["accuracy_bad"]))
 
 
+@pytest.mark.slow
 def test_groups_weighted_by_hand_count_the_same():
     by_sample, by_group = (
         rk.tasks.worst_group(clients=4, bad=0.25, count=c).single_level for c in ("samples", "groups")

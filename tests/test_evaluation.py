@@ -63,7 +63,7 @@ def by_hand(y: np.ndarray) -> dict[str, np.ndarray]:
 ENGINES = {"simulation": rk.Simulation(), "blocks": rk.Simulation(block=3), "federation": rk.Federation()}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["simulation", pytest.param("blocks", marks=pytest.mark.slow), "federation"])
 def test_means_and_quantiles_are_those_of_the_clients(engine: str) -> None:
     run = rk.solve(
         PROBLEM, clients(), METHOD, START, 4, cohort=2, every=2, evaluate_client=measured, engine=ENGINES[engine],
@@ -147,6 +147,7 @@ def test_what_is_no_mean_is_refused_where_clients_differ() -> None:
     assert run.history["rmse_q100"].iloc[-1] == pytest.approx(max(each))
 
 
+@pytest.mark.slow
 def test_a_random_loss_and_a_compiled_evaluate() -> None:
     noisy = rk.SingleLevel(lambda x, z, key: loss(x, z) + 0.1 * jax.random.normal(key) * jnp.sum(x))
     own = lambda client, x, y: {"loss": client.f(x, y, client.upper())}
@@ -161,6 +162,7 @@ def test_a_random_loss_and_a_compiled_evaluate() -> None:
     assert one["loss"].nunique() == 3
 
 
+@pytest.mark.slow
 def test_tune_by_a_metric_of_the_clients() -> None:
     found = rk.tune(
         PROBLEM, clients(), METHOD, START, 4, evaluate_client=measured, metric="loss_q90", search=["upper_step"],

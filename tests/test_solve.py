@@ -318,6 +318,7 @@ def test_a_run_in_a_thread() -> None:
 # The debugging engine.
 
 
+@pytest.mark.slow
 def test_debug_equals_compiled() -> None:
     given = SCAFFOLD | {"rounds": 4}
     compiled, plain = rk.solve(**given), rk.solve(**given, engine=rk.Simulation(debug=True))

@@ -136,6 +136,7 @@ def test_full_batch_converges(task):
     assert gradient[-1] < gradient[0] / 20
 
 
+@pytest.mark.slow
 def test_stochastic_converges(task):
     """Likewise with one sample a step and the random FedIHGP, on the whole: quarter by quarter."""
     constants = theory.quadratic_constants(task)

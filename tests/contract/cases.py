@@ -165,7 +165,7 @@ PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an 
 # contract: of all others `make test` has what follows from the plan, and `make slow` everything.
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
-CORE = {"FedAvg", "FedBiOLocal", "FedDRO", "PDSGD", "ScaffoldSaddle"}
+CORE = {"FedAvg", "FedBiOLocal", "PDSGD", "ScaffoldSaddle"}
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 

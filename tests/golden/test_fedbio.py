@@ -284,7 +284,7 @@ SMALL: dict[str, Any] = {"clients": 3, "upper_dim": 2, "lower_dim": 2, "samples"
 NOISY: dict[str, Any] = {"batch_size": 1, "lower_batch": 1}
 
 
-@pytest.mark.parametrize("scope", ["global", "client"])
+@pytest.mark.parametrize("scope", ["global", pytest.param("client", marks=pytest.mark.slow)])
 def test_minibatches(scope: Any) -> None:
     """STORM's estimate of the upper direction varies less than the plain one; the theory's steps converge."""
     task = rk.tasks.quadratic(**SMALL, heterogeneity=0.1, seed=0, scope=scope)

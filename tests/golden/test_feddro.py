@@ -396,6 +396,7 @@ def error(beta: float, eta: float, printed: bool) -> float:
     return abs(end(TWO, TWO_CLIENTS, algorithm, 0.0, 6000) - SOLUTION)
 
 
+@pytest.mark.slow
 def test_the_printed_order_has_an_error_in_the_limit_and_ours_has_not() -> None:
     """With β = cη, as in Theorem 4.3. (The table of the specification has four digits.)"""
     for c, printed in ((1, (0.3380, 0.3359, 0.3353)), (16, (0.0975, 0.0723, 0.0651))):

@@ -63,7 +63,7 @@ def test_equals_the_transcription(cls: type, kind: str) -> None:
         assert any(np.isclose(np.linalg.norm(x), q.RADIUS) for x, _ in expected[1:])
 
 
-@pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNest])
+@pytest.mark.parametrize("cls", [rk.FedNest, pytest.param(rk.LFedNest, marks=pytest.mark.slow)])
 def test_conjugate_gradients_and_scaled_steps(cls: type) -> None:
     # Two iterations in four dimensions: not yet the exact solution, so their number shows.
     problem, ours, clients = PROBLEMS["bilevel"]
@@ -89,6 +89,7 @@ def test_equal_clients_and_plain_steps() -> None:
     q.assert_same(q.trajectory(q.BILEVEL, clients, algorithm, q.INIT, 12), expected)
 
 
+@pytest.mark.slow
 def test_minimax_in_its_bilevel_form() -> None:
     """There the implicit part is not left out: it is −∇²_xy g [∇²_y g]⁻¹∇_y f with g = −f."""
     _, ours, clients = PROBLEMS["minimax"]
@@ -127,6 +128,7 @@ def test_compositional_start_without_y() -> None:
     q.assert_same(q.trajectory(q.COMPOSITIONAL_ALONE, clients, algorithm, (q.INIT[0], None), 12), expected)
 
 
+@pytest.mark.slow
 def test_random_neumann_takes_one_of_the_n_products() -> None:
     """Each round's x is that of exactly one N' in 0..N−1, and over the rounds all of them occur."""
     problem, ours, clients = PROBLEMS["bilevel"]
@@ -141,6 +143,7 @@ def test_random_neumann_takes_one_of_the_n_products() -> None:
     assert set(drawn) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_light_random_neumann_is_redrawn_by_every_client_and_local_step() -> None:
     sizes, steps = (2, 3), [1, 2]
     ours, clients = q.bilevel(weights=[0.4, 0.6], lower=sizes, upper=sizes)
@@ -166,6 +169,7 @@ def test_light_random_neumann_is_redrawn_by_every_client_and_local_step() -> Non
         assert any(draws[a] != draws[b] for draws in found), "one draw serves two places"
 
 
+@pytest.mark.slow
 def test_data_in_pieces() -> None:
     ours, clients = q.bilevel(lower=q.ONE_LARGE_CLIENT)
     assert clients.lower.chunk is not None
@@ -174,7 +178,7 @@ def test_data_in_pieces() -> None:
     q.assert_same(q.trajectory(q.BILEVEL, clients, algorithm, q.INIT, 12), expected)
 
 
-@pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNest])
+@pytest.mark.parametrize("cls", [rk.FedNest, pytest.param(rk.LFedNest, marks=pytest.mark.slow)])
 def test_hessian_step_auto(cls: type) -> None:
     """ℓ is twice the norm of a power iteration's vector, which goes on by one product a round, at its (x, y⁺)."""
     problem, ours, clients = PROBLEMS["bilevel"]
@@ -209,6 +213,7 @@ def test_hessian_step_auto(cls: type) -> None:
     q.assert_same(q.trajectory(problem, clients, algorithm, q.INIT, 10), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNest, rk.LFedNestNonAlt])
 def test_no_minibatch_serves_twice_but_svrgs_pairs(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every oracle call has a minibatch of its own, except that SVRG's two gradients share theirs."""

@@ -253,6 +253,7 @@ def test_every_outer_sample_has_inner_samples_of_its_own(monkeypatch: pytest.Mon
     assert len(drawn) == 2 * 3 * 3 * (2 + 2)  # rounds, clients, steps; the outer draws and an inner one for each
 
 
+@pytest.mark.slow
 def test_conditional_problems_in_lockstep() -> None:
     """The same numbers, and the samples counted are those that clients of few samples have."""
     clients = rk.Clients(q.data((3, 1), 4, **q._INNER), q.data((1, 4), 5, **q._OUTER))

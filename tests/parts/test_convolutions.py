@@ -117,6 +117,7 @@ def test_any_layout(layout: tuple[str, str, str]) -> None:
     same(convolve, *drawn(1, image, kernel))
 
 
+@pytest.mark.slow
 def test_kernels_of_clients_and_of_samples() -> None:
     """vmapped before and after; a gradient for each sample has groups of the batch."""
     convolve = lambda a, k: lax.conv(a, k, (1, 1), "SAME")
@@ -165,7 +166,7 @@ def test_what_would_need_too_many_slices_is_left() -> None:
     ("size", "strides", "padding"),
     [((2, 2), (2, 2), "VALID"), ((3, 2), (2, 1), "SAME"), ((2, 3), (3, 3), ((1, 0), (2, 2))), ((2, 2), (2, 2), "SAME")],
 )
-@pytest.mark.parametrize("reducer", ["max", "min", "sum"])
+@pytest.mark.parametrize("reducer", ["max", pytest.param("min", marks=pytest.mark.slow), "sum"])
 def test_pooling_agrees_with_xla_with_ties(size: Any, strides: Any, padding: Any, reducer: str) -> None:
     start, fold = {"max": (-jnp.inf, lax.max), "min": (jnp.inf, lax.min), "sum": (0.0, lax.add)}[reducer]
     padding = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
@@ -189,6 +190,7 @@ def test_pooling_agrees_with_xla_with_ties(size: Any, strides: Any, padding: Any
 # Where they stand.
 
 
+@pytest.mark.slow
 def test_inside_everything_that_has_a_body() -> None:
     image, kernel = drawn(6, (2, 3, 6, 6), (3, 3, 3, 3))
     convolve = lambda a, k: lax.conv(a, k, (1, 1), "SAME")
@@ -270,7 +272,7 @@ def trained(engine: Any, case: Any, **method: Any) -> Any:
     return rk.solve(problem, clients, method, init, rounds=2, cohort=3, engine=engine, progress=False).x
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 4, 4), (3, 5, 1, 4)])
+@pytest.mark.parametrize("sizes", [pytest.param((4, 4, 4, 4), marks=pytest.mark.slow), (3, 5, 1, 4)])
 def test_both_engines_agree_with_xla(sizes: tuple[int, ...]) -> None:
     with jax.enable_x64(False):
         case = equinox_case(sizes)

@@ -40,6 +40,7 @@ def test_equals_a_quadratic_program() -> None:
         np.testing.assert_allclose(capped_simplex(jnp.asarray(v), cap), found.x, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_ties_and_many_nodes() -> None:
     """Ties share; a point of the set stays; ten thousand nodes are no harder."""
     np.testing.assert_allclose(
