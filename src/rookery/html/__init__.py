@@ -143,10 +143,10 @@ def _metrics(sources: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def _shown(history: pd.DataFrame) -> list[str]:
-    """The metrics of a history that are numbers, somewhere."""
-    return [
-        name for name in report.metrics(history) if history[name].dtype.kind in "ifub" and history[name].notna().any()
-    ]
+    """The metrics of a history that are numbers, somewhere; quantiles over clients among them."""
+    named = {*report.metrics(history), *(name for name in history.columns if re.fullmatch(r".+_q\d+", str(name)))}
+    numbers = [name for name in history.columns if name in named and history[name].dtype.kind in "ifub"]
+    return [name for name in numbers if history[name].notna().any()]
 
 
 def _higher(metric: str) -> bool | None:
