@@ -9,6 +9,7 @@ import pytest
 
 import rookery as rk
 from rookery.client import Client
+from rookery.engines.federation import wire
 from rookery.metrics import direction
 from rookery.solve import metrics_of
 
@@ -124,6 +125,25 @@ def test_after_a_failed_round_the_memory_of_before_is_shown() -> None:
     assert histories[0]["round"].tolist() == histories[1]["round"].tolist()
     assert histories[0]["round"].iloc[-1] > 0
     np.testing.assert_allclose(histories[0]["distance"], histories[1]["distance"], rtol=1e-10)
+
+
+def test_a_site_that_is_lost_is_left_out_of_an_evaluation() -> None:
+    def losing(sites: list[Any]) -> Any:
+        def send(i: int, request: bytes) -> bytes:
+            if i == 3 and wire.decode(request)[0].get("phase") == 2:
+                raise TimeoutError
+            return sites[i].handle(request)
+
+        return send
+
+    given = dict(cohort=2, engine=rk.Federation(losing), evaluate_client=measured)
+    with pytest.raises(RuntimeError, match="client 3 did not answer, 3 times, and the run has no faults"):
+        rk.solve(PROBLEM, clients(), METHOD, START, 1, **given)
+    run = rk.solve(PROBLEM, clients(), METHOD, START, 1, faults=rk.Faults(), **given)
+    own = by_hand(np.asarray(run.y))["loss"][:3]
+    last = run.history.iloc[-1]
+    assert last["loss"] == pytest.approx(np.array([1, 2, 0]) / 3 @ own, rel=1e-12)
+    assert last["loss_q100"] == pytest.approx(own.max(), rel=1e-12)
 
 
 def test_what_is_no_mean_is_refused_where_clients_differ() -> None:

@@ -190,7 +190,7 @@ def solve(
             client.mean(fn, data) is fn(rows), a mean over its rows, of all of them. Or evaluate_client(client, x, y,
             memory), with what the client remembers. The history gets the weighted mean over clients under the metric's
             name, and quantiles under name_q0, _q10, _q50, _q90 and _q100. It is no part of the method: it passes no
-            channel, and the ledger does not count it.
+            channel, and the ledger does not count it. With `faults`, sites that can't be reached are left out.
         every: rounds from one evaluation to the next.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for
@@ -401,13 +401,13 @@ def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | Non
     return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
 
 
-def over_clients(rows: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, float]:
-    """The weighted mean and the quantiles of each metric, of which there is a number for each client."""
-    found = {}
-    for name, own in rows.items():
-        own = np.asarray(own, float)
-        found[name] = float(np.sum(np.where(weights > 0, weights * own, 0)) / np.sum(weights))
-        found |= {f"{name}_q{q}": float(np.percentile(own, q)) for q in QUANTILES}
+def over_clients(rows: Mapping[str, np.ndarray], replied: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """The weighted mean and the quantiles of each metric over those who replied; NaN where there is no weight."""
+    found, p = {}, weights[replied]
+    for name, each in rows.items():
+        own = np.asarray(each, float)[replied]
+        found[name] = float(np.sum(np.where(p > 0, p * own, 0)) / np.sum(p)) if np.sum(p) > 0 else np.nan
+        found |= {f"{name}_q{q}": float(np.percentile(own, q)) if own.size else np.nan for q in QUANTILES}
     return found
 
 
@@ -457,7 +457,7 @@ class _Record:
         metrics = {} if self._evaluate is None else self._evaluate(*own)
         check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
-        for name, value in (over_clients(session.measure(), self._weights) if self.measures else {}).items():
+        for name, value in (over_clients(*session.measure(), self._weights) if self.measures else {}).items():
             if name in metrics:
                 raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")
             metrics[name] = value

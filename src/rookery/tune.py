@@ -337,6 +337,7 @@ class _Race:
         self._evaluate, self._metric, self._higher = evaluate, goal.name, goal.higher_is_better
         self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
         self._weights = None if measure is None else np.asarray(clients.weights, float)
+        self._everyone = np.ones(clients.n, bool)
         first = replace(algorithm, **tried[0])  # type: ignore[type-var]
         self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed, measure=measure), set(tried[0]))
         self._carries: Any = None
@@ -410,7 +411,10 @@ class _Race:
             if self._evaluate is not None:
                 metrics = self._evaluate(*_variables(self._carries, i)[: self._sees])
             if self._weights is not None and isinstance(metrics, dict):
-                metrics = {**metrics, **over_clients(self._sweep.measure(self._carries, i, at), self._weights)}
+                metrics = {
+                    **metrics,
+                    **over_clients(self._sweep.measure(self._carries, i, at), self._everyone, self._weights),
+                }
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
             raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")

@@ -36,8 +36,6 @@ class FedAvg:
     With an `optimizer` of optax's the local steps are its updates: it has a step size of its own, and `step` is not
     used. Every client starts it afresh in every round.
 
-    Reference: McMahan, Moore, Ramage, Hampson and Agüera y Arcas, AISTATS 2017.
-
     Example:
         >>> import jax.numpy as jnp, rookery as rk
         >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))

@@ -47,7 +47,7 @@ class Session(simulation.Session):
         )
         return simulation.amounts(traced.start, report)
 
-    def measure(self) -> dict[str, np.ndarray]:
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """See `engine.Session.measure`."""
         return self._measured(partial(simulation.measure, _Program(self._traced.measure, self._data, "auto")))
 

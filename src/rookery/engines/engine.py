@@ -61,8 +61,11 @@ class Session(Protocol):
     def advance(self, rounds: int) -> list[Amounts]:
         """That many more rounds, or fewer if it has to stop; what each has cost."""
 
-    def measure(self) -> dict[str, np.ndarray]:
-        """What the job's `measure` gives, a number for each client; no round is done, and nothing is counted."""
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """What the job's `measure` gives, a number for each client, and which of them replied.
+
+        No round is done, and nothing is counted.
+        """
 
     def save(self) -> Any:
         """All that `restore` needs, but for what the keepers hold: a pytree of arrays, valid until `advance`."""

@@ -150,7 +150,7 @@ class Session:
             self.rounds += 1
         return costs
 
-    def measure(self) -> dict[str, np.ndarray]:
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """See `engine.Session.measure`."""
         traced = self._traced
         program = engine.PROGRAMS.find(
@@ -159,11 +159,11 @@ class Session:
         )
         return self._measured(program)
 
-    def _measured(self, program: Any) -> dict[str, np.ndarray]:
+    def _measured(self, program: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
         traced, carry = self._traced, self._carry
         seen = Carry((carry.state.x, carry.state.y), carry.memory)
         found = program(traced.measure.consts, self._data, traced.hyper, seen, self.rounds, traced.seed)
-        return {name: np.asarray(rows) for name, rows in found.items()}
+        return {name: np.asarray(rows) for name, rows in found.items()}, np.ones(self._data.n, bool)
 
     def save(self) -> Carry:
         """See `engine.Session.save`."""

@@ -91,6 +91,7 @@ class Coordinator:
         self._numbers = iter(range(10**18))
         self._compiled: dict[int, Any] = {}
         self.sent = self.received = 0  # bytes of arrays, as they went over the wire
+        self.lost: set[int] = set()  # who did not reply in the last phase
         self.memory_finite: list[bool] = []  # for each leaf of what the sites remember, in the last phase
 
     def start(self) -> tuple[Made, Amounts]:
@@ -128,6 +129,7 @@ class Coordinator:
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
         phase.finish(made)
+        self.lost = phase.lost
         if moment[0] == 2:
             return made, phase.amounts(made)
         self.memory_finite = [all(leaf) for leaf in zip(*phase.finite, strict=True)]
@@ -199,7 +201,8 @@ class _Phase:
         self.finite: list[list[bool]] = []  # what sites say of their memory
         self._center = Cohort([])
         self._own = self._cohort(ids)
-        self.lossy = coordinator._traced.job.faults is not None and moment[0] == 1
+        self.lossy = coordinator._traced.job.faults is not None and moment[0] >= 1  # all but the start
+        self.lost: set[int] = set()
 
     def run(self, body: Body, inputs: list[Any]) -> list[Any]:
         values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
@@ -347,6 +350,7 @@ class _Phase:
         except LostError as error:
             if not self.lossy:
                 raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
+            self.lost.add(client)
             return None
         if answer["answer"] == "stale":
             raise RuntimeError(f"client {client} is ahead of the coordinator: another coordinator has this run.")

@@ -100,10 +100,11 @@ class Session:
             break
         return done
 
-    def measure(self) -> dict[str, np.ndarray]:
-        """See `engine.Session.measure`."""
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """See `engine.Session.measure`: with faults, a site that can't be reached is left out."""
         found = self.coordinator.measure(self.rounds, self._carry.state)
-        return {name: np.asarray(rows) for name, rows in found.items()}
+        replied = ~np.isin(np.arange(self._job.clients.n), list(self.coordinator.lost))
+        return {name: np.asarray(rows) for name, rows in found.items()}, replied
 
     def _check(self, carry: Any, t: int) -> bool:
         """Whether the run goes on: all of the state is finite, and what the sites remember."""
