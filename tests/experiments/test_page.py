@@ -20,7 +20,7 @@ def test_the_page_is_the_one_its_files_give(tmp_path: Path) -> None:
 
 def test_every_experiment_is_on_it() -> None:
     text = (DOCS / "reproduction.md").read_text()
-    for folder in (DOCS / "reproduction").iterdir():
+    for folder in filter(Path.is_dir, (DOCS / "reproduction").iterdir()):
         assert f"## {folder.name}\n" in text
         assert (folder / f"{folder.name}.png").exists()
 
