@@ -1,7 +1,9 @@
 """Kits: what is in them, checked by cryptography's own verifier; adding sites; what is refused, in one line each."""
 
+import contextlib
 import json
 import os
+import ssl
 import stat
 import sys
 from datetime import UTC, datetime, timedelta
@@ -297,3 +299,45 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert failed.stderr.count("\n") == 1
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
     assert "pip install rookery[federation]" in init("--sites", "d").stderr
+
+
+def context(kit: Path, server: bool) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.load_cert_chain(kit / "cert.pem", kit / "key.pem")
+    made.load_verify_locations(kit / "ca.pem")
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    return made
+
+
+def shake(server: Path, client: Path, host: str = "localhost") -> str:
+    """The client's name as the server sees it, after a TLS handshake; ssl.SSLError if one of them refuses."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        context(server, True).wrap_bio(up, down, server_side=True),
+        context(client, False).wrap_bio(down, up, server_hostname=host),
+    ]
+    for _ in range(6):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ends[1].read()  # with TLS 1.3 a client learns here that it was refused
+    found: Any = ends[0].getpeercert()
+    return str(dict(pair for part in found["subject"] for pair in part)["commonName"])
+
+
+def test_a_tls_handshake(out: Path, tmp_path: Path) -> None:
+    make_kits(out, "localhost", ["_"], 30)
+    assert shake(out / "coordinator", out / "a") == "a"
+    assert shake(out / "coordinator", out / "_", host="127.0.0.1") == "_"
+    make_kits(tmp_path / "others", "localhost", ["a"], 30)
+    for server, client, host in [
+        (out / "coordinator", tmp_path / "others" / "a", "localhost"),
+        (tmp_path / "others" / "coordinator", out / "a", "localhost"),
+        (out / "coordinator", out / "a", "elsewhere.example"),
+        (out / "b", out / "a", "b"),  # a site is no coordinator
+        (out / "coordinator", out / "coordinator", "localhost"),  # and the coordinator no site
+    ]:
+        with pytest.raises(ssl.SSLError):
+            shake(server, client, host)

@@ -57,9 +57,9 @@ function tiles({progress, sites}) {
 function siteTable(sites) {
   if (!sites.length) return at("sites").replaceChildren(el("p", {class: "note"}, "No site is known yet."));
   const count = value => value === undefined ? "–" : exact(value, "count");
-  at("sites").replaceChildren(table(["site", "state", "since", "rounds", "missing", "bytes up", "bytes down"], sites.map(site => [
-    site.name, el("span", {class: `state ${SITE[site.state] || ""}`}, site.state), moment(site.since), count(site.rounds), count(site.missing),
-    amount(site.bytes_up, "bytes"), amount(site.bytes_down, "bytes")]), {left: [1]}));
+  at("sites").replaceChildren(table(["site", "state", "rounds", "missing", "bytes up", "bytes down", "since"], sites.map(site => [
+    site.name, el("span", {class: `state ${SITE[site.state] || ""}`}, site.state), count(site.rounds), count(site.missing),
+    amount(site.bytes_up, "bytes"), amount(site.bytes_down, "bytes"), moment(site.since)]), {left: [1]}));
 }
 
 function metricCharts(metrics) {
@@ -96,7 +96,7 @@ function show(status) {
 function connection(there) {
   if (there) seen = Date.now() / 1000;
   at("lost").hidden = there;
-  at("main").classList.toggle("stale", !there);
+  document.body.classList.toggle("stale", !there);
   if (!there) at("lost").textContent = seen ? `No connection to the coordinator. What is shown is from ${moment(seen)}.` : "No connection to the coordinator.";
 }
 
