@@ -11,6 +11,8 @@ from rookery.cli import (
     report,
     reproduce,
     run,
+    serve,
+    site,
     tune,
 )  # each adds one
 from rookery.cli.program import app, main
@@ -28,5 +30,7 @@ __all__ = [
     "report",
     "reproduce",
     "run",
+    "serve",
+    "site",
     "tune",
 ]
