@@ -11,9 +11,9 @@ import typer
 from rookery import site as sites
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
-from rookery.cli.serve import Address, Insecure, KitFolder
+from rookery.cli.serve import Address, Insecure, KitFolder, told
 from rookery.engines.federation.host import Study
-from rookery.engines.federation.kits import load_kit
+from rookery.engines.federation.kits import COORDINATOR, load_kit
 from rookery.engines.federation.transports.grpc import JoinError
 from rookery.registry import blaming, load_file
 from rookery.tasks.task import Task
@@ -35,16 +35,26 @@ def site(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
-    with border(), blaming():
+    with border(), blaming(), told():
         own = None if kit is None else load_kit(kit, address)
         if own is None and not insecure:
             raise ValueError("A site needs certificates: --kit FOLDER, made by `rookery federation init`.")
         called = name or (own.name if own else None)
         if called is None:
             raise ValueError("Without a kit a site needs --name.")
+        if own is not None and called != own.name:
+            raise ValueError(f"{kit} is the kit of {own.name}, not of {called}; leave out --name, or give its own kit.")
+        if own is not None and own.name == COORDINATOR:
+            raise ValueError(f"{kit} is the coordinator's kit; a site has one of its own.")
         if insecure:
             print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
         task, brings, names = read_module(module)
+        tell = _teller(quiet)
+
+        def fitted(study: Study, algorithm: Any) -> Study:
+            tell(f"The coordinator opens a run of {type(algorithm).__name__}.")
+            return study_of(fit(task, type(algorithm))[0], study, names)
+
         try:
             host = sites.join(
                 own.address if own else address or "127.0.0.1:9443",
@@ -52,8 +62,8 @@ def site(
                 brings,
                 kit=own,
                 folder=folder,
-                fitted=lambda study, algorithm: study_of(fit(task, type(algorithm))[0], study, names),
-                tell=_teller(quiet),
+                fitted=fitted,
+                tell=tell,
                 patience=patience,
             )
         except JoinError as error:
@@ -62,7 +72,7 @@ def site(
         if host.reason:
             complain(f"The coordinator has ended the run: {host.reason}")
             raise typer.Exit(1)
-        _teller(quiet)("The run is over.")
+        tell("The run is over.")
 
 
 def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
