@@ -45,8 +45,8 @@ def rows(table: pd.DataFrame) -> dict[str, np.ndarray]:
         if column not in table:
             raise ValueError(f"the table has no column {column!r}")
     mean, scale = np.array(list(SCALES.values())).T
-    source = pd.Categorical(table["source"], SOURCES).codes
-    diagnosis = pd.Categorical(table["diagnosis"], ["benign", "malignant"]).codes
+    source = pd.Index(SOURCES).get_indexer(table["source"])
+    diagnosis = pd.Index(["benign", "malignant"]).get_indexer(table["diagnosis"])
     if min(source.min(), diagnosis.min()) < 0:
         raise ValueError(f"a diagnosis is benign or malignant, a source is one of {', '.join(SOURCES)}")
     features = (table[list(SCALES)].to_numpy(float) - mean) / scale

@@ -109,14 +109,14 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
         if not names:
             raise ValueError("Without a kit a coordinator needs the sites' names: --sites a,b,c.")
         return names
-    if not (kit / "kit.toml").exists():  # of `nvflare provision`, or none: `Federation` says
+    if kit.is_dir() and not (kit / "kit.toml").exists():  # of `nvflare provision`
+        if not names:
+            raise ValueError(f"{kit} does not say which sites there are: --sites a,b,c.")
         return names
     own = load_kit(kit)
     if own.name != COORDINATOR:
         raise ValueError(f"{kit} is the kit of the site {own.name}; the coordinator has one of its own.")
-    for name in names:
-        find("site", name, dict.fromkeys(own.sites))
-    return names or own.sites
+    return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
 
 
 @contextlib.contextmanager
