@@ -1,0 +1,26 @@
+"""What carries messages between the coordinator and the sites: bytes, whole, in order, or not at all."""
+
+from typing import NamedTuple, Protocol
+
+
+class Event(NamedTuple):
+    """Something that happened to a site's connection."""
+
+    site: int
+    kind: str  # "reply"; "gone", with the reason; "here", when it is connected, also again
+    message: bytes = b""
+
+
+class Transport(Protocol):
+    """The coordinator's end. Which reply belongs to which request is not its concern."""
+
+    names: tuple[str, ...]  # of the sites: a site's number is its place among them
+
+    def send(self, site: int, message: bytes) -> None:
+        """Send a request. It does not wait, and does not raise: of a site that is not there it says "gone"."""
+
+    def receive(self, seconds: float) -> Event | None:
+        """The next event; None if there is none in that time."""
+
+    def close(self) -> None:
+        """Give up all connections."""
