@@ -29,6 +29,7 @@ LAYERS = [
     {"report"},
     {"tune", "trackers"},
     {"html"},
+    {"status"},
     {"data", "models"},
     {"tasks"},
     {"theory"},

@@ -52,10 +52,11 @@ class RoundFailedError(RuntimeError):
 
 def metrics_of(history: "pd.DataFrame") -> list[str]:
     """The columns of a history that are looked at one by one: not the clients' weights, and no quantiles."""
-    return [name for name in history.columns if _shown(str(name))]
+    return [name for name in history.columns if is_metric(str(name))]
 
 
-def _shown(name: str) -> bool:
+def is_metric(name: str) -> bool:
+    """Whether a column of a history is looked at on its own: not a count, a client's weight, or a quantile."""
     return name not in ("round", "seconds", *COUNTED) and _SERIES.fullmatch(name) is None
 
 
@@ -548,7 +549,7 @@ def _bar(progress: bool | str | None, algorithm: Any, rounds: int, done: int) ->
         task = bar.add_task(title, total=rounds, completed=done, metrics="")
 
         def update(done: int, row: dict[str, Any]) -> None:
-            metrics = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if _shown(name))
+            metrics = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if is_metric(name))
             bar.update(task, completed=done, metrics=metrics)
 
         yield update

@@ -1,9 +1,5 @@
 """The report in a real browser, from file://: what is drawn, switched, pointed at and zoomed; see `make browser`."""
 
-import base64
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,95 +8,10 @@ import pytest
 from rookery import html
 
 from . import made_up
+from .opened import Page
 
 pytestmark = pytest.mark.browser
 MOST_MS = 250  # for a redraw of 50 lines with 1000 points each; a few on a desktop machine
-SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder to keep pictures in
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars", "disable-gpu"):
-        options.add_argument(f"--{option}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
-    yield found
-    found.quit()
-
-
-class Page:
-    """A page that is open, and what a test asks of it."""
-
-    def __init__(self, browser: Any, file: Path, width: int = 1200, height: int = 900) -> None:
-        self.browser = browser
-        browser.get_log("browser")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.get(file.as_uri())
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait for two frames: what was asked for is drawn."""
-        self.browser.execute_async_script(
-            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
-        )
-
-    def ask(self, script: str) -> Any:
-        return self.browser.execute_script(f"return {script}")
-
-    def choose(self, name: str, value: str) -> None:
-        from selenium.webdriver.support.ui import Select
-
-        Select(self.find(f"#{name}")).select_by_value(value)
-        self.settle()
-
-    def find(self, selector: str) -> Any:
-        return self.browser.find_element("css selector", selector)
-
-    def click(self, selector: str) -> None:
-        found = self.find(selector)
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
-        self.settle()
-
-    def point(self, x: float, y: float, to: tuple[float, float] | None = None) -> None:
-        """Point at a place of the first chart, from 0 to 1 from its left and its top; drag if `to` is given."""
-        from selenium.webdriver import ActionChains
-
-        plot = self.find("#curves .plot canvas")
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
-        wide, tall = plot.size["width"], plot.size["height"]
-        moves = ActionChains(self.browser, duration=50).move_to_element_with_offset(
-            plot, wide * (x - 0.5), tall * (y - 0.5)
-        )
-        if to is not None:
-            moves = moves.click_and_hold().move_by_offset(wide * (to[0] - x), tall * (to[1] - y)).release()
-        moves.perform()
-        self.settle()
-
-    def picture(self) -> bytes:
-        """The first chart as it is drawn."""
-        return self.ask("document.querySelector('#curves canvas').toDataURL()").encode()
-
-    def errors(self) -> list[Any]:
-        return [entry for entry in self.browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-    def screenshot(self, name: str, whole: bool = True) -> None:
-        """Keep the page, or the window, as a picture, where a folder is given."""
-        if SCREENSHOTS:
-            wide, tall = self.ask("[window.innerWidth, document.documentElement.scrollHeight]")
-            clip = {"x": 0, "y": 0, "width": wide, "height": min(tall, 6000), "scale": 1}
-            how = {"captureBeyondViewport": True, "clip": clip} if whole else {}
-            found = self.browser.execute_cdp_cmd("Page.captureScreenshot", how)
-            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-            (Path(SCREENSHOTS) / f"{name}.png").write_bytes(base64.b64decode(found["data"]))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +24,7 @@ def file(tmp_path_factory: Any) -> Path:
 
 @pytest.mark.parametrize(("name", "width"), [("wide", 1200), ("narrow", 390)])
 def test_it_opens_without_errors_and_fits(browser: Any, file: Path, name: str, width: int) -> None:
-    page = Page(browser, file, width)
+    page = Page(browser, file.as_uri(), width)
     page.screenshot(name)
     assert page.errors() == []
     titles = [found.text for found in browser.find_elements("css selector", "h2")]
@@ -124,7 +35,7 @@ def test_it_opens_without_errors_and_fits(browser: Any, file: Path, name: str, w
 
 
 def test_axes_and_metrics_are_switched(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     seen = {page.picture()}
     for name in ("exchanges", "bytes", "samples", "seconds"):
         page.choose("across", name)
@@ -146,7 +57,7 @@ def test_axes_and_metrics_are_switched(browser: Any, file: Path) -> None:
 
 
 def test_the_line_is_the_mean_of_the_seeds(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     frames = [run.history for run in made_up.runs()[:3]]
     line = page.ask("window.report.curves.series[0]")
     assert line["x"] == frames[0]["round"].tolist()
@@ -160,7 +71,7 @@ def test_the_line_is_the_mean_of_the_seeds(browser: Any, file: Path) -> None:
 
 
 def test_pointing_shows_values(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     assert page.ask("window.report.curves.tip.hidden")
     page.point(0.7, 0.3)
     tip = page.find("#curves .tip")
@@ -174,7 +85,7 @@ def test_pointing_shows_values(browser: Any, file: Path) -> None:
 
 
 def test_tapping_shows_values(browser: Any, file: Path) -> None:
-    page = Page(browser, file, width=390, height=800)
+    page = Page(browser, file.as_uri(), width=390, height=800)
     box = page.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
     place = {"x": box["x"] + 0.6 * box["width"], "y": box["y"] + 0.4 * box["height"]}
     for kind, points in (("touchStart", [place]), ("touchEnd", [])):
@@ -187,7 +98,7 @@ def test_tapping_shows_values(browser: Any, file: Path) -> None:
 
 
 def test_dragging_zooms_and_the_button_resets(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     whole = page.picture()
     assert not page.find("#curves .controls button").is_enabled()
     page.point(0.3, 0.5, to=(0.6, 0.5))
@@ -205,7 +116,7 @@ def test_dragging_zooms_and_the_button_resets(browser: Any, file: Path) -> None:
 
 
 def test_the_legend_switches_lines(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     assert page.ask("window.report.curves.visible.length") == 3
     page.click(".legend button[data-line='1']")
     assert page.ask("window.report.curves.visible.map(s => s.label)") == ["FedNest", "FedAvg"]
@@ -219,7 +130,7 @@ def test_the_legend_switches_lines(browser: Any, file: Path) -> None:
 
 
 def test_every_chart_has_a_table(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     charts = page.ask("document.querySelectorAll('figure').length")
     assert charts == 4
     for place in range(charts):
@@ -234,7 +145,7 @@ def test_every_chart_has_a_table(browser: Any, file: Path) -> None:
 
 
 def test_tables_say_what_differs_what_it_cost_and_what_holds(browser: Any, file: Path) -> None:
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     marked = page.ask("[...document.querySelectorAll('#settings tr.differs th')].map(c => c.textContent)")
     assert marked == ["≠\u00a0algorithm", "≠\u00a0upper_step"]
     page.click("#differs")
@@ -251,7 +162,7 @@ def test_tables_say_what_differs_what_it_cost_and_what_holds(browser: Any, file:
 def test_fifty_runs_stay_fluent(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "many.html"
     file.write_text(html.render(made_up.many(), title="Fifty runs"), encoding="utf-8")
-    page = Page(browser, file)
+    page = Page(browser, file.as_uri())
     page.screenshot("many")
     took = page.ask("[0, 1, 2, 3, 4].map(() => { window.report.curves.draw(); return window.report.curves.took })")
     print("a redraw:", took)

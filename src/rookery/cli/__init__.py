@@ -5,6 +5,7 @@ from rookery.cli import (
     compare,
     demo,
     explain,
+    federation,
     listing,
     new,
     report,
@@ -14,4 +15,18 @@ from rookery.cli import (
 )  # each adds one
 from rookery.cli.program import app, main
 
-__all__ = ["app", "check", "compare", "demo", "explain", "listing", "main", "new", "report", "reproduce", "run", "tune"]
+__all__ = [
+    "app",
+    "check",
+    "compare",
+    "demo",
+    "explain",
+    "federation",
+    "listing",
+    "main",
+    "new",
+    "report",
+    "reproduce",
+    "run",
+    "tune",
+]

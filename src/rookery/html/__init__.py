@@ -75,8 +75,14 @@ def render(sources: Sequence[Source], claims: Sequence[Claims] = (), title: str 
         "script": (_HERE / "report.js").read_text(encoding="utf-8"),
         "data": data.replace("<", "\\u003c"),
     }
-    page = (_HERE / "page.html").read_text(encoding="utf-8")
-    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], page)
+    return fill(_HERE / "page.html", parts)
+
+
+def fill(page: Path, parts: dict[str, str]) -> str:
+    """A page with its {{parts}}. `base` (styles) and `charts` (a program), which all pages have, are not given."""
+    shared = {"base": "base.css", "charts": "charts.js"}
+    known = {name: (_HERE / file).read_text(encoding="utf-8") for name, file in shared.items()} | parts
+    return re.sub(r"{{(\w+)}}", lambda found: known[found[1]], page.read_text(encoding="utf-8"))
 
 
 def _title(sources: Sequence[Source], claims: Sequence[Claims]) -> str:

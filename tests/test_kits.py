@@ -1,0 +1,343 @@
+"""Kits: what is in them, checked by cryptography's own verifier; adding sites; what is refused, in one line each."""
+
+import contextlib
+import json
+import os
+import ssl
+import stat
+import sys
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rookery import cli
+from rookery.engines.federation import kits
+from rookery.engines.federation.kits import load_kit, make_kits, parse_address
+
+x509 = pytest.importorskip("cryptography.x509")
+verification = pytest.importorskip("cryptography.x509.verification")
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: Any) -> Path:
+    """Kits that no test changes."""
+    out = tmp_path_factory.mktemp("once") / "kits"
+    make_kits(out, "fl.example.org:9000", ["a", "clinic_2"], 30)
+    return out
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    make_kits(tmp_path / "kits", "localhost", ["a", "b"], 30)
+    return tmp_path / "kits"
+
+
+def certificate(folder: Path, name: str = "cert.pem") -> Any:
+    return x509.load_pem_x509_certificate((folder / name).read_bytes())
+
+
+def policy(ca: Path) -> Any:
+    return verification.PolicyBuilder().store(verification.Store([certificate(ca, "ca.pem")]))
+
+
+def test_a_kit_says_who_and_where(once: Path) -> None:
+    kit = load_kit(once / "coordinator")
+    assert (kit.address, kit.name, kit.sites) == ("fl.example.org:9000", "coordinator", ("a", "clinic_2"))
+    site = load_kit(once / "clinic_2")
+    assert (site.address, site.name, site.sites) == ("fl.example.org:9000", "clinic_2", ())
+    assert site.ca == kit.ca == (once / "ca" / "ca.pem").read_bytes()
+    assert site.key != kit.key
+    assert "PRIVATE" not in repr(kit)
+    assert "CERTIFICATE" not in repr(kit)
+
+
+def test_the_verifier_accepts_them_for_their_purpose_alone(once: Path) -> None:
+    coordinator, site = certificate(once / "coordinator"), certificate(once / "a")
+    server = policy(once / "a").build_server_verifier(x509.DNSName("fl.example.org"))
+    client = policy(once / "coordinator").build_client_verifier()
+    assert server.verify(coordinator, [])
+    assert client.verify(site, []).subjects == [x509.DNSName("a")]
+    other = policy(once / "a").build_server_verifier(x509.DNSName("a"))
+    for verifier, cert in ((server, site), (other, site), (client, coordinator)):
+        with pytest.raises(verification.VerificationError):
+            verifier.verify(cert, [])
+
+
+def test_localhost_has_its_number(out: Path) -> None:
+    for name in (x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))):
+        assert policy(out / "a").build_server_verifier(name).verify(certificate(out / "coordinator"), [])
+    later = datetime.now(UTC) + timedelta(days=31)
+    with pytest.raises(verification.VerificationError):
+        policy(out / "a").time(later).build_client_verifier().verify(certificate(out / "a"), [])
+    assert datetime.now(UTC) + timedelta(days=3000) < certificate(out / "a", "ca.pem").not_valid_after_utc
+
+
+def test_what_a_certificate_may_do(once: Path) -> None:
+    def has(cert: Any, kind: Any) -> Any:
+        return cert.extensions.get_extension_for_class(kind)
+
+    ca, site = certificate(once / "ca", "ca.pem"), certificate(once / "clinic_2")
+    assert has(ca, x509.BasicConstraints).value == x509.BasicConstraints(ca=True, path_length=0)
+    assert has(ca, x509.BasicConstraints).critical
+    assert has(ca, x509.KeyUsage).value.key_cert_sign
+    assert not has(site, x509.BasicConstraints).value.ca
+    assert not has(site, x509.KeyUsage).value.key_cert_sign
+    assert site.subject.rfc4514_string() == "CN=clinic_2"
+    with pytest.raises(x509.ExtensionNotFound):  # _ is in no DNS name
+        has(site, x509.SubjectAlternativeName)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+def test_keys_are_their_owners_alone(once: Path) -> None:
+    assert sorted(path.name for path in once.iterdir()) == ["a", "ca", "clinic_2", "coordinator"]
+    for folder in once.iterdir():
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
+    secret = (once / "ca" / "key.pem").read_bytes()
+    assert all(secret not in path.read_bytes() for path in once.glob("*/*") if path.parent.name != "ca")
+    assert sorted(path.name for path in (once / "a").iterdir()) == ["ca.pem", "cert.pem", "key.pem", "kit.toml"]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
+
+
+def test_a_second_init_adds_sites(out: Path) -> None:
+    before = contents(out)
+    assert make_kits(out, "localhost:9443", ["b", "c"], 30) == [out / "c"]
+    after = contents(out)
+    assert load_kit(out / "coordinator").sites == ("a", "b", "c")
+    assert load_kit(out / "c").ca == load_kit(out / "a").ca
+    assert {name for name in after if after[name] != before.get(name)} == {
+        "coordinator/kit.toml", "c/ca.pem", "c/cert.pem", "c/key.pem", "c/kit.toml",
+    }  # fmt: skip
+    for path in (out / "a").iterdir():
+        path.unlink()
+    (out / "a").rmdir()  # sent to its site, or lost
+    assert make_kits(out, "localhost", ["d"], 30) == [out / "d"]
+    assert make_kits(out, "localhost", ["a"], 30) == [out / "a"]
+    assert load_kit(out / "coordinator").sites == ("a", "b", "c", "d")
+    listing = out / "coordinator" / "kit.toml"
+    listing.write_text(listing.read_text().replace(', "d"', ""))  # as if stopped before it was written
+    assert make_kits(out, "localhost", ["d"], 30) == []
+    assert load_kit(out / "coordinator").sites == ("a", "b", "c", "d")
+
+
+def test_another_init_on_the_folder_is_refused(out: Path, tmp_path: Path) -> None:
+    before = contents(out)
+    for coordinator, sites, words in [
+        ("localhost", ["a", "b"], "have their kits already"),
+        ("localhost:1", ["c"], "for a coordinator at localhost:9443, not localhost:1"),
+        ("localhost", ["A"], "Two sites are called"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            make_kits(out, coordinator, sites, 30)
+    assert contents(out) == before
+    make_kits(tmp_path / "others", "localhost", ["x"], 30)
+    (tmp_path / "others" / "x").rename(out / "x")
+    with pytest.raises(ValueError, match="was not made by the CA"):
+        make_kits(out, "localhost", ["x"], 30)
+    (out / "ca" / "key.pem").write_bytes((out / "a" / "key.pem").read_bytes())
+    with pytest.raises(ValueError, match="is not the key of"):
+        make_kits(out, "localhost", ["c"], 30)
+    (out / "ca" / "key.pem").unlink()
+    with pytest.raises(ValueError, match=r"ca/key.pem is missing"):
+        make_kits(out, "localhost", ["c"], 30)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        make_kits(tmp_path / "file", "localhost", ["c"], 30)
+    with pytest.raises(ValueError, match="not empty, and no whole set of kits"):
+        make_kits(tmp_path, "localhost", ["c"], 30)
+
+
+@pytest.mark.parametrize(
+    ("sites", "words"),
+    [
+        ([], "no sites"),
+        (["a", "a"], "Two sites are called 'a'"),
+        (["coordinator"], "can't be called 'coordinator'"),
+        (["CA"], "can't be called 'CA'"),
+        (["a b"], "letters, digits"),
+        (["../a"], "letters, digits"),
+        (["é"], "letters, digits"),
+        (["a\n"], "letters, digits"),
+        (["x" * 65], "at most 64"),
+        (["localhost"], "the coordinator's address"),
+    ],
+)
+def test_names_that_are_refused(tmp_path: Path, sites: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_kits(tmp_path / "kits", "localhost", sites, 30)
+    assert not (tmp_path / "kits").exists()
+
+
+def test_the_longest_name(tmp_path: Path) -> None:
+    make_kits(tmp_path / "kits", "10.0.0.7", ["x" * 64], 1)
+    assert load_kit(tmp_path / "kits" / ("x" * 64)).address == "10.0.0.7:9443"
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "host"),
+    [
+        ("fl.example.org", "fl.example.org:9443", "fl.example.org"),
+        ("node-7:80", "node-7:80", "node-7"),
+        ("10.0.0.7:80", "10.0.0.7:80", "10.0.0.7"),
+        ("::1", "[::1]:9443", "::1"),
+        ("[fe80::7]", "[fe80::7]:9443", "fe80::7"),
+        ("[fe80::7]:80", "[fe80::7]:80", "fe80::7"),
+    ],
+)
+def test_addresses(text: str, address: str, host: str) -> None:
+    assert parse_address(text) == (address, host)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", "http://a", "a:b", "a:0", "a:70000", "a/b", "0.0.0.0", "[::]:80", "1.2.3", "-a", "a:1:2", "a\n"]
+)
+def test_addresses_that_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no address|no site can connect"):
+        parse_address(text)
+
+
+def refused(folder: Path, **given: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        load_kit(folder, **given)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_broken_kits_are_refused(out: Path, tmp_path: Path) -> None:
+    kit, other = out / "a", out / "b"
+    whole = {path.name: path.read_bytes() for path in kit.iterdir()}
+
+    def mend() -> None:
+        for name, content in whole.items():
+            (kit / name).write_bytes(content)
+            (kit / name).chmod(0o600)
+
+    assert "There is no folder" in refused(tmp_path / "nowhere")
+    for name in whole:
+        (kit / name).unlink()
+        assert f"there is no {kit / name}" in refused(kit)
+        mend()
+    for name, words in [("ca.pem", "no certificate"), ("cert.pem", "no certificate"), ("key.pem", "no private key")]:
+        (kit / name).write_bytes(b"?")
+        assert f"{kit / name} is {words}" in refused(kit)
+        mend()
+    for text in ("?", "name = 'a'", "name = 'a'\naddress = 3", "name = 'a'\naddress = 'b'\nsites = 'c'"):
+        (kit / "kit.toml").write_text(text)
+        assert f"{kit / 'kit.toml'} can't be read" in refused(kit)
+        mend()
+    (kit / "kit.toml").write_text(whole["kit.toml"].decode().replace('"a"', '"b"'))
+    assert "kit.toml is b's, and the certificate a's" in refused(kit)
+    mend()
+    (kit / "key.pem").write_bytes((other / "key.pem").read_bytes())
+    assert "key.pem is not the key of" in refused(kit)
+    mend()
+    make_kits(tmp_path / "more", "localhost", ["a"], 30)
+    (kit / "ca.pem").write_bytes((tmp_path / "more" / "a" / "ca.pem").read_bytes())
+    assert "is not signed by the CA" in refused(kit)
+    mend()
+    for mode in (0o640, 0o604, 0o620):
+        (kit / "key.pem").chmod(mode)
+        assert f"chmod 600 {kit / 'key.pem'}" in refused(kit)
+    mend()
+    assert load_kit(kit, address="10.0.0.7", sites=["z"]).sites == ("z",)
+    assert "no address" in refused(kit, address="a b")
+
+
+def test_dates(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock(datetime):
+        days = 31
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=cls.days)
+
+    end = certificate(out / "a").not_valid_after_utc
+    monkeypatch.setattr(kits, "datetime", Clock)
+    assert f"cert.pem expired on {end:%Y-%m-%d %H:%M} UTC" in refused(out / "a")
+    Clock.days = -5
+    assert "valid only from" in refused(out / "a")
+
+
+def test_kits_of_nvflare_provision(once: Path, tmp_path: Path) -> None:
+    for who, kind in (("a", "client"), ("coordinator", "server")):
+        startup = tmp_path / who / "startup"
+        startup.mkdir(parents=True)
+        for name, own in (("ca.pem", "rootCA.pem"), ("cert.pem", f"{kind}.crt"), ("key.pem", f"{kind}.key")):
+            (startup / own).write_bytes((once / who / name).read_bytes())
+            (startup / own).chmod(0o600)
+    assert load_kit(tmp_path / "a", address="10.0.0.7").name == "a"
+    server = load_kit(tmp_path / "coordinator", address="10.0.0.7", sites=["a", "b"])
+    assert (server.address, server.name, server.sites) == ("10.0.0.7:9443", "coordinator", ("a", "b"))
+    assert "give the address" in refused(tmp_path / "a")
+    (tmp_path / "coordinator" / "startup" / "server.key").chmod(0o644)
+    assert "chmod 600" in refused(tmp_path / "coordinator", address="10.0.0.7")
+    (tmp_path / "a" / "startup" / "client.crt").unlink()
+    assert "client.crt" in refused(tmp_path / "a", address="10.0.0.7")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*more: str) -> Any:
+        where = ["--coordinator", "localhost:9000", "--out", str(tmp_path / "kits")]
+        return CliRunner().invoke(cli.app, ["federation", "init", *where, *more])
+
+    done = init("--sites", "a, b", "--json")
+    assert done.exit_code == 0, done.output
+    assert [Path(kit).name for kit in json.loads(done.stdout)["kits"]] == ["ca", "a", "b", "coordinator"]
+    assert "the kit of site c" in init("--sites", "c").output
+    for given, words in ((["--sites", "c"], "already"), (["--sites", "d", "--days", "0"], "days"), ([], "--sites")):
+        failed = init(*given)
+        assert failed.exit_code == 2
+        assert words in failed.stderr
+        assert failed.stderr.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    assert "pip install rookery[federation]" in init("--sites", "d").stderr
+
+
+def context(kit: Path, server: bool) -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.load_cert_chain(kit / "cert.pem", kit / "key.pem")
+    made.load_verify_locations(kit / "ca.pem")
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    return made
+
+
+def shake(server: Path, client: Path, host: str = "localhost") -> str:
+    """The client's name as the server sees it, after a TLS handshake; ssl.SSLError if one of them refuses."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        context(server, True).wrap_bio(up, down, server_side=True),
+        context(client, False).wrap_bio(down, up, server_hostname=host),
+    ]
+    for _ in range(6):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ends[1].read()  # with TLS 1.3 a client learns here that it was refused
+    found: Any = ends[0].getpeercert()
+    return str(dict(pair for part in found["subject"] for pair in part)["commonName"])
+
+
+def test_a_tls_handshake(out: Path, tmp_path: Path) -> None:
+    make_kits(out, "localhost", ["_"], 30)
+    assert shake(out / "coordinator", out / "a") == "a"
+    assert shake(out / "coordinator", out / "_", host="127.0.0.1") == "_"
+    make_kits(tmp_path / "others", "localhost", ["a"], 30)
+    for server, client, host in [
+        (out / "coordinator", tmp_path / "others" / "a", "localhost"),
+        (tmp_path / "others" / "coordinator", out / "a", "localhost"),
+        (out / "coordinator", out / "a", "elsewhere.example"),
+        (out / "b", out / "a", "b"),  # a site is no coordinator
+        (out / "coordinator", out / "coordinator", "localhost"),  # and the coordinator no site
+    ]:
+        with pytest.raises(ssl.SSLError):
+            shake(server, client, host)
