@@ -5,6 +5,7 @@
 
 import json
 import logging
+import pkgutil
 import queue
 import re
 import shutil
@@ -25,7 +26,9 @@ SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `loca
 RESULTS = "rookery"  # the folder of a run's results, within the job's
 OUTCOME = "outcome.json"  # how it ended, in there
 PROBE_EVERY, PROBE_FOR = 5.0, 5.0  # seconds
+PROGRAM = "rookery.cli.flare:coordinate"  # what the server does with a job's options: a layer above this one
 _TOPIC = "rookery"  # of the heartbeat
+_SHORT = 65_536  # bytes that a refusal has at most
 _LOG = logging.getLogger(__name__)
 
 
@@ -117,8 +120,8 @@ def _unpacked(text: str) -> dict[str, Any]:
 class Calls:
     """A `Transport` of calls to FLARE's proxies of the sites.
 
-    FLARE has no message for a site that is lost: a call to it takes its whole time limit. From then on the site is gone,
-    and is probed now and then beside the run.
+    FLARE does not say that a site is lost: a call to it takes its whole time limit. From then on the site is gone, and
+    is probed now and then beside the run.
 
     Arguments:
         names: the sites of the run.
@@ -133,6 +136,7 @@ class Calls:
         self._gone: dict[int, float] = {}  # since when
         self._lock, self._closed, self._aborted = threading.Lock(), threading.Event(), threading.Event()
         self.replies, self.round, self.heard = 0, -1, time.monotonic()
+        self.refused: dict[str, str] = {}  # why, by name
         for site, name in enumerate(self.names):
             if name in self._proxies:
                 self._events.put(Event(site, "here"))
@@ -179,7 +183,16 @@ class Calls:
                 self._lose(site)
             return
         self.replies, self.heard = self.replies + 1, time.monotonic()
+        self._note_refusal(site, reply)
         self._events.put(Event(site, "reply", reply))
+
+    def _note_refusal(self, site: int, reply: bytes) -> None:
+        if len(reply) > _SHORT:
+            return
+        with suppress(wire.WireError):
+            header, _ = wire.decode(reply)
+            if header.get("answer") == "refused":
+                self.refused[self.names[site]] = str(header.get("why"))
 
     def _ask(self, site: int, message: bytes, timeout: float) -> bytes:
         reply = self._proxies[self.names[site]](timeout=timeout).ask(message=message)
@@ -223,6 +236,27 @@ def _gone(site: int) -> Event:
 # What FLARE makes in its processes.
 
 
+class Own(NamedTuple):
+    """A participant's own settings, which no job can change: what is in `local/rookery.toml` of its folder."""
+
+    root: Path  # the participant's folder
+    said: dict[str, Any]
+
+    @classmethod
+    def read(cls, workspace: Any) -> "Own":
+        """Those of a FLARE workspace; the defaults where there is no file."""
+        path, root = Path(workspace.get_site_config_dir()) / SETTINGS, Path(workspace.get_root_dir())
+        return cls(root, tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+    def folder(self, name: str) -> Path:
+        """The folder of this name: as it is said, or within the participant's."""
+        return self.root / str(self.said.get(name, Path("rookery") / name))
+
+    def texts(self, name: str) -> list[str]:
+        """A list of names of files or folders; of those within the participant's, in whole."""
+        return [str(self.root / each) for each in self.said.get(name, [])]
+
+
 def __getattr__(name: str) -> Any:
     """`Server` and `Site`, which need FLARE's decorators."""
     if name in ("Server", "Site"):
@@ -247,21 +281,11 @@ def _published() -> dict[str, type]:
         @collab.main
         def run(self) -> None:
             """Solve, and write results to the job's folder."""
-            config = _unpacked(self.config)
-            job, workspace = collab.fl_ctx.get_job_id(), collab.workspace
-            proxies = {proxy.name: proxy for proxy in collab.clients}
-            calls = Calls(config["sites"], proxies, config.get("deadline", 600.0))
-            collab.fl_ctx.get_engine().register_app_command(_TOPIC, lambda topic, data, context: calls.told())
-            local, root = Path(workspace.get_site_config_dir()), Path(workspace.get_root_dir())
-            out = Path(workspace.get_run_dir(job)) / RESULTS
-            out.mkdir()
-            note(out, "lost", "The job's process was lost.")  # unless it comes to say something else
-            try:
-                coordinate(config, calls, out, read_settings(local, root))
-            except ConnectionAbortedError:
-                note(out, "lost", "FLARE ended the job: a site's process was lost, or somebody aborted it.")
-            finally:
-                calls.close()
+            config, workspace = _unpacked(self.config), collab.workspace
+            calls = Calls(config["sites"], {proxy.name: proxy for proxy in collab.clients}, config["deadline"])
+            context = collab.fl_ctx
+            context.get_engine().register_app_command(_TOPIC, lambda topic, data, context: calls.told())
+            serve(config, calls, Path(workspace.get_run_dir(context.get_job_id())) / RESULTS, Own.read(workspace))
 
     class Site:
         """A site, in the job's process at the site."""
@@ -272,9 +296,7 @@ def _published() -> dict[str, type]:
         @collab.init
         def open(self) -> None:
             """Make the host from the site's own settings."""
-            workspace = collab.workspace
-            local, root = Path(workspace.get_site_config_dir()), Path(workspace.get_root_dir())
-            self._door = Door.open(local, root, collab.site_name)
+            self._door = Door.open(collab.workspace, collab.site_name)
 
         @collab.publish
         def ask(self, message: bytes) -> bytes:
@@ -291,8 +313,27 @@ def _published() -> dict[str, type]:
     return {"Server": Server, "Site": Site}
 
 
+def serve(config: dict[str, Any], calls: Calls, out: Path, own: Own) -> None:
+    """Run the coordinator, and write down how it ended."""
+    out.mkdir()
+    note(out, "lost", "The job's process was lost.")  # unless it comes to say something else
+    try:
+        pkgutil.resolve_name(PROGRAM)(config, calls, out, own)
+        note(out, "done")
+    except ConnectionAbortedError:
+        note(out, "lost", "FLARE ended the job: a site's process was lost, or somebody aborted it.")
+    except Exception as error:
+        _LOG.exception("the run failed")
+        text = str(error) or type(error).__name__
+        if calls.refused:
+            text = "; ".join(f"{name} refuses: {why}" for name, why in calls.refused.items())
+        note(out, "refused" if calls.refused else "lost" if calls.told()["gone"] else "failed", text)
+    finally:
+        calls.close()
+
+
 def note(out: Path, ended: str, why: str = "") -> None:
-    """Write down how the run has ended: "done", "stopped", "refused", "failed" or "lost"."""
+    """Write down how the run has ended: "done", "refused", "failed" or "lost"."""
     text = json.dumps({"ended": ended, "why": why})
     new = out / f"{OUTCOME}.new"
     new.write_text(text, encoding="utf-8")
@@ -310,12 +351,12 @@ class Door:
         self._host, self._refusal, self._lock = host, refusal, threading.Lock()
 
     @classmethod
-    def open(cls, local: Path, root: Path, name: str) -> "Door":
-        """For the host that the file in the folder `local` asks for."""
+    def open(cls, workspace: Any, name: str) -> "Door":
+        """For the host that the site's own settings ask for."""
         try:
-            return cls(_host(read_settings(local, root), name))
+            return cls(_host(Own.read(workspace), name))
         except (Exception, SystemExit):
-            _LOG.exception("%s can't be used; the job is refused", local / SETTINGS)
+            _LOG.exception("%s can't be used; the job is refused", SETTINGS)
             return cls(None, f"its {SETTINGS}, or what that names, can't be used; its log says why.")
 
     def ask(self, message: bytes, caller: str) -> bytes:
@@ -347,52 +388,8 @@ def _refused(message: bytes, why: str) -> bytes:
     return wire.encode({"answer": "refused", "number": number, "why": why}, [])
 
 
-def read_settings(local: Path, root: Path) -> dict[str, Any]:
-    """What the participant's own file says, names of files made whole; its defaults where there is none."""
-    path = local / SETTINGS
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-# STAND-IN, until the protocol is there.
-
-
-class _Echo:
-    def handle(self, request: bytes) -> bytes:
-        return request
-
-
-def _host(settings: dict[str, Any], name: str) -> Any:
-    import jax  # noqa: F401
-
-    if "refuse" in settings:
-        raise ValueError(settings["refuse"])
-    return _Echo()
-
-
-def coordinate(config: dict[str, Any], calls: Calls, out: Path, settings: dict[str, Any]) -> None:
-    done = Path(config["checkpoint"])
-    first = int(done.read_text()) if done.exists() else 0
-    times: dict[str, list[float]] = {}
-    while calls.receive(0) is not None:
-        pass
-    for r in range(first, config["rounds"]):
-        for size in config["sizes"]:
-            message = bytes(size)
-            begin = time.perf_counter()
-            for site in range(len(calls.names)):
-                calls.send(site, message)
-            got = 0
-            while got < len(calls.names):
-                event = calls.receive(1.0)
-                if event is not None:
-                    assert event.kind in ("reply", "gone"), event
-                    got += 1
-            times.setdefault(str(size), []).append(time.perf_counter() - begin)
-        done.write_text(str(r + 1))
-        calls.round = r + 1
-        time.sleep(config.get("sleep", 0))
-    (out / "times.json").write_text(json.dumps(times))
-    note(out, "done", f"first {first}")
+def _host(own: Own, name: str) -> Any:
+    raise NotImplementedError
 
 
 # The supervisor, in the submitting process.
@@ -439,15 +436,19 @@ def supervise(
         for left in range(again, -1, -1):
             number = watch.submit(Path(job))
             tell(f"Job {number} is submitted.")
-            ended = watch.follow(number)
+            try:
+                ended = watch.follow(number)
+            except KeyboardInterrupt:
+                watch.end(number)
+                raise
             folder = watch.fetch(number, Path(out))
             outcome = _outcome(folder)
-            if outcome.get("ended") in ("done", "stopped"):
+            if outcome.get("ended") == "done":
                 return _results(folder, Path(out))
             why = _hopeless(ended, outcome, folder)
             if why:
                 raise JobFailedError(why)
-            reason = outcome.get("why") or ended.why or f"FLARE has ended the job ({ended.status})."
+            reason = (ended.ours and ended.why) or outcome.get("why") or f"FLARE has ended the job ({ended.status})."
             if not left:
                 raise JobFailedError(f"{reason} It was submitted {again + 1} times.")
             tell(f"{reason} The job is submitted again ({left} more times).")
@@ -462,7 +463,7 @@ def _hopeless(ended: _Ended, outcome: dict[str, Any], folder: Path | None) -> st
         return str(outcome.get("why"))
     if ended.status == "FINISHED:ABORTED" and not ended.ours:
         return "The job was aborted, by somebody else."
-    if not ended.started and not outcome:
+    if not (ended.started or outcome):
         return f"The job did not start ({ended.status}): {ended.why or _last_error(folder)}"
     return ""
 
@@ -517,13 +518,15 @@ class _Watch:
             beat = self._beat(number)
             if beat is None:
                 if self._hears and now - max(began, heard) > self._silence:
-                    return self._end(number, "silent", f"Nothing was heard of the job for {self._silence:g} s.", started)
+                    self.end(number)
+                    return _Ended("silent", f"Nothing was heard of the job for {self._silence:g} s.", started, True)
                 continue
             heard, started = now, True
             self._say_round(beat)
             back = self._back(beat)
             if back:
-                return self._end(number, "left", f"{', '.join(back)} left the job and is connected again.", started)
+                self.end(number)
+                return _Ended("left", f"{', '.join(back)} left the job and is connected again.", started, True)
 
     def _beat(self, number: str) -> dict[str, Any] | None:
         try:
@@ -548,7 +551,8 @@ class _Watch:
         connected = {client.name for client in self._do(lambda s: s.get_connected_client_list())}
         return sorted(connected & set(gone))
 
-    def _end(self, number: str, status: str, why: str, started: bool) -> _Ended:
+    def end(self, number: str) -> None:
+        """Abort the job, and wait until that is done."""
         with suppress(Exception):
             self._do(lambda s: s.abort_job(number))
             end = time.monotonic() + 60
@@ -556,7 +560,6 @@ class _Watch:
                 if str(self._do(lambda s: s.get_job_meta(number)).get("status")).startswith("FINISHED"):
                     break
                 time.sleep(self._poll)
-        return _Ended(status, why, started, True)
 
     def _do(self, what: Callable[[Any], Any]) -> Any:
         """Do something with the session; if the server can't be reached, try for a while."""
@@ -593,7 +596,9 @@ def _outcome(folder: Path | None) -> dict[str, Any]:
 
 def _last_error(folder: Path | None) -> str:
     path = None if folder is None else folder / "workspace" / "error_log.txt"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path is not None and path.exists() else []
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").splitlines() if path is not None and path.exists() else []
+    )
     told = [line for line in lines if " - ERROR - " in line]
     return told[-1].rpartition(" - ")[2] if told else "FLARE gives no reason; look at the server's log."
 
@@ -619,4 +624,6 @@ def session(admin: str | Path) -> Any:
         try:
             return new_secure_session(user, str(admin), timeout=30.0)
         except Exception as error:
-            raise ConnectionError(f"FLARE's server can't be reached as {user}: {type(error).__name__}: {error}") from error
+            raise ConnectionError(
+                f"FLARE's server can't be reached as {user}: {type(error).__name__}: {error}"
+            ) from error
