@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from rookery.engines.federation import wire
+from rookery.engines.federation import supervisor, wire
+from rookery.engines.federation.supervisor import JobFailedError, supervise
 from rookery.engines.federation.transports import Event, nvflare
-from rookery.engines.federation.transports.nvflare import Calls, Door, JobFailedError, supervise, write_job
+from rookery.engines.federation.transports.nvflare import Calls, Door, write_job
 
 CONFIG = {"task": "study.tasks:task", "algorithm": "FedNest", "set": ["upper_step=0.1"], "rounds": 3, "cohort": None}
 SITES = ["site-1", "site-2", "site-3"]
@@ -70,14 +71,14 @@ def test_without_flare_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "startup").mkdir()
     (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "a@b"}}')
-    for need in (lambda: nvflare._published.__wrapped__(), lambda: nvflare.session(tmp_path)):
+    for need in (lambda: nvflare._published.__wrapped__(), lambda: supervisor.session(tmp_path)):
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'rookery\[nvflare\]'"):
             need()
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no administrator's kit"):
-        nvflare.session(tmp_path)
+        supervisor.session(tmp_path)
 
 
 # Calls as a transport.
@@ -252,6 +253,10 @@ class AuthorizationError(Exception):
     """Has the name of FLARE's."""
 
 
+class InvalidTarget(Exception):
+    """Has the name of FLARE's."""
+
+
 class NoConnection(Exception):
     """Has the name of FLARE's."""
 
@@ -275,7 +280,7 @@ class Script:
     def _job(self) -> dict[str, Any]:
         return self._jobs[self.submitted - 1]
 
-    def submit_job(self, folder: str) -> str:
+    def submit_job(self, folder: str, submit_token: str) -> str:
         self.submitted += 1
         self._ended = ""
         return f"job-{self.submitted}"
@@ -402,6 +407,9 @@ def test_a_broken_session_is_opened_again(tmp_path: Path) -> None:
     script = Script(tmp_path, {"seen": [NoConnection(), RUNNING, DONE], "left": ("done",)})
     supervised(script, tmp_path)
     assert (script.opened, script.submitted) == (2, 1)
+    script = Script(tmp_path, {"seen": [InvalidTarget("no such job")]})
+    with pytest.raises(JobFailedError, match="FLARE: no such job"):
+        supervised(script, tmp_path / "other")
     script = Script(tmp_path, {"seen": [NoConnection()]})
     with pytest.raises(ConnectionError, match="can't be reached"):
         supervised(script, tmp_path / "again")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
-from rookery.engines.federation.transports import nvflare
+from rookery.engines.federation import supervisor
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,7 +48,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made = Loopback(tmp_path_factory.mktemp("flare"), SITES, [source])
     (made.kit("localhost") / "local" / "rookery.toml").write_text(f"path = [{json.dumps(str(HERE))}]\n")
     try:
-        made.start_all(lambda: nvflare.session(made.admin))
+        made.start_all(lambda: supervisor.session(made.admin))
         yield made
     finally:
         made.stop()

@@ -15,6 +15,7 @@ import rookery as rk
 from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
+from rookery.engines.federation import supervisor
 from rookery.engines.federation.transports import nvflare
 from rookery.metrics import direction
 from rookery.registry import blaming
@@ -57,20 +58,26 @@ def submit(
         if (out / "run.json").exists():
             raise ValueError(f"{out} holds a run already; give another --out.")
         name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        options = {"task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort}
+        options: dict[str, Any] = {
+            "task": task,
+            "algorithm": algorithm,
+            "set": settings or [],
+            "rounds": rounds,
+            "cohort": cohort,
+        }
         options |= {"seed": seed, "every": every, "run": check_name(name), "deadline": deadline}
         logging.basicConfig(handlers=[logging.NullHandler()])  # FLARE's client logs what is told in one line here
         tell = lambda text: None if quiet else print(text, file=sys.stderr)
         try:
-            connect = lambda: nvflare.session(admin)
+            connect = lambda: supervisor.session(admin)
             names = _names(sites) if sites else _connected(connect)
             tell(f"The run is called {name}; its sites are {', '.join(names)}.")
             with tempfile.TemporaryDirectory() as folder:
                 job = nvflare.write_job(Path(folder) / name, options, names, name=name)
-                nvflare.supervise(connect, job, out, again=again, tell=tell)
+                supervisor.supervise(connect, job, out, again=again, tell=tell)
         except ModuleNotFoundError as error:
             raise ValueError(str(error)) from None
-        except nvflare.JobFailedError as error:
+        except supervisor.JobFailedError as error:
             complain(str(error))
             raise typer.Exit(1) from None
         except KeyboardInterrupt:

@@ -1,21 +1,18 @@
 """NVIDIA FLARE as the network: a job that names classes of this package, which server and sites have installed.
 
-`write_job` writes it and `supervise` runs it; `Server` and `Site` are what FLARE makes of it in its own processes.
+`write_job` writes it, `supervisor` sees it through, and `Server` and `Site` are what FLARE makes in its processes.
 """
 
 import json
 import logging
 import pkgutil
 import queue
-import re
-import shutil
 import threading
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +24,8 @@ RESULTS = "rookery"  # the folder of a run's results, within the job's
 OUTCOME = "outcome.json"  # how it ended, in there
 PROBE_EVERY, PROBE_FOR = 5.0, 5.0  # seconds
 PROGRAM = "rookery.cli.flare:coordinate"  # what the server does with a job's options: a layer above this one
-_TOPIC = "rookery"  # of the heartbeat
+HOST = "rookery.cli.flare:host"  # and how a site makes its host of its own settings
+TOPIC = "rookery"  # of the heartbeat
 _SHORT = 65_536  # bytes that a refusal has at most
 _LOG = logging.getLogger(__name__)
 
@@ -36,11 +34,12 @@ def _collab() -> Any:
     try:
         from nvflare.collab import collab
     except ModuleNotFoundError as error:
-        raise _missing() from error
+        raise missing() from error
     return collab
 
 
-def _missing() -> ModuleNotFoundError:
+def missing() -> ModuleNotFoundError:
+    """What to say where there is no FLARE."""
     return ModuleNotFoundError("NVIDIA FLARE is not installed here: pip install 'rookery[nvflare]'.")
 
 
@@ -284,7 +283,7 @@ def _published() -> dict[str, type]:
             config, workspace = _unpacked(self.config), collab.workspace
             calls = Calls(config["sites"], {proxy.name: proxy for proxy in collab.clients}, config["deadline"])
             context = collab.fl_ctx
-            context.get_engine().register_app_command(_TOPIC, lambda topic, data, context: calls.told())
+            context.get_engine().register_app_command(TOPIC, lambda topic, data, context: calls.told())
             serve(config, calls, Path(workspace.get_run_dir(context.get_job_id())) / RESULTS, Own.read(workspace))
 
     class Site:
@@ -354,7 +353,7 @@ class Door:
     def open(cls, workspace: Any, name: str) -> "Door":
         """For the host that the site's own settings ask for."""
         try:
-            return cls(_host(Own.read(workspace), name))
+            return cls(pkgutil.resolve_name(HOST)(Own.read(workspace), name))
         except (Exception, SystemExit):
             _LOG.exception("%s can't be used; the job is refused", SETTINGS)
             return cls(None, f"its {SETTINGS}, or what that names, can't be used; its log says why.")
@@ -386,244 +385,3 @@ def _refused(message: bytes, why: str) -> bytes:
     except wire.WireError:
         number = None
     return wire.encode({"answer": "refused", "number": number, "why": why}, [])
-
-
-def _host(own: Own, name: str) -> Any:
-    raise NotImplementedError
-
-
-# The supervisor, in the submitting process.
-
-
-class JobFailedError(RuntimeError):
-    """A job that is not worth submitting again: a site refuses it, or it can't be run."""
-
-
-class _Ended(NamedTuple):
-    status: str  # FLARE's, or "silent"
-    why: str
-    started: bool  # whether our part of it was ever heard
-    ours: bool  # whether the supervisor ended it
-
-
-def supervise(
-    connect: Callable[[], Any],
-    job: str | Path,
-    out: str | Path,
-    *,
-    again: int = 3,
-    silence: float = 120.0,
-    patience: float = 60.0,
-    poll: float = 2.0,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Path:
-    """Submit a job, follow it, and fetch its results; submit it again if FLARE ended it because a site was lost.
-
-    The run then goes on from its checkpoint at the server.
-
-    Arguments:
-        connect: gives a session with FLARE's server: see `session`.
-        job: the job's folder.
-        out: where results go to.
-        again: how often it may be submitted again.
-        silence: after so many seconds without a sign of life a running job counts as lost.
-        patience: a site that is connected and has left the job is waited for so many seconds before a new job is made.
-        poll: seconds from one look at the job to the next.
-        tell: told what happens.
-    """
-    watch = _Watch(connect, silence, patience, poll, tell)
-    try:
-        for left in range(again, -1, -1):
-            number = watch.submit(Path(job))
-            tell(f"Job {number} is submitted.")
-            try:
-                ended = watch.follow(number)
-            except KeyboardInterrupt:
-                watch.end(number)
-                raise
-            folder = watch.fetch(number, Path(out))
-            outcome = _outcome(folder)
-            if outcome.get("ended") == "done":
-                return _results(folder, Path(out))
-            why = _hopeless(ended, outcome, folder)
-            if why:
-                raise JobFailedError(why)
-            reason = (ended.ours and ended.why) or outcome.get("why") or f"FLARE has ended the job ({ended.status})."
-            if not left:
-                raise JobFailedError(f"{reason} It was submitted {again + 1} times.")
-            tell(f"{reason} The job is submitted again ({left} more times).")
-    finally:
-        watch.close()
-    raise AssertionError
-
-
-def _hopeless(ended: _Ended, outcome: dict[str, Any], folder: Path | None) -> str:
-    """Why a job need not be submitted again; "" if it may be."""
-    if outcome.get("ended") in ("refused", "failed"):
-        return str(outcome.get("why"))
-    if ended.status == "FINISHED:ABORTED" and not ended.ours:
-        return "The job was aborted, by somebody else."
-    if not (ended.started or outcome):
-        return f"The job did not start ({ended.status}): {ended.why or _last_error(folder)}"
-    return ""
-
-
-class _Watch:
-    """One supervisor's session with FLARE's server, opened again if it breaks."""
-
-    def __init__(
-        self, connect: Callable[[], Any], silence: float, patience: float, poll: float, tell: Callable[[str], None]
-    ) -> None:
-        self._connect, self._silence, self._patience, self._poll, self._tell = connect, silence, patience, poll, tell
-        self._session: Any = connect()
-        self._round = -1
-        self._hears = True  # whether it may ask for the heartbeat
-
-    def close(self) -> None:
-        """Log out."""
-        with suppress(Exception), redirect_stdout(StringIO()):
-            self._session.close()
-
-    def submit(self, folder: Path) -> str:
-        """The job's number."""
-        return self._do(lambda s: s.submit_job(str(folder.resolve())))
-
-    def fetch(self, number: str, out: Path) -> Path | None:
-        """The folder of what the job left behind; None if there is nothing."""
-        place = out / "jobs"
-        place.mkdir(parents=True, exist_ok=True)
-        try:
-            return Path(self._do(lambda s: s.download_job_result(number, str(place))))
-        except ConnectionError:
-            raise
-        except Exception as error:
-            self._tell(f"The results of job {number} can't be fetched: {error}")
-            return None
-
-    def follow(self, number: str) -> _Ended:
-        """Until it has ended, or is ended because it is lost."""
-        began = heard = 0.0  # when it was first seen running, and last heard
-        started = False
-        while True:
-            time.sleep(self._poll)
-            meta = self._do(lambda s: s.get_job_meta(number))
-            status, now = str(meta.get("status")), time.monotonic()
-            if status.startswith("FINISHED"):
-                return _Ended(status, _deployed(meta), started, False)
-            if status != "RUNNING":
-                continue
-            if not self._hears:
-                continue
-            began = began or now
-            beat = self._beat(number)
-            if beat is None:
-                if self._hears and now - max(began, heard) > self._silence:
-                    self.end(number)
-                    return _Ended("silent", f"Nothing was heard of the job for {self._silence:g} s.", started, True)
-                continue
-            heard, started = now, True
-            self._say_round(beat)
-            back = self._back(beat)
-            if back:
-                self.end(number)
-                return _Ended("left", f"{', '.join(back)} left the job and is connected again.", started, True)
-
-    def _beat(self, number: str) -> dict[str, Any] | None:
-        try:
-            with redirect_stdout(StringIO()):
-                return self._session.do_app_command(number, _TOPIC, {}) or None
-        except Exception as error:
-            if type(error).__name__ == "AuthorizationError":
-                self._hears = False
-                self._tell("There is no heartbeat: your role has not FLARE's right app_command. The status must do.")
-            return None
-
-    def _say_round(self, beat: dict[str, Any]) -> None:
-        if beat.get("round", -1) > self._round:
-            self._round = beat["round"]
-            self._tell(f"Round {self._round}.")
-
-    def _back(self, beat: dict[str, Any]) -> list[str]:
-        """Sites that the job has lost and that FLARE has: only a new job brings them back."""
-        gone = [name for name, seconds in beat.get("gone", {}).items() if seconds > self._patience]
-        if not gone:
-            return []
-        connected = {client.name for client in self._do(lambda s: s.get_connected_client_list())}
-        return sorted(connected & set(gone))
-
-    def end(self, number: str) -> None:
-        """Abort the job, and wait until that is done."""
-        with suppress(Exception):
-            self._do(lambda s: s.abort_job(number))
-            end = time.monotonic() + 60
-            while time.monotonic() < end:
-                if str(self._do(lambda s: s.get_job_meta(number)).get("status")).startswith("FINISHED"):
-                    break
-                time.sleep(self._poll)
-
-    def _do(self, what: Callable[[Any], Any]) -> Any:
-        """Do something with the session; if the server can't be reached, try for a while."""
-        begin = time.monotonic()
-        while True:
-            try:
-                with redirect_stdout(StringIO()):
-                    return what(self._session)
-            except Exception as error:
-                if type(error).__name__ not in _BROKEN:
-                    raise
-                if time.monotonic() - begin > self._silence:
-                    raise ConnectionError(f"FLARE's server can't be reached: {error}") from error
-            time.sleep(self._poll)
-            with suppress(Exception):
-                session = self._connect()
-                self.close()
-                self._session = session
-
-
-_BROKEN = ("NoConnection", "NoReply", "SessionClosed", "SessionExpired")
-
-
-def _deployed(meta: Mapping[str, Any]) -> str:
-    """What went wrong where the job was deployed."""
-    detail = [str(line) for line in meta.get("job_deploy_detail") or ()]
-    return "; ".join(line for line in detail if not re.search(r":\s*OK\s*$", line))
-
-
-def _outcome(folder: Path | None) -> dict[str, Any]:
-    path = None if folder is None else folder / "workspace" / RESULTS / OUTCOME
-    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else {}
-
-
-def _last_error(folder: Path | None) -> str:
-    path = None if folder is None else folder / "workspace" / "error_log.txt"
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").splitlines() if path is not None and path.exists() else []
-    )
-    told = [line for line in lines if " - ERROR - " in line]
-    return told[-1].rpartition(" - ")[2] if told else "FLARE gives no reason; look at the server's log."
-
-
-def _results(folder: Path | None, out: Path) -> Path:
-    assert folder is not None
-    shutil.copytree(folder / "workspace" / RESULTS, out, dirs_exist_ok=True)
-    return out
-
-
-def session(admin: str | Path) -> Any:
-    """A session with FLARE's server, by the folder of an administrator's kit."""
-    admin = Path(admin).resolve()
-    path = admin / "startup" / "fed_admin.json"
-    if not path.exists():
-        raise ValueError(f"{admin} is no administrator's kit of FLARE: there is no {path}.")
-    user = json.loads(path.read_text(encoding="utf-8"))["admin"]["username"]
-    try:
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
-    except ModuleNotFoundError as error:
-        raise _missing() from error
-    with redirect_stdout(StringIO()):
-        try:
-            return new_secure_session(user, str(admin), timeout=30.0)
-        except Exception as error:
-            raise ConnectionError(
-                f"FLARE's server can't be reached as {user}: {type(error).__name__}: {error}"
-            ) from error
