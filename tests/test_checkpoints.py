@@ -454,13 +454,13 @@ def test_a_site_that_cannot_be_reached_at_a_save(tmp_path: Path) -> None:
 
     def transport(sites: Any) -> Any:
         def send(i: int, request: bytes) -> bytes:
-            if i == 1 and b'"do": "save", "round": 4' in request:
+            if i == 1 and b'"what": "save", "round": 4' in request:
                 raise TimeoutError
             return sites[i].handle(request)
 
         return send
 
-    given, folder = {**GIVEN, "engine": rk.Federation(transport)}, tmp_path / "run"
+    given, folder = {**GIVEN, "engine": rk.Federation(transport=transport)}, tmp_path / "run"
     with pytest.warns(UserWarning, match="The checkpoint of round 4 is left out: not all sites replied"):
         rk.solve(**given, faults=rk.Faults(0.0), checkpoint=folder, **until(4))
     assert saved(folder) == ["round_2"]
@@ -468,7 +468,7 @@ def test_a_site_that_cannot_be_reached_at_a_save(tmp_path: Path) -> None:
     given["engine"] = rk.Federation()
     same(rk.solve(**given, faults=rk.Faults(0.0), checkpoint=folder), rk.solve(**given, faults=rk.Faults(0.0)))
     with pytest.raises(RuntimeError, match="client 1 did not answer, 3 times, and the run has no faults"):
-        rk.solve(**given | {"engine": rk.Federation(transport)}, checkpoint=tmp_path / "other")
+        rk.solve(**given | {"engine": rk.Federation(transport=transport)}, checkpoint=tmp_path / "other")
 
 
 # What is refused.

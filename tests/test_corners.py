@@ -348,7 +348,7 @@ def test_a_reply_of_another_shape_is_refused() -> None:
         return send
 
     with pytest.raises(RuntimeError, match=r"^client 0 replies to 'x' with .*\(2,\)"):
-        solve(rk.FedAvg(step=0.1), engine=rk.Federation(tampering))
+        solve(rk.FedAvg(step=0.1), engine=rk.Federation(transport=tampering))
 
 
 # The centre.

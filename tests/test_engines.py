@@ -366,10 +366,10 @@ def test_asking_twice_late_or_a_site_that_forgot_changes_nothing(name: str) -> N
     problem, method, start = REMEMBERING[name]
     how: dict[str, Any] = {"rounds": 3, "cohort": 2, "seed": 1}
     plain = Recorder()
-    expected = rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(plain))
+    expected = rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(transport=plain))
     for deliver in (twice, late, forgetful):
         found = Recorder(deliver)
-        same_state(rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(found)), expected)
+        same_state(rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(transport=found)), expected)
         for site, like in zip(found.sites, plain.sites, strict=True):
             assert jax.tree.all(jax.tree.map(np.array_equal, site.remembered(3), like.remembered(3)))
     assert any(jax.tree.leaves(site.remembered(3)) for site in plain.sites)
@@ -382,7 +382,8 @@ def test_replies_with_an_entry_for_each_sample(sizes: tuple[int, ...]) -> None:
     clients = rk.Clients(upper=[rng.normal(size=(size, 2)) for size in sizes])
     method, recorder = rk.FastDRO(step=0.1, batch_size=None), Recorder()
     here, there = (
-        rk.solve(SQUARES, clients, method, ZERO, 2, engine=own) for own in (rk.Simulation(), rk.Federation(recorder))
+        rk.solve(SQUARES, clients, method, ZERO, 2, engine=own)
+        for own in (rk.Simulation(), rk.Federation(transport=recorder))
     )
     np.testing.assert_allclose(here.x, there.x, rtol=1e-12)
     replied: list[set[float]] = [set() for _ in sizes]
@@ -406,7 +407,7 @@ def test_sites_see_neither_the_seed_nor_the_servers_keys() -> None:
     seed, recorder, rounds = 987_654_321, Recorder(), 3
     method = rk.FedAvg(step=0.1, local_steps=(1, 2))
     private = {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)), "faults": rk.Faults(0.2)}
-    how: dict[str, Any] = {"cohort": 2, "seed": seed, "engine": rk.Federation(recorder)}
+    how: dict[str, Any] = {"cohort": 2, "seed": seed, "engine": rk.Federation(transport=recorder)}
     rk.solve(SQUARES, THREE, method, ZERO, rounds, **how, **private)
     key, own = draws.seed_key(seed), []
     secret = [key, *engine.start_keys(key, 3)[1:]]
@@ -768,7 +769,7 @@ def test_what_the_network_loses_is_lost(handled: bool) -> None:
             raise TimeoutError
         return site.handle(request)
 
-    clients, lossy = rk.Clients(upper=ROWS, weights=SHARES), rk.Federation(Recorder(deliver))
+    clients, lossy = rk.Clients(upper=ROWS, weights=SHARES), rk.Federation(transport=Recorder(deliver))
     run = rk.solve(SQUARES, clients, Counts(), np.zeros(()), 3, faults=rk.Faults(), engine=lossy)
     assert float(run.x) == pytest.approx(1 + 1.5 * 2 * 0.5 + (0.5 * 2 + 0.5 * 3), rel=1e-12)
     assert run.history["missing"].tolist() == [0, 0, 1, 1]

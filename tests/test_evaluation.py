@@ -136,7 +136,7 @@ def test_a_site_that_is_lost_is_left_out_of_an_evaluation() -> None:
 
         return send
 
-    given = dict(cohort=2, engine=rk.Federation(losing), evaluate_client=measured)
+    given = dict(cohort=2, engine=rk.Federation(transport=losing), evaluate_client=measured)
     with pytest.raises(RuntimeError, match="client 3 did not answer, 3 times, and the run has no faults"):
         rk.solve(PROBLEM, clients(), METHOD, START, 1, **given)
     run = rk.solve(PROBLEM, clients(), METHOD, START, 1, faults=rk.Faults(), **given)

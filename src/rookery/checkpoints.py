@@ -60,6 +60,9 @@ def _shown(value: Any) -> str:
 def _digest(value: Any) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, jax.ShapeDtypeStruct):  # of data that are elsewhere
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+            continue
         array = np.asarray(leaf, order="C")
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery import frames, tree
+from rookery.arguments import check_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,6 +191,7 @@ class Clients:
     """
 
     schema: frames.Schema | None = None  # what the arrays stand for, where they were made of a table
+    by_size = False  # whether weights are to be in proportion to sizes that are not known yet
 
     def __init__(
         self,
@@ -298,6 +300,81 @@ class Clients:
         clients = cls(found.lower, found.upper, weights, test=found.test, center=found.center, replace=replace)
         clients.schema = found.schema
         return clients
+
+    @classmethod
+    def like(
+        cls,
+        lower: Any = None,
+        upper: Any = None,
+        n: int = 1,
+        weights: Sequence[float] | Float[Array, " n"] | str | None = None,
+        *,
+        test: Any = None,
+        center: Rows | None = None,
+        center_client: int | None = None,
+        replace: bool = False,
+    ) -> "Clients":
+        """Clients whose data are elsewhere, for the coordinator of a `Federation` over a network.
+
+        Arguments:
+            lower, upper, test: what one sample looks like: a pytree of arrays, or of `jax.ShapeDtypeStruct`s, without
+                an axis for samples. Their numbers do not matter.
+            n: how many clients there are.
+            center: the centre's data themselves; with a center_client, which holds them, one sample of them.
+            weights, center_client, replace: as in `Clients`.
+
+        Example:
+            >>> sample = {"features": np.zeros(4), "label": np.int32(0)}
+            >>> Clients.like(lower=sample, upper=sample, n=3).held
+            False
+        """
+        check_counts(n=n)
+        shaped = lambda a: a if hasattr(a, "shape") else np.asarray(a)
+        row = lambda a: np.zeros((1, *shaped(a).shape), jax.dtypes.canonicalize_dtype(shaped(a).dtype))
+        each = {
+            name: [jax.tree.map(row, sample)] * n
+            for name, sample in (("lower", lower), ("upper", upper), ("test", test))
+            if sample is not None
+        }
+        if center_client is not None:
+            center = jax.tree.map(row, center)
+        by_size = isinstance(weights, str) and weights == "size"
+        given = None if by_size else weights
+        clients = cls(**each, weights=given, center=center, center_client=center_client, replace=replace)
+        clients.by_size = by_size
+        return clients.told({name: [1] * n for name in each})
+
+    def told(self, sizes: Mapping[str, Sequence[int]], center: int | None = None) -> "Clients":
+        """These clients, whose data are elsewhere, of these sizes at each level; `center`: of the centre's data."""
+
+        def of(name: str, source: Source | None) -> Source | None:
+            if source is None:
+                return None
+            own = np.asarray(sizes[name], np.int32)
+            widest, total = int(own.max()), int(own.sum())
+            rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
+            at = jnp.zeros(len(own), jnp.int32)
+            return Source(rows, at, jnp.asarray(own), widest, int(own.min()), _chunk(total, len(own), widest))
+
+        levels = [of(name, source) for name, source in self._levels().items()]
+        held = self._center
+        if held is not None and self.center_client is not None:
+            count = 1 if center is None else center
+            rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), held.rows)
+            held = Source(rows, jnp.zeros(1, jnp.int32), jnp.full(1, count, jnp.int32), count, count, None)
+        clients = Clients.tree_unflatten((self.replace, self.center_client), (*levels, self.weights, held))
+        clients.by_size, clients.schema = self.by_size, self.schema
+        if clients.by_size:
+            clients.weights = _check_weights(clients.lower_sizes.astype(float), clients.n)
+        return clients
+
+    def _levels(self) -> dict[str, Source | None]:
+        return {"lower": self._lower, "upper": self._upper, "test": self._test}
+
+    @property
+    def held(self) -> bool:
+        """Whether the data are here: not those of `like`."""
+        return not any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(self))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -447,6 +524,18 @@ class Clients:
         seen = own._each(of, shape(self.weights))
         seen._center = jax.tree.map(shape, self._center)
         return seen
+
+    def holding(self, own: "Clients") -> "Clients":
+        """What one of these clients has, its own data as those of a single client: as its site has it, see `site`."""
+
+        def of(described: Source | None, held: Source | None) -> Source | None:
+            if described is None or held is None:
+                return None
+            return described.member(held.rows, jnp.zeros(1, jnp.int32), jnp.asarray(held.sizes))
+
+        pairs = zip(self._levels().values(), own._levels().values(), strict=True)
+        sources = [of(described, held) for described, held in pairs]
+        return Clients.tree_unflatten((self.replace, self.center_client), (*sources, jnp.ones(1), None))
 
     def at_center(self) -> "Clients":
         """The centre's data alone."""

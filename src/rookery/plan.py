@@ -205,6 +205,21 @@ def channel_states(setting: Setting, plan: Plan) -> tuple[Any, Any]:
     return client or (), server or ()
 
 
+def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tuple[Plan, ...]:
+    """The plans of the start, of a round and, if something is measured, of an evaluation."""
+    first = start_plan(setting, start, hyper)
+    one_round = round_plan(setting, first.made.carry, hyper)
+    if setting.channel is not None:
+        channels.check(setting.channel, [*first.exchanges, *one_round.exchanges])
+        states = channel_states(setting, one_round)
+        if states != ((), ()):
+            first = start_plan(setting, start, hyper, states)
+            one_round = round_plan(setting, first.made.carry, hyper)
+    if measure is None:
+        return first, one_round
+    return first, one_round, measure_plan(setting, measure, first.made.carry, hyper)
+
+
 def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
     """The plan of a round. `carry` gives the shapes, with a row for each client of the federation."""
     rows = lambda a: jax.ShapeDtypeStruct((setting.cohort, *a.shape[1:]), a.dtype)

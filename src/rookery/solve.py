@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -236,7 +236,7 @@ def solve(
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
-    record = _Record(models, evaluate, keep_best, clients, evaluate_client is not None)
+    record = _Record(models, evaluate, keep_best, evaluate_client is not None)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate(x, y, memory) looks at what the clients remember, and a Federation's sites keep that to "
@@ -247,65 +247,68 @@ def solve(
     begin = time.perf_counter()
     job = Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite, measure)
     session = engine.open(job)
-    record.ledger.add([session.init()], clients.n)
-    record.seconds += time.perf_counter() - begin
-    record.ledger.rounds = 0
-    saver, found = None, None
-    if checkpoint is not None:
-        identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
-        saver = checkpoints.Checkpoint(checkpoint, identity, session)
-        found = saver.resume(record.seen(session), rounds)
-    if found is not None:
-        record.restore(found.extra, found.best)
-        if session.rounds % every and session.rounds < rounds:  # Ctrl-C came between two evaluations
-            record.rows.pop()
-    else:
-        record.evaluate(session)
-
-    ended = False
-    settings = _settings(problem, clients, algorithm, engine, channel, faults)
-    settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
-    following = _Following(trackers, settings)
-    showing = _bar(progress, algorithm, rounds, session.rounds)
-    with following, saver or nullcontext(), showing as bar, interrupts() as interrupt:
-        pace = Pace(_AT_ONCE)
-
-        def note() -> None:
+    with closing(session):
+        clients = session.clients
+        record.ledger.add([session.init()], clients.n)
+        record.seconds += time.perf_counter() - begin
+        record.ledger.rounds = 0
+        saver, found = None, None
+        if checkpoint is not None:
+            identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
+            saver = checkpoints.Checkpoint(checkpoint, identity, session)
+            found = saver.resume(record.seen(session), rounds)
+        if found is not None:
+            record.restore(found.extra, found.best)
+            if record.rows[-1]["round"] % every and session.rounds < rounds:  # Ctrl-C came between two evaluations
+                record.rows.pop()
+        else:
             record.evaluate(session)
-            if saver is not None:
-                saver.save(record.extra(), record.best)
-            following.tell(record.rows)
 
-        following.tell(record.rows)
-        bar(session.rounds, record.rows[-1])
-        while session.rounds < rounds and not (ended or session.stopped or interrupt.is_set()):
-            count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
-            begin = time.perf_counter()
-            costs = session.advance(count)
-            jax.block_until_ready(session.state)
-            seconds = time.perf_counter() - begin
-            pace.took(count, seconds)
-            record.ledger.add(costs, cohort)
-            record.seconds += seconds
-            if session.rounds % every == 0 or session.rounds == rounds:
-                if record.rows[-1]["round"] != session.rounds:
-                    note()
-                if functions:
-                    so_far = record.run(session, interrupted=False)
-                    ended = any([_is_true(function(so_far)) for function in functions])
+        ended = False
+        settings = _settings(problem, clients, algorithm, engine, channel, faults)
+        settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
+        following = _Following(trackers, settings)
+        showing = _bar(progress, algorithm, rounds, session.rounds)
+        with following, saver or nullcontext(), showing as bar, interrupts() as interrupt:
+            pace = Pace(1 if session.durable else _AT_ONCE)
+
+            def note() -> None:
+                record.evaluate(session)
+                if saver is not None:
+                    saver.save(record.extra(), record.best, always=session.durable)
+                following.tell(record.rows)
+
+            following.tell(record.rows)
             bar(session.rounds, record.rows[-1])
-        if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
-            note()
-        if saver is not None:
-            saver.finish(record.extra(), record.best)
-        interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
-        run = record.run(session, interrupted)
-        if session.stopped is None or not session.stopped.failed:
-            run.stopped = None if session.stopped is None else session.stopped.reason
-            following.run = run
-    if session.warned is not None:
-        warnings.warn(f"{session.warned.reason} The run went on.", NonFiniteWarning, stacklevel=2)
-    session.close()
+            while session.rounds < rounds and not (ended or session.stopped or interrupt.is_set()):
+                count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
+                begin = time.perf_counter()
+                costs = session.advance(count)
+                jax.block_until_ready(session.state)
+                seconds = time.perf_counter() - begin
+                pace.took(count, seconds)
+                record.ledger.add(costs, cohort)
+                record.seconds += seconds
+                if session.rounds % every == 0 or session.rounds == rounds:
+                    if record.rows[-1]["round"] != session.rounds:
+                        note()
+                    if functions:
+                        so_far = record.run(session, interrupted=False)
+                        ended = any([_is_true(function(so_far)) for function in functions])
+                elif saver is not None and session.durable and costs:
+                    saver.save(record.extra(), record.best, always=True)
+                bar(session.rounds, record.rows[-1])
+            if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
+                note()
+            if saver is not None:
+                saver.finish(record.extra(), record.best)
+            interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
+            run = record.run(session, interrupted)
+            if session.stopped is None or not session.stopped.failed:
+                run.stopped = None if session.stopped is None else session.stopped.reason
+                following.run = run
+        if session.warned is not None:
+            warnings.warn(f"{session.warned.reason} The run went on.", NonFiniteWarning, stacklevel=2)
     if session.stopped is not None and session.stopped.failed:
         error = RoundFailedError(session.stopped.reason)
         error.run = run
@@ -435,10 +438,7 @@ class Pace:
 class _Record:
     """The history as it grows."""
 
-    def __init__(
-        self, models: Taken, evaluate: Evaluate | None, keep_best: str | None, clients: Clients, measures: bool
-    ) -> None:
-        self._weights = np.asarray(clients.weights, float)
+    def __init__(self, models: Taken, evaluate: Evaluate | None, keep_best: str | None, measures: bool) -> None:
         self.measures = measures
         self._models, self._evaluate, self._asked = models, models.seeing(evaluate), keep_best
         self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
@@ -458,7 +458,9 @@ class _Record:
         metrics = {} if self._evaluate is None else self._evaluate(*own)
         check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
-        for name, value in (over_clients(*session.measure(), self._weights) if self.measures else {}).items():
+        for name, value in (
+            over_clients(*session.measure(), np.asarray(session.clients.weights, float)) if self.measures else {}
+        ).items():
             if name in metrics:
                 raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")
             metrics[name] = value

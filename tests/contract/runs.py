@@ -31,8 +31,8 @@ class Outcome:
     received: int | None
 
 
-def outcome(engine: Engine, job: Job, rounds: int = 2) -> Outcome:
-    """Run a job."""
+def outcome(engine: Engine, job: Job, rounds: int = 2, hosts: Any = None) -> Outcome:
+    """Run a job; `hosts` are those of the sites, where they are not the engine's own."""
     session: Any = engine.open(job)
     ledger = Ledger()
     ledger.add([session.init()], job.clients.n)
@@ -43,12 +43,15 @@ def outcome(engine: Engine, job: Job, rounds: int = 2) -> Outcome:
     wire = getattr(session, "coordinator", None)
     sent, received = (None, None) if wire is None else (wire.sent, wire.received)
     state = jax.tree.map(np.array, session.state)
-    return Outcome(state, _memory(session, job.clients.n), ledger.counts, ledger.last, each_round, sent, received)
+    return Outcome(
+        state, _memory(session, job.clients.n, hosts), ledger.counts, ledger.last, each_round, sent, received
+    )
 
 
-def _memory(session: Any, n: int) -> list[list[Any]]:
+def _memory(session: Any, n: int, hosts: Any) -> list[list[Any]]:
     if hasattr(session, "sites"):
-        each = [site.remembered(session.rounds) for site in session.sites]
+        sites = session.sites if hosts is None else [host._site for host in hosts]
+        each = [site.remembered(session.rounds) for site in sites]
         return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each]
     carry = session.save()
     return [[np.array(leaf[i]) for leaf in jax.tree.leaves((carry.memory, carry.client))] for i in range(n)]

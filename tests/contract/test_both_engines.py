@@ -155,7 +155,7 @@ DISTURBED = [
 @together(DISTURBED, default=CORE)
 def test_lost_repeated_and_late_requests_change_nothing(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
-    calm, there = outcome(rk.Federation(), what, 4), outcome(rk.Federation(disturbed), what, 4)
+    calm, there = outcome(rk.Federation(), what, 4), outcome(rk.Federation(transport=disturbed), what, 4)
     agree(calm, there, 0)
     measured(name, calm)
     assert any(there.memory) == (name != "FedSVRG")
@@ -173,7 +173,7 @@ def test_who_does_not_answer_keeps_its_memory(name: str, kind: str) -> None:
         return sites[i].handle(request)
 
     reachable = [True]
-    session = rk.Federation(lambda sites: lambda i, request: send_to(sites, i, request)).open(what)
+    session = rk.Federation(transport=lambda sites: lambda i, request: send_to(sites, i, request)).open(what)
     session.init()
     before = [site.remembered(0) for site in session.sites]
     reachable[:] = [False]

@@ -105,7 +105,7 @@ def test_a_site_is_sent_no_moment() -> None:
 
     seen: list[Any] = []
     algorithm = rk.with_server_optimizer(FEDAVG, upper=optax.adam(0.1))
-    solve(algorithm, 4, engine=rk.Federation(transport), callbacks=[look])
+    solve(algorithm, 4, engine=rk.Federation(transport=transport), callbacks=[look])
     assert len(set(moments)) == 4 * 6
     assert not set(moments) & set(sent)
     assert set(sent) == {FEDAVG.step, 1.0, *(float(v) for x in seen[:-1] for v in x)}  # the step, and x

@@ -47,6 +47,8 @@ class Stopped(NamedTuple):
 class Session(Protocol):
     """A run on an engine, between two rounds."""
 
+    clients: Clients  # the job's, with what the engine has learnt of their data
+    durable: bool  # whether every round is saved, where there is a checkpoint: others depend on it
     rounds: int  # done so far
     state: Any  # the algorithm's; valid until the next `advance`
     memory: Any  # what the clients remember, one row for each, where the engine sees it; else None
@@ -141,18 +143,12 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto") -> Traced:
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
     setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
-    start = plan.start_plan(setting, job.start, split.traced)
-    one_round = plan.round_plan(setting, start.made.carry, split.traced)
-    if job.channel is not None:
-        channels.check(job.channel, [*start.exchanges, *one_round.exchanges])
-        states = plan.channel_states(setting, one_round)
-        if states != ((), ()):
-            start = plan.start_plan(setting, job.start, split.traced, states)
-            one_round = plan.round_plan(setting, start.made.carry, split.traced)
+    start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
+    measure = more[0] if more else None
     plan.traced_loops(start.body), plan.traced_loops(one_round.body)
-    check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
-    measure = job.measure and plan.measure_plan(setting, job.measure, start.made.carry, split.traced)
-    if measure is not None and "mean" in measure.sample_by_sample:
+    if job.clients.held:  # else those check who hold the data
+        check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
+    if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
     return Traced(job, setting, split.traced, start, one_round, measure, draws.seed_key(job.seed))
 

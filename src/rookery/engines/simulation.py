@@ -66,10 +66,12 @@ class Session:
     """A run in this process."""
 
     keepers = None
+    durable = False
 
     def __init__(self, traced: engine.Traced, simulation: Simulation) -> None:
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients
+        self.clients = traced.job.clients
         self.rounds = 0
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None

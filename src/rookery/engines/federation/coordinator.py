@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,11 @@ from rookery import fed, jaxprs, ledger, plan
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
+from rookery.engines.federation.links import Links, Reply, Request, SiteError
 from rookery.engines.federation.site import client_program
 from rookery.fed import Inputs
 from rookery.ledger import Amounts, Entries, Entry
 from rookery.plan import Body, Call, Given, Made, Plan, Server
-
-Transport = Callable[[int, bytes], bytes]  # (client, request) -> reply; raises TimeoutError where there is none
-ATTEMPTS = 3  # at reaching a site
 
 
 @dataclass(eq=False)
@@ -79,15 +77,22 @@ class Cohort:
     delivered: set[int] = field(default_factory=set)  # the values that have gone out with a request
 
 
-class LostError(Exception):
-    """A site can't be reached."""
+FINISH = -1  # what a request calls for that calls for no exchange
+
+
+class Wanted(NamedTuple):
+    """What a request asks for: the reply to an exchange of the plan, or that something is remembered."""
+
+    call: int
+    reply: list[Any]
+    kept: dict[str, list[Any]] = {}  # noqa: RUF012
 
 
 class Coordinator:
     """One run's server."""
 
-    def __init__(self, traced: engine.Traced, run: str, send: Transport) -> None:
-        self._traced, self.run, self._transport = traced, run, send
+    def __init__(self, traced: engine.Traced, run: str, links: Links) -> None:
+        self._traced, self.run, self.links = traced, run, links
         self._numbers = iter(range(10**18))
         self._compiled: dict[int, Any] = {}
         self.sent = self.received = 0  # bytes of arrays, as they went over the wire
@@ -148,29 +153,42 @@ class Coordinator:
         """A number that nothing else in this run has."""
         return next(self._numbers)
 
-    @property
-    def faults(self) -> Any:
-        """The run's, or None."""
-        return self._traced.job.faults
+    def ask_to_save(self, asked: dict[str, Any]) -> dict[int, Any] | None:
+        """Ask all sites for their checkpoints: see `Site`. The rounds that each has saved; None if not all replied,
+        and the run has faults."""
+        links, n = self.links, self._traced.job.clients.n
+        number = links.number()
+        message = wire.encode({"do": "save", "run": self.run, "number": number, **asked}, [])
+        lossy = self._traced.job.faults is not None
+        patience, links.patience = links.patience, 0.0 if lossy else links.patience
+        try:
+            found = links.ask({i: Request(number, message) for i in range(n)}, least=n if lossy else None)
+        except SiteError as error:
+            raise _needed(error) from error
+        finally:
+            links.patience = patience
+        for site, reply in found.items():
+            if "why" in reply.header:
+                raise ValueError(f"{links.name(site)}: {reply.header['why']}")
+        rounds = lambda told: range(told["rounds"][0], 10**9) if told["onwards"] and told["rounds"] else told["rounds"]
+        return {i: rounds(found[i].header) for i in range(n)} if len(found) == n else None
 
-    def ask_to_save(self, client: int, asked: dict[str, Any]) -> list[int]:
-        """Ask a site for its checkpoints: see `Site`. The rounds that it has saved."""
-        answer, _ = self.ask(client, wire.encode({"run": self.run, "checkpoint": asked}, []))
-        if answer["answer"] != "value":
-            raise ValueError(f"client {client}: {answer.get('why')}")
-        return answer["rounds"]
+    def close(self, why: str = "") -> None:
+        """Tell sites on a network that the run is over, and let them go."""
+        links = self.links
+        if links.opening is not None:
+            links.opening, links.patience, links.deadline = None, 0.0, 5.0
+            number = links.number()
+            message = wire.encode({"do": "finish", "number": number, "run": self.run, "why": why}, [])
+            there = [i for i in range(self._traced.job.clients.n) if links.state.get(i) != "gone"]
+            links.ask({i: Request(number, message) for i in there}, least=0)
+        links.transport.close()
 
-    def ask(self, client: int, request: bytes) -> tuple[dict[str, Any], list[Any]]:
-        """A site's answer; LostError if it gives none."""
-        for _ in range(ATTEMPTS):
-            try:
-                answer, reply = wire.decode(self._transport(client, request))
-            except (TimeoutError, ConnectionError):
-                continue
-            if answer.get("answer") == "refused":
-                raise RuntimeError(f"client {client} refuses: {answer.get('why')}")
-            return answer, reply
-        raise LostError(f"client {client} did not answer, {ATTEMPTS} times")
+
+def _needed(error: SiteError) -> RuntimeError:
+    """A site without which the run can't go on."""
+    away = " and the run has no faults=rk.Faults(...)." if "did not answer" in str(error) else ""
+    return RuntimeError(f"{error},{away}" if away else str(error))
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -201,7 +219,9 @@ class _Phase:
         self.finite: list[list[bool]] = []  # what sites say of their memory
         self._center = Cohort([])
         self._own = self._cohort(ids)
-        self.lossy = coordinator._traced.job.faults is not None and moment[0] >= 1  # all but the start
+        faults = coordinator._traced.job.faults
+        # The replies that an exchange needs; None: all. The start reaches everybody.
+        self._least = None if faults is None or moment[0] == 0 else faults.minimum
         self.lost: set[int] = set()
 
     def run(self, body: Body, inputs: list[Any]) -> list[Any]:
@@ -246,7 +266,7 @@ class _Phase:
             self._cohort(given[0]).down += rows.nbytes // max(len(rows), 1)
             return [Rows(rows)]
         if eqn.primitive in (fed.reduce, fed.gather):
-            return self._exchange(eqn.primitive, params, given)
+            return self._exchange(step.number, eqn.primitive, params, given)
         if eqn.primitive is fed.center:
             return self._at_center(step, given)
         return self._loop(step, given)
@@ -268,7 +288,7 @@ class _Phase:
                 count += ledger.nbytes([jax.typeof(value.array)])
         return count
 
-    def _exchange(self, primitive: Any, params: dict[str, Any], given: list[Any]) -> list[Any]:
+    def _exchange(self, call: int, primitive: Any, params: dict[str, Any], given: list[Any]) -> list[Any]:
         cohort, rest = self._cohort(given[0]), given[1:]
         weights = np.asarray(rest.pop(0).array) if primitive is fed.reduce else None
         present = np.array(rest.pop(0).array) if params["lossy"] else np.ones(len(cohort.ids), bool)
@@ -276,8 +296,9 @@ class _Phase:
         entry = self._entries.setdefault(exchange, Entry())
         entry.add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
-        replies = self._ask_all(cohort, maps, {"reply": rest}, present, exchange.reply_bytes)
-        _check_shapes(exchange.name, cohort.ids, replies, [_shape(v) for v in rest])
+        found = self._ask_all(cohort, maps, Wanted(call, rest), exchange, self._least)
+        present &= np.isin(cohort.ids, list(found))
+        replies = [found[client] if there else None for client, there in zip(cohort.ids, present, strict=True)]
         if primitive is fed.reduce:
             out = _weighted(weights, rest, replies, present)
         else:
@@ -287,44 +308,77 @@ class _Phase:
         return [Value(jnp.asarray(a)) for a in out] + [Value(jnp.asarray(present))] * params["lossy"]
 
     def _ask_all(
-        self, cohort: Cohort, maps: list[Mapped], wanted: dict[str, list[Any]], present: np.ndarray, size: int
-    ) -> list[list[Any] | None]:
-        """Everybody's reply; None for those that are not present, and those that do not reply become so."""
-        requests, new = self._requests(cohort, maps, wanted)
+        self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, exchange: Any, least: int | None
+    ) -> dict[int, list[Any]]:
+        """The replies that arrived, by client."""
+        asked = {client: cohort.ids.index(client) for client in cohort.ids}
+        requests, new = self._requests(cohort, maps, wanted, asked)
+        shapes = [(s.shape, _words_type(s.dtype)) for s in map(_shape, wanted.reply)]
+        finite = self._coordinator.links.finite and least is not None
+        replies = self._take(requests, new, least, lambda reply: _what_is_wrong(exchange.name, reply, shapes, finite))
+        self._coordinator.received += exchange.reply_bytes * len(replies)
+        self.lost |= set(asked) - set(replies)
         cohort.delivered.update(v.number for m in maps for v in m.sent)
-        replies: dict[int, list[Any] | None] = {}
-        made: list[list[Any] | None] = []
-        for j, client in enumerate(cohort.ids):
-            if client not in replies:
-                self._coordinator.sent += new
-                replies[client] = self._ask(client, j, requests[j], maps, wanted)
-                self._coordinator.received += size if replies[client] is not None else 0
-            if replies[client] is None:
-                present[j] = False
-            made.append(replies[client] if present[j] else None)
-        return made
+        return {client: reply.arrays for client, reply in replies.items()}
 
-    def _requests(self, cohort: Cohort, maps: list[Mapped], wanted: dict[str, list[Any]]) -> tuple[list[bytes], int]:
-        """A request for each of the cohort, with what it has not been sent yet; and the bytes of arrays in one."""
+    def _take(
+        self, requests: dict[int, Request], new: int, least: int | None, wrong: Callable[[Reply], str | None]
+    ) -> dict[int, Reply]:
+        """Ask, and note the work that sites say they have done."""
+        coordinator = self._coordinator
+        coordinator.sent += new * len(requests)
+        try:
+            replies = coordinator.links.ask(requests, least, lambda site, reply: wrong(reply))
+        except SiteError as error:
+            raise _needed(error) from error
+        for client, (header, _) in replies.items():
+            for number, counts in header["work"]:
+                self._work.setdefault(number, {})[client] = counts
+            self.finite += [header["finite"]] if "finite" in header else []
+        return replies
+
+    def _requests(
+        self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, asked: dict[int, int]
+    ) -> tuple[dict[int, Request], int]:
+        """A request for each of those asked, the j-th of the cohort, with what it has not been sent yet; and the bytes
+        of arrays in one."""
         values = {v.number: v for m in maps for v in m.sent if v.constant < 0 and v.number not in cohort.delivered}
-        header, shared = self._header(maps, wanted, values)
-        own = [self._own_arrays(maps, j) for j in range(len(cohort.ids))]
+        number = self._coordinator.links.number()
+        header, shared = self._header(maps, wanted, values, number)
+        own = [self._own_arrays(maps, j) for j in asked.values()]
         count = sum(a.nbytes for a in (*shared, *own[0])) if own else 0
-        return wire.encode_each(header, shared, own), count
+        each = zip(asked.items(), wire.encode_each(header, shared, own) if own else (), strict=True)
+        whole = lambda j: partial(self._whole, maps, wanted, j)
+        return {client: Request(number, message, whole(j)) for (client, j), message in each}, count
+
+    def _whole(self, maps: list[Mapped], wanted: Wanted, j: int, number: int) -> bytes:
+        """The request to the j-th of the cohort, for a site that has forgotten everything."""
+        every = self._closure([*maps, *_maps_of(wanted)])
+        values = {v.number: v for m in every for v in m.sent if v.constant < 0}
+        header, shared = self._header(every, wanted, values, number)
+        return wire.encode(header, [*shared, *self._own_arrays(every, j)])
 
     def _header(
-        self, maps: list[Mapped], wanted: dict[str, list[Any]], values: dict[int, Value]
+        self, maps: list[Mapped], wanted: Wanted, values: dict[int, Value], number: int
     ) -> tuple[dict[str, Any], list[Any]]:
         described = []
         for m in maps:
             refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
             described.append([m.number, m.call, refs, m.keys is not None, [_ref(value) for value in m.own]])
         header = {
-            "run": self._coordinator.run, "plan": self._plan.signature, "phase": self._moment[0],
-            "round": self._moment[1], "maps": described, "values": list(values),
-            "keep": [m.number for m in self._alive], "held": [v.number for v in self._sent], "reply": [],
-            **{name: [_ref(v) for v in refs] for name, refs in wanted.items()},
-        }  # fmt: skip
+            "do": "work",
+            "number": number,
+            "run": self._coordinator.run,
+            "phase": self._moment[0],
+            "round": self._moment[1],
+            "maps": described,
+            "values": list(values),
+            "keep": [m.number for m in self._alive],
+            "held": [v.number for v in self._sent],
+            "call": wanted.call,
+            "reply": list(map(_ref, wanted.reply)),
+            **{name: list(map(_ref, refs)) for name, refs in wanted.kept.items()},
+        }
         return header, [_words(v.array) for v in values.values()]
 
     def _own_arrays(self, maps: list[Mapped], j: int) -> list[Any]:
@@ -334,32 +388,6 @@ class _Phase:
             arrays += [] if m.keys is None else [m.keys[j]]
             arrays += [value.rows[j] for value in m.own if isinstance(value, Rows)]
         return arrays
-
-    def _ask(
-        self, client: int, j: int, request: bytes, maps: list[Mapped], wanted: dict[str, list[Any]]
-    ) -> list[Any] | None:
-        """A site's reply; None if it can't be reached, and the run has faults."""
-        try:
-            answer, reply = self._coordinator.ask(client, request)
-            if answer["answer"] == "resync":  # it has forgotten: send it everything
-                every = self._closure([*maps, *_maps_of(wanted)])
-                values = {v.number: v for m in every for v in m.sent if v.constant < 0}
-                header, shared = self._header(every, wanted, values)
-                again = wire.encode(header, [*shared, *self._own_arrays(every, j)])
-                answer, reply = self._coordinator.ask(client, again)
-        except LostError as error:
-            if not self.lossy:
-                raise RuntimeError(f"{error}, and the run has no faults=rk.Faults(...).") from error
-            self.lost.add(client)
-            return None
-        if answer["answer"] == "stale":
-            raise RuntimeError(f"client {client} is ahead of the coordinator: another coordinator has this run.")
-        if answer["answer"] != "value":
-            raise RuntimeError(f"client {client} asks for what it was sent: {answer['answer']}")
-        for number, counts in answer["work"]:
-            self._work.setdefault(number, {})[client] = counts
-        self.finite += [answer["finite"]] if "finite" in answer else []
-        return reply
 
     def _closure(self, maps: list[Mapped]) -> list[Mapped]:
         """All that has to be computed again by a site that has forgotten everything."""
@@ -388,12 +416,11 @@ class _Phase:
             shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
             mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, [], shapes)
             self._alive.add(mapped)
-            wanted: dict[str, list[Any]] = {"reply": [Own(mapped, i) for i in range(len(shapes))]}
+            wanted = Wanted(step.number, [Own(mapped, i) for i in range(len(shapes))])
             self._center.ids = [holder]
-            (reply,) = self._ask_all(self._center, [mapped], wanted, np.ones(1, bool), exchange.reply_bytes)
-            if reply is None:
-                raise RuntimeError(f"client {holder}, which holds the centre's data, can't be reached.")
-            return [Value(jnp.asarray(a)) for a in reply]
+            return [
+                Value(jnp.asarray(a)) for a in self._ask_all(self._center, [mapped], wanted, exchange, None)[holder]
+            ]
         clients = self._coordinator._traced.job.clients
         data = jax.tree.leaves(clients.at_center())
         who = [jnp.int32(clients.n)] * inputs.identity
@@ -426,12 +453,14 @@ class _Phase:
             self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
         stayed = np.ones(len(cohort.ids), bool) if made.stayed is None else np.array(made.stayed)
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
+        requests: dict[int, Request] = {}
+        count = 0
         for who, refs in ((stayed, leaves), (~stayed, {})):  # who missed an exchange computes, but writes nothing
-            wanted: dict[str, list[Any]] = {"reply": [], **refs}
-            requests, new = self._requests(cohort, maps, wanted)
-            for j in np.flatnonzero(who).tolist():
-                self._coordinator.sent += new
-                self._ask(cohort.ids[j], j, requests[j], maps, wanted)
+            asked = {cohort.ids[j]: j for j in np.flatnonzero(who).tolist()}
+            own, new = self._requests(cohort, maps, Wanted(FINISH, [], refs), asked)
+            requests, count = requests | own, max(count, new)
+        found = self._take(requests, count, self._least, lambda reply: None)
+        self.lost |= set(requests) - set(found)
 
     def amounts(self, made: Made) -> Amounts:
         """What the phase has cost."""
@@ -460,8 +489,9 @@ def _ref(value: Any) -> Any:
     return "row"
 
 
-def _maps_of(wanted: dict[str, list[Any]]) -> list[Mapped]:
-    return [v.mapped for refs in wanted.values() for v in refs if isinstance(v, Own)]
+def _maps_of(wanted: Wanted) -> list[Mapped]:
+    refs = [wanted.reply, *wanted.kept.values()]
+    return [v.mapped for own in refs for v in own if isinstance(v, Own)]
 
 
 def _shape(value: Any) -> Any:
@@ -475,12 +505,14 @@ def _words(array: Any) -> Any:
     return np.asarray(array, jax.typeof(array).dtype)
 
 
-def _check_shapes(name: str, ids: list[int], replies: list[Any], shapes: list[Any]) -> None:
-    wanted = [(s.shape, _words_type(s.dtype)) for s in shapes]
-    for client, reply in zip(ids, replies, strict=True):
-        if reply is not None and [(a.shape, a.dtype) for a in reply] != wanted:
-            got = [(a.shape, str(a.dtype)) for a in reply]
-            raise RuntimeError(f"client {client} replies to {name!r} with {got}, where the plan has {wanted}.")
+def _what_is_wrong(name: str, reply: Reply, wanted: list[Any], finite: bool) -> str | None:
+    """What is wrong with a reply to the exchange of this name; None if nothing is."""
+    if [(a.shape, a.dtype) for a in reply.arrays] != wanted:
+        got = [(a.shape, str(a.dtype)) for a in reply.arrays]
+        return f"replies to {name!r} with {got}, where the plan has {wanted}."
+    if finite and not all(np.isfinite(a).all() for a in reply.arrays if jnp.issubdtype(a.dtype, jnp.inexact)):
+        return f"replies to {name!r} with a value that is not finite"
+    return None
 
 
 def _words_type(dtype: Any) -> Any:

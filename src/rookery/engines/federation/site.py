@@ -3,10 +3,12 @@
 A request names run, plan, phase, round and the functions to compute, with the inputs that the site has not got. Asking
 twice changes nothing; a site that forgot asks for the inputs again; it holds no seed, and no other client's values.
 A request for a checkpoint has the site open the folder of its own, save, wait or restore there, and replies with the
-rounds that it has saved: what it remembers stays with it.
+rounds that it has saved: what it remembers stays with it. A site on a network has a store instead, in which it writes
+whenever it remembers something new.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +20,28 @@ from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
+from rookery.engines.federation.store import Memory, Moment, Store, Version
 from rookery.fed import Inputs
 from rookery.plan import Plan
-
-Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
 
 
 def _after(rounds: int) -> Moment:
     """The last moment of a run of that many rounds."""
     return (1, rounds - 1) if rounds else (0, 0)
+
+
+class RefusedError(Exception):
+    """The site does not do what it is asked."""
+
+
+class Guard(Protocol):
+    """What stands between a request and a site's answer."""
+
+    def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
+        """Raise RefusedError, with the reason, for a request that is not to be answered."""
+
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], reply: list[Any]) -> None:
+        """A request has been answered, with these arrays."""
 
 
 class Site:
@@ -38,16 +53,25 @@ class Site:
         identity: its number in the federation.
         data: what it holds: see `Clients.site`.
         center: the centre's data, if it holds them.
+        guard: what looks at requests and replies.
     """
 
     def __init__(
-        self, run: str, plans: tuple[Plan, ...], identity: int, data: Clients, center: Clients | None = None
+        self,
+        run: str,
+        plans: tuple[Plan, ...],
+        identity: int,
+        data: Clients,
+        center: Clients | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._run, self._plans, self._identity = run, plans, jnp.int32(identity)
         leaves = jax.tree.leaves(data)
         self._data, self._center = leaves, None if center is None else jax.tree.leaves(center)
-        self._memory: dict[str, list[Any]] = {"memory": [], "client": []}  # as it was before the moment
-        self._next: dict[str, list[Any]] | None = None  # and as it will be after it
+        self._guard = guard
+        self._memory: Memory = {"memory": [], "client": []}  # as it was before the moment
+        self._since: Moment = (-1, 0)  # when it was written
+        self._next: Memory | None = None  # and as it will be after it
         self._shown = self._memory  # that which the request under way reads
         self._moment: Moment = (-1, 0)
         self._values: dict[int, Any] = {}  # what it was sent in this moment
@@ -55,10 +79,15 @@ class Site:
         self._work: dict[int, list[int]] = {}
         self.folder: Folder | None = None  # for checkpoints
         self._name = ""  # of the run in them
+        self.stores: Callable[[str], Store] | None = None  # or the stores of runs, by name
+        self.store: Store | None = None
 
     def handle(self, request: bytes) -> bytes:
         """Answer a request; WireError for what is no request."""
-        header, arrays = wire.decode(request)
+        return self.answer(*wire.decode(request))
+
+    def answer(self, header: dict[str, Any], arrays: list[Any]) -> bytes:
+        """The same, of a message that is decoded."""
         try:
             return self._answer(header, arrays)
         except (KeyError, IndexError, TypeError) as error:
@@ -75,11 +104,43 @@ class Site:
         if self.folder is not None:
             self.folder.close()
 
-    def _checkpoint(self, asked: dict[str, Any]) -> list[int]:
+    def go_back(self, done: int) -> None:
+        """Go on, from the store, with what it remembered after that many rounds."""
+        assert self.store is not None
+        versions = [v for v in self.store.read() if v.moment <= _after(done)]
+        if not versions:
+            raise ValueError(f"{self.store.path} has nothing of round {done}; put back what it remembers of this run.")
+        self._since, self._memory = versions[-1]
+        self._next, self._moment = None, _after(done)
+        self.forget()
+
+    def _write(self) -> None:
+        """To the store, both what it remembered and what it will."""
+        if self.store is not None and self._next is not None and any(self._next.values()):
+            before = [Version(self._since, self._memory)] if self._since >= (0, 0) else []
+            self.store.write([*before, Version(self._moment, self._next)])
+
+    def _in_store(self, asked: dict[str, Any]) -> list[int]:
+        """Do what is asked with the store; the first of the rounds that it can go back to."""
+        assert self.stores is not None
+        match asked["what"]:
+            case "open":
+                self.store = self.stores(asked["name"])
+            case "restore" if asked["round"] < 0:
+                self._write()
+            case "restore":
+                self.go_back(asked["round"])
+        assert self.store is not None
+        moments = [v.moment for v in self.store.read()]
+        return [0 if moments[0] == (0, 0) else moments[0][1] + 1] if moments else []
+
+    def _save(self, asked: dict[str, Any]) -> list[int]:
         """Do what is asked with the saved rounds; those that are there then, or are being written."""
+        if self.stores is not None:
+            return self._in_store(asked)
         if self.folder is None:
             raise ValueError("it has no folder for checkpoints.")
-        match asked["do"]:
+        match asked["what"]:
             case "open":
                 self._name = asked["name"]
                 self._check_run(self.folder)
@@ -111,29 +172,37 @@ class Site:
         self._values, self._kept, self._work = {}, {}, {}
 
     def _answer(self, header: dict[str, Any], arrays: list[Any]) -> bytes:
-        if "checkpoint" in header and header["run"] == self._run:
+        of = header["number"]
+        answer = lambda what, arrays=(), **told: wire.encode({"answer": what, "number": of, **told}, list(arrays))
+        if header["run"] != self._run:
+            return answer("refused", why="it has another run open.")
+        if header["do"] == "save":
             try:
-                return wire.encode({"answer": "value", "rounds": self._checkpoint(header["checkpoint"])}, [])
+                return answer("value", rounds=self._save(header), onwards=self.stores is not None)
             except (OSError, ValueError) as error:
-                return wire.encode({"answer": "failed", "why": str(error)}, [])
+                return answer("value", why=str(error))
         moment: Moment = (int(header["phase"]), int(header["round"]))
-        if header["run"] != self._run or header["plan"] != [p.signature for p in self._plans][moment[0]]:
-            return wire.encode({"answer": "refused", "why": "another run, or another plan"}, [])
         if moment[0] == 2:  # between two rounds, and the next may have begun: nothing moves on
             if self._moment > (1, moment[1]):
-                return wire.encode({"answer": "stale"}, [])
+                return answer("stale")
             self._shown = self.remembered(moment[1])
         else:
             if moment < self._moment:
-                return wire.encode({"answer": "stale"}, [])
+                return answer("stale")
             if moment > self._moment:
-                self._memory, self._next = self._next or self._memory, None
+                if self._next is not None:
+                    self._memory, self._since, self._next = self._next, self._moment, None
                 self._moment = moment
                 self.forget()
             self._shown = self._memory
+        plan = self._plans[moment[0]]
+        if self._guard is not None:
+            try:
+                self._guard.check(plan, moment, header)
+            except RefusedError as error:
+                return answer("refused", why=str(error))
         self._values.update(zip(header["values"], arrays[: len(header["values"])], strict=True))
         rest = iter(arrays[len(header["values"]) :])
-        plan = self._plans[moment[0]]
         asked = []
         for number, eqn, sent, with_key, own in header["maps"]:
             inputs = [["v", v] if isinstance(v, int) else v for v in sent]
@@ -144,7 +213,7 @@ class Site:
         coming = {number for number, *_ in asked}
         needed = [ref for number, _, inputs, _, own in asked if number not in self._kept for ref in (*inputs, *own)]
         if not all(self._has(ref, coming) for ref in (*needed, *wanted)):
-            return wire.encode({"answer": "resync"}, [])
+            return answer("resync")
         for number, eqn, inputs, key, own in asked:
             if number not in self._kept:
                 self._compute(plan, number, eqn, inputs, key, own)
@@ -152,12 +221,15 @@ class Site:
         reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
         if "memory" in header and self._next is None:
             self._next = {name: [self._read(plan, ref) for ref in header[name]] for name in ("memory", "client")}
+            self._write()
         keep = set(header["keep"])
         self._kept = {number: out for number, out in self._kept.items() if number in keep}
         self._work = {number: own for number, own in self._work.items() if number in keep}
         self._values = {number: value for number, value in self._values.items() if number in set(header["held"])}
         told = {"finite": self._finite()} if "memory" in header else {}
-        return wire.encode({"answer": "value", "work": work, **told}, reply)
+        if self._guard is not None:
+            self._guard.replied(plan, moment, header, reply)
+        return answer("value", reply, work=work, **told)
 
     def _finite(self) -> list[bool]:
         """For each leaf of what it will remember that is real, whether it is finite: all that anybody is told of it."""

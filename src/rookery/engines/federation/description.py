@@ -1,0 +1,89 @@
+"""Methods, channels and faults in words that can be sent: the name of a class and its fields. No code travels.
+
+Who receives a description looks the name up among the classes that it knows itself.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import rookery
+from rookery import algorithms, channel, client
+from rookery.channels import privacy
+
+PROTOCOL = 1
+
+
+def known(own: Mapping[str, Any] | None = None) -> dict[str, type]:
+    """The classes that a description may name: the library's, and those among one's `own` names."""
+    parts = [channel.Chain, channel.Plain, channel.Faults, privacy.Clip, privacy.Gaussian, client.Epochs]
+    found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}
+    for thing in (own or {}).values():
+        if isinstance(thing, type) and dataclasses.is_dataclass(thing):
+            found.setdefault(thing.__name__, thing)
+    return found
+
+
+def describe(value: Any) -> Any:
+    """The value as JSON has it; TypeError for what can't be described (a schedule, an optimizer)."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic) and value.ndim == 0:
+        return describe(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"class": type(value).__name__, "fields": fields}
+    if isinstance(value, tuple) and type(value) is tuple:
+        return {"tuple": [describe(entry) for entry in value]}
+    if isinstance(value, Mapping):
+        return {"dict": {str(name): describe(entry) for name, entry in value.items()}}
+    if isinstance(value, list | np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return {"array": array.tolist(), "dtype": str(array.dtype)}
+    raise TypeError(f"{type(value).__name__}")
+
+
+def build(described: Any, classes: Mapping[str, type]) -> Any:
+    """The inverse of `describe`; ValueError for what is no description, or of a class that is not known."""
+    if described is None or isinstance(described, bool | int | float | str):
+        return described
+    match described:
+        case {"class": str(name), "fields": dict(fields)}:
+            if name not in classes:
+                raise ValueError(f"{name!r} is not known here.")
+            try:
+                return classes[name](**{field: build(value, classes) for field, value in fields.items()})
+            except TypeError as error:
+                raise ValueError(f"{name}: {error}") from error
+        case {"tuple": list(entries)}:
+            return tuple(build(entry, classes) for entry in entries)
+        case {"dict": dict(entries)}:
+            return {name: build(entry, classes) for name, entry in entries.items()}
+        case {"array": list(entries), "dtype": str(dtype)}:
+            return np.asarray(entries, dtype)
+    raise ValueError("it is no description.")
+
+
+def conditions() -> dict[str, Any]:
+    """What must be the same on both sides for their numbers to agree."""
+    config: Any = jax.config
+    return {
+        "protocol": PROTOCOL,
+        "rookery": rookery.__version__,
+        "precision": "float64" if config.jax_enable_x64 else "float32",
+        "matmul precision": str(config.jax_default_matmul_precision),
+        "PRNG": str(config.jax_default_prng_impl),
+        "PRNG, partitionable": bool(config.jax_threefry_partitionable),
+    }
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str) -> list[str]:
+    """A line for each condition that differs."""
+    return [
+        f"{name}: {ours.get(name)!r} {we}, {theirs.get(name)!r} {they}"
+        for name in {**ours, **theirs}
+        if ours.get(name) != theirs.get(name)
+    ]

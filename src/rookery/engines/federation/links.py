@@ -1,0 +1,251 @@
+"""The coordinator's links to the sites: everybody is asked at once, and replies are taken as they come.
+
+A request has a number that its reply repeats; a reply to anything but the request under way is dropped, so that a
+repeated, late or reordered message changes nothing. A site that has not this run open is sent the opening first; one
+that has forgotten what it was sent is sent everything again.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rookery.engines.federation import wire
+from rookery.engines.federation.transports import Event, Transport
+
+_STEP = 1.0  # seconds from one look at the clock to the next
+
+
+class SiteError(RuntimeError):
+    """A site can't be reached, refuses, or replies with what it should not."""
+
+
+class Reply(NamedTuple):
+    """What a site answered."""
+
+    header: dict[str, Any]
+    arrays: list[Any]
+
+
+class Request(NamedTuple):
+    """What a site is asked: `whole(number)` is the same request with all that a site needs that has forgotten."""
+
+    number: int
+    message: bytes
+    whole: Callable[[int], bytes] | None = None
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A site's request under way."""
+
+    request: Request
+    waits_for: int  # the number of the message whose reply is to come
+    opening: bool = False
+    again: bytes = b""  # the request with everything, once it was asked for
+    since: float = 0.0
+
+
+@dataclass(eq=False)
+class Links:
+    """One run's links.
+
+    Arguments:
+        transport: what carries the messages.
+        deadline: the seconds that a site has for a reply.
+        patience: the seconds to wait for sites without which a run can't go on; None: for ever.
+        opening: opening(site, number) -> the message that opens this run at a site; None: there is none.
+        finite: whether a reply that is not finite is a wrong one, where the run can go on without.
+        tell: tell(text), told what happens to sites.
+    """
+
+    transport: Transport
+    deadline: float = 600.0
+    patience: float | None = 0.0
+    opening: Callable[[int, int], bytes] | None = None
+    finite: bool = False
+    tell: Callable[[str], None] = lambda text: None
+    sent: int = 0  # bytes of messages
+    received: int = 0
+    state: dict[int, str] = field(default_factory=dict)  # of those that are not simply there: "gone", "late", "refused"
+    dropped: int = 0  # messages that nobody waited for
+    _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
+
+    def name(self, site: int) -> str:
+        """What the site is called."""
+        return self.transport.names[site]
+
+    def number(self) -> int:
+        """A number for a request, which no other has, not even of a coordinator before this one."""
+        self._numbers += 1
+        return self._numbers
+
+    def ask(
+        self,
+        requests: Mapping[int, Request],
+        least: int | None = None,
+        check: Callable[[int, Reply], str | None] = lambda site, reply: None,
+    ) -> dict[int, Reply]:
+        """The replies, by site.
+
+        Without `least` they are all needed. With it, sites that are gone, refuse, or have not replied by the deadline
+        are left out, and so are those whose reply is found wrong by `check(site, reply)`, which says what is wrong; if
+        that leaves fewer than `least` good ones, the sites that may come back are waited for.
+        """
+        return _Asking(self, requests, least, check).run()
+
+    def send(self, site: int, message: bytes) -> None:
+        """Send a message."""
+        self.sent += len(message)
+        self.transport.send(site, message)
+
+    def forget(self, site: int) -> None:
+        """Think no worse of a site: it has come back."""
+        self.state.pop(site, None)
+
+
+class _Asking:
+    """One exchange, until its replies are there."""
+
+    def __init__(self, links: Links, requests: Mapping[int, Request], least: int | None, check: Any) -> None:
+        self._links, self._least, self._check = links, least, check
+        self._requests = requests
+        self._under_way: dict[int, _Asked] = {}
+        self._away: dict[int, str] = {}  # those that may come back, and why they are not there
+        self._wrong: set[int] = set()
+        self._replies: dict[int, Reply] = {}
+        self._begin = time.monotonic()
+        self._paused = False
+
+    def run(self) -> dict[int, Reply]:
+        links = self._links
+        while (event := links.transport.receive(0.0)) is not None:  # what has happened since
+            self._take(event)
+        for site, request in self._requests.items():
+            if site in self._under_way:
+                continue
+            if links.state.get(site) in ("late", "refused"):
+                self._away[site] = "is still at an earlier request" if links.state[site] == "late" else "refuses"
+            else:
+                self._begin_with(site, request)
+        while not self._finished():
+            event = links.transport.receive(self._seconds())
+            if event is not None:
+                self._take(event)
+            self._look_at_the_clock()
+        return self._replies
+
+    def _begin_with(self, site: int, request: Request) -> None:
+        self._under_way[site] = _Asked(request, request.number, since=time.monotonic())
+        self._away.pop(site, None)
+        self._links.send(site, request.message)
+
+    def _finished(self) -> bool:
+        if self._under_way:
+            return False
+        missing = len(self._away)
+        good = len(self._replies)
+        if not missing or (self._least is not None and good >= self._least):
+            if self._paused and good:
+                self._links.tell("The run goes on.")
+            return True
+        needed = len(self._requests) if self._least is None else self._least
+        who = "; ".join(f"{self._links.name(site)} {why}" for site, why in self._away.items())
+        waited = time.monotonic() - self._begin
+        if self._links.patience is not None and waited >= self._links.patience:
+            if self._least is None:
+                raise SiteError(who)
+            return True
+        if not self._paused:
+            self._paused = True
+            self._links.tell(f"The run pauses: {good} of {needed} replies that it needs are there ({who}).")
+        return False
+
+    def _seconds(self) -> float:
+        """Until the next look at the clock."""
+        ends = [asked.since + self._links.deadline for asked in self._under_way.values()]
+        if self._paused and self._links.patience is not None:
+            ends.append(self._begin + self._links.patience)
+        return max(0.0, min([_STEP, *(end - time.monotonic() for end in ends)]))
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for site, asked in list(self._under_way.items()):
+            if now - asked.since >= self._links.deadline:
+                del self._under_way[site]
+                self._leave_out(site, "late", f"has not replied in {self._links.deadline:g} s")
+
+    def _leave_out(self, site: int, state: str, why: str) -> None:
+        self._links.state[site] = state
+        self._away[site] = why
+        self._links.tell(f"{self._links.name(site)} {why}.")
+
+    def _take(self, event: Event) -> None:
+        links, site = self._links, event.site
+        if event.kind == "gone":
+            if self._under_way.pop(site, None) is not None:
+                self._leave_out(site, "gone", event.message.decode(errors="replace") or "is gone")
+            elif links.state.get(site) != "gone":
+                links.state[site] = "gone"
+                if site in self._away:
+                    self._away[site] = event.message.decode(errors="replace") or "is gone"
+            return
+        came_back = links.state.pop(site, None)
+        if event.kind == "here":
+            if came_back:
+                links.tell(f"{links.name(site)} is back.")
+            if site in self._requests and site not in self._replies and site not in self._wrong:
+                self._begin_with(site, self._requests[site])
+            return
+        links.received += len(event.message)
+        try:
+            reply = Reply(*wire.decode(event.message))
+        except wire.WireError as error:
+            self._found_wrong(site, f"replies with what is no message ({error})", known=site in self._under_way)
+            return
+        asked = self._under_way.get(site)
+        if asked is None or reply.header.get("number") != asked.waits_for:
+            links.dropped += 1
+            if came_back == "late" and asked is None and site in self._away:  # the reply to an earlier request
+                self._begin_with(site, self._requests[site])
+            return
+        self._answer(site, asked, reply)
+
+    def _answer(self, site: int, asked: _Asked, reply: Reply) -> None:
+        links, answer = self._links, reply.header.get("answer")
+        if answer == "closed" and links.opening is not None and not asked.opening:
+            asked.opening, asked.waits_for = True, links.number()
+            return links.send(site, links.opening(site, asked.waits_for))
+        if answer == "opened" and asked.opening:
+            asked.opening, asked.waits_for = False, asked.request.number
+            return links.send(site, asked.request.message)
+        if answer == "resync" and asked.request.whole is not None and not asked.again:
+            asked.waits_for = links.number()
+            asked.again = asked.request.whole(asked.waits_for)
+            return links.send(site, asked.again)
+        del self._under_way[site]
+        if answer == "refused":
+            why = f"refuses: {reply.header.get('why')}"
+            if self._least is None:
+                raise SiteError(f"{links.name(site)} {why}")
+            return self._leave_out(site, "refused", why)
+        if answer == "stale":
+            raise SiteError(f"{links.name(site)} is ahead of the coordinator: another coordinator has this run.")
+        if answer not in ("value", "opened", "hello"):
+            return self._found_wrong(site, f"answers {answer!r}, which is not an answer to this", known=True)
+        wrong = self._check(site, reply)
+        if wrong is not None:
+            return self._found_wrong(site, wrong, known=True)
+        self._replies[site] = reply
+
+    def _found_wrong(self, site: int, why: str, known: bool) -> None:
+        links = self._links
+        if not known:
+            links.dropped += 1
+            return
+        self._under_way.pop(site, None)
+        self._wrong.add(site)
+        if self._least is None:
+            raise SiteError(f"{links.name(site)} {why}")
+        links.tell(f"{links.name(site)} {why}: it is left out.")

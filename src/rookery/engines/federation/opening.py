@@ -1,0 +1,117 @@
+"""The opening of a run over a network: what sites say of themselves, and what they are told of the run."""
+
+import dataclasses
+import uuid
+from typing import Any
+
+import jax
+
+from rookery.clients import Clients
+from rookery.engines import engine
+from rookery.engines.engine import Job
+from rookery.engines.federation import description, wire
+from rookery.engines.federation.coordinator import Coordinator
+from rookery.engines.federation.host import fingerprint, sample_of
+from rookery.engines.federation.links import Links, Reply, Request, SiteError
+from rookery.engines.federation.session import Session
+
+
+def meet(job: Job, links: Links, convolve: str) -> Session:
+    """A session with sites that have all agreed to the plan; it waits until they are there."""
+    everyone = range(job.clients.n)
+    number = links.number()
+    hello = Request(number, wire.encode({"do": "hello", "number": number}, []))
+    told = links.ask({i: hello for i in everyone})
+    wrong = [line for i in everyone for line in _differences(links.name(i), job.clients, told[i])]
+    if wrong:
+        raise ValueError(" ".join(wrong))
+    clients = _clients(job.clients, [told[i].header for i in everyone])
+    traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
+    session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
+    words = _words(traced)
+
+    def opening(site: int, number: int) -> bytes:
+        own = {
+            "run": session.coordinator.run,
+            "number": number,
+            "client": site,
+            "sizes": told[site].header["sizes"],
+            "done": session.rounds if session.begun else -1,
+            "store": session.store,
+            "remembers": session.remembers,
+        }
+        return wire.encode({"do": "open", **words, **own}, [])
+
+    links.opening = opening
+    numbers = {i: links.number() for i in everyone}
+    try:
+        links.ask({i: Request(numbers[i], opening(i, numbers[i])) for i in everyone})
+    except SiteError as error:
+        session.coordinator.close(str(error))
+        raise ValueError(str(error)) from error
+    return session
+
+
+def _differences(name: str, clients: Clients, told: Reply) -> list[str]:
+    """What keeps a site from taking part, in a line each."""
+    said = told.header
+    apart = description.differences(description.conditions(), said["conditions"], "at the coordinator", f"at {name}")
+    lines = [f"{name} runs under other conditions: {'; '.join(apart)}."] if apart else []
+    if said["name"] != name:
+        lines.append(f"{name} calls itself {said['name']!r}.")
+    ours = {level: sample_of(source) for level, source in clients._levels().items() if source is not None}
+    if said["samples"] != ours:
+        lines.append(f"{name}'s samples are {_shown(said['samples'])}, the coordinator's {_shown(ours)}.")
+    return lines
+
+
+def _shown(samples: dict[str, Any]) -> str:
+    each = lambda arrays: ", ".join(f"{name or 'array'} {tuple(shape)} {dtype}" for name, shape, dtype in arrays)
+    return "; ".join(f"{level}: {each(arrays)}" for level, arrays in samples.items())
+
+
+def _clients(like: Clients, told: list[dict[str, Any]]) -> Clients:
+    """The clients, of the sizes that they said they have."""
+    sizes = {level: [int(said["sizes"][level]) for said in told] for level in told[0]["sizes"]}
+    center = None
+    if like.center_client is not None:
+        center = told[like.center_client]["center"]
+        if center is None:
+            raise ValueError(f"The site of client {like.center_client} is to hold the centre's data, and has none.")
+    return like.told(sizes, center)
+
+
+def _words(traced: engine.Traced) -> dict[str, Any]:
+    """What every site is told of the run."""
+    job, clients = traced.job, traced.job.clients
+    plans = (traced.start, traced.round, *([traced.measure] if traced.measure is not None else []))
+    center = clients.center
+    return {
+        "conditions": description.conditions(),
+        "jax": jax.__version__,
+        "algorithm": _described(job.algorithm),
+        "channel": _described(job.channel),
+        "faults": description.describe(job.faults),
+        "clients": clients.n,
+        "cohort": job.cohort,
+        "levels": {
+            level: [source.widest, source.narrowest, source.chunk]
+            for level, source in clients._levels().items()
+            if source is not None
+        },
+        "replace": clients.replace,
+        "center": None if center is None else {"sample": sample_of(center), "size": center.widest},
+        "center_client": clients.center_client,
+        "products": traced.setting.products,
+        "measures": traced.measure is not None,
+        "fingerprint": fingerprint(plans),
+        "signatures": [p.signature for p in plans],
+    }
+
+
+def _described(record: Any) -> Any:
+    """In words; {"own": True} for what has none: the site's module must then have it."""
+    try:
+        return description.describe(record)
+    except TypeError:
+        return {"own": True}

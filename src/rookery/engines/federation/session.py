@@ -1,0 +1,141 @@
+"""A run between two rounds, with its sites; and the checkpoints of what they remember."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery import plan
+from rookery.checkpoints import Folder
+from rookery.engines import engine
+from rookery.engines.engine import Stopped
+from rookery.engines.federation.coordinator import Coordinator
+from rookery.engines.federation.site import Site
+from rookery.ledger import Amounts
+
+
+class Session:
+    """A run with its sites: those of this process, or on a network."""
+
+    memory = None  # that of the sites is nobody else's
+
+    def __init__(self, traced: engine.Traced, coordinator: Coordinator, sites: list[Site] | None = None) -> None:
+        self._traced, self._job, self.coordinator, self.sites = traced, traced.job, coordinator, sites or []
+        self.durable = sites is None  # on a network
+        self.clients = traced.job.clients
+        self.begun = False
+        self.store = coordinator.run  # the name under which sites keep what they remember
+        self.rounds = 0
+        self.stopped: Stopped | None = None
+        self.warned: Stopped | None = None
+        self._carry: Any = None
+        remembered = self._traced.start.made.carry
+        self.remembers = bool(jax.tree.leaves((remembered.memory, remembered.client)))
+        self.keepers = Keepers(self) if self.remembers else None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants."""
+        return self._traced.fingerprint
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's state."""
+        return self._carry.state
+
+    def init(self) -> Amounts:
+        """See `engine.Session.init`."""
+        made, amounts = self.coordinator.start()
+        self._carry, self.begun = made.carry, True
+        self._check(made.carry, -1)
+        return amounts
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """See `engine.Session.advance`."""
+        done: list[Amounts] = []
+        minimum = 0 if self._job.faults is None else self._job.faults.minimum
+        for _ in range(rounds):
+            made, amounts = self.coordinator.round(self.rounds, self._carry.state, self._carry.server)
+            if made.least is not None and int(made.least) < minimum:
+                self.stopped = engine.too_few(self.rounds, int(made.least), minimum)
+            elif self._check(made.carry, self.rounds):
+                self._carry = made.carry
+                self.rounds += 1
+                done.append(amounts)
+                continue
+            break
+        return done
+
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """See `engine.Session.measure`: with faults, a site that can't be reached is left out."""
+        found = self.coordinator.measure(self.rounds, self._carry.state)
+        replied = ~np.isin(np.arange(self._job.clients.n), list(self.coordinator.lost))
+        return {name: np.asarray(rows) for name, rows in found.items()}, replied
+
+    def _check(self, carry: Any, t: int) -> bool:
+        """Whether the run goes on: all of the state is finite, and what the sites remember."""
+        state = [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
+        finite = [*state, *self.coordinator.memory_finite]
+        if all(finite):
+            return True
+        memory = self._traced.start.made.carry.memory  # its structure
+        found = engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite))
+        if self._job.on_nonfinite == "stop":
+            self.stopped = found
+            return False
+        self.warned = self.warned or found
+        return True
+
+    def save(self) -> Any:
+        """See `engine.Session.save`: the server's part."""
+        return self._carry.state, self._carry.server
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        """See `engine.Session.restore`."""
+        state, server = saved
+        self._carry, self.rounds = plan.Carry(state, None, None, server), rounds
+
+    def close(self) -> None:
+        """Give up the sites."""
+        for site in self.sites:
+            site.close()
+        self.sites = []
+        self.coordinator.close()
+
+
+class Keepers:
+    """The sites, which save what they remember at their own disks: see `checkpoints.Keepers`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def open(self, folder: Path, run: str) -> dict[str, list[int]]:
+        """The rounds that each site has saved of this run; sites of this process have them in `folder/sites`."""
+        for i, site in enumerate(self._session.sites):
+            site.folder = Folder(folder / "sites" / str(i))
+        self._session.store = run
+        found = self._needed({"what": "open", "name": run})
+        return {self._session.coordinator.links.name(i): rounds for i, rounds in found.items()}
+
+    def save(self, keep: int | None) -> bool:
+        """Have all sites begin to save; False if one can't be reached, and the run has faults."""
+        if self._session.durable:  # they have written whenever there was something to remember
+            return True
+        asked = {"what": "save", "round": self._session.rounds, "keep": keep}
+        return self._session.coordinator.ask_to_save(asked) is not None
+
+    def wait(self) -> bool:
+        """Until all sites have written; False likewise."""
+        return self._session.durable or self._session.coordinator.ask_to_save({"what": "wait"}) is not None
+
+    def restore(self, done: int) -> None:
+        """Have all sites go on from that round, and delete later ones."""
+        self._needed({"what": "restore", "round": done})
+
+    def _needed(self, asked: dict[str, Any]) -> dict[int, Any]:
+        found = self._session.coordinator.ask_to_save(asked)
+        if found is None:
+            raise RuntimeError("Not all sites can be reached; a run begins, and goes on from a checkpoint, with all.")
+        return found

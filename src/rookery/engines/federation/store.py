@@ -1,0 +1,59 @@
+"""What a site remembers, on its own disk: the last two versions, so that it can go back by one round.
+
+One file of the wire's format, written whole: a site that is killed has the one before or the one after.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rookery.engines.federation import wire
+
+Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
+Memory = dict[str, list[Any]]  # the leaves of what the client and its side of the channel remember
+
+
+class Version(NamedTuple):
+    """What a site remembers after a moment in which it wrote."""
+
+    moment: Moment
+    memory: Memory
+
+
+class Store:
+    """The file of one run.
+
+    Arguments:
+        path: of the file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def write(self, versions: list[Version]) -> None:
+        """Replace what is there, and be sure that it is on the disk."""
+        described = [[list(v.moment), {kind: len(leaves) for kind, leaves in v.memory.items()}] for v in versions]
+        arrays = [np.asarray(leaf) for v in versions for leaves in v.memory.values() for leaf in leaves]
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = self.path.with_suffix(".new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(wire.encode({"versions": described}, arrays))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path)
+
+    def read(self) -> list[Version]:
+        """The versions, the last one last; none if there is no file."""
+        if not self.path.exists():
+            return []
+        try:
+            header, arrays = wire.decode(self.path.read_bytes())
+            rest, versions = iter(arrays), []
+            for (phase, t), counts in header["versions"]:
+                memory = {kind: [next(rest) for _ in range(count)] for kind, count in counts.items()}
+                versions.append(Version((int(phase), int(t)), memory))
+        except (wire.WireError, KeyError, TypeError, ValueError, StopIteration) as error:
+            raise ValueError(f"{self.path} is not what a site remembers, or is damaged; put a copy back.") from error
+        return versions

@@ -1,0 +1,304 @@
+"""Sites on a network, over gRPC: each holds one stream to the coordinator open, with a certificate on both sides.
+
+A message goes in pieces: a byte that says whether it is the last, and up to a mebibyte. There is nothing of protobuf in
+it, and nothing that is read as anything but bytes.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+from rookery.engines.federation.kits import Kit, check_names, load_kit, parse_address
+from rookery.engines.federation.transports import Event
+
+LOG = logging.getLogger("rookery.network")
+_PIECE = 1 << 20
+_SERVICE, _METHOD = "rookery.Federation", "Join"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
+LIMIT = 1 << 32  # bytes that a site takes in one message
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", _PIECE + 64),
+    ("grpc.max_send_message_length", _PIECE + 64),
+    ("grpc.max_metadata_size", 4096),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def _grpc() -> Any:
+    try:
+        import grpc
+    except ImportError:
+        raise ValueError("A federation over a network needs grpcio: pip install 'rookery[federation]'.") from None
+    return grpc
+
+
+def pieces(message: bytes) -> Iterator[bytes]:
+    """A message as it goes over the wire."""
+    view = memoryview(message)
+    for at in range(0, max(len(view), 1), _PIECE):
+        last = at + _PIECE >= len(view)
+        yield b"".join((b"\x01" if last else b"\x00", view[at : at + _PIECE]))
+
+
+class Assembly:
+    """Pieces become messages again.
+
+    Arguments:
+        limit: limit() -> how long a message may be.
+    """
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit, self._length = limit, 0
+        self._parts: list[memoryview] = []
+
+    def add(self, piece: bytes) -> bytes | None:
+        """The message, if this was its last piece; ValueError for what is none, or is too long."""
+        if not 1 <= len(piece) <= _PIECE + 1 or piece[0] > 1:
+            raise ValueError("sends what is no piece of a message")
+        if not piece[0] and len(piece) != _PIECE + 1:
+            raise ValueError("sends a piece that is too short")
+        self._length += len(piece) - 1
+        if self._length > self._limit():
+            raise ValueError(f"sends a message of more than the {self._limit()} bytes that it may have")
+        self._parts.append(memoryview(piece)[1:])
+        if not piece[0]:
+            return None
+        message = b"".join(self._parts)
+        self._parts, self._length = [], 0
+        return message
+
+
+class _Connection:
+    """A site's stream, at the coordinator."""
+
+    def __init__(self, site: int) -> None:
+        self.site = site
+        self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.why = "has left"
+        self.over = False
+
+    def close(self, why: str = "") -> None:
+        if not self.over:
+            self.over, self.why = True, why or self.why
+            self.out.put(None)
+
+
+class Server:
+    """The coordinator's end: see `Transport`.
+
+    Arguments:
+        address: "host:port" to listen at.
+        sites: their names; none: those that the kit has.
+        kit: the folder with the coordinator's certificate.
+        insecure: without certificates, at a loopback address alone.
+    """
+
+    def __init__(
+        self, address: str | None, sites: Sequence[str] = (), kit: str | Path | None = None, insecure: bool = False
+    ) -> None:
+        grpc = _grpc()
+        own = None
+        if kit is not None:
+            told = None if (Path(kit) / "kit.toml").exists() else address  # that of `nvflare provision` has none
+            own = load_kit(Path(kit), told, sites)
+        if own is None and not insecure:
+            raise ValueError(
+                "A coordinator needs certificates: give kit=FOLDER, made by `rookery federation init`; or "
+                "insecure=True, which listens on this machine alone."
+            )
+        given = address or (own.address if own else "")
+        self.names = tuple(sites) or (tuple(own.sites) if own else ())
+        check_names(self.names)
+        self.limit = _FIRST  # of a reply
+        self.garbage = 0
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lock, self._connections = threading.Lock(), {}  # type: ignore[var-annotated]
+        self._secure, self._closed = not insecure, False
+        pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
+        self._server = grpc.server(pool, options=_OPTIONS)
+        join = grpc.stream_stream_rpc_method_handler(self._join)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: join}),))
+        self.address = self._bind(grpc, given, own)
+        self._server.start()
+
+    def _bind(self, grpc: Any, given: str, own: Kit | None) -> str:
+        host, _, _port = given.rpartition(":")
+        if own is None and host.strip("[]") not in _LOOPBACK:
+            raise ValueError(f"Without certificates a coordinator listens at 127.0.0.1 alone, not at {given!r}.")
+        try:
+            if own is None:
+                bound = self._server.add_insecure_port(given)
+            else:
+                both = grpc.ssl_server_credentials([(own.key, own.cert)], own.ca, require_client_auth=True)
+                bound = self._server.add_secure_port(given, both)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(f"The coordinator can't listen at {given}: the port is in use, or the address is not here.")
+        return f"{host}:{bound}"
+
+    def _join(self, requests: Any, context: Any) -> Iterator[bytes]:
+        """A site's stream: it ends when this generator does."""
+        grpc = _grpc()
+        site, why = self._who(context)
+        if site is None:
+            LOG.warning("Refused a connection: %s", why)
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        connection = _Connection(site)
+        with self._lock:
+            before = self._connections.get(site)
+            self._connections[site] = connection
+        if before is not None:
+            before.close("has connected anew")
+        context.add_callback(lambda: connection.close())
+        threading.Thread(target=self._read, args=(connection, requests), daemon=True).start()
+        self._events.put(Event(site, "here"))
+        while (message := connection.out.get()) is not None:
+            yield from pieces(message)
+        with self._lock:
+            current = self._connections.get(site) is connection
+            if current:
+                del self._connections[site]
+        if current:
+            self._events.put(Event(site, "gone", connection.why.encode()))
+
+    def _who(self, context: Any) -> tuple[Any, str]:
+        """The number of the site that connects, or why it is none."""
+        if self._closed:
+            return None, "the run is over"
+        told = dict(context.invocation_metadata()).get("site", "")
+        if self._secure:
+            names = context.auth_context().get("x509_common_name", [])
+            name = names[0].decode(errors="replace") if names else ""
+            if name != told:
+                return None, f"the certificate is of {name[:64]!r}, and the site calls itself {str(told)[:64]!r}"
+        if told not in self.names:
+            return None, f"{str(told)[:64]!r} is none of this run's sites"
+        return self.names.index(told), ""
+
+    def _read(self, connection: _Connection, requests: Any) -> None:
+        assembly = Assembly(lambda: self.limit)
+        try:
+            for piece in requests:
+                message = assembly.add(piece)
+                if message is not None and not connection.over:
+                    self._events.put(Event(connection.site, "reply", message))
+        except ValueError as error:
+            self.garbage += 1
+            LOG.warning("%s %s.", self.names[connection.site], error)
+            connection.close(str(error))
+        except Exception:  # the stream is broken
+            connection.close("has lost its connection")
+        connection.close()
+
+    def send(self, site: int, message: bytes) -> None:
+        """See `Transport`."""
+        with self._lock:
+            connection = self._connections.get(site)
+        if connection is None:
+            self._events.put(Event(site, "gone", b"is not connected"))
+        else:
+            connection.out.put(message)
+
+    def receive(self, seconds: float) -> Event | None:
+        """See `Transport`."""
+        try:
+            return self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let all sites go."""
+        self._closed = True
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.close("the run is over")
+        self._server.stop(grace=1.0).wait()
+
+
+class JoinError(RuntimeError):
+    """The coordinator does not take this site."""
+
+
+_AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
+
+
+def join(
+    handle: Callable[[bytes], bytes],
+    done: Callable[[], bool],
+    name: str,
+    address: str,
+    kit: Kit | None,
+    tell: Callable[[str], None] = LOG.info,
+    limit: int = LIMIT,
+    patience: float | None = None,
+) -> None:
+    """A site's end: connect, answer until it is done, and connect again whenever the connection is lost.
+
+    Arguments:
+        handle, done: of its `Host`.
+        name, address: its own name, and where the coordinator listens.
+        kit: its certificates; None: without, on this machine alone.
+        tell: tell(text), told what happens.
+        limit: how many bytes a request may have.
+        patience: the seconds without any connection after which it gives up; None: never.
+    """
+    grpc = _grpc()
+    if kit is None and parse_address(address)[1] not in _LOOPBACK:
+        raise ValueError(f"Without certificates a site joins a coordinator on this machine alone, not {address}.")
+    attempt, since, said = 0, time.monotonic(), ""
+    while not done():
+        how: Any = {"target": address, "options": [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
+        if kit is None:
+            channel = grpc.insecure_channel(**how)
+        else:
+            own = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
+            channel = grpc.secure_channel(**how, credentials=own)
+        out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        stream = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(iter(out.get, None), metadata=(("site", name),))
+        try:
+            assembly = Assembly(lambda: limit)
+            for piece in stream:
+                if attempt or not said:
+                    attempt, said = 0, "connected"
+                    tell(f"Connected to {address}.")
+                message = assembly.add(piece)
+                if message is not None:
+                    for part in pieces(handle(message)):
+                        out.put(part)
+                    if done():
+                        out.put(None)
+                since = time.monotonic()
+            why = "the coordinator has ended the connection"
+        except ValueError as error:
+            why = f"the coordinator {error}"
+        except grpc.RpcError as error:
+            why = str(error.details())
+            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+                raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
+        finally:
+            out.put(None)
+            stream.cancel()
+            channel.close()
+        if done():
+            return
+        if patience is not None and time.monotonic() - since > patience:
+            raise JoinError(f"The coordinator at {address} can't be reached: {why}.")
+        if why != said:
+            tell(f"No connection to {address} ({why}); trying again.")
+            said = why
+        time.sleep(_AGAIN[min(attempt, len(_AGAIN) - 1)])
+        attempt += 1

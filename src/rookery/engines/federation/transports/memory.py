@@ -1,0 +1,50 @@
+"""Sites within this process: a request is answered by the time it is sent."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rookery.engines.federation.transports import Event
+
+ATTEMPTS = 3  # at reaching a site
+
+
+class Memory:
+    """See `Transport`.
+
+    Arguments:
+        count: of the sites.
+        ask: ask(site, request) -> reply; it raises TimeoutError or ConnectionError where there is none.
+        names: of the sites; None: "client 0" and so on.
+    """
+
+    def __init__(self, count: int, ask: Callable[[int, bytes], bytes], names: Sequence[str] | None = None) -> None:
+        self.names = tuple(names or (f"client {i}" for i in range(count)))
+        self._ask = ask
+        self._events: deque[Event] = deque()
+
+    def send(self, site: int, message: bytes) -> None:
+        """Ask, three times if need be."""
+        for _ in range(ATTEMPTS):
+            try:
+                return self._events.append(Event(site, "reply", self._ask(site, message)))
+            except (TimeoutError, ConnectionError):
+                continue
+        self._events.append(Event(site, "gone", f"did not answer, {ATTEMPTS} times".encode()))
+
+    def receive(self, seconds: float) -> Event | None:
+        """The next event."""
+        if not self._events:
+            time.sleep(min(seconds, 0.01))
+            return None
+        return self._events.popleft()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def in_process(sites: Sequence[Any], transport: Any = None) -> Memory:
+    """For sites of this process; `transport(sites)` may give another ask(site, request)."""
+    ask = (lambda i, request: sites[i].handle(request)) if transport is None else transport(sites)
+    return Memory(len(sites), ask)
