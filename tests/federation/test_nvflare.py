@@ -117,7 +117,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: An
     killed: list[int] = []
 
     def kill() -> None:
-        folder, end = federation.kit("localhost") / "rookery" / "checkpoints" / "killed", time.monotonic() + 120
+        folder, end = federation.kit("localhost") / "rookery" / "checkpoints" / "killed" / "checkpoint", time.monotonic() + 120
         while time.monotonic() < end:
             if folder.exists() and any(int(p.name[6:]) >= 5 for p in folder.glob("round_*[0-9]")):
                 killed.extend(federation.workers("site-2"))

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,13 @@ import rookery as rk
 from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
+from rookery.cli.run import alone
 from rookery.engines.federation import supervisor
+from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports import nvflare
 from rookery.metrics import direction
-from rookery.registry import blaming
+from rookery.registry import _refer, blaming, find_task, make_task
+from rookery.site import study
 
 flare = typer.Typer(no_args_is_help=True)
 app.add_typer(flare, name="flare")
@@ -115,6 +119,20 @@ def _connected(connect: Any) -> list[str]:
     return found
 
 
+def _locked(folder: Path, held: ExitStack, seconds: float = 60.0) -> Path:
+    """The folder, which no other job has; the process of one that was lost may take a while to end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            held.enter_context(alone(folder))
+            return folder
+        except ValueError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(1)
+
+
 def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
     """A job names what is installed, and of that, where the server's settings list `tasks`, one of them."""
     for kind in ("task", "algorithm"):
@@ -122,6 +140,16 @@ def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
             raise ValueError(f"The {kind} {options[kind]} is a file; of a job, name a module: package.module:{kind}.")
     if options["task"] not in own.said.get("tasks", [options["task"]]):
         raise ValueError(f"The task {options['task']} is not among those that the server's {nvflare.SETTINGS} lists.")
+
+
+def host(own: nvflare.Own, name: str) -> Any:
+    """What answers at a site: by the site's own settings alone."""
+    if "module" not in own.said:
+        raise ValueError(f'{nvflare.SETTINGS} names no module; add module = "local/hospital.py".')
+    path = own.root / own.said["module"]
+    task, data = make_task(find_task(f"{path}:task")), _refer(f"{path}:data")[2]
+    brings = study(task.problem, task.init, data(), task.evaluate_client)
+    return Host(name, brings, own.folder("memory"))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:
@@ -143,23 +171,25 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         def beat(run: rk.Run) -> None:
             calls.round = run.rounds
 
-        result = rk.solve(
-            chosen.problem,
-            chosen.clients,
-            method,
-            chosen.init,
-            chosen.rounds if options["rounds"] is None else options["rounds"],
-            cohort=chosen.cohort if options["cohort"] is None else options["cohort"],
-            seed=options["seed"],
-            evaluate=chosen.evaluate,
-            evaluate_client=chosen.evaluate_client,
-            every=chosen.every if options["every"] is None else options["every"],
-            engine=rk.Federation(transport=calls, deadline=options["deadline"]),
-            checkpoint=own.folder("checkpoints") / check_name(options["run"]),
-            keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
-            callbacks=[beat],
-            progress=False,
-        )
+        with ExitStack() as held:
+            folder = _locked(own.folder("checkpoints") / check_name(options["run"]), held)
+            result = rk.solve(
+                chosen.problem,
+                chosen.clients,
+                method,
+                chosen.init,
+                chosen.rounds if options["rounds"] is None else options["rounds"],
+                cohort=chosen.cohort if options["cohort"] is None else options["cohort"],
+                seed=options["seed"],
+                evaluate=chosen.evaluate,
+                evaluate_client=chosen.evaluate_client,
+                every=chosen.every if options["every"] is None else options["every"],
+                engine=rk.Federation(transport=calls, deadline=options["deadline"]),
+                checkpoint=folder / "checkpoint",
+                keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
+                callbacks=[beat],
+                progress=False,
+            )
     hyper = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
     description: dict[str, Any] = {"task": asked.named.name, "algorithm": asked.algorithm.name}
     description |= {"hyperparameters": hyper, "seed": options["seed"], "sites": options["sites"]}
