@@ -27,7 +27,7 @@ LAYERS = [
     {"explain", "diagnosis"},
     {"solve"},
     {"report"},
-    {"tune", "trackers"},
+    {"tune", "trackers", "site"},
     {"html"},
     {"status"},
     {"data", "models"},

@@ -169,6 +169,16 @@ def _refer(text: str) -> tuple[str, str, Any]:
     return text, text, getattr(module, name)
 
 
+def load_file(path: Path) -> ModuleType:
+    """The module of somebody's own file; ValueError, in one line, if it can't be loaded."""
+    if not path.is_file():
+        raise ValueError(f"There is no file {path.absolute()}.")
+    try:
+        return _file(path)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path.name} can't be loaded: {_where(error)}") from error
+
+
 def _file(path: Path) -> ModuleType:
     """The module of a file, loaded once; files beside it can be imported."""
     path = path.resolve()

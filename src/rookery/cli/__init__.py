@@ -12,6 +12,8 @@ from rookery.cli import (
     report,
     reproduce,
     run,
+    serve,
+    site,
     tune,
 )  # each adds one
 from rookery.cli.program import app, main
@@ -30,5 +32,7 @@ __all__ = [
     "report",
     "reproduce",
     "run",
+    "serve",
+    "site",
     "tune",
 ]

@@ -69,73 +69,110 @@ def run(
     """Run an algorithm on a task."""
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
-        chosen, method = asked.task, asked.method
+        method = asked.method
         hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
         if server_optimizer is not None:
             hyper["server_optimizer"] = server_optimizer
             method = rk.with_server_optimizer(method, upper=optimizer_of(server_optimizer))
-        rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
-        size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
-        goal = direction(chosen.metric)
-        description: dict[str, Any] = {
-            "task": asked.named.name,
-            "task_settings": asked.arguments,
-            "algorithm": asked.algorithm.name,
-            "hyperparameters": hyper,
-            "seed": seed,
-            "cohort": size,
-            "rounds": rounds,
-            "version": rk.__version__,
-        }
-        options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, "server-optimizer": server_optimizer}
-        if asked.note and not quiet:
-            print(asked.note, file=sys.stderr)
-        with _folder(out, resume, description, repeated(asked, options, {})):
-            with np.errstate(all="ignore"), told_below():
-                result = rk.solve(
-                    chosen.problem,
-                    chosen.clients,
-                    method,
-                    chosen.init,
-                    rounds,
-                    cohort=size,
-                    seed=seed,
-                    evaluate=chosen.evaluate,
-                    evaluate_client=chosen.evaluate_client,
-                    every=every,
-                    engine=rk.Simulation(debug=True) if debug else None,
-                    checkpoint=None if out is None else out / "checkpoint",
-                    keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
-                    progress=False if quiet or json else None,
-                )
-            description["stopped"] = result.stopped
-            trusted = _trusted(chosen, result)
-            if out is not None:
-                report.write_run(out, description, result, chosen.metric)
-                if trusted is not None:
-                    exact = np.asarray(result.weights, float)
-                    trusted.assign(weight=exact).to_csv(out / "weights.csv", index=False)
-                    picture = report.weights_picture(result.history, chosen.groups, asked.title)
-                    report.save(picture, out / "weights.png")
-        if json:
-            said = {**description, **report.summary(result), "metric": chosen.metric, "out": out}
-            print(report.to_json(said if trusted is None else said | {"weights": trusted.to_dict("records")}))
-        say(quiet, json, *_tables(description, result))
-        if trusted is not None:
-            say(quiet, json, report.table(trusted, "Who was trusted"))
+        done = execute(
+            asked,
+            method,
+            hyper,
+            rounds,
+            cohort,
+            every,
+            seed,
+            out,
+            resume,
+            quiet,
+            json,
+            {"server-optimizer": server_optimizer},
+            engine=rk.Simulation(debug=True) if debug else None,
+        )
+        raise typer.Exit(done)
+
+
+def execute(
+    asked: Asked,
+    method: Any,
+    hyper: dict[str, Any],
+    rounds: int | None,
+    cohort: int | None,
+    every: int | None,
+    seed: int,
+    out: Path | None,
+    resume: bool,
+    quiet: bool,
+    json: bool,
+    also: dict[str, Any],
+    command: str = "run",
+    **how: Any,
+) -> int:
+    """Run what is asked, write its folder, show it; the exit code. `also`: further options; `how`: of `solve`."""
+    chosen = asked.task
+    rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
+    size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
+    goal = direction(chosen.metric)
+    description: dict[str, Any] = {
+        "task": asked.named.name,
+        "task_settings": asked.arguments,
+        "algorithm": asked.algorithm.name,
+        "hyperparameters": hyper,
+        "seed": seed,
+        "cohort": size,
+        "rounds": rounds,
+        "version": rk.__version__,
+    }
+    options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, **also}
+    if asked.note and not quiet:
+        print(asked.note, file=sys.stderr)
+    with _folder(out, resume, description, repeated(asked, options, {}, command)):
+        with np.errstate(all="ignore"), told_below():
+            result = rk.solve(
+                chosen.problem,
+                chosen.clients,
+                method,
+                chosen.init,
+                rounds,
+                cohort=size,
+                seed=seed,
+                evaluate=chosen.evaluate,
+                evaluate_client=chosen.evaluate_client,
+                every=every,
+                checkpoint=None if out is None else out / "checkpoint",
+                keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
+                progress=False if quiet or json else None,
+                **how,
+            )
+        description["stopped"] = result.stopped
+        trusted = _trusted(chosen, result)
         if out is not None:
-            files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
-            say(quiet, json, f"Written to {out}: {files}.")
-        if result.stopped is not None:
-            complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
-            raise typer.Exit(1)
-        _warn(result, goal.name)
-        if result.interrupted:
-            complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
-            raise typer.Exit(130)
+            report.write_run(out, description, result, chosen.metric)
+            if trusted is not None:
+                exact = np.asarray(result.weights, float)
+                trusted.assign(weight=exact).to_csv(out / "weights.csv", index=False)
+                picture = report.weights_picture(result.history, chosen.groups, asked.title)
+                report.save(picture, out / "weights.png")
+    if json:
+        said = {**description, **report.summary(result), "metric": chosen.metric, "out": out}
+        print(report.to_json(said if trusted is None else said | {"weights": trusted.to_dict("records")}))
+    say(quiet, json, *_tables(description, result))
+    if trusted is not None:
+        say(quiet, json, report.table(trusted, "Who was trusted"))
+    if out is not None:
+        files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
+        say(quiet, json, f"Written to {out}: {files}.")
+    if result.stopped is not None:
+        complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
+        return 1
+    _warn(result, goal.name)
+    if result.interrupted:
+        complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
+        return 130
+    return 0
 
 
-def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any]) -> str:
+def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any], command: str = "run") -> str:
     """The file that repeats a run by --config: what was asked, and the defaults that went with it.
 
     Hyperparameters that --set can't express are left out: they are the task's or the algorithm's own.
@@ -147,7 +184,7 @@ def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any]) -> 
     given = {name: value for name, value in asked.arguments.items() if name not in (*names, "seed")}
     texts = {name: text_of(value) for name, value in (given | method | changed).items()}
     settings = {name: _plain(text) for name, text in texts.items() if text is not None}
-    return to_toml(own | options, settings, "Repeat it: rookery run --config THIS_FILE --out OTHER_FOLDER")
+    return to_toml(own | options, settings, f"Repeat it: rookery {command} --config THIS_FILE --out OTHER_FOLDER")
 
 
 def _plain(text: str) -> Any:

@@ -55,6 +55,10 @@ class Simulation:
 
     def open(self, job: Job) -> Any:
         """A session for this job."""
+        if not job.clients.held:
+            raise ValueError(
+                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
+            )
         if self.debug:
             from rookery.engines import debug
 

@@ -107,6 +107,7 @@ class Coordinator:
 
     def round(self, t: int, state: Any, server: Any) -> tuple[Made, Amounts]:
         """Round t, counted from 0."""
+        self.links.rounds = t
         traced, job = self._traced, self._traced.job
         keys = _round_keys(traced.seed, t, job.clients.n, job.cohort)
         before = traced.round.given.carry
@@ -180,7 +181,7 @@ class Coordinator:
             links.opening, links.patience, links.deadline = None, 0.0, 5.0
             number = links.number()
             message = wire.encode({"do": "finish", "number": number, "run": self.run, "why": why}, [])
-            there = [i for i in range(self._traced.job.clients.n) if links.state.get(i) != "gone"]
+            there = [i for i in range(self._traced.job.clients.n) if links.records[i].state != "gone"]
             links.ask({i: Request(number, message) for i in there}, least=0)
         links.transport.close()
 

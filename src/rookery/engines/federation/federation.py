@@ -34,7 +34,7 @@ class Federation:
     `rk.Clients.like`.
 
     Arguments:
-        address: "host:port" to listen at; None: all sites are in this process.
+        address: "host:port" to listen at; None: where the kit says, or if there is none, all sites are in this process.
         sites: their names. A client's number is its site's place among them.
         kit: the coordinator's folder of certificates, made by `rookery federation init`; it has the sites' names, too.
         insecure: without certificates, on this machine alone: who connects is who it says it is.
@@ -42,6 +42,7 @@ class Federation:
         patience: the seconds to wait for sites without which the run can't go on: fewer than `faults.minimum`, or
             without `faults` any of them. None: until they are back.
         tell: tell(text), told what happens to sites; None: it goes to the log "rookery".
+        watch: watch(links), called whenever something happened to sites, and after every exchange.
         transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;
             or, with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
             TimeoutError where there is no reply.
@@ -55,6 +56,7 @@ class Federation:
     deadline: float = 300.0
     patience: float | None = None
     tell: Callable[[str], None] | None = None
+    watch: Callable[[Links], None] | None = None
     transport: Any = None
     convolutions: str = "auto"
 
@@ -62,11 +64,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         convolutions.check(self.convolutions, "Federation")
-        if self.address is None:
-            given = [name for name in ("sites", "kit", "insecure") if getattr(self, name)]
+        if self.address is None and self.kit is None:
+            given = [name for name in ("sites", "insecure") if getattr(self, name)]
             if given and self.transport is None:
                 raise ValueError(f"Federation: {given[0]} is for sites on a network: give an address, as host:port.")
-        elif not isinstance(self.address, str):
+        if not isinstance(self.address, str | None):
             raise TypeError(f"Federation: address={self.address!r} is no text; give host:port.")
         check_positive(deadline=self.deadline)
         if self.patience is not None:
@@ -74,7 +76,7 @@ class Federation:
 
     def open(self, job: Job) -> "Session":
         """A session for this job."""
-        if self.address is None and not hasattr(self.transport, "receive"):
+        if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             return _within_this_process(job, self)
         if job.clients.held:
             raise ValueError(
@@ -91,6 +93,7 @@ class Federation:
             raise ValueError(f"There are {job.clients.n} clients and {len(transport.names)} sites; give as many.")
         tell = self.tell or logging.getLogger("rookery").warning
         links = Links(transport, self.deadline, self.patience, finite=True, tell=tell)
+        links.watch = self.watch or links.watch
         try:
             return opening.meet(job, links, self.convolutions)
         except BaseException:

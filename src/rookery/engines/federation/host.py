@@ -88,6 +88,7 @@ class Host:
         folder: where it keeps what it remembers; None: nowhere, and a restart loses it.
         guard: guard(opened) -> what looks at this run's requests and replies, or None; it raises RefusedError for a run
             that the site does not take part in.
+        fitted: fitted(study, algorithm) -> the study as this method takes it.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Host:
         study: Study,
         folder: str | Path | None = None,
         guard: Callable[[Opened], Guard | None] = lambda opened: None,
+        fitted: Callable[[Study, Any], Study] = lambda study, algorithm: study,
     ) -> None:
-        self.name, self._study, self._guard = name, study, guard
+        self.name, self._given, self._guard, self._fitted = name, study, guard, fitted
+        self._study = study
         self._folder = None if folder is None else Path(folder)
         self._run = ""
         self._site: Site | None = None
@@ -171,6 +174,7 @@ class Host:
             raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}.")
         classes = description.known(self._study.own)
         algorithm = self._built("algorithm", header["algorithm"], classes)
+        self._study = self._fitted(self._given, algorithm)
         channel = self._built("channel", header["channel"], classes)
         faults = description.build(header["faults"], classes)
         clients = self._described(header)

@@ -48,6 +48,32 @@ class _Asked:
 
 
 @dataclass(eq=False)
+class Record:
+    """What is known of a site.
+
+    Attributes:
+        state: "gone", "late" (it is still at an earlier request), "refused" or "connected".
+        since: when that began, in seconds since 1970.
+        replies, missing: to exchanges, and those that were left out.
+        sent, received: bytes of messages.
+    """
+
+    state: str = "gone"
+    since: float = field(default_factory=time.time)
+    replies: int = 0
+    missing: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def becomes(self, state: str) -> str:
+        """The state before."""
+        before = self.state
+        if state != before:
+            self.state, self.since = state, time.time()
+        return before
+
+
+@dataclass(eq=False)
 class Links:
     """One run's links.
 
@@ -58,6 +84,7 @@ class Links:
         opening: opening(site, number) -> the message that opens this run at a site; None: there is none.
         finite: whether a reply that is not finite is a wrong one, where the run can go on without.
         tell: tell(text), told what happens to sites.
+        watch: watch(links), called whenever something did, and after every exchange.
     """
 
     transport: Transport
@@ -66,11 +93,24 @@ class Links:
     opening: Callable[[int, int], bytes] | None = None
     finite: bool = False
     tell: Callable[[str], None] = lambda text: None
-    sent: int = 0  # bytes of messages
-    received: int = 0
-    state: dict[int, str] = field(default_factory=dict)  # of those that are not simply there: "gone", "late", "refused"
+    watch: Callable[["Links"], None] = lambda links: None
     dropped: int = 0  # messages that nobody waited for
+    exchanges: int = 0
+    rounds: int = 0  # that are done
     _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
+
+    def __post_init__(self) -> None:
+        self.records = [Record() for _ in self.transport.names]
+
+    @property
+    def sent(self) -> int:
+        """Bytes of messages."""
+        return sum(record.sent for record in self.records)
+
+    @property
+    def received(self) -> int:
+        """Bytes of messages."""
+        return sum(record.received for record in self.records)
 
     def name(self, site: int) -> str:
         """What the site is called."""
@@ -93,16 +133,23 @@ class Links:
         are left out, and so are those whose reply is found wrong by `check(site, reply)`, which says what is wrong; if
         that leaves fewer than `least` good ones, the sites that may come back are waited for.
         """
-        return _Asking(self, requests, least, check).run()
+        found = _Asking(self, requests, least, check).run()
+        for site in requests:
+            self.records[site].replies += site in found
+            self.records[site].missing += site not in found
+        self.exchanges += 1
+        self.watch(self)
+        return found
 
     def send(self, site: int, message: bytes) -> None:
         """Send a message."""
-        self.sent += len(message)
+        self.records[site].sent += len(message)
         self.transport.send(site, message)
 
-    def forget(self, site: int) -> None:
-        """Think no worse of a site: it has come back."""
-        self.state.pop(site, None)
+    def note(self, text: str) -> None:
+        """Something happened."""
+        self.tell(text)
+        self.watch(self)
 
 
 class _Asking:
@@ -125,8 +172,9 @@ class _Asking:
         for site, request in self._requests.items():
             if site in self._under_way:
                 continue
-            if links.state.get(site) in ("late", "refused"):
-                self._away[site] = "is still at an earlier request" if links.state[site] == "late" else "refuses"
+            state = links.records[site].state
+            if state in ("late", "refused"):
+                self._away[site] = "is still at an earlier request" if state == "late" else "refuses"
             else:
                 self._begin_with(site, request)
         while not self._finished():
@@ -148,7 +196,7 @@ class _Asking:
         good = len(self._replies)
         if not missing or (self._least is not None and good >= self._least):
             if self._paused and good:
-                self._links.tell("The run goes on.")
+                self._links.note("The run goes on." if self._links.opening is not None else "All sites are there.")
             return True
         needed = len(self._requests) if self._least is None else self._least
         who = "; ".join(f"{self._links.name(site)} {why}" for site, why in self._away.items())
@@ -159,7 +207,13 @@ class _Asking:
             return True
         if not self._paused:
             self._paused = True
-            self._links.tell(f"The run pauses: {good} of {needed} replies that it needs are there ({who}).")
+            met = self._links.opening is not None
+            who = who if met else ", ".join(map(self._links.name, self._away))
+            self._links.note(
+                f"Waiting for {who}."
+                if not met
+                else f"The run pauses: {good} of {needed} replies that it needs are there ({who})."
+            )
         return False
 
     def _seconds(self) -> float:
@@ -177,28 +231,28 @@ class _Asking:
                 self._leave_out(site, "late", f"has not replied in {self._links.deadline:g} s")
 
     def _leave_out(self, site: int, state: str, why: str) -> None:
-        self._links.state[site] = state
+        before = self._links.records[site].becomes(state)
         self._away[site] = why
-        self._links.tell(f"{self._links.name(site)} {why}.")
+        if before != state:
+            self._links.note(f"{self._links.name(site)} {why}.")
 
     def _take(self, event: Event) -> None:
         links, site = self._links, event.site
         if event.kind == "gone":
             if self._under_way.pop(site, None) is not None:
                 self._leave_out(site, "gone", event.message.decode(errors="replace") or "is gone")
-            elif links.state.get(site) != "gone":
-                links.state[site] = "gone"
+            elif links.records[site].becomes("gone") != "gone":
+                links.note(f"{links.name(site)} {event.message.decode(errors='replace') or 'is gone'}.")
                 if site in self._away:
                     self._away[site] = event.message.decode(errors="replace") or "is gone"
             return
-        came_back = links.state.pop(site, None)
+        before = links.records[site].becomes("connected")
         if event.kind == "here":
-            if came_back:
-                links.tell(f"{links.name(site)} is back.")
+            links.note(f"{links.name(site)} is connected.")
             if site in self._requests and site not in self._replies and site not in self._wrong:
                 self._begin_with(site, self._requests[site])
             return
-        links.received += len(event.message)
+        links.records[site].received += len(event.message)
         try:
             reply = Reply(*wire.decode(event.message))
         except wire.WireError as error:
@@ -207,7 +261,7 @@ class _Asking:
         asked = self._under_way.get(site)
         if asked is None or reply.header.get("number") != asked.waits_for:
             links.dropped += 1
-            if came_back == "late" and asked is None and site in self._away:  # the reply to an earlier request
+            if before == "late" and asked is None and site in self._away:  # the reply to an earlier request
                 self._begin_with(site, self._requests[site])
             return
         self._answer(site, asked, reply)
@@ -248,4 +302,4 @@ class _Asking:
         self._wrong.add(site)
         if self._least is None:
             raise SiteError(f"{links.name(site)} {why}")
-        links.tell(f"{links.name(site)} {why}: it is left out.")
+        links.note(f"{links.name(site)} {why}: it is left out.")

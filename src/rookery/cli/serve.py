@@ -1,0 +1,149 @@
+"""`rookery serve`: the coordinator of a federation over a network."""
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import rookery as rk
+from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, TaskName, ask
+from rookery.cli.program import AsJson, Command, Out, Quiet, app, border
+from rookery.cli.run import execute
+from rookery.registry import blaming
+from rookery.status import StatusPage
+
+Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
+KitFolder = Annotated[Path | None, typer.Option("--kit", help="Its folder of certificates: rookery federation init.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Without certificates, on this machine alone: to try things out.")
+]
+
+
+@app.command(cls=Command)
+def serve(
+    task: TaskName,
+    algorithm: AlgorithmName = "FedNest",
+    settings: Settings = None,
+    sites: Annotated[str | None, typer.Option(help="The sites' names, a,b,c, in order; the kit has them.")] = None,
+    kit: KitFolder = None,
+    address: Address = None,
+    insecure: Insecure = False,
+    minimum: Annotated[
+        int | None,
+        typer.Option(help="Replies that an exchange needs; others are left out after the deadline. Without it, all."),
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a site has for a reply.")] = 300.0,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to wait for sites that are needed; without it, until they are back.")
+    ] = None,
+    clip: Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Noise on each mean, times what --clip lets one site do.")] = None,
+    rounds: Rounds = None,
+    cohort: Cohort = None,
+    seed: Seed = 0,
+    every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
+    status: Annotated[int | None, typer.Option(help="Port of a page that shows the run, on this machine.")] = None,
+    status_host: Annotated[str, typer.Option(help="Address of that page, for others to see it.")] = "127.0.0.1",
+    config: ConfigFile = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
+    with border(), blaming(), _page(status, status_host) as page:
+        names = tuple(name.strip() for name in (sites or "").split(",") if name.strip())
+        asked = ask(task, algorithm, settings or [], len(names) or None, None, seed)
+        if insecure:
+            print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
+        hyper = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
+        engine = rk.Federation(
+            address if not insecure else address or "127.0.0.1:9443",
+            sites=names,
+            kit=kit,
+            insecure=insecure,
+            deadline=deadline,
+            patience=patience,
+            tell=_teller(quiet, page),
+            watch=None if page is None else _watcher(page, rounds if rounds is not None else asked.task.rounds),
+        )
+        options = {
+            "sites": sites, "kit": kit and str(kit), "address": address, "minimum": minimum, "deadline": deadline,
+            "patience": patience, "clip": clip, "noise": noise, "insecure": insecure or None,
+        }  # fmt: skip
+        code = execute(
+            asked,
+            asked.method,
+            hyper,
+            rounds,
+            cohort,
+            every,
+            seed,
+            out,
+            resume,
+            quiet,
+            json,
+            options,
+            command="serve",
+            engine=engine,
+            channel=_channel(clip, noise),
+            faults=None if minimum is None else rk.Faults(minimum=minimum),
+            callbacks=[] if page is None else [page],
+        )
+        raise typer.Exit(code)
+
+
+def _channel(clip: float | None, noise: float | None) -> Any:
+    if noise is not None and clip is None:
+        raise ValueError("--noise hides what one site can do, which --clip bounds: give --clip, too.")
+    if clip is None:
+        return None
+    return rk.chain(rk.clip(clip), *([] if noise is None else [rk.gaussian(noise)]))
+
+
+def _teller(quiet: bool, page: StatusPage | None) -> Callable[[str], None]:
+    def tell(text: str) -> None:
+        if not quiet:
+            print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+        if page is not None:
+            page.event(text)
+
+    return tell
+
+
+def _watcher(page: StatusPage, rounds: int) -> Callable[[Any], None]:
+    last = [0.0]
+
+    def watch(links: Any) -> None:
+        if time.monotonic() - last[0] < 0.2 and links.rounds + 1 < rounds:  # the page looks every second
+            return
+        last[0] = time.monotonic()
+        names = links.transport.names
+        page.sites(
+            [
+                {"name": name, "state": own.state, "since": own.since, "rounds": links.rounds, "missing": own.missing,
+                 "bytes_up": own.received, "bytes_down": own.sent}
+                for name, own in zip(names, links.records, strict=True)
+            ]
+        )  # fmt: skip
+        page.progress(links.rounds, rounds, links.exchanges, links.received, links.sent)
+
+    return watch
+
+
+@contextlib.contextmanager
+def _page(port: int | None, host: str) -> Iterator[StatusPage | None]:
+    if port is None:
+        yield None
+        return
+    page = StatusPage(port, host)
+    print(f"The run can be watched at {page.url}", file=sys.stderr, flush=True)
+    try:
+        yield page
+    finally:
+        page.close()
