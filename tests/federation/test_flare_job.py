@@ -9,7 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rookery import cli
+from rookery.cli import flare
 from rookery.engines.federation import supervisor, wire
 from rookery.engines.federation.supervisor import JobFailedError, supervise
 from rookery.engines.federation.transports import Event, nvflare
@@ -288,7 +291,7 @@ class Script:
     def get_job_meta(self, number: str) -> dict[str, Any]:
         seen = self._job["seen"]
         now = self._ended or (seen.pop(0) if len(seen) > 1 else seen[0])
-        if isinstance(now, Exception):
+        if isinstance(now, BaseException):
             raise now
         return {"status": now, "job_deploy_detail": self._job.get("deployed", ["server: OK", "site-1: OK"])}
 
@@ -329,10 +332,18 @@ def supervised(script: Script, tmp_path: Path, **settings: Any) -> tuple[Path, l
 
 
 def test_results_of_a_job_that_ends_well_are_fetched(tmp_path: Path) -> None:
-    script = Script(tmp_path, GOOD)
+    beat = {"round": 1, "gone": {}, "said": [[0, "site-2 is gone."], [1, "site-2 is back."]]}
+    script = Script(tmp_path, {**GOOD, "seen": [RUNNING, RUNNING, DONE], "beat": beat})
     out, told = supervised(script, tmp_path)
     assert (out / "history.csv").read_text() == "job-1"
-    assert told == ["Job job-1 is submitted.", "Round 1."]
+    assert told == ["Job job-1 is submitted.", "site-2 is gone.", "site-2 is back.", "Round 1."]
+
+
+def test_ctrl_c_ends_the_job(tmp_path: Path) -> None:
+    script = Script(tmp_path, {"seen": [RUNNING, KeyboardInterrupt()]})
+    with pytest.raises(KeyboardInterrupt):
+        supervised(script, tmp_path)
+    assert script.aborted == 1
 
 
 def test_a_job_that_lost_a_site_is_submitted_again(tmp_path: Path) -> None:
@@ -413,3 +424,45 @@ def test_a_broken_session_is_opened_again(tmp_path: Path) -> None:
     script = Script(tmp_path, {"seen": [NoConnection()]})
     with pytest.raises(ConnectionError, match="can't be reached"):
         supervised(script, tmp_path / "again")
+
+
+# The command.
+
+
+def invoked(*words: str) -> Any:
+    return CliRunner().invoke(cli.app, ["flare", "submit", *words])
+
+
+def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvflare.fuel.flare_api.flare_api", None)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "a@b"}}')
+    kit, out = ["--admin", str(tmp_path)], ["--out", str(tmp_path / "out")]
+    for words, message in {
+        ("a.b:task", *kit, *out): "NVIDIA FLARE is not installed here",
+        ("a.b:task", "--admin", str(tmp_path / "none"), *out): "is no administrator's kit",
+        ("a.b:task", *kit, *out, "--run", "../x"): "--run '../x': give letters",
+        ("a.b:task", *kit, *out, "--noise", "1"): "give --clip, too",
+        ("hospital.py:task", *kit, *out): "is a file; of a job, name a module",
+        ("a.b:task", *kit): "Missing option '--out'",
+    }.items():
+        done = invoked(*words)
+        assert done.exit_code == 2, done.output
+        assert message in done.output
+        assert len(done.output.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "/etc/evil.py:task"}, "is a file"),
+        ({"algorithm": "evil.py:FedX"}, "is a file"),
+        ({"task": "other.tasks:task"}, "not among those that the server's rookery.toml lists"),
+    ],
+)
+def test_a_job_names_nothing_but_what_the_server_allows(tmp_path: Path, options: Any, message: str) -> None:
+    own = nvflare.Own(tmp_path, {"tasks": ["study.tasks:task"]})
+    asked = {"task": "study.tasks:task", "algorithm": "FedNest", "run": "a", **options}
+    with pytest.raises(ValueError, match=message):
+        flare.coordinate(asked, Calls([], {}, 1.0), tmp_path, own)

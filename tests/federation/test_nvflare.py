@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import rookery as rk
 from rookery import cli
 from rookery.engines.federation import supervisor
+from rookery.engines.federation.transports import nvflare
 
 pytestmark = [
     pytest.mark.slow,
@@ -117,7 +118,7 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: An
     killed: list[int] = []
 
     def kill() -> None:
-        folder, end = federation.kit("localhost") / "rookery" / "checkpoints" / "killed" / "checkpoint", time.monotonic() + 120
+        folder, end = federation.kit("localhost") / "rookery" / "runs" / "killed" / "checkpoint", time.monotonic() + 120
         while time.monotonic() < end:
             if folder.exists() and any(int(p.name[6:]) >= 5 for p in folder.glob("round_*[0-9]")):
                 killed.extend(federation.workers("site-2"))
@@ -135,6 +136,16 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: An
     assert killed
     assert "submitted again" in done.output
     agree(tmp_path, simulated(whole("PERSONAL"), rk.Ditto(local_steps=2, personal_steps=3), 300))
+
+
+def test_shipped_code_is_refused_where_our_job_is_not(federation: Any, tmp_path: Path) -> None:
+    """Every participant says `byoc: none`, and all jobs above ran."""
+    job = nvflare.write_job(tmp_path / "job", {"deadline": 60.0}, SITES)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "more.py").write_text("print('code')\n")
+    connect = lambda: supervisor.session(federation.admin)
+    with pytest.raises(supervisor.JobFailedError, match=r"(?i)byoc"):
+        supervisor.supervise(connect, job, tmp_path / "out", again=0)
 
 
 def test_a_site_with_another_plan_refuses_and_says_why(federation: Any, tmp_path: Path) -> None:

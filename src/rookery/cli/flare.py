@@ -1,12 +1,13 @@
 """`rookery flare submit`: a run on a federation of NVIDIA FLARE's, and what its server does for it."""
 
 import dataclasses
+import inspect
 import logging
 import re
+import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +17,13 @@ import rookery as rk
 from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
-from rookery.cli.run import alone
+from rookery.cli.run import alone, execute
+from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of
+from rookery.cli.site import fitting, read_module
 from rookery.engines.federation import supervisor
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports import nvflare
-from rookery.metrics import direction
-from rookery.registry import _refer, blaming, find_task, make_task
-from rookery.site import study
+from rookery.registry import blaming, find_task
 
 flare = typer.Typer(no_args_is_help=True)
 app.add_typer(flare, name="flare")
@@ -50,7 +51,11 @@ def submit(
     run: Annotated[
         str | None, typer.Option(help="The run's name; given again, it goes on from its checkpoint at the server.")
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a site has for a reply.")] = 600.0,
+    minimum: Minimum = None,
+    deadline: Deadline = 300.0,
+    patience: Patience = None,
+    clip: Clip = None,
+    noise: Noise = None,
     again: Annotated[int, typer.Option(help="How often to submit again what was lost.")] = 3,
     config: ConfigFile = None,
     quiet: Quiet = False,
@@ -62,14 +67,11 @@ def submit(
         if (out / "run.json").exists():
             raise ValueError(f"{out} holds a run already; give another --out.")
         name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        options: dict[str, Any] = {
-            "task": task,
-            "algorithm": algorithm,
-            "set": settings or [],
-            "rounds": rounds,
-            "cohort": cohort,
-        }
-        options |= {"seed": seed, "every": every, "run": check_name(name), "deadline": deadline}
+        channel_of(clip, noise)
+        options: dict[str, Any] = {"task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds}
+        options |= {"cohort": cohort, "seed": seed, "every": every, "run": check_name(name), "minimum": minimum}
+        options |= {"deadline": deadline, "patience": patience, "clip": clip, "noise": noise}
+        _check_files(options)
         logging.basicConfig(handlers=[logging.NullHandler()])  # FLARE's client logs what is told in one line here
         tell = lambda text: None if quiet else print(text, file=sys.stderr)
         try:
@@ -119,14 +121,13 @@ def _connected(connect: Any) -> list[str]:
     return found
 
 
-def _locked(folder: Path, held: ExitStack, seconds: float = 60.0) -> Path:
-    """The folder, which no other job has; the process of one that was lost may take a while to end."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _wait_for(folder: Path, seconds: float = 60.0) -> None:
+    """Until no other job has this run: the process of one that was lost may take a while to end."""
     end = time.monotonic() + seconds
-    while True:
+    while folder.exists():
         try:
-            held.enter_context(alone(folder))
-            return folder
+            with alone(folder):
+                return
         except ValueError:
             if time.monotonic() > end:
                 raise
@@ -135,21 +136,23 @@ def _locked(folder: Path, held: ExitStack, seconds: float = 60.0) -> Path:
 
 def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
     """A job names what is installed, and of that, where the server's settings list `tasks`, one of them."""
+    _check_files(options)
+    if options["task"] not in own.said.get("tasks", [options["task"]]):
+        raise ValueError(f"The task {options['task']} is not among those that the server's {nvflare.SETTINGS} lists.")
+
+
+def _check_files(options: dict[str, Any]) -> None:
     for kind in ("task", "algorithm"):
         if ".py" in options[kind] or "/" in options[kind]:
             raise ValueError(f"The {kind} {options[kind]} is a file; of a job, name a module: package.module:{kind}.")
-    if options["task"] not in own.said.get("tasks", [options["task"]]):
-        raise ValueError(f"The task {options['task']} is not among those that the server's {nvflare.SETTINGS} lists.")
 
 
 def host(own: nvflare.Own, name: str) -> Any:
     """What answers at a site: by the site's own settings alone."""
     if "module" not in own.said:
         raise ValueError(f'{nvflare.SETTINGS} names no module; add module = "local/hospital.py".')
-    path = own.root / own.said["module"]
-    task, data = make_task(find_task(f"{path}:task")), _refer(f"{path}:data")[2]
-    brings = study(task.problem, task.init, data(), task.evaluate_client)
-    return Host(name, brings, own.folder("memory"))
+    task, brings, names = read_module(own.root / own.said["module"])
+    return Host(name, brings, own.folder("folder"), fitted=fitting(task, names))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:
@@ -158,40 +161,42 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
     Arguments:
         options: those of `submit`, and the names of the sites.
         calls: the way to the sites.
-        out: where results go to.
+        out: where results go to; the run itself has a folder of its own, and goes on with what is there.
         own: the server's own settings.
     """
+    _check_references(options, own)
+    sys.path.extend(path for path in own.texts("path") if path not in sys.path)
+    folder = own.folder("runs") / check_name(options["run"])
+    _wait_for(folder)
     with blaming():
-        _check_references(options, own)
-        sys.path.extend(path for path in own.texts("path") if path not in sys.path)
-        asked = ask(options["task"], options["algorithm"], options["set"], None, None, options["seed"])
-        chosen, method = asked.task, asked.method
-        goal = direction(chosen.metric)
-
-        def beat(run: rk.Run) -> None:
-            calls.round = run.rounds
-
-        with ExitStack() as held:
-            folder = _locked(own.folder("checkpoints") / check_name(options["run"]), held)
-            result = rk.solve(
-                chosen.problem,
-                chosen.clients,
-                method,
-                chosen.init,
-                chosen.rounds if options["rounds"] is None else options["rounds"],
-                cohort=chosen.cohort if options["cohort"] is None else options["cohort"],
-                seed=options["seed"],
-                evaluate=chosen.evaluate,
-                evaluate_client=chosen.evaluate_client,
-                every=chosen.every if options["every"] is None else options["every"],
-                engine=rk.Federation(transport=calls, deadline=options["deadline"]),
-                checkpoint=folder / "checkpoint",
-                keep_best=chosen.metric if goal.higher_is_better else f"-{goal.name}",
-                callbacks=[beat],
-                progress=False,
-            )
-    hyper = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
-    description: dict[str, Any] = {"task": asked.named.name, "algorithm": asked.algorithm.name}
-    description |= {"hyperparameters": hyper, "seed": options["seed"], "sites": options["sites"]}
-    description |= {"version": rk.__version__, "stopped": result.stopped}
-    report.write_run(out, description, result, chosen.metric)
+        takes = inspect.signature(find_task(options["task"]).thing).parameters
+        clients = len(options["sites"]) if "clients" in takes else None
+        asked = ask(options["task"], options["algorithm"], options["set"], clients, None, options["seed"])
+        method = asked.method
+        execute(
+            asked,
+            method,
+            {f.name: getattr(method, f.name) for f in dataclasses.fields(method)},
+            options["rounds"],
+            options["cohort"],
+            options["every"],
+            options["seed"],
+            folder,
+            folder.exists(),
+            True,
+            False,
+            {name: options[name] for name in ("minimum", "deadline", "patience", "clip", "noise")},
+            command="flare submit",
+            engine=rk.Federation(
+                transport=calls,
+                deadline=options["deadline"],
+                patience=options["patience"],
+                tell=calls.say,
+                watch=calls.follow,
+            ),
+            channel=channel_of(options["clip"], options["noise"]),
+            faults=None if options["minimum"] is None else rk.Faults(minimum=options["minimum"]),
+        )
+    for path in folder.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            shutil.copy2(path, out)

@@ -97,7 +97,7 @@ class _Watch:
     ) -> None:
         self._connect, self._silence, self._patience, self._poll, self._tell = connect, silence, patience, poll, tell
         self._session: Any = connect()
-        self._round = -1
+        self._round = self._said = -1
         self._hears = True  # whether it may ask for the heartbeat
 
     def close(self) -> None:
@@ -122,6 +122,7 @@ class _Watch:
 
     def follow(self, number: str) -> _Ended:
         """Until it has ended, or is ended because it is lost."""
+        self._said = -1
         began = heard = 0.0  # when it was first seen running, and last heard
         started = False
         while True:
@@ -140,7 +141,7 @@ class _Watch:
                     return _Ended("silent", f"Nothing was heard of the job for {self._silence:g} s.", started, True)
                 continue
             heard, started = now, True
-            self._say_round(beat)
+            self._repeat(beat)
             back = self._back(beat)
             if back:
                 self.end(number)
@@ -156,7 +157,11 @@ class _Watch:
                 self._tell("There is no heartbeat: your role has not FLARE's right app_command. The status must do.")
             return None
 
-    def _say_round(self, beat: dict[str, Any]) -> None:
+    def _repeat(self, beat: dict[str, Any]) -> None:
+        for number, text in beat.get("said", ()):
+            if number > self._said:
+                self._said = number
+                self._tell(text)
         if beat.get("round", -1) > self._round:
             self._round = beat["round"]
             self._tell(f"Round {self._round}.")

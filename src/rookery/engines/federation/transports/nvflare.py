@@ -3,6 +3,7 @@
 `write_job` writes it, `supervisor` sees it through, and `Server` and `Site` are what FLARE makes in its processes.
 """
 
+import itertools
 import json
 import logging
 import pkgutil
@@ -10,6 +11,7 @@ import queue
 import threading
 import time
 import tomllib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -134,8 +136,9 @@ class Calls:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._gone: dict[int, float] = {}  # since when
         self._lock, self._closed, self._aborted = threading.Lock(), threading.Event(), threading.Event()
-        self.replies, self.round, self.heard = 0, -1, time.monotonic()
+        self.replies, self.round = 0, -1
         self.refused: dict[str, str] = {}  # why, by name
+        self._numbers, self._said = itertools.count(), deque[list[Any]](maxlen=20)  # a number and a text each
         for site, name in enumerate(self.names):
             if name in self._proxies:
                 self._events.put(Event(site, "here"))
@@ -165,10 +168,24 @@ class Calls:
         self._closed.set()
 
     def told(self) -> dict[str, Any]:
-        """What a supervisor is told: how many replies there were, how long ago, and who is gone for how long."""
+        """What a supervisor is told: how far the run is, who is gone for how many seconds, and what was said."""
         now = time.monotonic()
         gone = {self.names[site]: now - since for site, since in list(self._gone.items())}
-        return {"round": self.round, "replies": self.replies, "silent": now - self.heard, "gone": gone}
+        return {
+            "round": self.round,
+            "replies": self.replies,
+            "gone": gone,
+            "said": list(self._said),
+        }
+
+    def say(self, text: str) -> None:
+        """Have the supervisor told."""
+        _LOG.warning("%s", text)
+        self._said.append([next(self._numbers), text])
+
+    def follow(self, links: Any) -> None:
+        """Take down how far the run is."""
+        self.round = links.rounds
 
     def _start(self, target: Callable[..., None], *args: Any) -> None:
         threading.Thread(target=target, args=args, daemon=True, name="rookery-call").start()
@@ -181,7 +198,7 @@ class Calls:
                 _LOG.warning("%s does not answer: %s", self.names[site], error)
                 self._lose(site)
             return
-        self.replies, self.heard = self.replies + 1, time.monotonic()
+        self.replies += 1
         self._note_refusal(site, reply)
         self._events.put(Event(site, "reply", reply))
 
