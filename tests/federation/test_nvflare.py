@@ -129,13 +129,13 @@ def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: An
 
     thread = threading.Thread(target=kill)
     thread.start()
-    words = ["--algorithm", "Ditto", "--set", "local_steps=2", "--set", "personal_steps=3", "--rounds", "300"]
+    words = ["--algorithm", "Ditto", "--set", "local_steps=2", "--set", "personal_steps=3", "--rounds", "100"]
     done = submitted(federation, tmp_path, "flare_study:PERSONAL", *words, "--run", "killed")
     thread.join()
     assert done.exit_code == 0, done.output + federation.logs()
     assert killed
     assert "submitted again" in done.output
-    agree(tmp_path, simulated(whole("PERSONAL"), rk.Ditto(local_steps=2, personal_steps=3), 300))
+    agree(tmp_path, simulated(whole("PERSONAL"), rk.Ditto(local_steps=2, personal_steps=3), 100))
 
 
 def test_shipped_code_is_refused_where_our_job_is_not(federation: Any, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def host(own: nvflare.Own, name: str) -> Any:
     if "module" not in own.said:
         raise ValueError(f'{nvflare.SETTINGS} names no module; add module = "local/hospital.py".')
     task, brings, names = read_module(own.root / own.said["module"])
-    return Host(name, brings, own.folder("folder"), fitted=fitting(task, names))
+    return Host(name, brings, own.folder("folder", "rookery/memory"), fitted=fitting(task, names))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:
@@ -166,7 +166,7 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
     """
     _check_references(options, own)
     sys.path.extend(path for path in own.texts("path") if path not in sys.path)
-    folder = own.folder("runs") / check_name(options["run"])
+    folder = own.folder("runs", "rookery/runs") / check_name(options["run"])
     _wait_for(folder)
     with blaming():
         takes = inspect.signature(find_task(options["task"]).thing).parameters

@@ -264,9 +264,9 @@ class Own(NamedTuple):
         path, root = Path(workspace.get_site_config_dir()) / SETTINGS, Path(workspace.get_root_dir())
         return cls(root, tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
-    def folder(self, name: str) -> Path:
-        """The folder of this name: as it is said, or within the participant's."""
-        return self.root / str(self.said.get(name, Path("rookery") / name))
+    def folder(self, name: str, default: str) -> Path:
+        """The folder that is said under this name, or the default, which is within the participant's."""
+        return self.root / str(self.said.get(name, default))
 
     def texts(self, name: str) -> list[str]:
         """A list of names of files or folders; of those within the participant's, in whole."""
