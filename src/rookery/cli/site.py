@@ -50,10 +50,11 @@ def site(
             print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
         task, brings, names = read_module(module)
         tell = _teller(quiet)
+        fit_to = fitting(task, names)
 
         def fitted(study: Study, algorithm: Any) -> Study:
             tell(f"The coordinator opens a run of {type(algorithm).__name__}.")
-            return study_of(fit(task, type(algorithm))[0], study, names)
+            return fit_to(study, algorithm)
 
         try:
             host = sites.join(
@@ -91,10 +92,15 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     return task, brings, names
 
 
-def study_of(task: Task, before: Study, names: dict[str, Any]) -> Study:
-    """The same data for a task that was fitted to a method."""
-    fitted = sites.described(task.problem, task.init, task.evaluate_client)
-    return Study(fitted.problem, fitted.init, before.data, fitted.measure, names)
+def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
+    """What makes of a site's study the same data for its task as a method takes it."""
+
+    def fitted(before: Study, algorithm: Any) -> Study:
+        own, _ = fit(task, type(algorithm))
+        found = sites.described(own.problem, own.init, own.evaluate_client)
+        return Study(found.problem, found.init, before.data, found.measure, names)
+
+    return fitted
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:
