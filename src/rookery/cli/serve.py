@@ -64,7 +64,8 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
-    with border(), blaming(), told(), _page(status, status_host) as page:
+    stopped = " Go on with --resume, from the last completed round." if out is not None else ""
+    with border(), blaming(), told(stopped), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
         asked = ask(task, algorithm, settings or [], len(names), None, seed)
         if insecure:
@@ -126,7 +127,7 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def told(hint: str = "") -> Iterator[None]:
     """What ends a run in one line: sites that are not there, one that leaves where it can't go on without, Ctrl-C."""
     try:
         yield
@@ -136,7 +137,7 @@ def told() -> Iterator[None]:
         complain(f"{str(error).rstrip('.')}.")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        complain("Stopped.")
+        complain(f"Stopped.{hint}")
         raise typer.Exit(130) from None
 
 
