@@ -1,5 +1,6 @@
 """`rookery serve` and `rookery site`: what a newcomer does wrong is told in one line, and leaves nobody waiting."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,36 @@ def test_a_study_that_differs_at_one_site_ends_the_run_for_all() -> None:
     for done, reason in ended(own):
         assert done
         assert reason.endswith("problem, method, evaluation or constants differ.")
+
+
+def test_a_coordinator_that_is_stopped_between_two_evaluations_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job()
+    presses = [3]  # the round in which Ctrl-C is pressed
+
+    def watch(links: Any) -> None:
+        if links.rounds in presses:
+            presses.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    def solved(**how: Any) -> rk.Run:
+        own = hosts(job)
+        ask: Any = lambda i, message: own[i].handle(message)
+        engine = rk.Federation(transport=Memory(2, ask, [host.name for host in own]), patience=0.0, **how)
+        clients = without_data(job).clients
+        evaluate = lambda x, y: {"loss": x**2}
+        return rk.solve(
+            job.problem, clients, job.algorithm, job.start[0], 10, every=5, evaluate=evaluate, engine=engine,
+            checkpoint=tmp_path / "run",
+        )  # fmt: skip
+
+    stopped = solved(watch=watch)
+    assert stopped.interrupted
+    assert stopped.rounds == 4
+    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    resumed = solved()
+    assert (resumed.rounds, resumed.history["round"].tolist()) == (10, [0, 5, 10])
 
 
 def test_clients_without_data_are_not_simulated() -> None:
