@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTILES = (0, 10, 50, 90, 100)  # over clients, in percent
+FEW = 5  # of fewer, quantiles are single clients' own numbers
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
@@ -405,13 +406,20 @@ def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | Non
     return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
 
 
-def over_clients(rows: Mapping[str, np.ndarray], replied: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """The weighted mean and the quantiles of each metric over those who replied; NaN where there is no weight."""
+def over_clients(
+    rows: Mapping[str, np.ndarray], replied: np.ndarray, weights: np.ndarray, shows_each: bool = True
+) -> dict[str, float]:
+    """The weighted mean and the quantiles of each metric over those who replied; NaN where there is no weight.
+
+    Without `shows_each` there are no quantiles of fewer than five clients, and a mean of one is NaN.
+    """
     found, p = {}, weights[replied]
+    least = 1 if shows_each else 2
     for name, each in rows.items():
         own = np.asarray(each, float)[replied]
-        found[name] = float(np.sum(np.where(p > 0, p * own, 0)) / np.sum(p)) if np.sum(p) > 0 else np.nan
-        found |= {f"{name}_q{q}": float(np.percentile(own, q)) if own.size else np.nan for q in QUANTILES}
+        found[name] = float(np.sum(np.where(p > 0, p * own, 0)) / np.sum(p)) if np.sum(p > 0) >= least else np.nan
+        if shows_each or own.size >= FEW:
+            found |= {f"{name}_q{q}": float(np.percentile(own, q)) if own.size else np.nan for q in QUANTILES}
     return found
 
 
@@ -459,7 +467,9 @@ class _Record:
         check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
         for name, value in (
-            over_clients(*session.measure(), np.asarray(session.clients.weights, float)) if self.measures else {}
+            over_clients(*session.measure(), np.asarray(session.clients.weights, float), session.shows_each)
+            if self.measures
+            else {}
         ).items():
             if name in metrics:
                 raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")

@@ -70,6 +70,7 @@ class Links:
     received: int = 0
     state: dict[int, str] = field(default_factory=dict)  # of those that are not simply there: "gone", "late", "refused"
     dropped: int = 0  # messages that nobody waited for
+    opened: dict[int, dict[str, Any]] = field(default_factory=dict)  # what sites said when they last opened the run
     _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
 
     def name(self, site: int) -> str:
@@ -214,6 +215,8 @@ class _Asking:
 
     def _answer(self, site: int, asked: _Asked, reply: Reply) -> None:
         links, answer = self._links, reply.header.get("answer")
+        if answer == "opened":
+            links.opened[site] = reply.header
         if answer == "closed" and links.opening is not None and not asked.opening:
             asked.opening, asked.waits_for = True, links.number()
             return links.send(site, links.opening(site, asked.waits_for))
