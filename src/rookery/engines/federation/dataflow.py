@@ -14,7 +14,7 @@ from rookery.plan import Body, Call, Carry, Plan, Server
 Source = Any  # SENT, ROW, ("c", constant), ("m", call, output), ("memory", leaf) or ("client", leaf)
 Operands = list[frozenset[Source]]  # for each operand what it may be
 SENT, ROW = "v", "row"  # a value of the server's, and a client's row of one
-_SERVER = frozenset([SENT])
+_SERVER: frozenset[Source] = frozenset([SENT])
 FINISH = -1  # what the last request of a phase calls for: no exchange
 
 
@@ -40,7 +40,7 @@ def sources(plan: Plan) -> Sources:
     """What the plan allows. Of a loop it does not tell the turns apart: a value is that of any turn."""
     found = Sources({}, {}, {}, {}, {})
     count = len(plan.consts)
-    values = {v: _SERVER for v in plan.body.inputs}
+    values: dict[Any, frozenset[Source]] = {v: _SERVER for v in plan.body.inputs}
     values.update((v, frozenset([("c", i)])) for i, v in enumerate(plan.body.inputs[:count]))
     carry = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[count:]).carry
     for kind in ("memory", "client") if isinstance(carry, Carry) else ():
@@ -69,7 +69,7 @@ def _walk(body: Body, values: dict[Any, frozenset[Source]], found: Sources, time
             values.update((v, _SERVER) for v in step.outputs)
             continue
         eqn, params, call = step.eqn, step.eqn.params, step.number
-        own = [frozenset([("m", call, i)]) for i in range(len(eqn.outvars))]
+        own: Operands = [frozenset([("m", call, i)]) for i in range(len(eqn.outvars))]
         made = [_SERVER] * len(eqn.outvars)
         if eqn.primitive is fed.client_map:
             inputs = params["inputs"]
@@ -140,12 +140,14 @@ class PlanGuard:
         self._sent: dict[tuple[Moment, int], set[str]] = {}  # the replies of this round and of evaluations after it
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
-        """See `Guard`."""
+        """See `Guard`. What is refused leaves nothing behind."""
+        before, self._maps = self._maps, dict(self._maps)
         try:
             self._check(plan, moment, header)
             if self._also is not None:
                 self._also.check(plan, moment, header)
         except RefusedError as error:
+            self._maps = before
             self._refused(header, str(error))
             raise
 

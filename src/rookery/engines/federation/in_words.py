@@ -31,8 +31,8 @@ def in_words_for_a_site(opened: Opened) -> str:
         "",
         *_memory(opened.plans[1]),
         *_evaluation(opened),
-        "With every reply: the coordinator is told how many samples, gradients and products were computed for it, and at "
-        "the end of a round whether the numbers that stay here are finite.",
+        "With every reply: the coordinator is told how many samples, gradients and products were computed for it, and "
+        "at the end of a round whether the numbers that stay here are finite.",
         "",
         f"Fingerprint: {found}",
         "To approve this plan, write in the policy file:",
@@ -108,7 +108,7 @@ def _exchange(i: int, own: Exchanged) -> list[str]:
     seen = (
         "SEEN ALONE: the coordinator sees this site's reply as it is"
         if own.alone
-        else "aggregated: it goes into a sum or mean over clients, which is all that the run uses"
+        else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
     )
     return [
         f'  {i}. "{own.name}" ({own.kind}), {often}',
@@ -139,6 +139,6 @@ def _evaluation(opened: Opened) -> list[str]:
     names = ", ".join(f'"{name}"' for name in opened.plans[2].made.carry.state)
     return [
         f"Evaluation, of every client between rounds: goes out: {names}, one number each. The coordinator's process "
-        "receives this site's own numbers; unless every site's policy has evaluation = \"own\", its results show means, "
-        "and quantiles only where five clients or more reply.",
+        "receives this site's own numbers; unless every site's policy has evaluation = \"own\", its results show "
+        "means, and quantiles only where five clients or more reply.",
     ]

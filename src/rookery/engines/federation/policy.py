@@ -86,7 +86,8 @@ class Policy:
                     near = difflib.get_close_matches(name, known, 1)
                     meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
                     raise ValueError(f"there is no rule {name!r}; {meant}")
-            return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+            given: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+            return cls(**given)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
