@@ -91,6 +91,7 @@ def test_what_a_plan_allows_by_hand() -> None:
     assert times == {"inside": None, "seen": 1, "back": 1, "fresh": 1, "judge": 1}
 
 
+@pytest.mark.slow
 def test_a_guarded_run_gives_what_the_simulation_gives() -> None:
     what = job(rk.chain(rk.clip(1.0), rk.gaussian(0.1)))
     own = hosts(what)

@@ -191,22 +191,18 @@ class Site:
             except (OSError, ValueError) as error:
                 return answer("value", why=str(error))
         moment: Moment = (int(header["phase"]), int(header["round"]))
-        if moment[0] == 2:  # between two rounds, and the next may have begun: nothing moves on
-            if self._moment > (1, moment[1]):
-                return answer("stale")
-            self._shown = self.remembered(moment[1])
-        else:
-            if moment < self._moment:
-                return answer("stale")
-            if moment > self._moment:
-                if self._next is not None:
-                    self._memory, self._since, self._next = self._next, self._moment, None
-                self._moment = moment
-                self.forget()
-            self._shown = self._memory
+        between = moment[0] == 2  # two rounds, and the next may have begun: nothing moves on
+        if self._moment > (1, moment[1]) if between else moment < self._moment:
+            return answer("stale")
         plan = self._plans[moment[0]]
         if self._guard is not None:
             self._guard.check(plan, moment, header)
+        if not between and moment > self._moment:
+            if self._next is not None:
+                self._memory, self._since, self._next = self._next, self._moment, None
+            self._moment = moment
+            self.forget()
+        self._shown = self.remembered(moment[1]) if between else self._memory
         self._values.update(zip(header["values"], arrays[: len(header["values"])], strict=True))
         rest = iter(arrays[len(header["values"]) :])
         asked = []
