@@ -191,8 +191,10 @@ def solve(
             compiled like a part of a method. The data are client.test(), client.upper() and client.lower(), and
             client.mean(fn, data) is fn(rows), a mean over its rows, of all of them. Or evaluate_client(client, x, y,
             memory), with what the client remembers. The history gets the weighted mean over clients under the metric's
-            name, and quantiles under name_q0, _q10, _q50, _q90 and _q100. It is no part of the method: it passes no
-            channel, and the ledger does not count it. With `faults`, sites that can't be reached are left out.
+            name, and quantiles under name_q0, _q10, _q50, _q90 and _q100; over a network there are quantiles where five
+            clients or more reply, or where every site's policy allows its own numbers to be shown. It is no part of the
+            method: it passes no channel, and the ledger does not count it. With `faults`, sites that can't be reached
+            are left out.
         every: rounds from one evaluation to the next.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for

@@ -24,7 +24,7 @@ class Audit:
     """The log, and what it counts over all runs that it knows of.
 
     A process that is killed may leave a line that is torn; it stays, and a line after it says so. The log is on the
-    disk at the latest when the next round begins.
+    disk at the latest when the next round begins, or when it is closed.
 
     Arguments:
         path: of the file; what it holds is gone on from. ValueError if its chain is broken.
@@ -79,7 +79,7 @@ class Audit:
             "bytes": sent.bytes,
             "sha256": sent.digest,
         }
-        self._write(line, sync=phase == 1 and self.is_new(moment))
+        self._write(line, sync=phase != 1 or self.is_new(moment))
 
     def is_new(self, moment: Moment) -> bool:
         """Whether a moment of the run that is open is a round that has not begun yet."""
