@@ -97,6 +97,7 @@ class Links:
     dropped: int = 0  # messages that nobody waited for
     exchanges: int = 0
     rounds: int = 0  # that are done
+    opened: dict[int, dict[str, Any]] = field(default_factory=dict)  # what sites said when they last opened the run
     _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
 
     def __post_init__(self) -> None:
@@ -268,6 +269,8 @@ class _Asking:
 
     def _answer(self, site: int, asked: _Asked, reply: Reply) -> None:
         links, answer = self._links, reply.header.get("answer")
+        if answer == "opened":
+            links.opened[site] = reply.header
         if answer == "closed" and links.opening is not None and not asked.opening:
             asked.opening, asked.waits_for = True, links.number()
             return links.send(site, links.opening(site, asked.waits_for))
