@@ -54,12 +54,14 @@ class Record:
     Attributes:
         state: "gone", "late" (it is still at an earlier request), "refused" or "connected".
         since: when that began, in seconds since 1970.
+        why: it is not connected, in words.
         replies, missing: to exchanges, and those that were left out.
         sent, received: bytes of messages.
     """
 
     state: str = "gone"
     since: float = field(default_factory=time.time)
+    why: str = ""
     replies: int = 0
     missing: int = 0
     sent: int = 0
@@ -233,7 +235,7 @@ class _Asking:
 
     def _leave_out(self, site: int, state: str, why: str) -> None:
         before = self._links.records[site].becomes(state)
-        self._away[site] = why
+        self._away[site] = self._links.records[site].why = why
         if before != state:
             self._links.note(f"{self._links.name(site)} {why}.")
 
