@@ -365,6 +365,8 @@ class Checkpoint:
         if self._left:
             return
         self._wait()
+        if self._saved == self._session.rounds:  # new is at most an evaluation, which a run that goes on drops
+            return
         session, arrays = self._session, {"carry": self._session.save()}
         if best is not None:
             arrays["best"] = (best.x, best.y, best.memory)

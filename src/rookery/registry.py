@@ -161,12 +161,16 @@ def _refer(text: str) -> tuple[str, str, Any]:
     own += [key for key, value in vars(module).items() if isinstance(value, Task)]
     own = [key for key in own if not key.startswith("_")]
     if not name:
-        raise ValueError(f"{text} is a file; say what in it, as in {where}:{own[0] if own else 'task'}.")
+        raise ValueError(f"{text} is a file; say what in it, as in {where}:{_likely(own)}.")
     if not hasattr(module, name):
         raise ValueError(f"{where} has no {name!r}; {_nearest(name, own) if own else 'it defines nothing.'}")
     if is_file:
         return f"{Path(where).name}:{name}", f"{Path(where).resolve()}:{name}", getattr(module, name)
     return text, text, getattr(module, name)
+
+
+def _likely(own: list[str]) -> str:
+    return "task" if "task" in own or not own else own[0]
 
 
 def load_file(path: Path) -> ModuleType:

@@ -272,7 +272,7 @@ def solve(
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
         following = _Following(trackers, settings)
         showing = _bar(progress, algorithm, rounds, session.rounds)
-        with following, saver or nullcontext(), showing as bar, interrupts() as interrupt:
+        with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
 
             def note(regular: bool = True) -> None:
@@ -523,8 +523,8 @@ class _Record:
 
 
 @contextmanager
-def interrupts() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second raises KeyboardInterrupt."""
+def interrupts(said: bool = False) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, which is `said`; the second raises KeyboardInterrupt."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -535,6 +535,8 @@ def interrupts() -> Iterator[threading.Event]:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
+        if said:
+            os.write(2, b"Stopping after this round; Ctrl-C again stops at once.\n")  # a print may be under way
 
     signal.signal(signal.SIGINT, handle)
     try:

@@ -179,7 +179,7 @@ def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any], com
     """
     names = ("clients", "partition")
     own: dict[str, Any] = {"task": asked.named.reference, "algorithm": asked.algorithm.reference}
-    own |= {name: asked.arguments.get(name) for name in names}
+    own |= {name: asked.arguments.get(name) for name in names if command == "run"}  # a coordinator counts its sites
     method = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
     given = {name: value for name, value in asked.arguments.items() if name not in (*names, "seed")}
     texts = {name: text_of(value) for name, value in (given | method | changed).items()}

@@ -12,9 +12,11 @@ import typer
 
 import rookery as rk
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, TaskName, ask
-from rookery.cli.program import AsJson, Command, Out, Quiet, app, border
+from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain
 from rookery.cli.run import execute
-from rookery.registry import blaming
+from rookery.engines.federation.kits import COORDINATOR, load_kit
+from rookery.engines.federation.links import SiteError
+from rookery.registry import blaming, find
 from rookery.status import StatusPage
 
 Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
@@ -62,9 +64,10 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
-    with border(), blaming(), _page(status, status_host) as page:
-        names = tuple(name.strip() for name in (sites or "").split(",") if name.strip())
-        asked = ask(task, algorithm, settings or [], len(names) or None, None, seed)
+    stopped = " Go on with --resume, from the last completed round." if out is not None else ""
+    with border(), blaming(), told(stopped), _page(status, status_host) as page:
+        names = _sites(sites, kit, insecure)
+        asked = ask(task, algorithm, settings or [], len(names), None, seed)
         if insecure:
             print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
         hyper = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
@@ -102,6 +105,40 @@ def serve(
             callbacks=[] if page is None else [page],
         )
         raise typer.Exit(code)
+
+
+def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
+    """The sites' names, in order; ValueError if they are not those of the kit, or there is none."""
+    names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
+    if kit is None:
+        if not insecure:
+            raise ValueError("A coordinator needs certificates: --kit FOLDER, made by `rookery federation init`.")
+        if not names:
+            raise ValueError("Without a kit a coordinator needs the sites' names: --sites a,b,c.")
+        return names
+    if kit.is_dir() and not (kit / "kit.toml").exists():  # of `nvflare provision`
+        if not names:
+            raise ValueError(f"{kit} does not say which sites there are: --sites a,b,c.")
+        return names
+    own = load_kit(kit)
+    if own.name != COORDINATOR:
+        raise ValueError(f"{kit} is the kit of the site {own.name}; the coordinator has one of its own.")
+    return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
+
+
+@contextlib.contextmanager
+def told(hint: str = "") -> Iterator[None]:
+    """What ends a run in one line: sites that are not there, one that leaves where it can't go on without, Ctrl-C."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, rk.RoundFailedError | SiteError) and not isinstance(error.__cause__, SiteError):
+            raise
+        complain(f"{str(error).rstrip('.')}.")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        complain(f"Stopped.{hint}")
+        raise typer.Exit(130) from None
 
 
 def channel_of(clip: float | None, noise: float | None) -> Any:

@@ -77,6 +77,8 @@ class Federation:
     def open(self, job: Job) -> "Session":
         """A session for this job."""
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
+            if not job.clients.held:
+                raise ValueError("rk.Clients.like holds no data, sites on a network do: give an address, or a kit.")
             return _within_this_process(job, self)
         if job.clients.held:
             raise ValueError(

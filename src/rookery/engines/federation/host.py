@@ -116,6 +116,7 @@ class Host:
         self.reason = ""  # and why, if not because all rounds are done
         self._opened: dict[str, Any] = {}
         self._evaluation = "together"
+        self._declined = ""  # the run that it has refused
 
     def handle(self, request: bytes) -> bytes:
         """The answer to a request."""
@@ -172,7 +173,7 @@ class Host:
                 self._run, self._opened = header["run"], words
             self._go_on(self._site, header)
         except (RefusedError, ValueError) as error:
-            self._site, self._run = None, ""
+            self._site, self._run, self._declined = None, "", str(header.get("run"))
             self._refused(header, str(error))
             return _refused(number, str(error))
         LOG.info("Run %s is open.", self._run)
@@ -303,7 +304,9 @@ class Host:
         if header.get("run") == self._run and self._site is not None:
             self._site.close()
             self._site, self._run, self._opened = None, "", {}
-            self.done, self.reason = True, str(header.get("why", ""))[:200]
+            self.done, self.reason = True, str(header.get("why", ""))[:2000]
+        elif header.get("run") == self._declined:
+            self.done, self.reason = True, str(header.get("why", "") or "this site has refused to take part.")[:2000]
         return wire.encode({"answer": "value", "number": number}, [])
 
 

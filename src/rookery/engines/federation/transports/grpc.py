@@ -233,6 +233,16 @@ class JoinError(RuntimeError):
     """The coordinator does not take this site."""
 
 
+def _plain(details: str) -> str:
+    """What gRPC says of a connection, without the addresses that it has tried.
+
+    >>> _plain("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused")
+    'Connection refused'
+    """
+    _, tried, last = details.partition("last error: ")
+    return last.rpartition(": ")[2] if tried else details
+
+
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
 
 
@@ -286,7 +296,7 @@ def join(
         except ValueError as error:
             why = f"the coordinator {error}"
         except grpc.RpcError as error:
-            why = str(error.details())
+            why = _plain(str(error.details()))
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
                 raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
         finally:

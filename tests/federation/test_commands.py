@@ -1,0 +1,169 @@
+"""`rookery serve` and `rookery site`: what a newcomer does wrong is told in one line, and leaves nobody waiting."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.federation.studies import hosts, without_data
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import cli
+from rookery.engines.engine import Job
+from rookery.engines.federation.host import Host
+from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.transports import grpc
+from rookery.engines.federation.transports.memory import Memory
+
+STUDY = """
+import jax.numpy as jnp, numpy as np, rookery as rk
+from rookery.tasks import Task
+
+def helper():
+    pass
+
+def task(clients=2):
+    loss = lambda x, rows: jnp.mean((x - rows) ** 2)
+    metrics = lambda x, y: {"loss": x**2}
+    data = rk.Clients.like(upper=np.float32(0), n=clients)
+    return Task("study", rk.SingleLevel(loss), data, np.float32(0), metrics, "loss", rounds=2, every=1)
+
+def data():
+    return {"upper": np.ones(3, np.float32)}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a study, and kits of two sites."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.py").write_text(STUDY)
+    make_kits(tmp_path / "kits", "localhost", ["north", "south"])
+    return tmp_path
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit | None)
+    return result.exit_code, result.output.splitlines()[-1]
+
+
+SERVE = ("serve", "study.py:task", "--algorithm", "FedAvg")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (SERVE, "A coordinator needs certificates: --kit FOLDER"),
+        ((*SERVE, "--insecure"), "needs the sites' names: --sites a,b,c"),
+        ((*SERVE, "--kit", "kits/north"), "kits/north is the kit of the site north"),
+        ((*SERVE, "--kit", "kits/coordinator", "--sites", "north,soth"), "no site 'soth'; did you mean south"),
+        ((*SERVE, "--kit", "kits/nowhere"), "There is no folder kits/nowhere"),
+        (("serve", "study.py", "--kit", "kits/coordinator"), "as in study.py:task"),
+        (("site", "--module", "study.py"), "A site needs certificates"),
+        (("site", "--module", "study.py", "--kit", "kits/north", "--name", "south"), "the kit of north, not of south"),
+        (("site", "--module", "study.py", "--kit", "kits/coordinator"), "is the coordinator's kit"),
+        (("site", "--module", "studi.py", "--kit", "kits/north"), "There is no file"),
+    ],
+)
+def test_refused_in_one_line(here: Path, words: tuple[str, ...], line: str) -> None:
+    code, last = said(*words)
+    assert (code, line in last) == (2, True), last
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("return {", "return 1, {"), "A site's data are a tuple"),
+        (('"upper": np', '"uper": np'), "A site's data have 'uper'"),
+        (("def data", "def dta"), "has no function data()"),
+        (("np.ones(3", "np.load('none.npy'"), "FileNotFoundError"),
+    ],
+)
+def test_a_site_whose_file_is_wrong_does_not_connect(here: Path, change: tuple[str, str], line: str) -> None:
+    (here / "study.py").write_text(STUDY.replace(*change))
+    code, last = said("site", "--module", "study.py", "--kit", "kits/north")
+    assert (code, line in last) == (2, True), last
+
+
+def test_sites_that_do_not_come_are_named(here: Path) -> None:
+    code, last = said(*SERVE, "--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0")
+    assert (code, last) == (1, "rookery: a is not connected; b is not connected.")
+
+
+def test_a_site_gives_up_in_one_line(here: Path) -> None:
+    given = ("--insecure", "--name", "a", "--address", "127.0.0.1:1", "--patience", "0")
+    code, last = said("site", "--module", "study.py", *given)
+    assert (code, last) == (1, "rookery: The coordinator at 127.0.0.1:1 can't be reached: Connection refused.")
+
+
+def test_the_file_of_a_run_repeats_it(here: Path) -> None:
+    given = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0")
+    said(*SERVE, *given, "--out", "runs/first")
+    code, last = said("serve", "--config", "runs/first/run.toml", "--out", "runs/second")
+    assert (code, last) == (1, "rookery: a is not connected; b is not connected.")
+
+
+def a_job(shift: float = 0.0) -> Job:
+    problem = rk.SingleLevel(lambda x, rows: ((x - rows + shift) ** 2).mean())
+    clients = rk.Clients(upper=[np.ones(2, np.float32), np.ones(3, np.float32)])
+    return Job(problem, clients, rk.FedAvg(), (np.float32(0), ()), 2, 0)
+
+
+def ended(own: list[Host]) -> list[tuple[bool, str]]:
+    ask: Any = lambda i, message: own[i].handle(message)
+    engine = rk.Federation(transport=Memory(len(own), ask, [host.name for host in own]), patience=0.0)
+    with pytest.raises(ValueError, match="site-1 refuses: its plan is another one"):
+        engine.open(without_data(a_job()))
+    return [(host.done, host.reason) for host in own]
+
+
+def test_a_study_that_differs_at_one_site_ends_the_run_for_all() -> None:
+    """Also for the site that refuses: nobody waits for a coordinator that is gone. The reason is told whole."""
+    own = [hosts(a_job())[0], hosts(a_job(shift=1.0))[1]]
+    for done, reason in ended(own):
+        assert done
+        assert reason.endswith("problem, method, evaluation or constants differ.")
+
+
+def test_a_coordinator_that_is_stopped_between_two_evaluations_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = a_job()
+    presses = [3]  # the round in which Ctrl-C is pressed
+
+    def watch(links: Any) -> None:
+        if links.rounds in presses:
+            presses.clear()
+            signal.raise_signal(signal.SIGINT)
+
+    def solved(**how: Any) -> rk.Run:
+        own = hosts(job)
+        ask: Any = lambda i, message: own[i].handle(message)
+        engine = rk.Federation(transport=Memory(2, ask, [host.name for host in own]), patience=0.0, **how)
+        clients = without_data(job).clients
+        evaluate = lambda x, y: {"loss": x**2}
+        return rk.solve(
+            job.problem, clients, job.algorithm, job.start[0], 10, every=5, evaluate=evaluate, engine=engine,
+            checkpoint=tmp_path / "run",
+        )  # fmt: skip
+
+    stopped = solved(watch=watch)
+    assert stopped.interrupted
+    assert stopped.rounds == 4
+    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    resumed = solved()
+    assert (resumed.rounds, resumed.history["round"].tolist()) == (10, [0, 5, 10])
+
+
+def test_clients_without_data_are_not_simulated() -> None:
+    with pytest.raises(ValueError, match="give an address, or a kit"):
+        rk.Federation().open(without_data(a_job()))
+
+
+def test_what_grpc_says_is_shortened() -> None:
+    assert grpc._plain("Socket closed") == "Socket closed"

@@ -1,0 +1,173 @@
+"""The example of three hospitals, as its README has it: real processes and certificates, on this machine."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import rookery as rk
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
+ROUNDS = 40
+SOURCES = ("laboratory", "letter", "billing")
+SITES = ("general", "riverside", "university")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Its modules."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import compare
+    import make_data
+    import study
+
+    yield compare, make_data, study
+    for name in ("compare", "make_data", "study"):
+        sys.modules.pop(name, None)
+
+
+def levels(example: Any) -> dict[str, Any]:
+    _, make_data, study = example
+    return {
+        level: [study.rows(table[table["use"] == use]) for table in make_data.tables(0).values()]
+        for level, use in study.USES.items()
+    }
+
+
+def simulated(example: Any) -> pd.DataFrame:
+    _, given, measure = example[0].nested(levels(example))
+    task = example[2].task()
+    how = {"every": task.every, "evaluate": task.evaluate, "evaluate_client": measure}
+    return rk.solve(*given, rounds=ROUNDS, **how).history
+
+
+def test_the_tables_are_unequal_and_one_source_is_often_wrong(example: Any) -> None:
+    tables = example[1].tables(0)
+    assert [len(table) for table in tables.values()] == [260, 200, 109]
+    again = example[1].tables(0)
+    assert all(table.equals(again[name]) for name, table in tables.items())
+    together = pd.concat(list(tables.values()))
+    assert len(together) == 569
+    cancers = (
+        together[together["use"] == "train"].groupby("source")["diagnosis"].apply(lambda d: (d == "malignant").mean())
+    )
+    assert cancers["billing"] < 0.2 < cancers["laboratory"]  # 37 % of the patients have one
+    assert {len(table[table["use"] == "check"]) for table in tables.values()} == {8}
+
+
+def test_a_table_that_is_not_as_agreed_is_refused(example: Any) -> None:
+    table = example[1].tables(0)["university"]
+    study = example[2]
+    with pytest.raises(ValueError, match="no column 'worst_area'"):
+        study.rows(table.drop(columns="worst_area"))
+    with pytest.raises(ValueError, match="a source is one of"):
+        study.rows(table.assign(source="hearsay"))
+
+
+def test_the_readme_names_files_and_rules_that_there_are() -> None:
+    text = (EXAMPLE / "README.md").read_text()
+    for name in re.findall(r"`([a-z_]+\.(?:py|toml))`", text):
+        assert (EXAMPLE / name).exists(), name
+    assert tomllib.loads((EXAMPLE / "policy.toml").read_text())
+
+
+def commands() -> dict[str, list[str]]:
+    """The README's commands, by the word that follows `rookery`."""
+    found: dict[str, list[str]] = {}
+    for block in re.findall(r"```console\n(.*?)```", (EXAMPLE / "README.md").read_text(), flags=re.DOTALL):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            words = re.search(r"rookery (federation|serve|site)\b", line)
+            if words:
+                found.setdefault(words[1], []).append(line)
+    return found
+
+
+def a_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Running:
+    """Processes of the README's commands, in a folder with copies of the example's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.all = folder, []
+        for file in EXAMPLE.glob("*.py"):
+            (folder / file.name).write_bytes(file.read_bytes())
+
+    def start(self, command: str, name: str) -> Any:
+        """Begin; what it says is in a file of that name."""
+        words = shlex.split(command)
+        own = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
+        words = [sys.executable, "-m", "rookery.cli", *words[len(own) + 1 :]]
+        out = (self.folder / f"{name}.log").open("ab")
+        process = subprocess.Popen(words, cwd=self.folder, env=os.environ | own, stdout=out, stderr=out)
+        self.all.append(process)
+        return process
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def until(self, name: str, text: str, seconds: float = 240.0) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.said(name):
+            assert time.monotonic() < end, self.said(name)
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    own = Running(tmp_path)
+    yield own
+    for process in own.all:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_the_readme_on_one_machine(running: Running, example: Any) -> None:
+    """The study gives the simulation's numbers, though a site is killed and started again in the middle."""
+    there, port = commands(), a_port()
+    for table, rows in example[1].tables(0).items():
+        (running.folder / "data").mkdir(exist_ok=True)
+        rows.to_csv(running.folder / "data" / f"{table}.csv", index=False)
+    init = there["federation"][0].replace("--coordinator localhost", f"--coordinator localhost:{port}")
+    assert running.start(init, "init").wait() == 0, running.said("init")
+    serve = there["serve"][0].replace("--status 9555", f"--status {a_port()}") + f" --rounds {ROUNDS}"
+    coordinator = running.start(serve, "serve")
+    sites = {name: next(c for c in there["site"] if f"kits/{name}" in c) for name in SITES}
+    processes = {name: running.start(command, name) for name, command in sites.items()}
+    running.until("serve", "All sites are there.")
+    checkpoint = running.folder / "runs" / "first" / "checkpoint"
+    end = time.monotonic() + 240
+    while not list(checkpoint.glob("round_[1-9]*")):
+        assert time.monotonic() < end, running.said("serve")
+        time.sleep(0.02)
+    processes["university"].send_signal(signal.SIGKILL)
+    running.until("serve", "The run pauses: 2 of 3 replies")
+    processes["university"] = running.start(sites["university"], "university")
+    running.until("serve", "The run goes on.")
+    assert coordinator.wait(240) == 0, running.said("serve")
+    for name, process in processes.items():
+        assert process.wait(30) == 0, running.said(name)
+        assert "The run is over." in running.said(name)
+    history = pd.read_csv(running.folder / "runs" / "first" / "history.csv")
+    alone = simulated(example)
+    columns = ["round", "exchanges", "bytes_up", "accuracy", "missed", *map("trust_{}".format, SOURCES)]
+    np.testing.assert_allclose(history[columns], alone[columns], rtol=1e-3)
+    last = history.iloc[-1]
+    assert last["accuracy"] > 0.95
+    assert last["trust_billing"] < 0.1 < 0.5 < last["trust_laboratory"]
