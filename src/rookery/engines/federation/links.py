@@ -237,7 +237,7 @@ class _Asking:
         before = self._links.records[site].becomes(state)
         self._away[site] = self._links.records[site].why = why
         if before != state:
-            self._links.note(f"{self._links.name(site)} {why}.")
+            self._links.note(f"{self._links.name(site)} {why.rstrip('.')}.")
 
     def _take(self, event: Event) -> None:
         links, site = self._links, event.site
