@@ -55,6 +55,7 @@ def join(
     folder: str | Path | None = None,
     guard: Any = None,
     fitted: Any = None,
+    enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = print,
     patience: float | None = None,
 ) -> Host:
@@ -67,11 +68,12 @@ def join(
         kit: its folder of certificates, made by `rookery federation init`. None: without, on this machine alone.
         folder: where it keeps what it remembers from round to round, and finds it again after a restart.
         guard, fitted: see `Host`.
+        enough: whether it has seen enough, and leaves.
         tell: told what happens to the connection.
         patience: the seconds without a connection after which it gives up; None: never.
     """
     hooks = {"guard": guard, "fitted": fitted}
     host = Host(name, brings, folder, **{word: hook for word, hook in hooks.items() if hook is not None})
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
-    grpc.join(host.handle, lambda: host.done, name, address, own, tell, patience=patience)
+    grpc.join(host.handle, lambda: host.done or enough(), name, address, own, tell, patience=patience)
     return host

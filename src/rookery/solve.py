@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTILES = (0, 10, 50, 90, 100)  # over clients, in percent
+FEW = 5  # of fewer, quantiles are single clients' own numbers
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
@@ -190,8 +191,10 @@ def solve(
             compiled like a part of a method. The data are client.test(), client.upper() and client.lower(), and
             client.mean(fn, data) is fn(rows), a mean over its rows, of all of them. Or evaluate_client(client, x, y,
             memory), with what the client remembers. The history gets the weighted mean over clients under the metric's
-            name, and quantiles under name_q0, _q10, _q50, _q90 and _q100. It is no part of the method: it passes no
-            channel, and the ledger does not count it. With `faults`, sites that can't be reached are left out.
+            name, and quantiles under name_q0, _q10, _q50, _q90 and _q100; over a network there are quantiles where five
+            clients or more reply, or where every site's policy allows its own numbers to be shown. It is no part of the
+            method: it passes no channel, and the ledger does not count it. With `faults`, sites that can't be reached
+            are left out.
         every: rounds from one evaluation to the next.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for
@@ -405,13 +408,20 @@ def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | Non
     return lambda client, x, y, memory: given(client, *models.whole((x, y, memory)[: 3 if sees >= 4 else 2]))
 
 
-def over_clients(rows: Mapping[str, np.ndarray], replied: np.ndarray, weights: np.ndarray) -> dict[str, float]:
-    """The weighted mean and the quantiles of each metric over those who replied; NaN where there is no weight."""
+def over_clients(
+    rows: Mapping[str, np.ndarray], replied: np.ndarray, weights: np.ndarray, shows_each: bool = True
+) -> dict[str, float]:
+    """The weighted mean and the quantiles of each metric over those who replied; NaN where there is no weight.
+
+    Without `shows_each` there are no quantiles of fewer than five clients, and a mean of one is NaN.
+    """
     found, p = {}, weights[replied]
+    least = 1 if shows_each else 2
     for name, each in rows.items():
         own = np.asarray(each, float)[replied]
-        found[name] = float(np.sum(np.where(p > 0, p * own, 0)) / np.sum(p)) if np.sum(p) > 0 else np.nan
-        found |= {f"{name}_q{q}": float(np.percentile(own, q)) if own.size else np.nan for q in QUANTILES}
+        found[name] = float(np.sum(np.where(p > 0, p * own, 0)) / np.sum(p)) if np.sum(p > 0) >= least else np.nan
+        if shows_each or own.size >= FEW:
+            found |= {f"{name}_q{q}": float(np.percentile(own, q)) if own.size else np.nan for q in QUANTILES}
     return found
 
 
@@ -460,7 +470,9 @@ class _Record:
         check_numbers("evaluate", metrics)
         metrics = {name: float(value) for name, value in metrics.items()}
         for name, value in (
-            over_clients(*session.measure(), np.asarray(session.clients.weights, float)) if self.measures else {}
+            over_clients(*session.measure(), np.asarray(session.clients.weights, float), session.shows_each)
+            if self.measures
+            else {}
         ).items():
             if name in metrics:
                 raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")

@@ -1,7 +1,7 @@
 """A plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Literal
@@ -13,10 +13,15 @@ def in_words(plan: Any) -> str:
     """The plan, line by line."""
     given = plan.given
     lines = [f"{plan.title}, {given.ids.shape[0]} of {given.weights.shape[0]} clients"]
-    names = [*[_CONSTANT] * len(plan.consts), *_input_names(given)]
-    values = [_Value(name, name == _CONSTANT) for name in names]
-    _Words(lines).body(plan.body, dict(zip(plan.body.inputs, values, strict=True)), 1)
+    _Words(lines).body(plan.body, _named(plan), 1)
     return "\n".join(lines)
+
+
+def _named(plan: Any) -> "dict[Any, _Value]":
+    """The plan's inputs by their names."""
+    names = [*[_CONSTANT] * len(plan.consts), *_input_names(plan.given)]
+    values = [_Value(name, name == _CONSTANT) for name in names]
+    return dict(zip(plan.body.inputs, values, strict=True))
 
 
 _CONSTANT = "constants"
@@ -53,7 +58,6 @@ class _Words:
 
     def body(self, body: Any, values: dict[Any, _Value], depth: int) -> None:
         """The lines of a body's steps; names of what it makes are added to `values`."""
-        pad = "  " * depth
 
         def of(v: Any) -> _Value:
             return _Value(_CONSTANT, True) if isinstance(v, Literal) else values[v]
@@ -68,48 +72,49 @@ class _Words:
             if eqn.primitive is fed.client_map:
                 self._maps += 1
                 name = f"#{self._maps}"
-                self._lines.append(f"{pad}{name} clients at {params['source']}")
-                self._function(eqn.invars[1:], params["inputs"], of, pad)
-                shapes = ledger.shape_of([v.aval for v in params["work"].outvars[:-1]])
-                self._lines.append(f"{pad}     keep: {shapes or 'nothing'}")
+                self._map(eqn, of, depth)
             elif eqn.primitive is fed.scatter:
-                self._lines.append(f"{pad}   scatter: each client is sent its own row of {of(eqn.invars[1]).name}")
+                self._scatter(eqn, of, depth)
             elif eqn.primitive is fed.center:
-                holder = "the server" if params["holder"] is None else f"client {params['holder']}"
-                self._lines.append(f'{pad}   "{name}" on the centre\'s data, at {params["source"]}, by {holder}')
+                self._center(eqn, of, depth)
             elif eqn.primitive is fed.loop:
                 self._loop(step, values, of, depth)
                 continue
             else:
-                self._exchange(eqn, of, pad)
+                self._exchange(eqn, of, depth)
             values.update((v, _Value(name)) for v in eqn.outvars)
 
-    def _function(self, given: Any, inputs: Any, of: Any, pad: str) -> None:
-        sent, own = given[: inputs.sent], given[inputs.sent + inputs.key :]
-        new = [v for v in dict.fromkeys(sent) if not of(v).known]
-        size = ledger.nbytes([v.aval for v in new]) + 8 * inputs.key
-        named = _joined([*(of(v).name for v in new), *["a key of its own"] * inputs.key])
-        used = _joined(of(v).name for v in (*sent, *own) if v not in new and of(v).name != _CONSTANT)
-        for v in new:
-            of(v).known = True
-        if named:
-            self._lines.append(f"{pad}     are sent: {named} ({_bytes(size)})")
-        if used:
-            self._lines.append(f"{pad}     have: {used}")
+    def _map(self, eqn: Any, of: Any, depth: int) -> None:
+        pad = "  " * depth
+        self._lines.append(f"{pad}#{self._maps} clients at {eqn.params['source']}")
+        given = _given(eqn.invars[1:], eqn.params["inputs"], of)
+        if given.sent:
+            self._lines.append(f"{pad}     are sent: {given.sent} ({in_bytes(given.size)})")
+        if given.used:
+            self._lines.append(f"{pad}     have: {given.used}")
+        shapes = ledger.shape_of([v.aval for v in eqn.params["work"].outvars[:-1]])
+        self._lines.append(f"{pad}     keep: {shapes or 'nothing'}")
 
-    def _exchange(self, eqn: Any, of: Any, pad: str) -> None:
-        exchange = eqn.params["exchange"]
+    def _scatter(self, eqn: Any, of: Any, depth: int) -> None:
+        self._lines.append(f"{'  ' * depth}   scatter: each client is sent its own row of {of(eqn.invars[1]).name}")
+
+    def _center(self, eqn: Any, of: Any, depth: int) -> None:
+        name, holder = eqn.params["exchange"].name, eqn.params["holder"]
+        by = "the server" if holder is None else f"client {holder}"
+        self._lines.append(f'{"  " * depth}   "{name}" on the centre\'s data, at {eqn.params["source"]}, by {by}')
+
+    def _exchange(self, eqn: Any, of: Any, depth: int) -> None:
+        exchange, pad = eqn.params["exchange"], "  " * depth
         rows = eqn.invars[1 + (eqn.primitive is fed.reduce) + eqn.params["lossy"] :]
         seen = "aggregated before anyone sees it" if eqn.primitive is fed.reduce else "seen by the server one by one"
         self._lines.append(
             f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(of(v).name for v in rows)}: each sends '
-            f"{exchange.shape} ({_bytes(exchange.reply_bytes)}), {seen}"
+            f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
         )
 
     def _loop(self, step: Any, values: dict[Any, _Value], of: Any, depth: int) -> None:
         length, body = step.eqn.params["length"], step.body
-        turns = f"{length} times" if length is not None else "a number of times that is drawn"
-        self._lines.append(f"{'  ' * depth}   loop, {turns}:")
+        self._turns(length, depth)
         given = step.eqn.invars[length is None :]
         fixed, start = given[: len(given) - len(body.outputs)], given[len(given) - len(body.outputs) :]
         made = {v: s.eqn.params["exchange"].name for s in body.steps if "exchange" in _params(s) for v in s.eqn.outvars}
@@ -117,6 +122,95 @@ class _Words:
         inside = [*map(of, fixed), _Value("the turn"), *map(_Value, carried)]
         self.body(body, dict(zip(body.inputs, inside, strict=True)), depth + 2)
         values.update((v, _Value(name)) for v, name in zip(step.eqn.outvars, carried, strict=True))
+        self._leave()
+
+    def _turns(self, length: int | None, depth: int) -> None:
+        turns = f"{length} times" if length is not None else "a number of times that is drawn"
+        self._lines.append(f"{'  ' * depth}   loop, {turns}:")
+
+    def _leave(self) -> None:
+        """A loop is over."""
+
+
+class Exchanged(NamedTuple):
+    """An exchange as one client takes part in it, in words."""
+
+    name: str
+    kind: str
+    sent: str  # what it is sent for it
+    down: int  # the bytes of that
+    shape: str  # of its reply
+    up: int  # the bytes of that
+    alone: bool  # whether its reply is seen as it is
+    times: int | None  # in a round; None: the run draws it
+
+
+class _Exchanges(_Words):
+    """Collects a client's exchanges."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__([])
+        self._client = client
+        self.found: list[Exchanged] = []
+        self.sent: list[str] = []  # since the last exchange
+        self.down = 0
+        self._times: list[int | None] = [1]
+
+    def _map(self, eqn: Any, of: Any, depth: int) -> None:
+        given = _given(eqn.invars[1:], eqn.params["inputs"], of)
+        self.sent += [given.sent] if given.sent else []
+        self.down += given.size
+
+    def _scatter(self, eqn: Any, of: Any, depth: int) -> None:
+        row = eqn.invars[1].aval
+        self.sent.append(f"numbers of its own made of {of(eqn.invars[1]).name.replace(', ', ' and ')}")
+        self.down += ledger.nbytes([jax.ShapeDtypeStruct(row.shape[1:], row.dtype)])
+
+    def _center(self, eqn: Any, of: Any, depth: int) -> None:
+        if eqn.params["holder"] == self._client:
+            given = _given(eqn.invars, eqn.params["inputs"], of)
+            self._add(eqn.params["exchange"], given.sent, given.size, alone=True)
+
+    def _exchange(self, eqn: Any, of: Any, depth: int) -> None:
+        self._add(eqn.params["exchange"], _joined(self.sent), self.down, alone=eqn.primitive is not fed.reduce)
+        self.sent, self.down = [], 0
+
+    def _add(self, own: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
+        times = self._times[-1]
+        self.found.append(Exchanged(own.name, own.kind, sent, down, own.shape, own.reply_bytes, alone, times))
+
+    def _turns(self, length: int | None, depth: int) -> None:
+        before = self._times[-1]
+        self._times.append(None if length is None or before is None else before * length)
+
+    def _leave(self) -> None:
+        self._times.pop()
+
+
+def exchanges(plan: Any, client: int) -> tuple[list[Exchanged], str, int]:
+    """A client's exchanges in order; and what it is sent after the last one, with the bytes of that."""
+    words = _Exchanges(client)
+    words.body(plan.body, _named(plan), 0)
+    return words.found, _joined(words.sent), words.down
+
+
+class _Given(NamedTuple):
+    """What a client's function is given: what is new to the client, the bytes of that, and what it had."""
+
+    sent: str
+    size: int
+    used: str
+
+
+def _given(given: Any, inputs: Any, of: Any) -> _Given:
+    sent, own = given[: inputs.sent], given[inputs.sent + inputs.key :]
+    new = [v for v in dict.fromkeys(sent) if not of(v).known]
+    size = ledger.nbytes([v.aval for v in new]) + 8 * inputs.key
+    named = _joined([*(of(v).name for v in new), *["a key of its own"] * inputs.key])
+    used = _joined(of(v).name for v in (*sent, *own) if v not in new and of(v).name != _CONSTANT)
+    for v in new:
+        of(v).known = True
+    return _Given(named, size, used)
 
 
 def _params(step: Any) -> dict[str, Any]:
@@ -132,5 +226,5 @@ def _joined(labels: Iterable[str]) -> str:
     return ", ".join(each)
 
 
-def _bytes(size: int) -> str:
+def in_bytes(size: int) -> str:
     return f"{size} bytes" if size < 1000 else f"{size / 1000:.3g} kB" if size < 10**6 else f"{size / 10**6:.3g} MB"

@@ -34,16 +34,18 @@ def without_data(job: Job) -> Job:
 def study(job: Job, i: int) -> Study:
     own = rk.Clients(**job.clients.client_data(i))
     init = job.start[0] if isinstance(job.problem, rk.SingleLevel) else job.start
-    return Study(job.problem, init, own, job.measure, {"algorithm": job.algorithm, "channel": job.channel})
+    module = {"algorithm": job.algorithm, "channel": job.channel, "Method": type(job.algorithm)}
+    return Study(job.problem, init, own, job.measure, module)
 
 
 def names(job: Job) -> list[str]:
     return [f"site-{i}" for i in range(job.clients.n)]
 
 
-def hosts(job: Job, folder: Path | None = None) -> list[Host]:
+def hosts(job: Job, folder: Path | None = None, guard: Any = lambda i: lambda opened: None) -> list[Host]:
+    """`guard(i)` is that of site i."""
     own = lambda i: None if folder is None else folder / str(i)
-    return [Host(name, study(job, i), own(i)) for i, name in enumerate(names(job))]
+    return [Host(name, study(job, i), own(i), guard(i)) for i, name in enumerate(names(job))]
 
 
 def in_memory(hosts: list[Host]) -> Any:

@@ -21,7 +21,9 @@ from rookery.cli.run import alone, execute
 from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of
 from rookery.cli.site import fitting, read_module
 from rookery.engines.federation import supervisor
+from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.host import Host
+from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.transports import nvflare
 from rookery.registry import blaming, find_task
 
@@ -152,7 +154,9 @@ def host(own: nvflare.Own, name: str) -> Any:
     if "module" not in own.said:
         raise ValueError(f'{nvflare.SETTINGS} names no module; add module = "local/hospital.py".')
     task, brings, names = read_module(own.root / own.said["module"])
-    return Host(name, brings, own.folder("folder", "rookery/memory"), fitted=fitting(task, names))
+    folder = own.folder("folder", "rookery/memory")
+    rules = Policy.read(own.root / own.said["policy"]) if "policy" in own.said else Policy()
+    return Host(name, brings, folder, guard_of(rules, Audit(folder / "audit.jsonl")), fitting(task, names))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:

@@ -12,8 +12,12 @@ from rookery import site as sites
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
 from rookery.cli.serve import Address, Insecure, KitFolder, told
-from rookery.engines.federation.host import Study
+from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.host import Opened, Study
+from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.kits import COORDINATOR, load_kit
+from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports.grpc import JoinError
 from rookery.registry import blaming, load_file
 from rookery.tasks.task import Task
@@ -32,6 +36,10 @@ def site(
     patience: Annotated[
         float | None, typer.Option(help="Seconds without a connection after which it gives up; without it, never.")
     ] = None,
+    policy: Annotated[Path | None, typer.Option(help="A TOML file: which runs this site takes part in.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what the run asks of this site, and take no part in it.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
@@ -48,6 +56,7 @@ def site(
             raise ValueError(f"{kit} is the coordinator's kit; a site has one of its own.")
         if insecure:
             print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
+        rules = Policy() if policy is None else Policy.read(policy)
         task, brings, names = read_module(module)
         tell = _teller(quiet)
         fit_to = fitting(task, names)
@@ -56,6 +65,8 @@ def site(
             tell(f"The coordinator opens a run of {type(algorithm).__name__}.")
             return fit_to(study, algorithm)
 
+        audit = None if folder is None or explain else Audit(folder / "audit.jsonl")
+        reading = Reading(rules)
         try:
             host = sites.join(
                 own.address if own else address or "127.0.0.1:9443",
@@ -63,17 +74,42 @@ def site(
                 brings,
                 kit=own,
                 folder=folder,
+                guard=reading if explain else guard_of(rules, audit),
                 fitted=fitted,
+                enough=lambda: reading.done,
                 tell=tell,
                 patience=patience,
             )
         except JoinError as error:
             complain(str(error))
             raise typer.Exit(1) from None
+        finally:
+            if audit is not None:
+                audit.close()
+        if explain:
+            return
         if host.reason:
             complain(f"The coordinator has ended the run: {host.reason}")
             raise typer.Exit(1)
         tell("The run is over.")
+
+
+class Reading:
+    """A guard that says what a run asks, and lets no run be opened."""
+
+    def __init__(self, rules: Policy) -> None:
+        self._rules, self.done = rules, False
+
+    def __call__(self, opened: Opened) -> None:
+        """Print it."""
+        print(in_words_for_a_site(opened))
+        try:
+            self._rules.check(opened)
+            print("This site's policy allows it.")
+        except RefusedError as error:
+            print(f"This site's policy does not allow it: {error}")
+        self.done = True
+        raise RefusedError("its owner is reading the plan, and has yet to take part.")
 
 
 def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:

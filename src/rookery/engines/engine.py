@@ -49,6 +49,7 @@ class Session(Protocol):
 
     clients: Clients  # the job's, with what the engine has learnt of their data
     durable: bool  # whether every round is saved, where there is a checkpoint: others depend on it
+    shows_each: bool  # whether results may show what a single client's evaluation gave
     rounds: int  # done so far
     state: Any  # the algorithm's; valid until the next `advance`
     memory: Any  # what the clients remember, one row for each, where the engine sees it; else None

@@ -71,6 +71,7 @@ class Session:
 
     keepers = None
     durable = False
+    shows_each = True
 
     def __init__(self, traced: engine.Traced, simulation: Simulation) -> None:
         self._traced, self._job = traced, traced.job

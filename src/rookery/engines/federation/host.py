@@ -19,6 +19,7 @@ from rookery import hyperparameters, plan
 from rookery.checks import check_means, check_measure, start_values
 from rookery.clients import Clients, Source
 from rookery.engines.federation import description, wire
+from rookery.engines.federation.dataflow import PlanGuard
 from rookery.engines.federation.site import Guard, RefusedError, Site
 from rookery.engines.federation.store import Store
 from rookery.jaxprs import digest
@@ -58,6 +59,8 @@ class Opened:
         fingerprint: of the program that they are.
         channel: what stands between the site's values and the coordinator, or None.
         clients, cohort: how many there are, and how many take part in a round.
+        algorithm: the method.
+        faults: how replies may be missing, or None.
     """
 
     header: dict[str, Any]
@@ -66,6 +69,8 @@ class Opened:
     channel: Any
     clients: int
     cohort: int
+    algorithm: Any = None
+    faults: Any = None
 
 
 def fingerprint(plans: tuple[Plan, ...]) -> str:
@@ -87,7 +92,9 @@ class Host:
         study: what it brings.
         folder: where it keeps what it remembers; None: nowhere, and a restart loses it.
         guard: guard(opened) -> what looks at this run's requests and replies, or None; it raises RefusedError for a run
-            that the site does not take part in.
+            that the site does not take part in. If it has `refused(header, why)`, it is told of all that is refused;
+            if the guard it gives has `evaluation`, that is what the coordinator is told: see `Policy`. Whatever it
+            says, the site answers only what the plan says: see `PlanGuard`.
         fitted: fitted(study, algorithm) -> the study as this method takes it.
     """
 
@@ -101,12 +108,14 @@ class Host:
     ) -> None:
         self.name, self._given, self._guard, self._fitted = name, study, guard, fitted
         self._study = study
+        self._tell = getattr(guard, "refused", lambda header, why: None)
         self._folder = None if folder is None else Path(folder)
         self._run = ""
         self._site: Site | None = None
         self.done = False  # the coordinator has ended the run
         self.reason = ""  # and why, if not because all rounds are done
         self._opened: dict[str, Any] = {}
+        self._evaluation = "together"
         self._declined = ""  # the run that it has refused
 
     def handle(self, request: bytes) -> bytes:
@@ -158,15 +167,21 @@ class Host:
                 self._site, self._run = None, ""
                 opened, described = self._understand(header)
                 guard = self._guard(opened)
-                self._site = self._make(header, opened, described, guard)
+                self._evaluation = getattr(guard, "evaluation", "together")
+                whole = PlanGuard(int(header["client"]), guard, self._refused)
+                self._site = self._make(header, opened, described, whole)
                 self._run, self._opened = header["run"], words
             self._go_on(self._site, header)
         except (RefusedError, ValueError) as error:
             self._site, self._run, self._declined = None, "", str(header.get("run"))
-            LOG.warning("Refused to open a run: %s", error)
+            self._refused(header, str(error))
             return _refused(number, str(error))
         LOG.info("Run %s is open.", self._run)
-        return wire.encode({"answer": "opened", "number": number}, [])
+        return wire.encode({"answer": "opened", "number": number, "evaluation": self._evaluation}, [])
+
+    def _refused(self, header: dict[str, Any], why: str) -> None:
+        LOG.warning("Refused: %s", why)
+        self._tell(header, why)
 
     def _understand(self, header: dict[str, Any]) -> tuple[Opened, Clients]:
         """The plans as everybody traces them; RefusedError if they are not the coordinator's."""
@@ -194,7 +209,8 @@ class Host:
                 f"its plan is another one ({own} here, {header['fingerprint']} at the coordinator), {what}: problem, "
                 f"method, evaluation or constants differ.{other}"
             )
-        return Opened(header, plans, own, channel, header["clients"], header["cohort"]), clients
+        opened = Opened(header, plans, own, channel, header["clients"], header["cohort"], algorithm, faults)
+        return opened, clients
 
     def _built(self, word: str, described: Any, classes: Mapping[str, type]) -> Any:
         if described == {"own": True}:
@@ -250,17 +266,12 @@ class Host:
             raise RefusedError("the coordinator asks for an evaluation, and its task has no evaluate_client.")
         return plan.plans(setting, z, hyper, measure)
 
-    def _make(self, header: dict[str, Any], opened: Opened, described: Clients, guard: Guard | None) -> Site:
+    def _make(self, header: dict[str, Any], opened: Opened, described: Clients, guard: Guard) -> Site:
         """The run's site, with plans of its own data's shapes."""
-        study, classes = self._study, description.known(self._study.own)
-        algorithm = self._built("algorithm", header["algorithm"], classes)
+        study = self._study
         own = described.holding(study.data)
         setting, start = self._setting(
-            header,
-            described.seen_by_site(own),
-            algorithm,
-            opened.channel,
-            description.build(header["faults"], classes),
+            header, described.seen_by_site(own), opened.algorithm, opened.channel, opened.faults
         )
         plans = self._plans(header, setting, start)
         (x, y), sampled = start[0], plans[0].sample_by_sample | plans[1].sample_by_sample

@@ -54,12 +54,14 @@ class Record:
     Attributes:
         state: "gone", "late" (it is still at an earlier request), "refused" or "connected".
         since: when that began, in seconds since 1970.
+        why: it is not connected, in words.
         replies, missing: to exchanges, and those that were left out.
         sent, received: bytes of messages.
     """
 
     state: str = "gone"
     since: float = field(default_factory=time.time)
+    why: str = ""
     replies: int = 0
     missing: int = 0
     sent: int = 0
@@ -97,6 +99,7 @@ class Links:
     dropped: int = 0  # messages that nobody waited for
     exchanges: int = 0
     rounds: int = 0  # that are done
+    opened: dict[int, dict[str, Any]] = field(default_factory=dict)  # what sites said when they last opened the run
     _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
 
     def __post_init__(self) -> None:
@@ -232,9 +235,9 @@ class _Asking:
 
     def _leave_out(self, site: int, state: str, why: str) -> None:
         before = self._links.records[site].becomes(state)
-        self._away[site] = why
+        self._away[site] = self._links.records[site].why = why
         if before != state:
-            self._links.note(f"{self._links.name(site)} {why}.")
+            self._links.note(f"{self._links.name(site)} {why.rstrip('.')}.")
 
     def _take(self, event: Event) -> None:
         links, site = self._links, event.site
@@ -268,6 +271,8 @@ class _Asking:
 
     def _answer(self, site: int, asked: _Asked, reply: Reply) -> None:
         links, answer = self._links, reply.header.get("answer")
+        if answer == "opened":
+            links.opened[site] = reply.header
         if answer == "closed" and links.opening is not None and not asked.opening:
             asked.opening, asked.waits_for = True, links.number()
             return links.send(site, links.opening(site, asked.waits_for))

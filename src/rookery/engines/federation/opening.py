@@ -12,7 +12,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.host import fingerprint, sample_of
-from rookery.engines.federation.links import Links, Reply, Request, SiteError
+from rookery.engines.federation.links import Links, Reply, Request
 from rookery.engines.federation.session import Session
 
 
@@ -44,11 +44,11 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
 
     links.opening = opening
     numbers = {i: links.number() for i in everyone}
-    try:
-        links.ask({i: Request(numbers[i], opening(i, numbers[i])) for i in everyone})
-    except SiteError as error:
-        session.coordinator.close(str(error))
-        raise ValueError(str(error)) from error
+    found = links.ask({i: Request(numbers[i], opening(i, numbers[i])) for i in everyone}, least=len(everyone))
+    away = [f"{links.name(i)} {links.records[i].why}" for i in everyone if i not in found]
+    if away:
+        session.coordinator.close("; ".join(away))
+        raise ValueError(" ".join(away))
     return session
 
 

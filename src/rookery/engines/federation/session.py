@@ -41,6 +41,12 @@ class Session:
         return self._traced.fingerprint
 
     @property
+    def shows_each(self) -> bool:
+        """See `engine.Session`: over a network, whether every site's policy allows it."""
+        opened = self.coordinator.links.opened.values()
+        return not self.durable or all(said.get("evaluation") == "own" for said in opened)
+
+    @property
     def state(self) -> Any:
         """The algorithm's state."""
         return self._carry.state

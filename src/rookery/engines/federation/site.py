@@ -8,7 +8,7 @@ whenever it remembers something new.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,21 @@ class RefusedError(Exception):
     """The site does not do what it is asked."""
 
 
+class Sent(NamedTuple):
+    """Of a reply all that a guard sees: the bytes of its arrays, and their SHA-256."""
+
+    bytes: int
+    digest: str
+
+
 class Guard(Protocol):
     """What stands between a request and a site's answer."""
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], reply: list[Any]) -> None:
-        """A request has been answered, with these arrays."""
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], sent: Sent) -> None:
+        """The answer is ready, and is sent now; RefusedError if it must not be."""
 
 
 class Site:
@@ -90,6 +97,8 @@ class Site:
         """The same, of a message that is decoded."""
         try:
             return self._answer(header, arrays)
+        except RefusedError as error:
+            return wire.encode({"answer": "refused", "number": header["number"], "why": str(error)}, [])
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 
@@ -182,25 +191,18 @@ class Site:
             except (OSError, ValueError) as error:
                 return answer("value", why=str(error))
         moment: Moment = (int(header["phase"]), int(header["round"]))
-        if moment[0] == 2:  # between two rounds, and the next may have begun: nothing moves on
-            if self._moment > (1, moment[1]):
-                return answer("stale")
-            self._shown = self.remembered(moment[1])
-        else:
-            if moment < self._moment:
-                return answer("stale")
-            if moment > self._moment:
-                if self._next is not None:
-                    self._memory, self._since, self._next = self._next, self._moment, None
-                self._moment = moment
-                self.forget()
-            self._shown = self._memory
+        between = moment[0] == 2  # two rounds, and the next may have begun: nothing moves on
+        if self._moment > (1, moment[1]) if between else moment < self._moment:
+            return answer("stale")
         plan = self._plans[moment[0]]
         if self._guard is not None:
-            try:
-                self._guard.check(plan, moment, header)
-            except RefusedError as error:
-                return answer("refused", why=str(error))
+            self._guard.check(plan, moment, header)
+        if not between and moment > self._moment:
+            if self._next is not None:
+                self._memory, self._since, self._next = self._next, self._moment, None
+            self._moment = moment
+            self.forget()
+        self._shown = self.remembered(moment[1]) if between else self._memory
         self._values.update(zip(header["values"], arrays[: len(header["values"])], strict=True))
         rest = iter(arrays[len(header["values"]) :])
         asked = []
@@ -228,7 +230,8 @@ class Site:
         self._values = {number: value for number, value in self._values.items() if number in set(header["held"])}
         told = {"finite": self._finite()} if "memory" in header else {}
         if self._guard is not None:
-            self._guard.replied(plan, moment, header, reply)
+            sent = Sent(sum(a.nbytes for a in reply), jaxprs.digest(*reply))
+            self._guard.replied(plan, moment, header, sent)
         return answer("value", reply, work=work, **told)
 
     def _finite(self) -> list[bool]:

@@ -1,0 +1,144 @@
+"""A run in words for whoever answers for a site's data: what is asked, what comes in, and what goes out."""
+
+import dataclasses
+import textwrap
+from typing import Any
+
+import jax
+
+from rookery import channel as channels
+from rookery import ledger, words
+from rookery.channels.privacy import Clip, Gaussian
+from rookery.engines.federation.host import Opened
+from rookery.engines.federation.policy import bound_and_noise
+from rookery.plan import Plan
+from rookery.words import Exchanged, in_bytes
+
+
+def in_words_for_a_site(opened: Opened) -> str:
+    """The run that a coordinator wants to open, before anything is computed: `Host.explain` gives it."""
+    found = opened.fingerprint
+    lines = [
+        *_who(opened),
+        *_method(opened.algorithm),
+        *_channel(opened),
+        "",
+        "Names are the method's own: x and y are the model's parameters, a key is a random number.",
+        "",
+        *_phase(opened, opened.plans[0], f"At the start, once, all {opened.clients} clients"),
+        "",
+        *_phase(opened, opened.plans[1], f"In every round, {opened.cohort} of {opened.clients} clients"),
+        "",
+        *_memory(opened.plans[1]),
+        *_evaluation(opened),
+        "With every reply: the coordinator is told how many samples, gradients and products were computed for it, and "
+        "at the end of a round whether the numbers that stay here are finite.",
+        "",
+        f"Fingerprint: {found}",
+        "To approve this plan, write in the policy file:",
+        f'  plans = ["{found}"]',
+        "It covers what is computed and sent, as written above, and not the values that come in: step sizes and other "
+        "real numbers are the coordinator's, and may change.",
+    ]
+    return "\n".join(text for line in lines for text in (_wrapped(line) if line else [""]))
+
+
+def _wrapped(line: str) -> list[str]:
+    begin = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line.lstrip(), 100, initial_indent=begin, subsequent_indent=begin + "  ", break_long_words=False
+    )
+
+
+def _who(opened: Opened) -> list[str]:
+    lines = [
+        f"Run {opened.header['run']}",
+        f"This site would be client {opened.header['client']} of {opened.clients}, counted from 0. {opened.cohort} of "
+        "them take part in a round. (The coordinator says so; it can't be checked here.)",
+    ]
+    if opened.faults is not None:
+        lines.append(f"A round goes on without clients that do not reply, as long as {opened.faults.minimum} do.")
+    return lines
+
+
+def _method(algorithm: Any) -> list[str]:
+    fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    given = ", ".join(f"{field.name} = {getattr(algorithm, field.name)}" for field in fields)
+    return [f"Method: {type(algorithm).__name__}{f', with {given}' if given else ''}"]
+
+
+def _channel(opened: Opened) -> list[str]:
+    names = list(dict.fromkeys(name for plan in opened.plans[:2] for name in plan.exchanges))
+    each = {name: _of_channel(channels.chosen(opened.channel, name)) for name in names}
+    if len(set(each.values())) <= 1:
+        return [f"Before a reply is sent: {next(iter(each.values()), _of_channel(None))}"]
+    return ["Before a reply is sent:", *(f'  "{name}": {text}' for name, text in each.items())]
+
+
+def _of_channel(channel: Any) -> str:
+    if channel is None:
+        return "nothing is done to it; it is sent as it was computed."
+    bound, noise = bound_and_noise(channel)
+    if bound == float("inf"):
+        own = getattr(channel, "members", (channel,))
+        known = "; ".join(type(member).__name__ for member in own if not isinstance(member, Clip | Gaussian))
+        return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
+    clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
+    if noise == 0:
+        return clipped
+    return (
+        f"{clipped} The coordinator adds noise to the result, {noise:g} times what one client can move it by. (The "
+        "coordinator draws the noise; it can't be checked here.)"
+    )
+
+
+def _phase(opened: Opened, plan: Plan, title: str) -> list[str]:
+    found, rest, down = words.exchanges(plan, opened.header["client"])
+    lines = [f"{title}: {'' if found else 'nothing is sent by a client.'}".rstrip()]
+    for i, exchange in enumerate(found, 1):
+        lines += _exchange(i, exchange)
+    if rest:
+        lines.append(f"  Then comes in, for what stays here: {rest} ({in_bytes(down)})")
+    return lines
+
+
+def _exchange(i: int, own: Exchanged) -> list[str]:
+    often = {1: "once", 2: "twice", None: "as often as the run draws"}.get(own.times, f"{own.times} times")
+    comes = f"{own.sent} ({in_bytes(own.down)})" if own.sent else "nothing"
+    seen = (
+        "SEEN ALONE: the coordinator sees this site's reply as it is"
+        if own.alone
+        else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
+    )
+    return [
+        f'  {i}. "{own.name}" ({own.kind}), {often}',
+        f"     comes in: {comes}",
+        f"     goes out: {_shape(own.shape)}, {in_bytes(own.up)}",
+        f"     {seen}",
+    ]
+
+
+def _shape(shape: str) -> str:
+    """ "(2) + ()" as numbers."""
+    each = [part.strip("()") for part in shape.split(" + ")]
+    return " and ".join(f"{part.replace(', ', ' x ').strip(',')} numbers" if part else "one number" for part in each)
+
+
+def _memory(plan: Plan) -> list[str]:
+    kept = plan.made.carry
+    leaves = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in jax.tree.leaves((kept.memory, kept.client))]
+    if not leaves:
+        return ["From round to round stays here: nothing."]
+    size = in_bytes(ledger.nbytes(leaves))
+    return [f"From round to round stays here: {_shape(ledger.shape_of(leaves))}, {size}."]
+
+
+def _evaluation(opened: Opened) -> list[str]:
+    if len(opened.plans) < 3:
+        return ["Evaluation: none."]
+    names = ", ".join(f'"{name}"' for name in opened.plans[2].made.carry.state)
+    return [
+        f"Evaluation, of every client between rounds: goes out: {names}, one number each. The coordinator's process "
+        "receives this site's own numbers; unless every site's policy has evaluation = \"own\", its results show "
+        "means, and quantiles only where five clients or more reply.",
+    ]

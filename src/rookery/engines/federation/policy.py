@@ -1,0 +1,247 @@
+"""A site's policy: what it takes part in, in a file of its own, and the guard that holds runs to it."""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rookery import channel as channels
+from rookery import fed
+from rookery.arguments import check_amounts, check_counts, check_positive
+from rookery.channels.privacy import Clip, Gaussian
+from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.dataflow import FINISH
+from rookery.engines.federation.host import Opened
+from rookery.engines.federation.site import Guard, RefusedError, Sent
+from rookery.engines.federation.store import Moment
+from rookery.plan import Plan
+
+EVALUATIONS = ("none", "together", "own")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a site takes part in. Every rule is optional; a run outside of one is refused before data are touched.
+
+    What holds at this site, whatever the coordinator does: the plan is one of those approved, which this site traced
+    itself; what is sent is what the plan sends, clipped where the plan clips; and the limits.
+
+    What is the coordinator's word: how many clients there are, that a mean is taken before anybody looks at replies,
+    with which weights, that the noise is drawn and added (the coordinator draws it), and that a site's own evaluation
+    is shown to nobody. The coordinator's process sees every reply. Nor does a policy say how much a reply tells of the
+    data: read the plan (`in_words_for_a_site`).
+
+    Arguments:
+        plans: the fingerprints of the plans that are approved; None: all are. Of a method's settings the fingerprint
+            covers the code, whole numbers and the channel; step sizes and other real numbers are sent with a request.
+        rounds, exchanges, bytes_up: the most over the life of the audit log, in all runs together, since a run that is
+            begun again has another name; None: no limit. See `Audit` for what counts. A new log counts from 0.
+        minimum_cohort: the least clients in a round, and in the federation; with faults, the least replies, too.
+        aggregated: True: no exchange may be seen alone; or the names of those that may not. An exchange is seen alone
+            if the server gathers single replies, if a channel reduces them in its own way, or if this site holds the
+            centre's data. Evaluations have a rule of their own.
+        least_noise: the least multiplier of `rk.gaussian` on every exchange; 0: none is needed.
+        clip: the largest bound of `rk.clip` on every exchange; None: none is needed.
+        evaluation: "none": the site is not evaluated; "together": it sends its numbers, and results show means, and
+            quantiles of five sites or more; "own": results may show its numbers.
+    """
+
+    plans: tuple[str, ...] | None = None
+    rounds: int | None = None
+    exchanges: int | None = None
+    bytes_up: int | None = None
+    minimum_cohort: int = 1
+    aggregated: bool | tuple[str, ...] = False
+    least_noise: float = 0.0
+    clip: float | None = None
+    evaluation: str = "together"
+
+    def __post_init__(self) -> None:
+        texts = lambda given: isinstance(given, tuple | list) and all(isinstance(text, str) for text in given)
+        if self.plans is not None and not texts(self.plans):
+            raise ValueError(f"plans={self.plans!r} is not a list of fingerprints.")
+        if not isinstance(self.aggregated, bool) and not texts(self.aggregated):
+            raise ValueError(f"aggregated={self.aggregated!r} is neither true or false nor a list of exchanges.")
+        limits = {name: getattr(self, name) for name in ("rounds", "exchanges", "bytes_up")}
+        check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
+        check_counts(minimum_cohort=self.minimum_cohort)
+        check_amounts(least_noise=self.least_noise)
+        if self.clip is not None:
+            check_positive(clip=self.clip)
+        if self.evaluation not in EVALUATIONS:
+            raise ValueError(f"evaluation={self.evaluation!r} is none of {', '.join(map(repr, EVALUATIONS))}.")
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Policy":
+        """The policy in a TOML file; ValueError for what is none."""
+        try:
+            with Path(path).open("rb") as file:
+                found = tomllib.load(file)
+            known = [field.name for field in dataclasses.fields(cls)]
+            for name in found:
+                if name not in known:
+                    near = difflib.get_close_matches(name, known, 1)
+                    meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+                    raise ValueError(f"there is no rule {name!r}; {meant}")
+            given: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has limits."""
+        return (self.rounds, self.exchanges, self.bytes_up) != (None, None, None)
+
+    def check(self, opened: Opened) -> None:
+        """Raise RefusedError, with the reason, for a run that is outside of it."""
+        if self.plans is not None and opened.fingerprint not in self.plans:
+            raise RefusedError(f"its policy does not approve of this plan, whose fingerprint is {opened.fingerprint}.")
+        self._check_size(opened)
+        for seen in exchanges(opened):
+            if seen.alone and (self.aggregated is True or (self.aggregated and seen.name in self.aggregated)):
+                raise RefusedError(
+                    f"its policy wants {'every exchange' if self.aggregated is True else 'this exchange'} aggregated, "
+                    f"and {seen.name!r} of {seen.title} sends {seen.shape} that is seen alone."
+                )
+            self._check_channel(seen.name, channels.chosen(opened.channel, seen.name))
+        if self.evaluation == "none" and len(opened.plans) > 2:
+            raise RefusedError("its policy does not allow evaluations; run it without evaluate_client.")
+
+    def _check_size(self, opened: Opened) -> None:
+        least, wanted = self.minimum_cohort, f"its policy wants at least {self.minimum_cohort} clients"
+        if opened.clients < least or opened.cohort < least:
+            raise RefusedError(f"{wanted}; of {opened.clients} clients {opened.cohort} are in a round.")
+        if opened.faults is not None and opened.faults.minimum < least:
+            raise RefusedError(
+                f"{wanted}, and a round goes on with {opened.faults.minimum}: give Faults(minimum={least})."
+            )
+
+    def _check_channel(self, name: str, channel: Any) -> None:
+        bound, noise = bound_and_noise(channel)
+        if self.clip is not None and not bound <= self.clip:
+            found = "it is not clipped, as far as can be told" if bound == math.inf else f"its bound is {bound:g}"
+            raise RefusedError(f"its policy wants {name!r} clipped to {self.clip:g}; {found}.")
+        if noise < self.least_noise:
+            raise RefusedError(
+                f"its policy wants noise of at least {self.least_noise:g} times the clip's bound on {name!r}; it has "
+                f"{noise:g}."
+            )
+
+
+class Seen(NamedTuple):
+    """An exchange of the start or of a round, as this site takes part in it."""
+
+    title: str  # of the plan
+    name: str
+    kind: str
+    shape: str
+    alone: bool  # whether the site's reply is seen as it is
+
+
+def exchanges(opened: Opened) -> list[Seen]:
+    """Those that this site takes part in."""
+    found = []
+    for plan in opened.plans[:2]:
+        for _, eqn in sorted(plan.calls.items()):
+            is_exchange = eqn.primitive in (fed.reduce, fed.gather)
+            if is_exchange or (eqn.primitive is fed.center and eqn.params["holder"] == opened.header["client"]):
+                own = eqn.params["exchange"]
+                found.append(Seen(plan.title, own.name, own.kind, own.shape, eqn.primitive is not fed.reduce))
+    return found
+
+
+def bound_and_noise(channel: Any) -> tuple[float, float]:
+    """The norm that what is sent is clipped to, and the noise's standard deviation in multiples of it.
+
+    Infinity and 0 where there is none, or where a member of the channel is not the library's own.
+    """
+    members = _members(channel)
+    if not all(type(own) in (Clip, Gaussian, channels.Plain) for own in members):
+        return math.inf, 0.0
+    bounds = [float(own.bound) for own in members if isinstance(own, Clip)]
+    if not bounds or min(bounds) <= 0:
+        return math.inf, 0.0
+    bound = min(bounds)
+    noise = [float(own.multiplier) * float(own.received or 0) / bound for own in members if isinstance(own, Gaussian)]
+    return bound, max(noise, default=0.0)
+
+
+def _members(channel: Any) -> list[Any]:
+    if channel is None:
+        return []
+    if isinstance(channel, channels.Chain):
+        return [inner for own in channel.members for inner in _members(own)]
+    return [channel]
+
+
+def guard_of(policy: Policy, audit: Audit | None = None) -> "Rules":
+    """What `Host(guard=...)` takes, so that a site keeps to its policy and writes its log.
+
+    Arguments:
+        policy: the site's.
+        audit: its log. A policy with limits needs one, for they are counted there.
+    """
+    if policy.counts and audit is None:
+        raise ValueError("A policy with limits needs an audit log, where they are counted: give the site a folder.")
+    return Rules(policy, audit)
+
+
+class Rules:
+    """See `guard_of`."""
+
+    def __init__(self, policy: Policy, audit: Audit | None) -> None:
+        self._policy, self._audit = policy, audit
+
+    def __call__(self, opened: Opened) -> Guard:
+        """The guard of this run; RefusedError for one that is outside of the policy."""
+        self._policy.check(opened)
+        if self._audit is not None:
+            self._audit.opened(str(opened.header["run"]), opened.fingerprint, opened.clients, opened.cohort)
+        return _PolicyGuard(self._policy, self._audit)
+
+    def refused(self, header: dict[str, Any], why: str) -> None:
+        """Something was refused, by whomever."""
+        if self._audit is not None:
+            self._audit.refused(header, why)
+
+
+class _PolicyGuard:
+    """Keeps a run within its limits, and writes the log."""
+
+    def __init__(self, policy: Policy, audit: Audit | None) -> None:
+        self._policy, self._audit = policy, audit
+        self.evaluation = policy.evaluation
+
+    def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
+        """See `Guard`."""
+        audit, policy = self._audit, self._policy
+        if audit is None:
+            return
+        finish = header["call"] == FINISH
+        size = 0 if finish else plan.calls[header["call"]].params["exchange"].reply_bytes
+        after = {
+            "rounds": audit.rounds + audit.is_new(moment),
+            "exchanges": audit.exchanges + (not finish),
+            "bytes_up": audit.bytes_up + size,
+        }
+        for name, count in after.items():
+            limit = getattr(policy, name)
+            if limit is not None and count > limit:
+                raise RefusedError(f"its policy's limit of {limit} {_WORDS[name]} is reached.")
+
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], sent: Sent) -> None:
+        """See `Guard`."""
+        if self._audit is None:
+            return
+        if header["call"] == FINISH:
+            return self._audit.replied(moment, "finish", "finish", False, sent)
+        eqn = plan.calls[header["call"]]
+        own = eqn.params["exchange"]
+        self._audit.replied(moment, own.name, own.kind, eqn.primitive is fed.reduce, sent)
+
+
+_WORDS = {"rounds": "rounds", "exchanges": "exchanges", "bytes_up": "bytes sent"}
