@@ -358,8 +358,8 @@ class Clients:
         """Clients whose data are elsewhere, for the coordinator of a `Federation` over a network.
 
         Arguments:
-            lower, upper, test: what one sample looks like: a pytree of arrays, or of `jax.ShapeDtypeStruct`s, without
-                an axis for samples. Their numbers do not matter.
+            lower, upper, test: what one sample looks like: a pytree of arrays, or of `jax.ShapeDtypeStruct`,
+                without an axis for samples. Their numbers do not matter.
             n: how many clients there are.
             center: the centre's data themselves; with a center_client, which holds them, one sample of them.
             weights, center_client, replace: as in `Clients`.

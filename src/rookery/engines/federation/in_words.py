@@ -119,9 +119,17 @@ def _exchange(i: int, own: Exchanged) -> list[str]:
 
 
 def _shape(shape: str) -> str:
-    """ "(2) + ()" as numbers."""
-    each = [part.strip("()") for part in shape.split(" + ")]
-    return " and ".join(f"{part.replace(', ', ' x ').strip(',')} numbers" if part else "one number" for part in each)
+    """The shapes of a reply as numbers.
+
+    >>> _shape("(3) + () + (2, 4) + 2 more")
+    '3 numbers and one number and 2 x 4 numbers and 2 more arrays'
+    """
+
+    def said(part: str) -> str:
+        sizes = part.strip("()").replace(", ", " x ").strip(",")
+        return f"{part} arrays" if part.endswith(" more") else f"{sizes} numbers" if sizes else "one number"
+
+    return " and ".join(map(said, shape.split(" + ")))
 
 
 def _memory(plan: Plan) -> list[str]:
