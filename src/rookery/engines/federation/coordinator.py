@@ -183,6 +183,8 @@ class Coordinator:
             number = links.number()
             message = wire.encode({"do": "finish", "number": number, "run": self.run, "why": why}, [])
             there = [i for i in range(self._traced.job.clients.n) if links.records[i].state != "gone"]
+            for i in there:  # who has refused is told, too
+                links.records[i].becomes("connected")
             links.ask({i: Request(number, message) for i in there}, least=0)
         links.transport.close()
 
