@@ -26,6 +26,7 @@ from rookery.engines.federation.host import Host
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.transports import nvflare
 from rookery.registry import blaming, find_task
+from rookery.solve import metrics_of
 
 flare = typer.Typer(no_args_is_help=True)
 app.add_typer(flare, name="flare")
@@ -94,7 +95,9 @@ def submit(
         description, history = report.read_run(out)
         if json:
             print(report.to_json({**description, "out": out}))
-        say(quiet, json, report.table(history.tail(1), f"{description['algorithm']} on {description['task']}"))
+        shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1).reset_index(names="")
+        title = f"{description['algorithm']} on {description['task']}, {int(history['round'].iloc[-1])} rounds"
+        say(quiet, json, report.table(shown, title))
         say(quiet, json, f"Written to {out}.")
         if description.get("stopped"):
             complain(f"The run stopped: {description['stopped']}")
