@@ -57,7 +57,8 @@ class Simulation:
         """A session for this job."""
         if not job.clients.held:
             raise ValueError(
-                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or clients with data."
+                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or clients with "
+                "data."
             )
         if self.debug:
             from rookery.engines import debug
