@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.contract.runs import close
@@ -37,6 +39,8 @@ from tests.federation.processes import (  # noqa: F401
 from tests.federation.studies import like, without_data
 
 import rookery as rk
+from rookery import cli
+from rookery.engines.federation.kits import make_kits
 
 # ruff: noqa: F811
 pytestmark = pytest.mark.xdist_group("processes")
@@ -416,3 +420,91 @@ def test_a_coordinator_with_another_seed_does_not_go_on(sites: list[Process], tm
         reasons = [site.result()["reason"] for site in sites]
     assert "another run: its seed is 25, this run's 26" in found
     assert reasons == ["it has failed; its log says why."] * 3
+
+
+# ------------------------------------------------------------ the commands
+
+STUDY = """
+import jax.numpy as jnp, numpy as np, rookery as rk
+from rookery.tasks import Task
+sample = {"a": np.zeros(3), "b": np.zeros(())}
+loss = lambda x, batch: jnp.mean((batch["a"] @ x - batch["b"]) ** 2)
+measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
+def task(clients=3):
+    like = rk.Clients.like(upper=sample, n=clients)
+    return Task("study", rk.SingleLevel(loss), like, np.zeros(3), None, "loss", 30, every=10, evaluate_client=measure)
+"""
+SITE = """
+import numpy as np
+from study import task
+def data():
+    rng = np.random.default_rng({seed})
+    return {{"upper": {{"a": rng.normal(size=({seed} + 2, 3)), "b": rng.normal(size={seed} + 2)}}}}
+"""
+METHOD = {"step": 0.1, "personal_step": 0.1, "proximal": 0.5, "batch_size": 2}
+
+
+def command(cache: str, log: str, folder: str, words: list[str]) -> None:
+    """`rookery ...`, in a process of its own."""
+    prepared(cache, log)
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = ["rookery", *words]
+    cli.main()
+
+
+@pytest.mark.slow
+def test_the_commands(sites: list[Process], tmp_path: Path) -> None:
+    """With certificates; site and coordinator are killed, and started again as they were."""
+    port = free_port()
+    make_kits(tmp_path / "kits", f"localhost:{port}", list(NAMES), 30)
+    (tmp_path / "study.py").write_text(STUDY)
+    started: list[Any] = []
+
+    def start(who: str, *words: str) -> Any:
+        log = str(tmp_path / f"{who}.log")
+        args = (str(sites[0]._folder / "jax"), log, str(tmp_path), [*words, "--kit", f"kits/{who}"])
+        process = FORK.Process(target=command, args=args, daemon=True)
+        process.start()
+        started.append(process)
+        return process
+
+    def site(i: int) -> Any:
+        (tmp_path / f"site_{i}.py").write_text(SITE.format(seed=i))
+        return start(NAMES[i], "site", "--module", f"site_{i}.py", "--folder", NAMES[i])
+
+    settings = [word for name, value in METHOD.items() for word in ("--set", f"{name}={value}")]
+    words = ["serve", "study.py:task", "--algorithm", "Ditto", *settings, "--out", "run"]
+    saved = lambda: [int(p.name[6:]) for p in (tmp_path / "run" / "checkpoint").glob("round_*") if p.name[6:].isdigit()]
+    told = lambda: (tmp_path / "coordinator.log").read_text()
+    try:
+        running = [site(i) for i in range(3)]
+        coordinator = start("coordinator", *words)
+        until(lambda: max(saved(), default=0) >= 3, "round 3")
+        running[1].kill()
+        until(lambda: "The run pauses" in told(), "a pause")
+        running[1] = site(1)
+        at = max(saved())
+        until(lambda: max(saved(), default=0) > at, "another round")
+        coordinator.kill()
+        coordinator.join(SECONDS)
+        assert max(saved()) < 30, "it was too fast"
+        coordinator = start("coordinator", *words, "--resume")
+        for process in (coordinator, *running):
+            process.join(SECONDS)
+            assert process.exitcode == 0, told()
+    finally:
+        for process in started:
+            process.kill()
+    assert "berta" in told()
+
+    rows = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        rows.append({"a": rng.normal(size=(seed + 2, 3)), "b": rng.normal(size=seed + 2)})
+    problem = rk.SingleLevel(lambda x, batch: jnp.mean((batch["a"] @ x - batch["b"]) ** 2))
+    run = rk.solve(problem, rk.Clients(upper=rows), rk.Ditto(**METHOD), np.zeros(3), 30)  # type: ignore[arg-type]
+    with np.load(tmp_path / "run" / "state.npz") as found:
+        assert any(found[name].shape == (3,) and np.allclose(found[name], run.x, rtol=1e-10) for name in found), {
+            name: found[name] for name in found
+        }
