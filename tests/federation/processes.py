@@ -229,6 +229,7 @@ class Process:
     def __init__(self, folder: Path, i: int) -> None:
         self._folder, self.i = folder, i
         self.process: Any = None
+        self.busy = False
 
     def join(
         self,
@@ -245,6 +246,7 @@ class Process:
             log = self._folder / f"{NAMES[self.i]}.log"
             self.process = FORK.Process(target=_site, args=(theirs, str(self._folder / "jax"), str(log)), daemon=True)
             self.process.start()
+        self.busy = True
         self._pipe.send(
             {"what": what, "i": self.i, "address": address, "folder": folder, "trick": trick, "kit": kit,
              "patience": patience}
@@ -253,6 +255,7 @@ class Process:
     def result(self) -> dict[str, Any]:
         """What it says at the end of the run."""
         assert self._pipe.poll(SECONDS), f"{NAMES[self.i]} does not end"
+        self.busy = False
         return self._pipe.recv()
 
     def died(self) -> None:
@@ -265,6 +268,7 @@ class Process:
         if self.process is not None:
             self.process.kill()
             self.process.join(SECONDS)
+            self.busy = False
 
     def stopped(self) -> bool:
         """Whether it is asleep."""
@@ -287,18 +291,10 @@ def _pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
 @pytest.fixture
 def sites(_pool: list[Process]) -> Iterator[list[Process]]:
     """Three sites' processes, idle."""
-    with _killed_unless_done(_pool):
-        yield _pool
-
-
-@contextlib.contextmanager
-def _killed_unless_done(pool: list[Process]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for process in pool:
+    yield _pool
+    for process in _pool:
+        if process.busy:  # the test has failed
             process.kill()
-        raise
 
 
 # ------------------------------------------------------------------------------------------------------ a run of theirs

@@ -86,6 +86,11 @@ def with_trick(sites: list[Process], what: dict[str, Any], trick: Trick, folder:
     return play(federation(transport, played), without_data(job(**what)), played=played)
 
 
+def hurry(played: Played) -> Callable[[int], None]:
+    """A deadline of three seconds, once everything is compiled."""
+    return lambda t: setattr(played.links, "deadline", 3.0 if t else SECONDS)
+
+
 def ended(sites: list[Process]) -> None:
     for site in sites:
         assert site.result().get("reason") == ""
@@ -136,9 +141,8 @@ def test_a_reply_that_nobody_waits_for_changes_nothing(do: str, sites: list[Proc
     transport, played = server(), Played()
     for site in sites:
         site.join(LOSSY, transport.address, None, Trick(do) if site.i == 1 else None)
-    play(
-        federation(transport, played, deadline=SECONDS if do == "twice" else 3.0), without_data(job(**LOSSY)), 3, played
-    )
+    between = hurry(played) if do == "old" else lambda t: None
+    play(federation(transport, played), without_data(job(**LOSSY)), 3, played, between)
     ended(sites)
     assert played.links.dropped == 1
     assert len(played.lost) == (0 if do == "twice" else len(played.lost) or 1)
@@ -167,12 +171,12 @@ def test_half_a_message_and_then_nothing(sites: list[Process]) -> None:
     transport, played = server(), Played()
     for site in sites:
         site.join(LOSSY, transport.address, None, Trick("half") if site.i == 1 else None)
-    play(federation(transport, played, deadline=3.0), without_data(job(**LOSSY)), played=played)
+    play(federation(transport, played), without_data(job(**LOSSY)), 3, played, hurry(played))
     sites[1].kill()
     for i in (0, 2):
         assert not sites[i].result()["reason"]
     assert played.says("berta has not replied in 3 s")
-    assert {site for _, site in played.lost} == {1}
+    assert 1 in {site for _, site in played.lost}
     close(played.state, replayed(job(**LOSSY), played.lost))
 
 
@@ -265,10 +269,11 @@ def test_a_site_that_has_lost_what_it_remembers_is_not_believed(sites: list[Proc
             sites[1].join(DITTO, transport.address, folder)
 
     old: dict[str, bytes] = {}
-    with pytest.raises(RuntimeError, match=r"berta refuses: .*nothing of round 3"):
+    with pytest.raises(RuntimeError, match="berta refuses: it has lost what it remembered after round 3"):
         play(federation(transport, played), without_data(job(**DITTO)), 5, played, between)
-    for site in sites:
-        site.result()
+    told = [site.result() for site in sites]
+    assert told[0]["reason"] == told[2]["reason"] == "it has failed; its log says why."
+    assert "the run is over" in told[1]["error"]
 
 
 def test_a_site_that_comes_back_with_other_data_is_not_believed(sites: list[Process], tmp_path: Path) -> None:
@@ -325,12 +330,20 @@ def test_a_site_that_hangs_is_late(what: dict[str, Any], sites: list[Process]) -
         site.join(what, transport.address, None, Trick("asleep") if site.i == 1 else None)
 
     def wake() -> None:
-        until(lambda: played.says("berta has not replied in"), "a deadline")
+        until(lambda: sites[1].process.is_alive() and sites[1].stopped(), "its sleep")
+        played.links.deadline = 1.0
+        until(lambda: played.says("berta has not replied in 1 s."), "a deadline")
+        played.links.deadline = SECONDS
         sites[1].wake()
 
+    def between(t: int) -> None:
+        if t == 3 and what is LOSSY:
+            until(lambda: transport._connections[1].unread, "its late reply")
+
     with meanwhile(wake):
-        play(federation(transport, played, deadline=4.0), without_data(job(**what)), 4, played)
+        play(federation(transport, played), without_data(job(**what)), 4, played, between)
     ended(sites)
+    assert played.links.dropped >= 1
     assert {site for _, site in played.lost} == ({1} if what is LOSSY else set())
     close(played.state, replayed(job(**what), played.lost, 4))
 

@@ -134,6 +134,13 @@ def test_a_name_that_is_none_of_the_sites_is_told_so(out: Path) -> None:
     transport.close()
 
 
+def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None:
+    transport = network.Server("localhost:0", ["a", "b"], out / "kits" / "coordinator")
+    threading.Timer(0.5, transport.close).start()
+    with pytest.raises(network.JoinError, match="refuses a: the run is over"):
+        network.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
+
+
 # ------------------------------------------------------------ without certificates
 
 

@@ -105,7 +105,7 @@ class Host:
         self._run = ""
         self._site: Site | None = None
         self.done = False  # the coordinator has ended the run
-        self.reason = ""  # and why, if not because all rounds are done
+        self.reason = ""  # and why, if not because all rounds are done; or why it did not take part
         self._opened: dict[str, Any] = {}
 
     def handle(self, request: wire.Message) -> wire.Message:
@@ -152,16 +152,17 @@ class Host:
 
     def _open(self, number: int, header: dict[str, Any]) -> bytes:
         words = {name: value for name, value in header.items() if name not in ("number", "done", "store", "wrote")}
+        self.reason = ""
         try:
             if self._site is None or words != self._opened:
-                self._site, self._run = None, ""
+                self._site, self._run = None, header["run"]
                 opened, described = self._understand(header)
                 guard = self._guard(opened)
                 self._site = self._make(header, opened, described, guard)
-                self._run, self._opened = header["run"], words
+                self._opened = words
             self._go_on(self._site, header)
         except (RefusedError, ValueError) as error:
-            self._site, self._run = None, ""
+            self._site, self.reason = None, str(error)
             LOG.warning("Refused to open a run: %s", error)
             return _refused(number, str(error))
         LOG.info("Run %s is open.", self._run)
@@ -293,12 +294,13 @@ class Host:
             site.go_back(done, int(header["wrote"]))
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:
-        if header.get("run") == self._run and self._site is not None:
-            self._site.close()
-            if self._site.store is not None and not self._opened["remembers"]:
-                self._site.store.delete()
+        if self._run and header.get("run") == self._run:
+            if self._site is not None:
+                self._site.close()
+                if self._site.store is not None and not self._opened["remembers"]:
+                    self._site.store.delete()
             self._site, self._run, self._opened = None, "", {}
-            self.done, self.reason = True, str(header.get("why", ""))[:200]
+            self.done, self.reason = True, str(header.get("why", ""))[:200] or self.reason
         return wire.encode({"answer": "value", "number": number}, [])
 
 

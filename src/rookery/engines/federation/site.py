@@ -117,10 +117,8 @@ class Site:
         """
         versions = [v for v in self._versions() if v.moment <= _after(done)]
         if not versions or (wrote >= 0 and versions[-1].moment < _after(wrote)):
-            where = "It" if self.store is None else self.store.path
-            raise ValueError(
-                f"{where} has nothing of round {max(wrote, 0)}, of which this site remembered something; put it back."
-            )
+            last = f"after round {wrote}" if wrote >= 0 else "of this run"
+            raise ValueError(f"it has lost what it remembered {last}; put back its folder.")
         self._since, self._memory = versions[-1]
         self._next, self._moment = None, _after(done)
         self.forget()

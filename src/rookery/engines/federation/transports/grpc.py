@@ -174,6 +174,8 @@ class Server:
                 self._events.put(Event(site, "gone", connection.why.encode()))
         if connection.replaced:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process has joined under this name")
+        if self._closed:  # a site that was not told, for it did not answer
+            context.abort(grpc.StatusCode.ABORTED, "the run is over")
 
     def _who(self, context: Any) -> tuple[Any, str]:
         """The number of the site that connects, or why it is none."""
@@ -248,7 +250,7 @@ class JoinError(RuntimeError):
     """The coordinator does not take this site."""
 
 
-_FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS")
+_FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS", "ABORTED")
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
 
 
@@ -305,7 +307,7 @@ def join(
             why = f"the coordinator {error}"
         except grpc.RpcError as error:
             why = str(error.details())
-            if error.code().name in _FINAL:
+            if error.code().name in _FINAL and not done():
                 raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
         finally:
             out.put(None)
