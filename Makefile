@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow gpu browser bench docs linkcheck docs-setup setup clean
+.PHONY: demo test lint slow gpu browser flare bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -25,6 +25,10 @@ browser: setup
 	@command -v chromedriver >/dev/null || { echo "make browser needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/python -m pytest -m browser tests/browser
+
+flare: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
+	$(BIN)/python -m pytest -m slow tests/federation/test_nvflare.py
 
 bench: setup
 	$(BIN)/rookery bench

@@ -108,6 +108,32 @@ def test_resumed_is_uninterrupted(engine: Any, tmp_path: Path) -> None:
     assert saved(folder) == ["round_4", "round_6"]
 
 
+def test_ctrl_c_between_two_evaluations_changes_nothing(tmp_path: Path) -> None:
+    """The row that it makes goes again, and is not the best meanwhile."""
+
+    class Pressed:
+        sees_memory = True
+
+        def open(self, job: Any) -> Any:
+            session = rk.Simulation().open(job)
+            advance = session.advance
+
+            def one_round(rounds: int) -> Any:
+                if session.rounds == 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return advance(1)
+
+            session.advance = one_round
+            return session
+
+    there = rk.solve(**GIVEN | {"rounds": 2}).x
+    given = {**GIVEN, "evaluate": lambda x, y: {"far": jnp.sum(jnp.abs(x - there))}, "every": 3}
+    first = rk.solve(**given | {"engine": Pressed()}, checkpoint=tmp_path / "run")
+    assert first.history["round"].tolist() == [0, 2]
+    assert first.history["far"].iloc[1] == 0
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+
+
 @pytest.mark.slow
 def test_the_debugging_run(tmp_path: Path) -> None:
     method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)

@@ -215,16 +215,20 @@ class Clients:
             )
         self._lower = None if lower is None else _join(lower, "lower")
         self._upper = None if upper is None else _join(upper, "upper")
-        n = int((self._lower or self._upper).sizes.shape[0])  # type: ignore[union-attr]
+        n = len(lower if lower is not None else upper)  # type: ignore[arg-type]
         if test is not None and len(test) != n:
             raise ValueError(f"test has data of {len(test)} clients, and there are {n}: give one entry per client.")
         self._test = None if test is None else _join(test, "test")
-        given_weights: Any = weights
+        self._describe(weights, center, center_client, replace)
+
+    def _describe(self, weights: Any, center: Rows | None, center_client: int | None, replace: bool) -> None:
+        """All but the clients' data."""
+        n = len(self.lower.sizes)
         if isinstance(weights, str):
             if weights != "size":
                 raise ValueError(f'weights={weights!r} is not known: give numbers, "size" or None.')
-            given_weights = self.lower_sizes.astype(float)
-        self.weights = _check_weights(given_weights, n)
+            weights = self.lower_sizes.astype(float)
+        self.weights = _check_weights(weights, n)
         self._center = None if center is None else _join([center], "center")
         self.center_client = _check_center_client(center_client, center, n)
         if not isinstance(replace, bool | np.bool_):
@@ -299,6 +303,43 @@ class Clients:
         )
         clients = cls(found.lower, found.upper, weights, test=found.test, center=found.center, replace=replace)
         clients.schema = found.schema
+        return clients
+
+    @classmethod
+    def from_arrays(
+        cls,
+        rows: Rows,
+        sizes: Sequence[int] | np.ndarray,
+        *,
+        upper: tuple[Rows, Any] | None = None,
+        test: tuple[Rows, Any] | None = None,
+        weights: Sequence[float] | Float[Array, " n"] | str | None = None,
+        center: Rows | None = None,
+        center_client: int | None = None,
+        replace: bool = False,
+    ) -> "Clients":
+        """Clients whose samples stand end to end in arrays: nothing is made for each client, be there a million.
+
+        Arguments:
+            rows: a pytree of arrays with all samples of the lower level, client after client.
+            sizes: how many of them each client has.
+            upper: (rows, sizes) of the upper level; None: both levels use the same data.
+            test: (rows, sizes) of data that no method sees.
+            weights, center, center_client, replace: as in `Clients`.
+
+        Example:
+            >>> clients = Clients.from_arrays(np.arange(6.0), [1, 2, 3], weights="size")
+            >>> clients.n, clients.client_data(1)["lower"][0].tolist()
+            (3, [1.0, 2.0])
+        """
+        given = {"lower": (rows, sizes), "upper": upper, "test": test}
+        sources = {name: None if own is None else _end_to_end(own, name) for name, own in given.items()}
+        for name, source in sources.items():
+            if source is not None and len(source.sizes) != len(sizes):
+                raise ValueError(f"{name} has data of {len(source.sizes)} clients, and there are {len(sizes)}.")
+        clients = object.__new__(cls)
+        clients._lower, clients._upper, clients._test = sources.values()
+        clients._describe(weights, center, center_client, replace)
         return clients
 
     @classmethod
@@ -609,7 +650,36 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
                     f"client 0's {column[0].shape[1:]} and {column[0].dtype}; they must agree."
                 )
             column.append(array)
-    joined = [np.concatenate(column) for column in columns]
+    return _source([np.concatenate(column) for column in columns], structure, names, sizes, level)
+
+
+def _end_to_end(given: Any, level: str) -> Source:
+    """A level's data, given as (rows, sizes): all samples end to end, and each client's number of them."""
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{level} is a {type(given).__name__}; give a pair (rows, sizes).")
+    rows, counts = given
+    leaves, structure = jax.tree_util.tree_flatten_with_path(rows)
+    names, arrays = [tree.path_name(path) for path, _ in leaves], [np.asarray(leaf) for _, leaf in leaves]
+    if not leaves:
+        raise ValueError(f"{level}: the rows hold no arrays.")
+    counted = np.asarray(counts)
+    if counted.ndim != 1 or not len(counted) or counted.dtype.kind not in "iu":
+        raise ValueError(f"{level}: sizes are whole numbers, one for each client; they are {counts!r:.60}.")
+    if counted.min() < 1:
+        raise ValueError(f"{level}: client {int(np.argmin(counted))} is empty; leave it out.")
+    total = int(counted.sum(dtype=np.int64))
+    for name, array in zip(names, arrays, strict=True):
+        if array.ndim == 0 or len(array) != total:
+            has = "is a single number" if array.ndim == 0 else f"has {len(array)} rows"
+            raise ValueError(f"{level}: {name} {has}, and the sizes add up to {total}.")
+    return _source(arrays, structure, names, counted, level)
+
+
+_AT_ONCE = 1 << 22  # numbers that are looked at together
+
+
+def _source(joined: list[np.ndarray], structure: Any, names: list[str], sizes: np.ndarray, level: str) -> Source:
+    """A level's data, looked at: arrays of all samples end to end."""
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{level}: {ends[-1]} samples in all; at most {np.iinfo(np.int32).max} can be indexed.")
@@ -617,13 +687,12 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
         real = jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)
         if not (real or array.dtype == bool):
             raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
-        whole = array.astype(np.float32) if array.dtype.kind == "V" else array  # bfloat16
         made = jax.dtypes.canonicalize_dtype(array.dtype)
-        for wrong, what, fix in (
-            (~np.isfinite(whole), "is not finite (NaN or infinity)", "clean or fill the data before the run"),
-            (overflows(whole), f"does not fit into {made}", "rescale the data, or set jax_enable_x64"),
+        for find, what, fix in (
+            (lambda a: ~np.isfinite(a), "is not finite (NaN or infinity)", "clean or fill the data before the run"),
+            (overflows, f"does not fit into {made}", "rescale the data, or set jax_enable_x64"),
         ):
-            bad = np.flatnonzero(wrong.reshape(len(array), -1).any(axis=1))
+            bad = _rows_where(find, array)
             if bad.size:
                 client = int(np.searchsorted(ends, bad[0], side="right"))
                 row = int(bad[0] - (ends[client] - sizes[client]))
@@ -633,11 +702,22 @@ def _join(parts: Sequence[Rows], level: str) -> Source:
     return Source(
         jax.tree.unflatten(structure, [jnp.asarray(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
-        jnp.asarray(sizes),
+        jnp.asarray(sizes, jnp.int32),
         int(sizes.max()),
         int(sizes.min()),
-        _chunk(int(ends[-1]), len(parts), int(sizes.max())),
+        _chunk(int(ends[-1]), len(sizes), int(sizes.max())),
     )
+
+
+def _rows_where(find: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> np.ndarray:
+    """The places of the rows in which something is found, looked for piece by piece: a mask of all would be large."""
+    step = max(1, _AT_ONCE // max(1, int(np.prod(array.shape[1:], dtype=np.int64))))
+    found = []
+    for begin in range(0, len(array), step):
+        piece = array[begin : begin + step]
+        piece = piece.astype(np.float32) if piece.dtype.kind == "V" else piece  # bfloat16
+        found.append(begin + np.flatnonzero(find(piece).reshape(len(piece), -1).any(axis=1)))
+    return np.concatenate(found)
 
 
 def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:

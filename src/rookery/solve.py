@@ -272,8 +272,8 @@ def solve(
         with following, saver or nullcontext(), showing as bar, interrupts() as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
 
-            def note() -> None:
-                record.evaluate(session)
+            def note(regular: bool = True) -> None:
+                record.evaluate(session, regular)
                 if saver is not None:
                     saver.save(record.extra(), record.best, always=session.durable)
                 following.tell(record.rows)
@@ -299,7 +299,7 @@ def solve(
                     saver.save(record.extra(), record.best, always=True)
                 bar(session.rounds, record.rows[-1])
             if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
-                note()
+                note(regular=False)
             if saver is not None:
                 saver.finish(record.extra(), record.best)
             interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
@@ -452,7 +452,8 @@ class _Record:
         """x, y and, where `evaluate` looks at it, what the clients remember."""
         return session.state.x, session.state.y, session.memory if self.sees_memory else None
 
-    def evaluate(self, session: Session) -> None:
+    def evaluate(self, session: Session, regular: bool = True) -> None:
+        """A row. One that is not regular, which another run of the same seed may not have, can't be the best."""
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
         own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
         metrics = {} if self._evaluate is None else self._evaluate(*own)
@@ -470,7 +471,7 @@ class _Record:
                 f"evaluate returns {taken[0]!r}, a name that the history uses itself; call it something else."
             )
         self.rows.append({"round": session.rounds, **self.ledger.counts, "seconds": self.seconds, **metrics})
-        if self._keep_best is not None:
+        if self._keep_best is not None and regular:
             self._compare(session, metrics, self._keep_best)
 
     def _compare(self, session: Session, metrics: dict[str, float], wanted: Direction) -> None:

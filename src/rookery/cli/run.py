@@ -217,7 +217,7 @@ def _folder(out: Path | None, resume: bool, description: dict[str, Any], config:
     if resume and not there:
         raise ValueError(f"{out} holds no run to go on with; leave out --resume to start one.")
     out.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
+    with alone(out):
         if there:
             _check_same(out, description)  # run.json stays as it is until there is something new to say
         else:
@@ -227,7 +227,7 @@ def _folder(out: Path | None, resume: bool, description: dict[str, Any], config:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Nobody else runs in this folder meanwhile. The system lets the lock go when the process ends, however it ends."""
     if fcntl is None:
         yield

@@ -23,6 +23,17 @@ Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without certificates, on this machine alone: to try things out.")
 ]
 
+Minimum = Annotated[
+    int | None,
+    typer.Option(help="Replies that an exchange needs; others are left out after the deadline. Without it, all."),
+]
+Deadline = Annotated[float, typer.Option(help="Seconds that a site has for a reply.")]
+Patience = Annotated[
+    float | None, typer.Option(help="Seconds to wait for sites that are needed; without it, until they are back.")
+]
+Clip = Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")]
+Noise = Annotated[float | None, typer.Option(help="Noise on each mean, times what --clip lets one site do.")]
+
 
 @app.command(cls=Command)
 def serve(
@@ -33,16 +44,11 @@ def serve(
     kit: KitFolder = None,
     address: Address = None,
     insecure: Insecure = False,
-    minimum: Annotated[
-        int | None,
-        typer.Option(help="Replies that an exchange needs; others are left out after the deadline. Without it, all."),
-    ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a site has for a reply.")] = 300.0,
-    patience: Annotated[
-        float | None, typer.Option(help="Seconds to wait for sites that are needed; without it, until they are back.")
-    ] = None,
-    clip: Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise on each mean, times what --clip lets one site do.")] = None,
+    minimum: Minimum = None,
+    deadline: Deadline = 300.0,
+    patience: Patience = None,
+    clip: Clip = None,
+    noise: Noise = None,
     rounds: Rounds = None,
     cohort: Cohort = None,
     seed: Seed = 0,
@@ -91,14 +97,15 @@ def serve(
             options,
             command="serve",
             engine=engine,
-            channel=_channel(clip, noise),
+            channel=channel_of(clip, noise),
             faults=None if minimum is None else rk.Faults(minimum=minimum),
             callbacks=[] if page is None else [page],
         )
         raise typer.Exit(code)
 
 
-def _channel(clip: float | None, noise: float | None) -> Any:
+def channel_of(clip: float | None, noise: float | None) -> Any:
+    """What --clip and --noise ask for; None if they do not."""
     if noise is not None and clip is None:
         raise ValueError("--noise hides what one site can do, which --clip bounds: give --clip, too.")
     if clip is None:

@@ -52,7 +52,7 @@ def site(
                 brings,
                 kit=own,
                 folder=folder,
-                fitted=lambda study, algorithm: study_of(fit(task, type(algorithm))[0], study, names),
+                fitted=fitting(task, names),
                 tell=_teller(quiet),
                 patience=patience,
             )
@@ -81,10 +81,15 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     return task, brings, names
 
 
-def study_of(task: Task, before: Study, names: dict[str, Any]) -> Study:
-    """The same data for a task that was fitted to a method."""
-    fitted = sites.described(task.problem, task.init, task.evaluate_client)
-    return Study(fitted.problem, fitted.init, before.data, fitted.measure, names)
+def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
+    """What makes of a site's study the same data for its task as a method takes it."""
+
+    def fitted(before: Study, algorithm: Any) -> Study:
+        own, _ = fit(task, type(algorithm))
+        found = sites.described(own.problem, own.init, own.evaluate_client)
+        return Study(found.problem, found.init, before.data, found.measure, names)
+
+    return fitted
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:

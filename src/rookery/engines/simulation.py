@@ -23,7 +23,7 @@ __all__ = ["Ledger", "SimulatedFed", "Simulation"]
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
 _AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
-_CACHE = 2**21  # bytes of a matrix that leaves no room for other clients' in a CPU's cache
+_CACHE = 2**16  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class Simulation:
         """A session for this job."""
         if not job.clients.held:
             raise ValueError(
-                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or clients with "
-                "data."
+                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
             )
         if self.debug:
             from rookery.engines import debug
@@ -570,20 +569,21 @@ class Interpreter:
     def _block_of(self, group: list[_Mapped]) -> int:
         if isinstance(self._block, int):
             return self._block
-        if jax.default_backend() == "cpu" and any(_large_steps(m.eqn.params["work"]) for m in group):
+        if jax.default_backend() == "cpu" and any(_large_products(m.eqn.params["work"]) for m in group):
             return 1
         replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
         most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
         return max(1, min(_AUTO_BLOCK, most // max(replies, 1)))
 
 
-def _large_steps(jaxpr: Jaxpr, in_loop: bool = False) -> bool:
-    """Whether there is a loop with a matrix product that fills a CPU's cache."""
+def _large_products(jaxpr: Jaxpr) -> bool:
+    """Whether there is a product of matrices, two of its three of them so large that several clients' fill a cache."""
     for eqn in jaxpr.eqns:
-        if in_loop and eqn.primitive.name == "dot_general" and ledger.nbytes([eqn.outvars[0].aval]) > _CACHE:
-            return True
-        loops = in_loop or eqn.primitive.name in ("while", "scan")
-        if any(_large_steps(inner, loops) for inner in jaxprs.within(eqn.params)):
+        if eqn.primitive.name == "dot_general":
+            sizes = sorted(ledger.nbytes([v.aval]) for v in (*eqn.invars, *eqn.outvars))
+            if sizes[1] > _CACHE:
+                return True
+        if any(map(_large_products, jaxprs.within(eqn.params))):
             return True
     return False
 

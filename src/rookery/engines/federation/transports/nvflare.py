@@ -1,0 +1,404 @@
+"""NVIDIA FLARE as the network: a job that names classes of this package, which server and sites have installed.
+
+`write_job` writes it, `supervisor` sees it through, and `Server` and `Site` are what FLARE makes in its processes.
+"""
+
+import itertools
+import json
+import logging
+import pkgutil
+import queue
+import threading
+import time
+import tomllib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rookery.engines.federation import wire
+from rookery.engines.federation.transports import Event
+
+SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `local`
+RESULTS = "rookery"  # the folder of a run's results, within the job's
+OUTCOME = "outcome.json"  # how it ended, in there
+PROBE_EVERY, PROBE_FOR = 5.0, 5.0  # seconds
+PROGRAM = "rookery.cli.flare:coordinate"  # what the server does with a job's options: a layer above this one
+HOST = "rookery.cli.flare:host"  # and how a site makes its host of its own settings
+TOPIC = "rookery"  # of the heartbeat
+_SHORT = 65_536  # bytes that a refusal has at most
+_LOG = logging.getLogger(__name__)
+
+
+def _collab() -> Any:
+    try:
+        from nvflare.collab import collab
+    except ModuleNotFoundError as error:
+        raise missing() from error
+    return collab
+
+
+def missing() -> ModuleNotFoundError:
+    """What to say where there is no FLARE."""
+    return ModuleNotFoundError("NVIDIA FLARE is not installed here: pip install 'rookery[nvflare]'.")
+
+
+# The job.
+
+
+def write_job(
+    folder: str | Path, config: Mapping[str, Any], sites: Sequence[str], *, name: str = "rookery", minimum: int = 0
+) -> Path:
+    """Write a FLARE job that has no code in it.
+
+    Arguments:
+        folder: where to; it must not exist.
+        config: the coordinator's options, values of JSON: see `Server`.
+        sites: the sites' names as FLARE knows them; a site's number in the run is its place here.
+        name: the job's.
+        minimum: the fewest sites to start with; 0: all of them.
+    """
+    folder = Path(folder)
+    sites = [str(site) for site in sites]
+    if len(set(sites)) < len(sites) or not sites:
+        raise ValueError(f"sites={sites}: give each site's name once.")
+    if not 0 <= minimum <= len(sites):
+        raise ValueError(f"minimum={minimum} is not between 0 and the number of sites, {len(sites)}.")
+    if folder.exists():
+        raise ValueError(f"{folder} exists; name a new folder for the job.")
+    text = _packed({**config, "sites": sites})
+    meta = {
+        "name": name,
+        "min_clients": minimum or len(sites),
+        "resource_spec": {},
+        "deploy_map": {"app": ["server", *sites]},
+    }
+    own, runtime = __name__, "nvflare.collab.runtime"
+    controller = {
+        "id": "controller",
+        "path": f"{runtime}.controller.CollabController",
+        "args": {"server_obj_id": "_server"},
+    }
+    executor = {"path": f"{runtime}.executor.CollabExecutor", "args": {"client_obj_id": "_client"}}
+    server = {
+        "format_version": 2,
+        "workflows": [controller],
+        "components": [{"id": "_server", "path": f"{own}.Server", "args": {"config": text}}],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [{"tasks": ["*"], "executor": executor}],
+        "components": [{"id": "_client", "path": f"{own}.Site", "args": {}}],
+    }
+    place = folder / "app" / "config"
+    place.mkdir(parents=True)
+    files = {folder / "meta.json": meta}
+    files |= {place / "config_fed_server.json": server, place / "config_fed_client.json": client}
+    for path, content in files.items():
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _packed(config: Mapping[str, Any]) -> str:
+    """The configuration as JSON without braces: FLARE takes what stands in them for names of its variables."""
+    for name, value in config.items():
+        each = value if isinstance(value, list) else [value]
+        if not all(v is None or isinstance(v, bool | int | float | str) for v in each):
+            raise ValueError(f"The job's {name}={value!r} is not a number, a text or a list of them.")
+    text = json.dumps(list(config.items()), allow_nan=False)
+    return text.replace("{", "\\u007b").replace("}", "\\u007d")
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
+
+
+# The network, seen from the server's job process.
+
+
+class Calls:
+    """A `Transport` of calls to FLARE's proxies of the sites.
+
+    FLARE does not say that a site is lost: a call to it takes its whole time limit. From then on the site is gone, and
+    is probed now and then beside the run.
+
+    Arguments:
+        names: the sites of the run.
+        proxies: those of them that are in the job: proxy(timeout=seconds).ask(message=bytes) -> bytes.
+        timeout: seconds for a call.
+    """
+
+    def __init__(self, names: Sequence[str], proxies: Mapping[str, Any], timeout: float) -> None:
+        self.names, self.limit = tuple(names), 0  # FLARE has its own
+        self._proxies, self._timeout = dict(proxies), timeout
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._gone: dict[int, float] = {}  # since when
+        self._lock, self._closed, self._aborted = threading.Lock(), threading.Event(), threading.Event()
+        self.replies, self.round = 0, -1
+        self.refused: dict[str, str] = {}  # why, by name
+        self._numbers, self._said = itertools.count(), deque[list[Any]](maxlen=20)  # a number and a text each
+        for site, name in enumerate(self.names):
+            if name in self._proxies:
+                self._events.put(Event(site, "here"))
+            else:
+                self._gone[site] = time.monotonic()
+                self._events.put(_gone(site))
+
+    def send(self, site: int, message: wire.Message) -> None:
+        """See `Transport.send`."""
+        if site in self._gone:
+            self._events.put(_gone(site))
+        else:
+            self._start(self._call, site, bytes(message))
+
+    def receive(self, seconds: float) -> Event | None:
+        """See `Transport.receive`; ConnectionAbortedError once FLARE has ended the job."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            event = None
+        if self._aborted.is_set():
+            raise ConnectionAbortedError("FLARE has ended the job.")
+        return event
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._closed.set()
+
+    def told(self) -> dict[str, Any]:
+        """What a supervisor is told: how far the run is, who is gone for how many seconds, and what was said."""
+        now = time.monotonic()
+        gone = {self.names[site]: now - since for site, since in list(self._gone.items())}
+        return {
+            "round": self.round,
+            "replies": self.replies,
+            "gone": gone,
+            "said": list(self._said),
+        }
+
+    def say(self, text: str) -> None:
+        """Have the supervisor told."""
+        _LOG.warning("%s", text)
+        self._said.append([next(self._numbers), text])
+
+    def follow(self, links: Any) -> None:
+        """Take down how far the run is."""
+        self.round = links.rounds
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=target, args=args, daemon=True, name="rookery-call").start()
+
+    def _call(self, site: int, message: bytes) -> None:
+        try:
+            reply = self._ask(site, message, self._timeout)
+        except Exception as error:
+            if not self._closed.is_set() and not self._is_abort(error):
+                _LOG.warning("%s does not answer: %s", self.names[site], error)
+                self._lose(site)
+            return
+        self.replies += 1
+        self._note_refusal(site, reply)
+        self._events.put(Event(site, "reply", reply))
+
+    def _note_refusal(self, site: int, reply: bytes) -> None:
+        if len(reply) > _SHORT:
+            return
+        with suppress(wire.WireError):
+            header, _ = wire.decode(reply)
+            if header.get("answer") == "refused":
+                self.refused[self.names[site]] = str(header.get("why"))
+
+    def _ask(self, site: int, message: bytes, timeout: float) -> bytes:
+        reply = self._proxies[self.names[site]](timeout=timeout).ask(message=message)
+        if not isinstance(reply, bytes):
+            raise TypeError(f"a reply of type {type(reply).__name__}")
+        return reply
+
+    def _is_abort(self, error: Exception) -> bool:
+        if type(error).__name__ != "RunAborted":
+            return False
+        self._aborted.set()
+        self._events.put(None)  # wakes `receive`
+        return True
+
+    def _lose(self, site: int) -> None:
+        with self._lock:
+            first = site not in self._gone
+            self._gone.setdefault(site, time.monotonic())
+        self._events.put(_gone(site))
+        if first:
+            self._start(self._probe, site)
+
+    def _probe(self, site: int) -> None:
+        while not self._closed.wait(PROBE_EVERY):
+            try:
+                self._ask(site, b"", PROBE_FOR)
+            except Exception as error:
+                if self._is_abort(error):
+                    return
+                continue
+            with self._lock:
+                del self._gone[site]
+            self._events.put(Event(site, "here"))
+            return
+
+
+def _gone(site: int) -> Event:
+    return Event(site, "gone", b"is not in the job any more, or does not answer")
+
+
+# What FLARE makes in its processes.
+
+
+class Own(NamedTuple):
+    """A participant's own settings, which no job can change: what is in `local/rookery.toml` of its folder."""
+
+    root: Path  # the participant's folder
+    said: dict[str, Any]
+
+    @classmethod
+    def read(cls, workspace: Any) -> "Own":
+        """Those of a FLARE workspace; the defaults where there is no file."""
+        path, root = Path(workspace.get_site_config_dir()) / SETTINGS, Path(workspace.get_root_dir())
+        return cls(root, tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+    def folder(self, name: str, default: str) -> Path:
+        """The folder that is said under this name, or the default, which is within the participant's."""
+        return self.root / str(self.said.get(name, default))
+
+    def texts(self, name: str) -> list[str]:
+        """A list of names of files or folders; of those within the participant's, in whole."""
+        return [str(self.root / each) for each in self.said.get(name, [])]
+
+
+def __getattr__(name: str) -> Any:
+    """`Server` and `Site`, which need FLARE's decorators."""
+    if name in ("Server", "Site"):
+        return _published()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _published() -> dict[str, type]:
+    collab = _collab()
+
+    class Server:
+        """The coordinator, in the job's process at FLARE's server.
+
+        Arguments:
+            config: JSON, what `write_job` was given.
+        """
+
+        def __init__(self, config: str) -> None:
+            self.config = config
+
+        @collab.main
+        def run(self) -> None:
+            """Solve, and write results to the job's folder."""
+            config, workspace = _unpacked(self.config), collab.workspace
+            calls = Calls(config["sites"], {proxy.name: proxy for proxy in collab.clients}, config["deadline"])
+            context = collab.fl_ctx
+            context.get_engine().register_app_command(TOPIC, lambda topic, data, context: calls.told())
+            serve(config, calls, Path(workspace.get_run_dir(context.get_job_id())) / RESULTS, Own.read(workspace))
+
+    class Site:
+        """A site, in the job's process at the site."""
+
+        def __init__(self) -> None:
+            self._door: Door | None = None
+
+        @collab.init
+        def open(self) -> None:
+            """Make the host from the site's own settings."""
+            self._door = Door.open(collab.workspace, collab.site_name)
+
+        @collab.publish
+        def ask(self, message: bytes) -> bytes:
+            """The one thing that can be called."""
+            assert self._door is not None
+            return self._door.ask(message, collab.caller)
+
+        @collab.final
+        def close(self) -> None:
+            """Finish what is being written."""
+            if self._door is not None:
+                self._door.close()
+
+    return {"Server": Server, "Site": Site}
+
+
+def serve(config: dict[str, Any], calls: Calls, out: Path, own: Own) -> None:
+    """Run the coordinator, and write down how it ended."""
+    out.mkdir()
+    note(out, "lost", "The job's process was lost.")  # unless it comes to say something else
+    try:
+        pkgutil.resolve_name(PROGRAM)(config, calls, out, own)
+        note(out, "done")
+    except ConnectionAbortedError:
+        note(out, "lost", "FLARE ended the job: a site's process was lost, or somebody aborted it.")
+    except Exception as error:
+        _LOG.exception("the run failed")
+        text = str(error) or type(error).__name__
+        if calls.refused:
+            text = "; ".join(f"{name} refuses: {why}" for name, why in calls.refused.items())
+        note(out, "refused" if calls.refused else "lost" if calls.told()["gone"] else "failed", text)
+    finally:
+        calls.close()
+
+
+def note(out: Path, ended: str, why: str = "") -> None:
+    """Write down how the run has ended: "done", "refused", "failed" or "lost"."""
+    text = json.dumps({"ended": ended, "why": why})
+    new = out / f"{OUTCOME}.new"
+    new.write_text(text, encoding="utf-8")
+    new.replace(out / OUTCOME)  # the process may be killed at any time
+
+
+class Door:
+    """What stands between FLARE's calls and a site's host: the server alone may ask, and no exception gets out.
+
+    FLARE sends the text of an exception and its traceback to the caller, and loses the reply to a call that ends in one
+    before the first call: so what goes wrong is answered, and its text stays in the site's log.
+    """
+
+    def __init__(self, host: Any, refusal: str = "") -> None:
+        self._host, self._refusal, self._lock = host, refusal, threading.Lock()
+
+    @classmethod
+    def open(cls, workspace: Any, name: str) -> "Door":
+        """For the host that the site's own settings ask for."""
+        try:
+            return cls(pkgutil.resolve_name(HOST)(Own.read(workspace), name))
+        except (Exception, SystemExit):
+            _LOG.exception("%s can't be used; the job is refused", SETTINGS)
+            return cls(None, f"its {SETTINGS}, or what that names, can't be used; its log says why.")
+
+    def ask(self, message: bytes, caller: str) -> bytes:
+        """The host's reply; a probe, which is empty, is answered at once."""
+        if caller != "server":
+            return _refused(message, "the server alone may ask.")
+        if not message:
+            return b""
+        if self._host is None:
+            return _refused(message, self._refusal)
+        try:
+            with self._lock:
+                return bytes(self._host.handle(message))
+        except Exception:
+            _LOG.exception("a request failed")
+            return _refused(message, "a request failed there; its log says why.")
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        if hasattr(self._host, "close"):
+            self._host.close()
+
+
+def _refused(message: bytes, why: str) -> bytes:
+    try:
+        number = wire.decode(message)[0].get("number")
+    except wire.WireError:
+        number = None
+    return wire.encode({"answer": "refused", "number": number, "why": why}, [])

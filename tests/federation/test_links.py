@@ -1,0 +1,195 @@
+"""The links by themselves, over a transport whose every event is written down."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rookery.engines.federation import wire
+from rookery.engines.federation.links import Links, Reply, Request, SiteError
+from rookery.engines.federation.transports import Event
+
+
+class Scripted:
+    """A transport: script(site, header, turn) -> the events that follow a message."""
+
+    def __init__(self, script: Callable[[int, dict[str, Any], int], list[Event]], count: int = 3) -> None:
+        self.names = tuple("abcdefgh"[:count])
+        self._script, self._events = script, deque[Event]()
+        self.sent: list[tuple[int, dict[str, Any]]] = []
+        self._turns = [itertools.count() for _ in self.names]
+
+    def send(self, site: int, message: bytes) -> None:
+        header, _ = wire.decode(message)
+        self.sent.append((site, header))
+        self._events.extend(self._script(site, header, next(self._turns[site])))
+
+    def receive(self, seconds: float) -> Event | None:
+        return self._events.popleft() if self._events else None
+
+    def close(self) -> None: ...
+
+
+def reply(
+    site: int, header: dict[str, Any], answer: str = "value", number: int | None = None, value: float = 0
+) -> Event:
+    told = {"answer": answer, "number": header["number"] if number is None else number}
+    return Event(site, "reply", wire.encode(told, [np.float64(value or site + 1)]))
+
+
+def requests(links: Links, count: int = 3) -> dict[int, Request]:
+    number = links.number()
+    message = wire.encode({"do": "work", "number": number}, [])
+    whole = lambda again: wire.encode({"do": "work", "number": again, "whole": True}, [])
+    return {i: Request(number, message, whole) for i in range(count)}
+
+
+def values(found: dict[int, Reply]) -> dict[int, float]:
+    return {site: float(own.arrays[0]) for site, own in sorted(found.items())}
+
+
+def test_replies_in_any_order() -> None:
+    held: list[Event] = []
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        held.append(reply(site, header))
+        return held[::-1] if len(held) == 3 else []
+
+    links = Links(Scripted(script))
+    assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+
+
+def test_old_repeated_and_foreign_replies_are_dropped() -> None:
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        right = reply(site, header)
+        before = reply(site, header, number=header["number"] - 1, value=99)
+        return [before, right, right, reply((site + 1) % 3, header, number=5, value=99), before]
+
+    links = Links(Scripted(script))
+    for _ in range(2):
+        assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+    assert links.dropped >= 18
+
+
+def test_numbers_are_not_those_of_a_coordinator_before() -> None:
+    first, second = (Links(Scripted(lambda *_: [])).number() for _ in range(2))
+    assert abs(first - second) > 1000
+
+
+def test_a_site_that_has_not_opened_the_run_and_has_forgotten() -> None:
+    """It is sent the opening, the request once more, and then everything."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        if site != 1:
+            return [reply(site, header)]
+        answers = ["closed", "opened", "resync", "value"]
+        return [reply(site, header, answers[turn])]
+
+    transport = Scripted(script)
+    links = Links(transport)
+    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
+    assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+    to_b = [(header["do"], header.get("whole", False)) for site, header in transport.sent if site == 1]
+    assert to_b == [("work", False), ("open", False), ("work", False), ("work", True)]
+
+
+def gone_at(first: int) -> Callable[[int, dict[str, Any], int], list[Event]]:
+    """Site 1 is lost at its first messages, and is connected again afterwards."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        if site == 1 and turn < first:
+            return [Event(1, "gone", b"has left"), Event(1, "here")]
+        return [reply(site, header)]
+
+    return script
+
+
+def test_without_faults_a_site_that_comes_back_is_asked_again() -> None:
+    told: list[str] = []
+    links = Links(Scripted(gone_at(2)), patience=None, tell=told.append)
+    links.opening = lambda site, number: b""
+    assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+    assert told.count("b has left.") == 1  # at first it was not there, and that is not told
+    assert told.count("b is connected.") == 2
+
+
+def test_without_patience_it_is_an_error_that_names_it() -> None:
+    script = lambda site, header, turn: [Event(1, "gone", b"has left")] if site == 1 else [reply(site, header)]
+    links = Links(Scripted(script), patience=0.0)
+    with pytest.raises(SiteError, match=r"^b has left$"):
+        links.ask(requests(links))
+
+
+def test_with_enough_others_a_lost_site_is_left_out_and_asked_again_next_time() -> None:
+    lost = [True]
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        return [Event(1, "gone", b"has left")] if site == 1 and lost[0] else [reply(site, header)]
+
+    links = Links(Scripted(script), patience=None)
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    lost[0] = False
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 1: 2, 2: 3}
+    assert [record.missing for record in links.records] == [0, 1, 0]
+
+
+def test_a_late_site_is_not_asked_before_it_has_replied() -> None:
+    held: list[Event] = []
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        if site == 1 and turn == 0:
+            held.append(reply(site, header, value=99))
+            return []
+        events = [reply(site, header)]
+        if site == 2 and header["number"] == second[0].number:
+            events = [*held, *events]  # the late reply arrives in the middle of the next exchange
+        return events
+
+    transport = Scripted(script)
+    told: list[str] = []
+    links = Links(transport, deadline=0.05, patience=None, tell=told.append)
+    second = [Request(-1, b"")]
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    assert told == ["b has not replied in 0.05 s."]
+    assert links.records[1].state == "late"
+    asked = requests(links)
+    second[0] = asked[0]
+    assert values(links.ask(asked, least=2)) == {0: 1, 1: 2, 2: 3}
+    assert links.records[1].state == "connected"
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xff" * 40, wire.encode({"answer": "value"}, [])])
+def test_garbage(garbage: bytes) -> None:
+    """What is no message is a wrong reply; a message without a number is nobody's."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        return [Event(1, "reply", garbage)] if site == 1 else [reply(site, header)]
+
+    told: list[str] = []
+    links = Links(Scripted(script), deadline=0.05, patience=None, tell=told.append)
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    assert told[0].startswith("b ")
+
+
+def test_wrong_replies_do_not_make_a_run_wait_for_ever() -> None:
+    links = Links(Scripted(lambda site, header, turn: [reply(site, header)]), patience=None)
+    found = links.ask(requests(links), least=2, check=lambda site, reply: "is wrong" if site else None)
+    assert values(found) == {0: 1}
+    with pytest.raises(SiteError, match="b is wrong"):
+        links.ask(requests(links), check=lambda site, reply: "is wrong" if site == 1 else None)
+
+
+def test_a_refusal_is_told_and_ends_a_run_that_needs_everybody() -> None:
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        told = {"answer": "refused" if site == 1 else "value", "number": header["number"], "why": "it may not."}
+        return [Event(site, "reply", wire.encode(told, [np.float64(site + 1)]))]
+
+    links = Links(Scripted(script), patience=0.0)
+    with pytest.raises(SiteError, match=r"^b refuses: it may not\.$"):
+        links.ask(requests(links))
+    links = Links(Scripted(script), patience=0.0)
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    assert links.records[1].state == "refused"

@@ -1,0 +1,171 @@
+"""Runs over a provisioned FLARE federation on this machine: a server, three sites, mutual TLS, no shipped code."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import cli
+from rookery.engines.federation import supervisor
+from rookery.engines.federation.transports import nvflare
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("nvflare") is None, reason="needs pip install 'rookery[nvflare]'"),
+    pytest.mark.xdist_group("nvflare"),
+]
+HERE = Path(__file__).parent
+SITES = ["site-1", "site-2", "site-3"]
+MODULE = """\
+import sys
+sys.path.append({here!r})
+import flare_study
+task = flare_study.{task}
+
+def data():
+    rows = flare_study.rows({site})
+    return {data}
+"""
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    sys.path.append(str(HERE))
+    from flare_loopback import Loopback
+
+    source = Path(rk.__file__).parents[1]
+    made = Loopback(tmp_path_factory.mktemp("flare"), SITES, [source])
+    (made.kit("localhost") / "local" / "rookery.toml").write_text(f"path = [{json.dumps(str(HERE))}]\n")
+    try:
+        made.start_all(lambda: supervisor.session(made.admin))
+        yield made
+    finally:
+        made.stop()
+
+
+def settle(federation: Any, task: str, odd: dict[str, str] | None = None) -> None:
+    """Have the sites bring their data to this task, one of them perhaps to another."""
+    for number, name in enumerate(SITES):
+        which = (odd or {}).get(name, task)
+        data = '{"upper": rows}' if which == "PERSONAL" else '{"lower": rows, "upper": rows}'
+        local = federation.kit(name) / "local"
+        (local / "hospital.py").write_text(MODULE.format(here=str(HERE), task=which, site=number, data=data))
+        (local / "rookery.toml").write_text('module = "local/hospital.py"\n')
+
+
+def submitted(federation: Any, out: Path, *words: str) -> Any:
+    given = ["--admin", str(federation.admin), "--out", str(out), "--deadline", "60", *words]
+    return CliRunner().invoke(cli.app, ["flare", "submit", *given])
+
+
+def simulated(task: Any, method: Any, rounds: int) -> rk.Run:
+    options = {"evaluate": task.evaluate, "evaluate_client": task.evaluate_client, "every": 1}
+    return rk.solve(task.problem, task.clients, method, task.init, rounds, **options)
+
+
+def whole(name: str) -> Any:
+    """The task with everybody's data."""
+    sys.path.append(str(HERE))
+    import flare_study
+
+    each = [flare_study.rows(i) for i in range(3)]
+    if name == "PERSONAL":
+        return flare_study.personal(rk.Clients(upper=each))
+    return flare_study.nested(rk.Clients(lower=each, upper=each))
+
+
+def agree(out: Path, run: rk.Run) -> None:
+    """State and history are those of the simulation."""
+    with np.load(out / "state.npz") as state:
+        np.testing.assert_allclose(state["x"], run.x, rtol=0, atol=1e-10)
+    history = pd.read_csv(out / "history.csv")
+    names = [name for name in run.history.columns if name != "seconds"]
+    np.testing.assert_allclose(history[names], run.history[names], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        ("TASK", rk.FedNest(upper_step=0.1, lower_step=0.1, hessian_step=0.1)),
+        ("PERSONAL", rk.Ditto(local_steps=2, personal_steps=3)),
+    ],
+    ids=["FedNest", "Ditto"],
+)
+def test_a_run_has_the_simulations_numbers(federation: Any, tmp_path: Path, task: str, method: Any) -> None:
+    settle(federation, task)
+    given = [f"--set={name}={value}" for name, value in vars(method).items() if value != getattr(type(method), name)]
+    done = submitted(federation, tmp_path, f"flare_study:{task}", "--algorithm", type(method).__name__, *given)
+    assert done.exit_code == 0, done.output + federation.logs()
+    agree(tmp_path, simulated(whole(task), method, 6))
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["ended"] == "done"
+
+
+def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: Any, tmp_path: Path) -> None:
+    settle(federation, "PERSONAL")
+    killed: list[int] = []
+
+    def kill() -> None:
+        folder, end = federation.kit("localhost") / "rookery" / "runs" / "killed" / "checkpoint", time.monotonic() + 120
+        while time.monotonic() < end:
+            if folder.exists() and any(int(p.name[6:]) >= 5 for p in folder.glob("round_*[0-9]")):
+                killed.extend(federation.workers("site-2"))
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    words = ["--algorithm", "Ditto", "--set", "local_steps=2", "--set", "personal_steps=3", "--rounds", "100"]
+    done = submitted(federation, tmp_path, "flare_study:PERSONAL", *words, "--run", "killed")
+    thread.join()
+    assert done.exit_code == 0, done.output + federation.logs()
+    assert killed
+    assert "submitted again" in done.output
+    agree(tmp_path, simulated(whole("PERSONAL"), rk.Ditto(local_steps=2, personal_steps=3), 100))
+
+
+def test_shipped_code_is_refused_where_our_job_is_not(federation: Any, tmp_path: Path) -> None:
+    """Every participant says `byoc: none`, and all jobs above ran."""
+    job = nvflare.write_job(tmp_path / "job", {"deadline": 60.0}, SITES)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "more.py").write_text("print('code')\n")
+    connect = lambda: supervisor.session(federation.admin)
+    with pytest.raises(supervisor.JobFailedError, match=r"(?i)byoc"):
+        supervisor.supervise(connect, job, tmp_path / "out", again=0)
+
+
+def test_a_site_with_another_plan_refuses_and_says_why(federation: Any, tmp_path: Path) -> None:
+    settle(federation, "TASK", {"site-2": "OTHER"})
+    done = submitted(federation, tmp_path, "flare_study:TASK", "--algorithm", "FedNest")
+    assert done.exit_code == 1, done.output + federation.logs()
+    assert "site-2 refuses: its plan is another one" in done.output
+    assert "submitted again" not in done.output
+
+
+def test_a_site_without_a_module_refuses(federation: Any, tmp_path: Path) -> None:
+    settle(federation, "TASK")
+    (federation.kit("site-3") / "local" / "rookery.toml").write_text('module = "nowhere.py"\n')
+    done = submitted(federation, tmp_path, "flare_study:TASK", "--algorithm", "FedNest")
+    assert done.exit_code == 1, done.output + federation.logs()
+    assert "site-3 refuses: its rookery.toml" in done.output
+
+
+def test_a_task_that_the_server_has_not_is_told(federation: Any, tmp_path: Path) -> None:
+    settle(federation, "TASK")
+    done = submitted(federation, tmp_path, "nowhere.at.all:task")
+    assert done.exit_code == 1, done.output + federation.logs()
+    assert "There is no module" in done.output
