@@ -82,8 +82,15 @@ def with_trick(sites: list[Process], what: dict[str, Any], trick: Trick, folder:
     transport = server()
     for site in sites:
         site.join(what, transport.address, folder and folder / NAMES[site.i], trick if site.i == 1 else None)
-    played = Played()
-    return play(federation(transport, played), without_data(job(**what)), played=played)
+    played, first = Played(), []
+
+    def between(t: int) -> None:
+        if t == 1:
+            first.append(transport._connections[1])
+        if t == 2 and trick.do in FRAMES:
+            until(lambda: transport._connections.get(1) not in (None, *first), "its return")
+
+    return play(federation(transport, played), without_data(job(**what)), played=played, between=between)
 
 
 def hurry(played: Played) -> Callable[[int], None]:

@@ -251,11 +251,11 @@ class _Asking:
         links, site = self._links, event.site
         if event.kind == "gone":
             if self._under_way.pop(site, None) is not None:
-                self._leave_out(site, "gone", event.message.decode(errors="replace") or "is gone")
+                self._leave_out(site, "gone", _why(event))
             elif links.records[site].becomes("gone") != "gone":
-                links.note(f"{links.name(site)} {event.message.decode(errors='replace') or 'is gone'}.")
+                links.note(f"{links.name(site)} {_why(event)}.")
                 if site in self._away:
-                    self._away[site] = event.message.decode(errors="replace") or "is gone"
+                    self._away[site] = _why(event)
             return
         before = links.records[site].becomes("connected")
         if event.kind == "here":
@@ -315,3 +315,8 @@ class _Asking:
         if self._least is None:
             raise SiteError(f"{links.name(site)} {why}")
         links.note(f"{links.name(site)} {why}: it is left out.")
+
+
+def _why(event: Event) -> str:
+    """Why a site is gone."""
+    return bytes(event.message).decode(errors="replace") or "is gone"

@@ -54,9 +54,11 @@ Message = bytes | Parts
 
 def cut(buffers: Iterable[Any]) -> list[bytes]:
     """Bytes in parts of 1 MiB, but for the last, which is shorter, and may be empty."""
-    parts, held, room = [], [], PART
-    for buffer in map(memoryview, buffers):
-        at = 0
+    parts: list[bytes] = []
+    held: list[Any] = []
+    room = PART
+    for given in buffers:
+        buffer, at = memoryview(given), 0
         while len(buffer) - at >= room:
             parts.append(b"".join([*held, buffer[at : at + room]]))
             at, held, room = at + room, [], PART
