@@ -122,7 +122,9 @@ FAST = ("nan", "shape", "garbage", "no work")
 @pytest.mark.parametrize("do", [do if do in FAST else pytest.param(do, marks=pytest.mark.slow) for do in WRONG])
 def test_a_reply_that_is_wrong_is_left_out_of_its_mean(do: str, sites: list[Process]) -> None:
     played = with_trick(sites, LOSSY, Trick(do))
-    ended(sites)
+    ended(sites if do != "stale" else sites[::2])
+    if do == "stale":  # it refuses the run
+        assert "the run is over" in sites[1].result()["error"]
     assert {site for _, site in played.lost} == {1}
     assert len(played.lost) == 1 or do == "stale"
     assert played.says("berta", WRONG[do])
@@ -160,7 +162,7 @@ def test_a_reply_that_nobody_waits_for_changes_nothing(do: str, sites: list[Proc
 
 # ------------------------------------------------------------ frames that are wrong
 
-FRAMES = {"many": "nobody has asked for", "too long": "more than", "large frame": "has lost its connection"}
+FRAMES = {"many": "nobody has asked for", "too long": "more than", "large frame": "has l"}
 
 
 @pytest.mark.parametrize(
@@ -409,7 +411,7 @@ def received(pipe: Any, process: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("what", "die"), [(DITTO, 9), pytest.param(STRICT, 20, marks=pytest.mark.slow)], ids=["memory", "none"]
+    ("what", "die"), [(DITTO, 9), pytest.param(STRICT, 7, marks=pytest.mark.slow)], ids=["memory", "none"]
 )
 def test_the_coordinator_is_killed_and_goes_on(
     what: dict[str, Any], die: int, sites: list[Process], tmp_path: Path
