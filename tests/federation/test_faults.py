@@ -422,7 +422,7 @@ def test_the_coordinator_is_killed_and_goes_on(
     process, _ = coordinator(sites, what, address, str(tmp_path / "run"), die, 25)
     process.join(SECONDS)
     assert process.exitcode == -signal.SIGKILL
-    saved = [int(path.name.removeprefix("round_")) for path in (tmp_path / "run").glob("round_*")]
+    saved = [int(path.name[6:]) for path in (tmp_path / "run").glob("round_*") if path.name[6:].isdigit()]
     assert 0 < max(saved) < 4
     process, pipe = coordinator(sites, what, address, str(tmp_path / "run"), 0, 25)
     state = received(pipe, process)

@@ -126,8 +126,8 @@ class Server:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock, self._connections = threading.Lock(), {}  # type: ignore[var-annotated]
         self._secure, self._closed = not insecure, False
-        pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
-        self._server = grpc.server(pool, options=_OPTIONS)
+        self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
+        self._server = grpc.server(self._pool, options=_OPTIONS)
         join = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: join}),))
         self.address = self._bind(grpc, given, own)
@@ -244,6 +244,7 @@ class Server:
         for connection in connections:
             connection.close("the run is over")
         self._server.stop(grace=1.0).wait()
+        self._pool.shutdown(wait=False)
 
 
 class JoinError(RuntimeError):
