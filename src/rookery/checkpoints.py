@@ -373,6 +373,8 @@ class Checkpoint:
         if session.keepers is None or session.keepers.save(self._saved):
             self._folder.write(session.rounds, {"identity": self._identity, "extra": extra}, arrays, self._saved)
             self._begun = session.rounds
+            if always and session.keepers is not None:  # the keepers go on, and can go back by one round alone
+                self._wait()
         else:
             warnings.warn(f"The checkpoint of round {session.rounds} is left out: not all sites replied.", stacklevel=3)
         self._spent += time.perf_counter() - begin

@@ -91,9 +91,30 @@ def test_a_site_that_has_not_opened_the_run_and_has_forgotten() -> None:
     transport = Scripted(script)
     links = Links(transport)
     links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
+    for record in links.records:
+        record.opened = True
     assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
     to_b = [(header["do"], header.get("whole", False)) for site, header in transport.sent if site == 1]
     assert to_b == [("work", False), ("open", False), ("work", False), ("work", True)]
+
+
+def test_who_connects_anew_is_sent_the_opening_first() -> None:
+    """It may be another process, and go on from what is on its disk."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        if (site, turn) == (1, 1):
+            return [Event(1, "here")]
+        return [reply(site, header, "opened" if header["do"] == "open" else "value")]
+
+    transport = Scripted(script)
+    links = Links(transport)
+    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
+    for record in links.records:
+        record.opened = True
+    for _ in range(3):
+        assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+    assert [header["do"] for site, header in transport.sent if site == 1] == ["work", "work", "open", "work", "work"]
+    assert all(header["do"] == "work" for site, header in transport.sent if site != 1)
 
 
 def gone_at(first: int) -> Callable[[int, dict[str, Any], int], list[Event]]:
@@ -102,7 +123,7 @@ def gone_at(first: int) -> Callable[[int, dict[str, Any], int], list[Event]]:
     def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
         if site == 1 and turn < first:
             return [Event(1, "gone", b"has left"), Event(1, "here")]
-        return [reply(site, header)]
+        return [reply(site, header, "opened" if header["do"] == "open" else "value")]
 
     return script
 
@@ -110,7 +131,7 @@ def gone_at(first: int) -> Callable[[int, dict[str, Any], int], list[Event]]:
 def test_without_faults_a_site_that_comes_back_is_asked_again() -> None:
     told: list[str] = []
     links = Links(Scripted(gone_at(2)), patience=None, tell=told.append)
-    links.opening = lambda site, number: b""
+    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
     assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
     assert told.count("b has left.") == 1  # at first it was not there, and that is not told
     assert told.count("b is connected.") == 2

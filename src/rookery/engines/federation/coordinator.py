@@ -97,6 +97,7 @@ class Coordinator:
         self._compiled: dict[int, Any] = {}
         self.sent = self.received = 0  # bytes of arrays, as they went over the wire
         self.lost: set[int] = set()  # who did not reply in the last phase
+        self.wrote: set[int] = set()  # who has written what it remembers, in the last phase
         self.memory_finite: list[bool] = []  # for each leaf of what the sites remember, in the last phase
 
     def start(self) -> tuple[Made, Amounts]:
@@ -135,7 +136,7 @@ class Coordinator:
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
         phase.finish(made)
-        self.lost = phase.lost
+        self.lost, self.wrote = phase.lost, phase.wrote
         if moment[0] == 2:
             return made, phase.amounts(made)
         self.memory_finite = [all(leaf) for leaf in zip(*phase.finite, strict=True)]
@@ -227,6 +228,7 @@ class _Phase:
         # The replies that an exchange needs; None: all. The start reaches everybody.
         self._least = None if faults is None or moment[0] == 0 else faults.minimum
         self.lost: set[int] = set()
+        self.wrote: set[int] = set()
 
     def run(self, body: Body, inputs: list[Any]) -> list[Any]:
         values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
@@ -332,7 +334,7 @@ class _Phase:
         coordinator = self._coordinator
         coordinator.sent += new * len(requests)
         try:
-            replies = coordinator.links.ask(requests, least, lambda site, reply: wrong(reply))
+            replies = coordinator.links.ask(requests, least, lambda site, reply: _what_is_told(reply) or wrong(reply))
         except SiteError as error:
             raise _needed(error) from error
         for client, (header, _) in replies.items():
@@ -355,12 +357,12 @@ class _Phase:
         whole = lambda j: partial(self._whole, maps, wanted, j)
         return {client: Request(number, message, whole(j)) for (client, j), message in each}, count
 
-    def _whole(self, maps: list[Mapped], wanted: Wanted, j: int, number: int) -> bytes:
+    def _whole(self, maps: list[Mapped], wanted: Wanted, j: int, number: int) -> wire.Message:
         """The request to the j-th of the cohort, for a site that has forgotten everything."""
         every = self._closure([*maps, *_maps_of(wanted)])
         values = {v.number: v for m in every for v in m.sent if v.constant < 0}
         header, shared = self._header(every, wanted, values, number)
-        return wire.encode(header, [*shared, *self._own_arrays(every, j)])
+        return wire.encode_each(header, shared, [self._own_arrays(every, j)])[0]
 
     def _header(
         self, maps: list[Mapped], wanted: Wanted, values: dict[int, Value], number: int
@@ -463,8 +465,10 @@ class _Phase:
             asked = {cohort.ids[j]: j for j in np.flatnonzero(who).tolist()}
             own, new = self._requests(cohort, maps, Wanted(FINISH, [], refs), asked)
             requests, count = requests | own, max(count, new)
-        found = self._take(requests, count, self._least, lambda reply: None)
+        real = len(engine.real_leaves(self._plan.made.carry.memory))
+        found = self._take(requests, count, self._least, lambda reply: _says_no_more(reply, real))
         self.lost |= set(requests) - set(found)
+        self.wrote = {client for client in found if stayed[cohort.ids.index(client)]}
 
     def amounts(self, made: Made) -> Amounts:
         """What the phase has cost."""
@@ -517,6 +521,27 @@ def _what_is_wrong(name: str, reply: Reply, wanted: list[Any], finite: bool) -> 
     if finite and not all(np.isfinite(a).all() for a in reply.arrays if jnp.issubdtype(a.dtype, jnp.inexact)):
         return f"replies to {name!r} with a value that is not finite"
     return None
+
+
+def _what_is_told(reply: Reply) -> str | None:
+    """What is wrong with what a reply says of the work that was done."""
+    counts = lambda own: isinstance(own, list) and len(own) == len(ledger.WORK) and all(map(_is_count, own))
+    match reply.header.get("work"):
+        case list(work) if all(isinstance(w, list) and len(w) == 2 and _is_count(w[0]) and counts(w[1]) for w in work):
+            return None
+    return "does not say what work it has done"
+
+
+def _says_no_more(reply: Reply, leaves: int) -> str | None:
+    """What is wrong with the reply to a request that only has the site remember something."""
+    finite = reply.header.get("finite", [True] * leaves)
+    if reply.arrays or not isinstance(finite, list) or [type(f) for f in finite] != [bool] * leaves:
+        return "replies with more than that it remembers"
+    return None
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and number >= 0
 
 
 def _words_type(dtype: Any) -> Any:

@@ -113,12 +113,11 @@ class Host:
         self._run = ""
         self._site: Site | None = None
         self.done = False  # the coordinator has ended the run
-        self.reason = ""  # and why, if not because all rounds are done
+        self.reason = ""  # and why, if not because all rounds are done; or why it did not take part
         self._opened: dict[str, Any] = {}
         self._evaluation = "together"
-        self._declined = ""  # the run that it has refused
 
-    def handle(self, request: bytes) -> bytes:
+    def handle(self, request: wire.Message) -> wire.Message:
         """The answer to a request."""
         number = -1
         try:
@@ -161,19 +160,20 @@ class Host:
         return self._understand(header)[0]
 
     def _open(self, number: int, header: dict[str, Any]) -> bytes:
-        words = {name: value for name, value in header.items() if name not in ("number", "done", "store")}
+        words = {name: value for name, value in header.items() if name not in ("number", "done", "store", "wrote")}
+        self.reason = ""
         try:
             if self._site is None or words != self._opened:
-                self._site, self._run = None, ""
+                self._site, self._run = None, header["run"]
                 opened, described = self._understand(header)
                 guard = self._guard(opened)
                 self._evaluation = getattr(guard, "evaluation", "together")
                 whole = PlanGuard(int(header["client"]), guard, self._refused)
                 self._site = self._make(header, opened, described, whole)
-                self._run, self._opened = header["run"], words
+                self._opened = words
             self._go_on(self._site, header)
         except (RefusedError, ValueError) as error:
-            self._site, self._run, self._declined = None, "", str(header.get("run"))
+            self._site, self.reason = None, str(error)
             self._refused(header, str(error))
             return _refused(number, str(error))
         LOG.info("Run %s is open.", self._run)
@@ -286,27 +286,32 @@ class Host:
         site = Site(header["run"], plans, int(header["client"]), own, center, guard)
         folder = self._folder
         if folder is not None:
-            site.stores = lambda name: Store(folder / f"{_checked(name)}.memory")
+            held = digest(*jax.tree.leaves(study.data))
+            site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held)
         return site
 
     def _go_on(self, site: Site, header: dict[str, Any]) -> None:
         """Take up what the site remembers of this run, after the rounds that the coordinator says are done."""
         done, remembers = int(header["done"]), bool(header["remembers"])
-        if site.stores is None:
-            if done >= 0 and remembers and site.remembered(done) == {"memory": [], "client": []}:
-                raise RefusedError("it has lost what it remembers of this run, for it has no folder to keep it in.")
-            return
-        site.store = site.stores(header["store"])
+        if site.stores is not None:
+            site.store = site.stores(header["store"])
+            if done >= 0:
+                site.store.check()
+            else:
+                site.store.begin()
         if done >= 0 and remembers:
-            site.go_back(done)
+            if site.stores is None and site.remembered(done) == {"memory": [], "client": []}:
+                raise RefusedError("it has lost what it remembers of this run, for it has no folder to keep it in.")
+            site.go_back(done, int(header["wrote"]))
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:
-        if header.get("run") == self._run and self._site is not None:
-            self._site.close()
+        if self._run and header.get("run") == self._run:
+            if self._site is not None:
+                self._site.close()
+                if self._site.store is not None and not self._opened["remembers"]:
+                    self._site.store.delete()
             self._site, self._run, self._opened = None, "", {}
-            self.done, self.reason = True, str(header.get("why", ""))[:2000]
-        elif header.get("run") == self._declined:
-            self.done, self.reason = True, str(header.get("why", "") or "this site has refused to take part.")[:2000]
+            self.done, self.reason = True, str(header.get("why", ""))[:2000] or self.reason
         return wire.encode({"answer": "value", "number": number}, [])
 
 

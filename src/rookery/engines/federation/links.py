@@ -32,8 +32,8 @@ class Request(NamedTuple):
     """What a site is asked: `whole(number)` is the same request with all that a site needs that has forgotten."""
 
     number: int
-    message: bytes
-    whole: Callable[[int], bytes] | None = None
+    message: wire.Message
+    whole: Callable[[int], wire.Message] | None = None
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class _Asked:
     request: Request
     waits_for: int  # the number of the message whose reply is to come
     opening: bool = False
-    again: bytes = b""  # the request with everything, once it was asked for
+    again: wire.Message = b""  # the request with everything, once it was asked for
     since: float = 0.0
 
 
@@ -57,6 +57,7 @@ class Record:
         why: it is not connected, in words.
         replies, missing: to exchanges, and those that were left out.
         sent, received: bytes of messages.
+        opened: whether it has this run open, on the connection that it has now.
     """
 
     state: str = "gone"
@@ -66,10 +67,12 @@ class Record:
     missing: int = 0
     sent: int = 0
     received: int = 0
+    opened: bool = False
 
     def becomes(self, state: str) -> str:
         """The state before."""
         before = self.state
+        self.opened = self.opened and state != "gone"
         if state != before:
             self.state, self.since = state, time.time()
         return before
@@ -144,7 +147,7 @@ class Links:
         self.watch(self)
         return found
 
-    def send(self, site: int, message: bytes) -> None:
+    def send(self, site: int, message: wire.Message) -> None:
         """Send a message."""
         self.records[site].sent += len(message)
         self.transport.send(site, message)
@@ -188,9 +191,17 @@ class _Asking:
         return self._replies
 
     def _begin_with(self, site: int, request: Request) -> None:
-        self._under_way[site] = _Asked(request, request.number, since=time.monotonic())
+        asked = self._under_way[site] = _Asked(request, request.number, since=time.monotonic())
         self._away.pop(site, None)
-        self._links.send(site, request.message)
+        if self._links.opening is None or self._links.records[site].opened:
+            self._links.send(site, request.message)
+        else:  # who has connected anew may be another process, which goes on from what is on its disk
+            self._open(site, asked)
+
+    def _open(self, site: int, asked: _Asked) -> None:
+        assert self._links.opening is not None
+        asked.opening, asked.waits_for = True, self._links.number()
+        self._links.send(site, self._links.opening(site, asked.waits_for))
 
     def _finished(self) -> bool:
         if self._under_way:
@@ -243,14 +254,15 @@ class _Asking:
         links, site = self._links, event.site
         if event.kind == "gone":
             if self._under_way.pop(site, None) is not None:
-                self._leave_out(site, "gone", event.message.decode(errors="replace") or "is gone")
+                self._leave_out(site, "gone", _why(event))
             elif links.records[site].becomes("gone") != "gone":
-                links.note(f"{links.name(site)} {event.message.decode(errors='replace') or 'is gone'}.")
+                links.note(f"{links.name(site)} {_why(event)}.")
                 if site in self._away:
-                    self._away[site] = event.message.decode(errors="replace") or "is gone"
+                    self._away[site] = _why(event)
             return
         before = links.records[site].becomes("connected")
         if event.kind == "here":
+            links.records[site].opened = False
             links.note(f"{links.name(site)} is connected.")
             if site in self._requests and site not in self._replies and site not in self._wrong:
                 self._begin_with(site, self._requests[site])
@@ -264,7 +276,7 @@ class _Asking:
         asked = self._under_way.get(site)
         if asked is None or reply.header.get("number") != asked.waits_for:
             links.dropped += 1
-            if before == "late" and asked is None and site in self._away:  # the reply to an earlier request
+            if before in ("late", "gone") and asked is None and site in self._away:  # the reply to an earlier request
                 self._begin_with(site, self._requests[site])
             return
         self._answer(site, asked, reply)
@@ -274,8 +286,8 @@ class _Asking:
         if answer == "opened":
             links.opened[site] = reply.header
         if answer == "closed" and links.opening is not None and not asked.opening:
-            asked.opening, asked.waits_for = True, links.number()
-            return links.send(site, links.opening(site, asked.waits_for))
+            return self._open(site, asked)
+        links.records[site].opened |= answer == "opened"
         if answer == "opened" and asked.opening:
             asked.opening, asked.waits_for = False, asked.request.number
             return links.send(site, asked.request.message)
@@ -284,13 +296,13 @@ class _Asking:
             asked.again = asked.request.whole(asked.waits_for)
             return links.send(site, asked.again)
         del self._under_way[site]
-        if answer == "refused":
+        if answer in ("refused", "stale"):
             why = f"refuses: {reply.header.get('why')}"
+            if answer == "stale":
+                why = "is ahead of the coordinator: another coordinator has this run."
             if self._least is None:
                 raise SiteError(f"{links.name(site)} {why}")
             return self._leave_out(site, "refused", why)
-        if answer == "stale":
-            raise SiteError(f"{links.name(site)} is ahead of the coordinator: another coordinator has this run.")
         if answer not in ("value", "opened", "hello"):
             return self._found_wrong(site, f"answers {answer!r}, which is not an answer to this", known=True)
         wrong = self._check(site, reply)
@@ -308,3 +320,8 @@ class _Asking:
         if self._least is None:
             raise SiteError(f"{links.name(site)} {why}")
         links.note(f"{links.name(site)} {why}: it is left out.")
+
+
+def _why(event: Event) -> str:
+    """Why a site is gone."""
+    return bytes(event.message).decode(errors="replace") or "is gone"

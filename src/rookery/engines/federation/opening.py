@@ -14,6 +14,9 @@ from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.host import fingerprint, sample_of
 from rookery.engines.federation.links import Links, Reply, Request
 from rookery.engines.federation.session import Session
+from rookery.plan import Plan
+
+_HEADER = 1 << 20  # bytes of a reply beyond its arrays
 
 
 def meet(job: Job, links: Links, convolve: str) -> Session:
@@ -21,7 +24,7 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
     everyone = range(job.clients.n)
     number = links.number()
     hello = Request(number, wire.encode({"do": "hello", "number": number}, []))
-    told = links.ask({i: hello for i in everyone})
+    told = links.ask({i: hello for i in everyone}, check=lambda i, reply: _no_hello(reply))
     wrong = [line for i in everyone for line in _differences(links.name(i), job.clients, told[i])]
     if wrong:
         raise ValueError(" ".join(wrong))
@@ -29,6 +32,7 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
     traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
     session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
     words = _words(traced)
+    links.transport.limit = _HEADER + max(map(_largest_reply, _plans(traced)))
 
     def opening(site: int, number: int) -> bytes:
         own = {
@@ -39,6 +43,7 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
             "done": session.rounds if session.begun else -1,
             "store": session.store,
             "remembers": session.remembers,
+            "wrote": int(session.wrote[site]),
         }
         return wire.encode({"do": "open", **words, **own}, [])
 
@@ -50,6 +55,29 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
         session.coordinator.close("; ".join(away))
         raise ValueError(" ".join(away))
     return session
+
+
+def _plans(traced: engine.Traced) -> tuple[Plan, ...]:
+    return (traced.start, traced.round, *([traced.measure] if traced.measure is not None else []))
+
+
+def _no_hello(reply: Reply) -> str | None:
+    """What is wrong with a site's first words: they are read before anything is agreed on."""
+    said = reply.header
+    size = lambda n: type(n) is int and 0 < n < 2**31
+    match said:
+        case {"answer": "hello", "name": str(), "conditions": dict(), "samples": dict(samples), "sizes": dict(sizes)}:
+            each = [array for arrays in samples.values() if isinstance(arrays, list) for array in arrays]
+            shaped = all(isinstance(a, list) and [type(part) for part in a] == [str, list, str] for a in each)
+            counts = [*sizes.values(), *([said["center"]] if said.get("center") is not None else [])]
+            if shaped and set(sizes) == set(samples) and all(map(size, counts)):
+                return None
+    return "does not say who it is and what it has"
+
+
+def _largest_reply(traced: Plan) -> int:
+    told = [eqn.params.get("exchange") for eqn in traced.calls.values()]
+    return max((exchange.reply_bytes for exchange in told if exchange is not None), default=0)
 
 
 def _differences(name: str, clients: Clients, told: Reply) -> list[str]:
@@ -84,7 +112,7 @@ def _clients(like: Clients, told: list[dict[str, Any]]) -> Clients:
 def _words(traced: engine.Traced) -> dict[str, Any]:
     """What every site is told of the run."""
     job, clients = traced.job, traced.job.clients
-    plans = (traced.start, traced.round, *([traced.measure] if traced.measure is not None else []))
+    plans = _plans(traced)
     center = clients.center
     return {
         "conditions": description.conditions(),

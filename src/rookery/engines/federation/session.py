@@ -1,5 +1,6 @@
 """A run between two rounds, with its sites; and the checkpoints of what they remember."""
 
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Session:
         remembered = self._traced.start.made.carry
         self.remembers = bool(jax.tree.leaves((remembered.memory, remembered.client)))
         self.keepers = Keepers(self) if self.remembers else None
+        # After how many rounds each site has last written what it remembers; -1: never.
+        self.wrote = np.full(self._job.clients.n, -1, np.int32)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -55,6 +58,7 @@ class Session:
         """See `engine.Session.init`."""
         made, amounts = self.coordinator.start()
         self._carry, self.begun = made.carry, True
+        self._have_written()
         self._check(made.carry, -1)
         return amounts
 
@@ -69,10 +73,15 @@ class Session:
             elif self._check(made.carry, self.rounds):
                 self._carry = made.carry
                 self.rounds += 1
+                self._have_written()
                 done.append(amounts)
                 continue
             break
         return done
+
+    def _have_written(self) -> None:
+        self.wrote = self.wrote.copy()
+        self.wrote[list(self.coordinator.wrote)] = self.rounds
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """See `engine.Session.measure`: with faults, a site that can't be reached is left out."""
@@ -96,19 +105,23 @@ class Session:
 
     def save(self) -> Any:
         """See `engine.Session.save`: the server's part."""
-        return self._carry.state, self._carry.server
+        return self._carry.state, self._carry.server, self.wrote if self.durable and self.remembers else None
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""
-        state, server = saved
+        state, server, wrote = saved
         self._carry, self.rounds = plan.Carry(state, None, None, server), rounds
+        if wrote is not None:
+            self.wrote = np.asarray(wrote)
+            assert self.keepers is not None
+            self.keepers.check(self.wrote)
 
     def close(self) -> None:
         """Give up the sites."""
         for site in self.sites:
             site.close()
         self.sites = []
-        self.coordinator.close()
+        self.coordinator.close("it has failed; its log says why." if sys.exception() is not None else "")
 
 
 class Keepers:
@@ -116,6 +129,7 @@ class Keepers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._since: dict[int, int] = {}  # the round that each site went back to
 
     def open(self, folder: Path, run: str) -> dict[str, list[int]]:
         """The rounds that each site has saved of this run; sites of this process have them in `folder/sites`."""
@@ -138,7 +152,18 @@ class Keepers:
 
     def restore(self, done: int) -> None:
         """Have all sites go on from that round, and delete later ones."""
-        self._needed({"what": "restore", "round": done})
+        found = self._needed({"what": "restore", "round": done})
+        self._since = {i: rounds[0] for i, rounds in found.items() if self._session.durable and rounds}
+
+    def check(self, wrote: np.ndarray) -> None:
+        """That no site has gone back further than it should: to what a copy of its folder, or another run, has left."""
+        name = self._session.coordinator.links.name
+        for i, since in self._since.items():
+            if since < wrote[i]:
+                raise ValueError(
+                    f"{name(i)} remembers what it had after round {since}, not that of round {wrote[i]}, its last one "
+                    "before the checkpoint; put back what it remembers of this run."
+                )
 
     def _needed(self, asked: dict[str, Any]) -> dict[int, Any]:
         found = self._session.coordinator.ask_to_save(asked)

@@ -30,6 +30,11 @@ def _after(rounds: int) -> Moment:
     return (1, rounds - 1) if rounds else (0, 0)
 
 
+def _rounds(moment: Moment) -> int:
+    """How many rounds are done after that moment."""
+    return moment[0] * (moment[1] + 1)
+
+
 class RefusedError(Exception):
     """The site does not do what it is asked."""
 
@@ -89,11 +94,11 @@ class Site:
         self.stores: Callable[[str], Store] | None = None  # or the stores of runs, by name
         self.store: Store | None = None
 
-    def handle(self, request: bytes) -> bytes:
+    def handle(self, request: wire.Message) -> wire.Message:
         """Answer a request; WireError for what is no request."""
         return self.answer(*wire.decode(request))
 
-    def answer(self, header: dict[str, Any], arrays: list[Any]) -> bytes:
+    def answer(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
         """The same, of a message that is decoded."""
         try:
             return self._answer(header, arrays)
@@ -113,15 +118,26 @@ class Site:
         if self.folder is not None:
             self.folder.close()
 
-    def go_back(self, done: int) -> None:
-        """Go on, from the store, with what it remembered after that many rounds."""
-        assert self.store is not None
-        versions = [v for v in self.store.read() if v.moment <= _after(done)]
-        if not versions:
-            raise ValueError(f"{self.store.path} has nothing of round {done}; put back what it remembers of this run.")
+    def go_back(self, done: int, wrote: int = -1) -> None:
+        """Go on with what it remembered after that many rounds, from the store if it has one.
+
+        `wrote`: after how many rounds it has last written, as far as the coordinator knows; ValueError if what it has
+        is from before.
+        """
+        versions = [v for v in self._versions() if v.moment <= _after(done)]
+        if not versions or (wrote >= 0 and versions[-1].moment < _after(wrote)):
+            last = f"after round {wrote}" if wrote >= 0 else "of this run"
+            raise ValueError(f"it has lost what it remembered {last}; put back its folder.")
         self._since, self._memory = versions[-1]
         self._next, self._moment = None, _after(done)
         self.forget()
+
+    def _versions(self) -> list[Version]:
+        if self.store is not None:
+            self.store.check()
+            return self.store.read()
+        ahead = [] if self._next is None else [Version(self._moment, self._next)]
+        return [v for v in (Version(self._since, self._memory), *ahead) if v.moment >= (0, 0)]
 
     def _write(self) -> None:
         """To the store, both what it remembered and what it will."""
@@ -130,18 +146,21 @@ class Site:
             self.store.write([*before, Version(self._moment, self._next)])
 
     def _in_store(self, asked: dict[str, Any]) -> list[int]:
-        """Do what is asked with the store; the first of the rounds that it can go back to."""
+        """Do what is asked with the store; the first of the rounds that it can go back to, or that it went back to."""
         assert self.stores is not None
         match asked["what"]:
             case "open":
-                self.store = self.stores(asked["name"])
+                before, self.store = self.store, self.stores(asked["name"])
+                if before is not None and before.path != self.store.path:
+                    before.delete()
             case "restore" if asked["round"] < 0:
                 self._write()
             case "restore":
                 self.go_back(asked["round"])
+                return [_rounds(self._since)]
         assert self.store is not None
         moments = [v.moment for v in self.store.read()]
-        return [0 if moments[0] == (0, 0) else moments[0][1] + 1] if moments else []
+        return [_rounds(moments[0])] if moments else []
 
     def _save(self, asked: dict[str, Any]) -> list[int]:
         """Do what is asked with the saved rounds; those that are there then, or are being written."""
@@ -180,9 +199,11 @@ class Site:
         """Forget what was sent and computed in this moment: all but data and memory."""
         self._values, self._kept, self._work = {}, {}, {}
 
-    def _answer(self, header: dict[str, Any], arrays: list[Any]) -> bytes:
+    def _answer(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
         of = header["number"]
-        answer = lambda what, arrays=(), **told: wire.encode({"answer": what, "number": of, **told}, list(arrays))
+        answer = lambda what, arrays=(), **told: wire.encode_each(
+            {"answer": what, "number": of, **told}, list(arrays), [[]]
+        )[0]
         if header["run"] != self._run:
             return answer("refused", why="it has another run open.")
         if header["do"] == "save":

@@ -27,10 +27,25 @@ class Store:
 
     Arguments:
         path: of the file.
+        data: a digest of the data that the site has now. It stays with the site.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, data: str = "") -> None:
+        self.path, self.data = Path(path), data
+
+    def begin(self) -> None:
+        """Note of which data it is, if there is nothing yet."""
+        if not self.path.exists():
+            self.write([])
+
+    def check(self) -> None:
+        """Raise ValueError if it is of other data than the site has now."""
+        if self.path.exists() and self._read()[0].get("data", "") != self.data:
+            raise ValueError("its data are not those with which it began this run; put them back, or begin a new run.")
+
+    def delete(self) -> None:
+        """Forget all of it."""
+        self.path.unlink(missing_ok=True)
 
     def write(self, versions: list[Version]) -> None:
         """Replace what is there, and be sure that it is on the disk."""
@@ -39,15 +54,16 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(wire.encode({"versions": described}, arrays))
+            file.write(wire.encode({"versions": described, "data": self.data}, arrays))
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
 
     def read(self) -> list[Version]:
         """The versions, the last one last; none if there is no file."""
-        if not self.path.exists():
-            return []
+        return self._read()[1] if self.path.exists() else []
+
+    def _read(self) -> tuple[dict[str, Any], list[Version]]:
         try:
             header, arrays = wire.decode(self.path.read_bytes())
             rest, versions = iter(arrays), []
@@ -56,4 +72,4 @@ class Store:
                 versions.append(Version((int(phase), int(t)), memory))
         except (wire.WireError, KeyError, TypeError, ValueError, StopIteration) as error:
             raise ValueError(f"{self.path} is not what a site remembers, or is damaged; put a copy back.") from error
-        return versions
+        return header, versions

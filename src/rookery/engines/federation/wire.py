@@ -4,6 +4,7 @@ import json
 import math
 import struct
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
+_ALIGNED = 64  # bytes, at whose multiples the first array begins
 _LITTLE = sys.byteorder == "little"
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
@@ -28,11 +30,53 @@ def encode(header: dict[str, Any], arrays: list[Any]) -> bytes:
 
     All numbers are little-endian. The header is JSON without NaN and infinity; its key "arrays" is taken.
     """
-    return encode_each(header, arrays, [[]])[0]
+    return b"".join(_buffers(header, arrays, [[]])[0])
 
 
-def encode_each(header: dict[str, Any], shared: list[Any], own: list[list[Any]]) -> list[bytes]:
+PART = 1 << 20
+
+
+class Parts:
+    """A long message in parts of 1 MiB, but for the last, which is shorter. Messages to several sites share parts."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+
+Message = bytes | Parts
+
+
+def cut(buffers: Iterable[Any]) -> list[bytes]:
+    """Bytes in parts of 1 MiB, but for the last, which is shorter, and may be empty."""
+    parts: list[bytes] = []
+    held: list[Any] = []
+    room = PART
+    for given in buffers:
+        buffer, at = memoryview(given), 0
+        while len(buffer) - at >= room:
+            parts.append(b"".join([*held, buffer[at : at + room]]))
+            at, held, room = at + room, [], PART
+        held.append(buffer[at:])
+        room -= len(buffer) - at
+    return [*parts, b"".join(held)]
+
+
+def encode_each(header: dict[str, Any], shared: list[Any], own: list[list[Any]]) -> list[Message]:
     """Messages that differ in their last arrays alone, whose types and shapes are the same in all of them."""
+    begin, ends = _buffers(header, shared, own)
+    *parts, rest = cut(begin)
+    messages = [cut([rest, *end]) if end else [rest] for end in ends]
+    return [Parts([*parts, *more]) if parts or len(more) > 1 else more[0] for more in messages]
+
+
+def _buffers(header: dict[str, Any], shared: list[Any], own: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
+    """What such messages begin with, and how each of them ends."""
     if "arrays" in header:
         raise WireError('the key "arrays" of a header is taken; use another name')
     try:
@@ -40,11 +84,11 @@ def encode_each(header: dict[str, Any], shared: list[Any], own: list[list[Any]])
         last = [[np.asarray(a, order="C") for a in each] for each in own]
         described = [[_name(a), a.shape] for a in (*flat, *last[0])]
         head = _ENCODER.encode({**header, "arrays": described}).encode()
+        head += b" " * (-(4 + len(head)) % _ALIGNED)
         length = struct.pack("<I", len(head))
     except (struct.error, TypeError, ValueError, RecursionError) as error:
         raise WireError(f"can't be sent: {error}") from error
-    begin = b"".join([length, head, *map(_bytes, flat)])
-    return [begin + b"".join(map(_bytes, each)) if each else begin for each in last]
+    return [length, head, *map(_bytes, flat)], [list(map(_bytes, each)) for each in last]
 
 
 def _name(array: np.ndarray) -> str:
@@ -59,11 +103,13 @@ def _bytes(array: np.ndarray) -> Any:
     return little.ravel().view(np.uint8).data
 
 
-def decode(message: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
+def decode(message: Message) -> tuple[dict[str, Any], list[np.ndarray]]:
     """The header and the arrays; WireError if the bytes are anything else.
 
-    It takes as much memory as the message's arrays have bytes, and a few dozen times the header's length.
+    The arrays can't be written to: where they can, they are the message's own bytes. Otherwise it takes as much memory
+    as they have bytes; and a few dozen times the header's length.
     """
+    message = bytes(message)
     try:
         (length,) = struct.unpack_from("<I", message)
         at = 4 + length
@@ -86,7 +132,7 @@ def decode(message: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _array(message: bytes, at: int, entry: Any) -> np.ndarray:
-    """A copy of the array at that byte, aligned and in the machine's byte order."""
+    """The array at that byte, aligned and in the machine's byte order."""
     match entry:
         # 64 is NumPy's limit, and keeps the product of the sizes short. A bool is an int, too, but not a size.
         case [str(name), list(shape)] if name in _TYPES and len(shape) <= 64 and all(type(s) is int for s in shape):
@@ -97,7 +143,11 @@ def _array(message: bytes, at: int, entry: Any) -> np.ndarray:
         raise ValueError("an array has a size below 0, or more bytes than are left")
     if name == "bool" and np.ndarray(shape, np.uint8, message, at).max(initial=0) > 1:
         raise ValueError("a byte of a bool is neither 0 nor 1")
-    return np.ndarray(shape, dtype.newbyteorder("<"), message, at).astype(dtype)
+    found: np.ndarray = np.ndarray(shape, dtype.newbyteorder("<"), message, at)
+    if found.dtype != dtype or not found.flags.aligned:
+        found = found.astype(dtype)
+        found.flags.writeable = False
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

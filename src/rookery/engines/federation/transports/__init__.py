@@ -2,21 +2,24 @@
 
 from typing import NamedTuple, Protocol
 
+from rookery.engines.federation.wire import Message
+
 
 class Event(NamedTuple):
     """Something that happened to a site's connection."""
 
     site: int
     kind: str  # "reply"; "gone", with the reason; "here", when it is connected, also again
-    message: bytes = b""
+    message: Message = b""
 
 
 class Transport(Protocol):
     """The coordinator's end. Which reply belongs to which request is not its concern."""
 
     names: tuple[str, ...]  # of the sites: a site's number is its place among them
+    limit: int  # bytes that a reply may have
 
-    def send(self, site: int, message: bytes) -> None:
+    def send(self, site: int, message: Message) -> None:
         """Send a request. It does not wait, and does not raise: of a site that is not there it says "gone"."""
 
     def receive(self, seconds: float) -> Event | None:

@@ -1,6 +1,6 @@
 """Sites on a network, over gRPC: each holds one stream to the coordinator open, with a certificate on both sides.
 
-A message goes in pieces: a byte that says whether it is the last, and up to a mebibyte. There is nothing of protobuf in
+A message goes in pieces of 1 MiB, but for the last, which is shorter and may be empty. There is nothing of protobuf in
 it, and nothing that is read as anything but bytes.
 """
 
@@ -15,16 +15,17 @@ from typing import Any
 
 from rookery.engines.federation.kits import Kit, check_names, load_kit, parse_address
 from rookery.engines.federation.transports import Event
+from rookery.engines.federation.wire import PART, Message, Parts, cut
 
 LOG = logging.getLogger("rookery.network")
-_PIECE = 1 << 20
+_UNREAD = 16  # messages of a site that nobody has waited for: it sends more than it is asked for
 _SERVICE, _METHOD = "rookery.Federation", "Join"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
 LIMIT = 1 << 32  # bytes that a site takes in one message
 _OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", _PIECE + 64),
-    ("grpc.max_send_message_length", _PIECE + 64),
+    ("grpc.max_receive_message_length", PART),
+    ("grpc.max_send_message_length", PART),
     ("grpc.max_metadata_size", 4096),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -44,12 +45,9 @@ def _grpc() -> Any:
     return grpc
 
 
-def pieces(message: bytes) -> Iterator[bytes]:
+def pieces(message: Message) -> list[bytes]:
     """A message as it goes over the wire."""
-    view = memoryview(message)
-    for at in range(0, max(len(view), 1), _PIECE):
-        last = at + _PIECE >= len(view)
-        yield b"".join((b"\x01" if last else b"\x00", view[at : at + _PIECE]))
+    return message.parts if isinstance(message, Parts) else cut([message]) if len(message) >= PART else [message]
 
 
 class Assembly:
@@ -61,21 +59,17 @@ class Assembly:
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit, self._length = limit, 0
-        self._parts: list[memoryview] = []
+        self._parts: list[bytes] = []
 
     def add(self, piece: bytes) -> bytes | None:
         """The message, if this was its last piece; ValueError for what is none, or is too long."""
-        if not 1 <= len(piece) <= _PIECE + 1 or piece[0] > 1:
-            raise ValueError("sends what is no piece of a message")
-        if not piece[0] and len(piece) != _PIECE + 1:
-            raise ValueError("sends a piece that is too short")
-        self._length += len(piece) - 1
+        self._length += len(piece)
         if self._length > self._limit():
             raise ValueError(f"sends a message of more than the {self._limit()} bytes that it may have")
-        self._parts.append(memoryview(piece)[1:])
-        if not piece[0]:
+        if len(piece) == PART:
+            self._parts.append(piece)
             return None
-        message = b"".join(self._parts)
+        message = b"".join([*self._parts, piece]) if self._parts else piece
         self._parts, self._length = [], 0
         return message
 
@@ -85,14 +79,20 @@ class _Connection:
 
     def __init__(self, site: int) -> None:
         self.site = site
-        self.out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.unread = 0
         self.why = "has left"
-        self.over = False
+        self.over = self.replaced = False
 
     def close(self, why: str = "") -> None:
         if not self.over:
             self.over, self.why = True, why or self.why
             self.out.put(None)
+
+    def give_way(self) -> None:
+        """To another connection of the same site."""
+        self.replaced = True
+        self.close()
 
 
 class Server:
@@ -126,8 +126,8 @@ class Server:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock, self._connections = threading.Lock(), {}  # type: ignore[var-annotated]
         self._secure, self._closed = not insecure, False
-        pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
-        self._server = grpc.server(pool, options=_OPTIONS)
+        self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
+        self._server = grpc.server(self._pool, options=_OPTIONS)
         join = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: join}),))
         self.address = self._bind(grpc, given, own)
@@ -156,23 +156,26 @@ class Server:
         if site is None:
             LOG.warning("Refused a connection: %s", why)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        context.send_initial_metadata(())  # it knows that it is connected
         connection = _Connection(site)
-        with self._lock:
+        with self._lock:  # so that what happens to a site is told in the order in which it happens
             before = self._connections.get(site)
             self._connections[site] = connection
+            self._events.put(Event(site, "here"))
         if before is not None:
-            before.close("has connected anew")
+            before.give_way()
         context.add_callback(lambda: connection.close())
         threading.Thread(target=self._read, args=(connection, requests), daemon=True).start()
-        self._events.put(Event(site, "here"))
         while (message := connection.out.get()) is not None:
             yield from pieces(message)
         with self._lock:
-            current = self._connections.get(site) is connection
-            if current:
+            if self._connections.get(site) is connection:
                 del self._connections[site]
-        if current:
-            self._events.put(Event(site, "gone", connection.why.encode()))
+                self._events.put(Event(site, "gone", connection.why.encode()))
+        if connection.replaced:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process has joined under this name")
+        if self._closed:  # a site that was not told, for it did not answer
+            context.abort(grpc.StatusCode.ABORTED, "the run is over")
 
     def _who(self, context: Any) -> tuple[Any, str]:
         """The number of the site that connects, or why it is none."""
@@ -193,8 +196,8 @@ class Server:
         try:
             for piece in requests:
                 message = assembly.add(piece)
-                if message is not None and not connection.over:
-                    self._events.put(Event(connection.site, "reply", message))
+                if message is not None:
+                    self._take(connection, message)
         except ValueError as error:
             self.garbage += 1
             LOG.warning("%s %s.", self.names[connection.site], error)
@@ -203,21 +206,35 @@ class Server:
             connection.close("has lost its connection")
         connection.close()
 
-    def send(self, site: int, message: bytes) -> None:
+    def _take(self, connection: _Connection, message: bytes) -> None:
+        with self._lock:
+            if self._connections.get(connection.site) is connection:
+                connection.unread += 1
+                if connection.unread > _UNREAD:
+                    raise ValueError("sends messages that nobody has asked for")
+                self._events.put(Event(connection.site, "reply", message))
+
+    def send(self, site: int, message: Message) -> None:
         """See `Transport`."""
         with self._lock:
             connection = self._connections.get(site)
-        if connection is None:
-            self._events.put(Event(site, "gone", b"is not connected"))
-        else:
-            connection.out.put(message)
+            if connection is None:
+                self._events.put(Event(site, "gone", b"is not connected"))
+            else:
+                connection.out.put(message)
 
     def receive(self, seconds: float) -> Event | None:
         """See `Transport`."""
         try:
-            return self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
+            event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
         except queue.Empty:
             return None
+        if event.kind == "reply":
+            with self._lock:
+                connection = self._connections.get(event.site)
+                if connection is not None:
+                    connection.unread = max(0, connection.unread - 1)
+        return event
 
     def close(self) -> None:
         """Let all sites go."""
@@ -227,6 +244,7 @@ class Server:
         for connection in connections:
             connection.close("the run is over")
         self._server.stop(grace=1.0).wait()
+        self._pool.shutdown(wait=False)
 
 
 class JoinError(RuntimeError):
@@ -243,11 +261,12 @@ def _plain(details: str) -> str:
     return last.rpartition(": ")[2] if tried else details
 
 
+_FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS", "ABORTED")
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
 
 
 def join(
-    handle: Callable[[bytes], bytes],
+    handle: Callable[[bytes], Message],
     done: Callable[[], bool],
     name: str,
     address: str,
@@ -278,26 +297,28 @@ def join(
             own = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
             channel = grpc.secure_channel(**how, credentials=own)
         out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        connected = False
         stream = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(iter(out.get, None), metadata=(("site", name),))
         try:
             assembly = Assembly(lambda: limit)
+            stream.initial_metadata()  # until it is connected, or can't be
+            connected = stream.is_active()
+            if connected:
+                attempt, said = 0, ""
+                tell(f"Connected to {address}.")
             for piece in stream:
-                if attempt or not said:
-                    attempt, said = 0, "connected"
-                    tell(f"Connected to {address}.")
                 message = assembly.add(piece)
                 if message is not None:
                     for part in pieces(handle(message)):
                         out.put(part)
                     if done():
                         out.put(None)
-                since = time.monotonic()
             why = "the coordinator has ended the connection"
         except ValueError as error:
             why = f"the coordinator {error}"
         except grpc.RpcError as error:
             why = _plain(str(error.details()))
-            if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            if error.code().name in _FINAL and not done():
                 raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
         finally:
             out.put(None)
@@ -305,6 +326,7 @@ def join(
             channel.close()
         if done():
             return
+        since = time.monotonic() if connected else since
         if patience is not None and time.monotonic() - since > patience:
             raise JoinError(f"The coordinator at {address} can't be reached: {why}.")
         if why != said:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rookery.engines.federation.transports import Event
+from rookery.engines.federation.wire import Message
 
 ATTEMPTS = 3  # at reaching a site
 
@@ -19,12 +20,12 @@ class Memory:
         names: of the sites; None: "client 0" and so on.
     """
 
-    def __init__(self, count: int, ask: Callable[[int, bytes], bytes], names: Sequence[str] | None = None) -> None:
+    def __init__(self, count: int, ask: Callable[[int, Message], Message], names: Sequence[str] | None = None) -> None:
         self.names = tuple(names or (f"client {i}" for i in range(count)))
-        self._ask = ask
+        self._ask, self.limit = ask, 0  # nobody looks at it
         self._events: deque[Event] = deque()
 
-    def send(self, site: int, message: bytes) -> None:
+    def send(self, site: int, message: Message) -> None:
         """Ask, three times if need be."""
         for _ in range(ATTEMPTS):
             try:

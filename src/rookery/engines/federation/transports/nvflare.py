@@ -131,7 +131,7 @@ class Calls:
     """
 
     def __init__(self, names: Sequence[str], proxies: Mapping[str, Any], timeout: float) -> None:
-        self.names = tuple(names)
+        self.names, self.limit = tuple(names), 0  # FLARE has its own
         self._proxies, self._timeout = dict(proxies), timeout
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._gone: dict[int, float] = {}  # since when
@@ -146,12 +146,12 @@ class Calls:
                 self._gone[site] = time.monotonic()
                 self._events.put(_gone(site))
 
-    def send(self, site: int, message: bytes) -> None:
+    def send(self, site: int, message: wire.Message) -> None:
         """See `Transport.send`."""
         if site in self._gone:
             self._events.put(_gone(site))
         else:
-            self._start(self._call, site, message)
+            self._start(self._call, site, bytes(message))
 
     def receive(self, seconds: float) -> Event | None:
         """See `Transport.receive`; ConnectionAbortedError once FLARE has ended the job."""
@@ -385,7 +385,7 @@ class Door:
             return _refused(message, self._refusal)
         try:
             with self._lock:
-                return self._host.handle(message)
+                return bytes(self._host.handle(message))
         except Exception:
             _LOG.exception("a request failed")
             return _refused(message, "a request failed there; its log says why.")

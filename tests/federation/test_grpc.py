@@ -1,0 +1,65 @@
+"""Five methods between a coordinator and three processes, over gRPC: the same numbers and costs as in simulation."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tests.contract.runs import close
+from tests.federation.processes import NAMES, Played, Process, _pool, federation, job, play, server, sites  # noqa: F401
+from tests.federation.studies import without_data
+
+import rookery as rk
+from rookery.ledger import Ledger
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+CASES: dict[str, dict[str, Any]] = {
+    "local steps": {"name": "FedAvg"},
+    "bilevel": {"name": "FedNest"},
+    "memory": {"name": "Ditto"},
+    "compositional": {"name": "FedDRO"},
+    "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
+}
+
+
+def counted(played: Played) -> tuple[dict[str, int], list[Any]]:
+    ledger = Ledger()
+    ledger.add(played.costs[:1], 3)
+    ledger.add(played.costs[1:], 3)
+    return ledger.counts, ledger.last
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_as_in_simulation(name: str, sites: list[Process]) -> None:  # noqa: F811
+    what = job(**CASES[name])
+    transport = server()
+    for site in sites:
+        site.join(CASES[name], transport.address)
+    there = play(federation(transport, played := Played()), without_data(what), played=played)
+    here = play(rk.Simulation(), what)
+    told = [site.result() for site in sites]
+
+    close(here.state, there.state)
+    assert counted(here) == counted(there)
+    wired = there.session.coordinator
+    assert (wired.sent, wired.received) == (counted(there)[0]["bytes_down"], counted(there)[0]["bytes_up"])
+    carry = here.carry
+    for i, own in enumerate(told):
+        close([np.array(leaf[i]) for leaf in jax.tree.leaves((carry.memory, carry.client))], own["memory"])
+    assert told[0]["memory"] or name != "memory"
+
+    assert there.compiled == 0
+    for own in told:
+        late = {moment: count for moment, count in own["compiled"].items() if moment > (1, 0) and moment[0] < 2}
+        assert not late, f"compiled in {late}"
+
+    asked = [own.replies for own in there.links.records]
+    payload = wired.sent + wired.received
+    measured, messages = there.links.sent + there.links.received, 2 * sum(asked)
+    assert payload < measured < 1.05 * payload + 1024 * messages
+    assert there.links.dropped == 0
+    assert not there.lost
+    assert [text for text in there.told if "is connected" in text] == [
+        f"{name} is connected." for name in sorted(NAMES, key=lambda name: there.told.index(f"{name} is connected."))
+    ]

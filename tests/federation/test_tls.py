@@ -1,0 +1,214 @@
+"""Who is let in: mutual TLS between coordinator and sites, and what happens without; how long a reply may be."""
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.federation.processes import Played, federation, in_threads, play, server
+from tests.federation.studies import without_data
+from typer.testing import CliRunner
+
+import rookery as rk
+from rookery import cli
+from rookery.checks import start_values
+from rookery.engines.engine import Job
+from rookery.engines.federation import kits
+from rookery.engines.federation.kits import Kit, load_kit, make_kits
+from rookery.engines.federation.transports import grpc as network
+
+pytest.importorskip("cryptography.x509")
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_kits(folder / "kits", "localhost", ["a", "b"], 30)
+    make_kits(folder / "others", "localhost", ["a", "b"], 30)
+    return folder
+
+
+@pytest.fixture
+def listening(out: Path) -> Iterator[network.Server]:
+    found = network.Server("localhost:0", (), out / "kits" / "coordinator")
+    yield found
+    found.close()
+
+
+def credentials(kit: Kit) -> Any:
+    return grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
+
+
+def attempt(transport: network.Server, own: Any, name: str) -> str:
+    """Join, and say what came of it; one that gets in is told nothing either, for nobody asks it anything."""
+    channel = grpc.secure_channel(transport.address, own) if own else grpc.insecure_channel(transport.address)
+    stopped = threading.Event()
+    stream = channel.stream_stream("/rookery.Federation/Join")(
+        iter(lambda: stopped.wait(20) or None, None), metadata=(("site", name),), timeout=20
+    )
+    try:
+        stream.initial_metadata()
+        if stream.is_active():
+            return "connected"
+        next(stream)
+    except grpc.RpcError as error:
+        return error.code().name
+    finally:
+        stopped.set()
+        stream.cancel()
+        channel.close()
+    return "answered"
+
+
+def test_a_site_with_its_certificate_is_let_in(out: Path, listening: network.Server) -> None:
+    assert attempt(listening, credentials(load_kit(out / "kits" / "a")), "a") == "connected"
+    event = listening.receive(5.0)
+    assert event is not None
+    assert (event.site, event.kind) == (0, "here")
+
+
+def expired(out: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=40)
+
+    good = load_kit(out / "kits" / "a")
+    ca = kits._read_ca(out / "kits" / "ca")
+    (out / "old").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(kits, "datetime", Clock)
+        kits._issue(out / "old", ca, "a", good.address, 30)
+    read = lambda name: (out / "old" / "a" / name).read_bytes()
+    return dataclasses.replace(good, key=read("key.pem"), cert=read("cert.pem"))
+
+
+@pytest.mark.parametrize("who", ["nobody", "in plain text", "of another CA", "expired", "another name", "coordinator"])
+def test_anybody_else_is_refused(
+    who: str, out: Path, listening: network.Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit, code, name = load_kit(out / "kits" / "a"), "UNAVAILABLE", "a"
+    match who:
+        case "nobody":
+            own = grpc.ssl_channel_credentials(kit.ca)
+        case "in plain text":
+            own = None
+        case "of another CA":
+            other = load_kit(out / "others" / "a")
+            own = grpc.ssl_channel_credentials(kit.ca, other.key, other.cert)
+        case "expired":
+            own = credentials(expired(out, monkeypatch))
+        case "another name":
+            own, code, name = credentials(kit), "PERMISSION_DENIED", "b"
+        case "coordinator":
+            own = credentials(load_kit(out / "kits" / "coordinator"))
+    assert attempt(listening, own, name) == code
+    assert listening.receive(0.2) is None
+    assert not listening._connections
+    if who == "another name":
+        assert "the certificate is of 'a', and the site calls itself 'b'" in caplog.text
+
+
+def test_a_site_refuses_a_coordinator_that_its_ca_does_not_know(out: Path, listening: network.Server) -> None:
+    kit = load_kit(out / "others" / "a")
+    asked: list[bytes] = []
+    with pytest.raises(network.JoinError, match="can't be reached"):
+        network.join(
+            lambda message: asked.append(message) or b"", lambda: False, "a", listening.address, kit, str, patience=0.5
+        )
+    assert not asked
+    assert listening.receive(0.2) is None
+
+
+def test_a_name_that_is_none_of_the_sites_is_told_so(out: Path) -> None:
+    transport = network.Server("localhost:0", ["b"], out / "kits" / "coordinator")
+    with pytest.raises(network.JoinError, match="'a' is none of this run's sites"):
+        network.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
+    transport.close()
+
+
+def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None:
+    transport = network.Server("localhost:0", ["a", "b"], out / "kits" / "coordinator")
+    threading.Timer(0.5, transport.close).start()
+    with pytest.raises(network.JoinError, match="refuses a: the run is over"):
+        network.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
+
+
+# ------------------------------------------------------------ without certificates
+
+
+def test_without_certificates_only_this_machine(out: Path) -> None:
+    for address in ("0.0.0.0:0", "[::]:0", "10.0.0.7:0", "example.org:0"):
+        site = "on this machine alone|no site can connect"
+        with pytest.raises(ValueError, match=r"listens at 127\.0\.0\.1 alone"):
+            network.Server(address, ["a"], None, True)
+        with pytest.raises(ValueError, match=site):
+            network.join(lambda m: b"", lambda: True, "a", address.replace(":0", ":9443"), None)
+    transport = network.Server("127.0.0.1:0", ["a"], None, True)
+    port = int(transport.address.rpartition(":")[2])
+    table = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    bound = {
+        row[1].rpartition(":")[0] for row in table if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    }
+    transport.close()
+    assert bound
+    assert all(address.endswith("0100007F") for address in bound)
+
+
+STUDY = """
+import jax.numpy as jnp, numpy as np, rookery as rk
+from rookery.tasks import Task
+loss = lambda x, batch: jnp.mean((batch["a"] - x) ** 2)
+like = lambda n: rk.Clients.like(upper={"a": np.zeros(2)}, n=n)
+task = lambda clients=1: Task("study", rk.SingleLevel(loss), like(clients), np.zeros(2), None, "loss", 1)
+"""
+
+
+def serve(folder: Path, *given: str) -> Any:
+    (folder / "study.py").write_text(STUDY)
+    return CliRunner().invoke(cli.app, ["serve", f"{folder / 'study.py'}:task", "--algorithm", "FedAvg", *given])
+
+
+def test_serve_without_kit_and_without_insecure(tmp_path: Path) -> None:
+    done = serve(tmp_path, "--sites", "a", "--address", "127.0.0.1:0")
+    assert done.exit_code == 2
+    assert "rookery federation init" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_serve_insecure_says_so_and_stays_here(tmp_path: Path) -> None:
+    done = serve(tmp_path, "--sites", "a", "--address", "0.0.0.0:0", "--insecure")
+    assert done.exit_code == 2
+    warned, refused = done.stderr.splitlines()
+    assert "nothing is encrypted" in warned
+    assert "127.0.0.1 alone" in refused
+
+
+# ------------------------------------------------------------ large replies
+
+
+def _far(x: Any, batch: Any) -> Any:
+    return jnp.mean(batch["a"]) * jnp.mean((x - 1.0) ** 2)
+
+
+def test_a_reply_of_20_megabytes() -> None:
+    """More than a site may send before there is a plan."""
+    clients = rk.Clients(upper=[{"a": np.ones(n)} for n in (1, 2)])
+    problem, method = rk.SingleLevel(_far), rk.FedAvg(step=0.1, local_steps=1)
+    start = start_values(problem, clients, np.zeros(2_500_000))
+    what = Job(problem, clients, method, start, 2, 0)
+    transport, played = server(("a", "b")), Played()
+    assert transport.limit < 20_000_000
+    with in_threads(what, transport.address, ("a", "b")):
+        play(federation(transport, played), without_data(what), 1, played)
+    assert transport.limit == 20_000_000 + (1 << 20)
+    assert played.session.coordinator.received == 40_000_000
+    assert np.ptp(played.state.x) == 0
+    assert played.state.x[0] > 0
