@@ -28,6 +28,8 @@ SITES = ("general", "riverside", "university")
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Its modules."""
+    for name in ("compare", "make_data", "study"):  # others' studies are called so, too
+        sys.modules.pop(name, None)
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import compare
     import make_data
@@ -79,7 +81,7 @@ def test_a_table_that_is_not_as_agreed_is_refused(example: Any) -> None:
 def test_the_readme_names_files_and_rules_that_there_are() -> None:
     text = (EXAMPLE / "README.md").read_text()
     for name in re.findall(r"`([a-z_]+\.(?:py|toml))`", text):
-        assert (EXAMPLE / name).exists(), name
+        assert (EXAMPLE / name).exists() or name == "rookery.toml", name  # which FLARE's folders have
     rules = Policy.read(EXAMPLE / "policy.toml")
     assert rules.aggregated is True
 

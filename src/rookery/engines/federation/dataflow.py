@@ -114,6 +114,9 @@ def _carried(value: frozenset[Source]) -> frozenset[Source]:
     return frozenset(SENT if source[0] == "c" else source for source in value)
 
 
+UNKNOWN = ("unknown",)  # what a reference stands for whose function this site has not been told
+
+
 class PlanGuard:
     """Refuses what the plan does not do: other functions and operands, other replies, more replies, other memory.
 
@@ -223,18 +226,24 @@ class PlanGuard:
             raise RefusedError(f"the reply to {_name(plan, call)} would be something else than in the plan.")
 
     def _source(self, moment: Moment, ref: Any) -> Source:
-        """What a reference stands for; None for a value that is not of this moment."""
+        """What a reference stands for; None for a value that is not of this moment.
+
+        A site that has started anew knows no number: it has not got the value either, and asks for everything.
+        """
         if not isinstance(ref, list):
             return ref
         if ref[0] != "m":
             return tuple(ref)
         _, number, output = ref
-        when, call = self._maps.get(number, (None, None))
+        if number not in self._maps:
+            return UNKNOWN
+        when, call = self._maps[number]
         return ("m", call, output) if when == moment else None
 
 
 def _allowed(given: list[Source], operands: Operands) -> bool:
-    return len(given) == len(operands) and all(ref in allowed for ref, allowed in zip(given, operands, strict=True))
+    each = zip(given, operands, strict=False)
+    return len(given) == len(operands) and all(ref == UNKNOWN or ref in allowed for ref, allowed in each)
 
 
 def _name(plan: Plan, call: int) -> str:
