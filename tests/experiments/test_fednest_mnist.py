@@ -29,7 +29,7 @@ def test_fig2a(fig2a):
     results = pd.read_csv(fig2a / "results.csv")
     assert set(results["method"]) == {"FedNest", "LFedNest"}
     assert {path.name for path in fig2a.iterdir()} == {
-        "results.csv", "fednest-fig2a.png", "claims.json", "summary.md",
+        "results.csv", "fednest-fig2a.png", "claims.json", "made.json", "summary.md",
     }  # fmt: skip
     assert set(results["hessian_step"]) == {"0.01", "auto"}
     last = results[results["round"] == 60].set_index("run")
@@ -129,7 +129,7 @@ def test_the_paper_s_claims_are_checked_with_one_hessian_step_and_compared_with_
         assert below.holds
         assert alike.holds is same
         assert ("“Below.” does not hold then." in alike.note) is not same
-    assert [claim.ours for claim in claims] == [False, True]
+    assert [claim.kind for claim in claims] == ["experiment", "own"]
 
 
 def test_a_run_that_learnt_and_failed_is_named():

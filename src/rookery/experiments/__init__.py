@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rookery.experiments.asfbo import EXPERIMENTS as _ASFBO
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding, run_experiment
+from rookery.experiments.claims import Claim, Finding, Verdict
+from rookery.experiments.experiment import Config, Experiment, run_experiment
 from rookery.experiments.fedbio import EXPERIMENTS as _FEDBIO
 from rookery.experiments.fedbio_rates import EXPERIMENTS as _FEDBIO_RATES
 from rookery.experiments.feddro import EXPERIMENTS as _FEDDRO
@@ -58,4 +59,4 @@ def reproduce(
     return run_experiment(EXPERIMENTS[name], out, quick, seeds, data_dir, progress)
 
 
-__all__ = ["EXPERIMENTS", "Claim", "Config", "Experiment", "Finding", "reproduce"]
+__all__ = ["EXPERIMENTS", "Claim", "Config", "Experiment", "Finding", "Verdict", "reproduce"]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import Ditto, LocalSVRG, LocalTrain, PFedMe, WeightedNodesProx
+from rookery.experiments.claims import NOT_RUN, Claim, Finding, Lead, Verdict, differs, lead, together
 from rookery.experiments.curves import Figures, below, mean, select
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.experiment import Config, Experiment, Headline
+from rookery.experiments.grid import Grid
 from rookery.fed import Algorithm
 from rookery.tasks.task import Task
 from rookery.tasks.weighted_nodes import KINDS, SETTINGS, weighted_nodes
@@ -232,17 +234,12 @@ def covtype_search(quick: bool) -> list[Config]:
     return _search(quick, "covtype", 1)
 
 
-def best_of_search(search: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """For each data set the values with the highest validation accuracy, the mean over the centres."""
-    words = search["run"].str.extract("^search: (?P<data>[^,]+), (?P<method>[^,]+), [^,]+, (?P<given>.+)$")
-    columns = [f"{center}_validation_accuracy" for center in KINDS]
-    accuracy = search[columns].mean(axis=1)  # a run has one of them, or both
-    best: dict[str, dict[str, float]] = {}
-    for (data, method), own in accuracy.groupby([words["data"], words["method"]]):
-        values = str(own.groupby(words["given"], sort=False).mean().idxmax())
-        for name, value in (pair.rsplit(" ", 1) for pair in values.split(", ")):
-            best.setdefault(str(data), {})[str(method) if name == "λ" else name] = float(value)
-    return best
+SEARCH_GRID = Grid(
+    pattern=r"(?:step (?P<step>\S+), linear (?P<linear>\S+), weight (?P<weight>\S+), sync (?P<sync>\S+)|λ (?P<λ>\S+))$",
+    keys=("data", "method"),
+    score=lambda search: search[[f"{center}_validation_accuracy" for center in KINDS]].mean(axis=1),  # one, or both
+    fixed=("step", "linear", "weight", "sync", "λ"),
+)
 
 
 def scores(results: pd.DataFrame, method: str, data: str, setting: int, center: str, **labels: Any) -> list[float]:
@@ -256,7 +253,7 @@ def scores(results: pd.DataFrame, method: str, data: str, setting: int, center: 
 
 def _cells(results: pd.DataFrame) -> list[tuple[str, int]]:
     """The data sets and settings that there are."""
-    return sorted(set(zip(results["data"], results["setting"], strict=True)))
+    return sorted(results[["data", "setting"]].drop_duplicates().itertuples(index=False, name=None))
 
 
 def _means(results: pd.DataFrame, data: str, setting: int, center: str) -> dict[str, float]:
@@ -358,33 +355,37 @@ MORE = {
 
 
 def best_for_minority(results: pd.DataFrame) -> Finding:
-    """Bi-level has the highest mean in every cell of the minority."""
+    """See `_best`: the minority."""
     return _best(results, "minority")
 
 
 def best_for_majority(results: pd.DataFrame) -> Finding:
-    """Bi-level has the highest mean in every cell of the majority but MNIST, setting 1."""
+    """See `_best`: the majority, but for MNIST, setting 1."""
     return _best(results, "majority", {("mnist", 1)})
 
 
+ONE_SEED = 0.0032  # two standard errors of an accuracy of .85 on 50,000 test samples
+
+
 def _best(results: pd.DataFrame, center: str, but: Set[tuple[str, int]] = frozenset()) -> Finding:
+    """Bi-level has the highest mean in every cell, as the paper's table has it; cells where its lead is within two
+    standard errors of the seeds are named. With one seed the tolerance is ONE_SEED, and such a cell is undecided."""
     figures: Figures = {}
-    ahead = set()  # who was, and in which setting, where it was not Bi-level
+    each: list[bool | None] = []
+    close = []
     for data, setting in _cells(results):
-        own = _means(results, data, setting, center)
-        figures[f"{data}, setting {setting}: {', '.join(METHODS)}"] = list(own.values())
-        best = max(own, key=own.__getitem__)
-        if best != "Bi-level" and (data, setting) not in but:
-            ahead.add((best, setting))
-    note = ""
-    if ahead and all(setting == 1 and best != "Local-train" for best, setting in ahead):
-        note = (
-            "In setting 1 labels occur more or less often, but mean the same everywhere: one classifier serves both "
-            "groups, and those who use all the nodes lose nothing."
-        )
-    elif {best for best, _ in ahead} == {"Local-train"}:
-        note = "The centre's own samples suffice for this model: training alone is ahead."
-    return Finding(not ahead, figures, note)
+        own = {method: scores(results, method, data, setting, center) for method in METHODS}
+        figures[f"{data}, setting {setting}: {', '.join(METHODS)}"] = [mean(values) for values in own.values()]
+        if (data, setting) in but:
+            continue
+        second = max(METHODS[1:], key=lambda method: mean(own[method]))
+        more = lead(own["Bi-level"], own[second])
+        alone = len(own["Bi-level"]) == 1
+        more = Lead(more.mean, ONE_SEED) if alone else more
+        each.append(more.holds if alone else more.mean > 0)
+        if more.holds is None:
+            close.append(f"{data}, setting {setting} ({second}, {more.mean:+.4f} ± {more.error:.4f})")
+    return Finding(together(each), figures, f"Within the tolerance: {'; '.join(close)}." if close else "")
 
 
 def fedavg_below_local(results: pd.DataFrame) -> Finding:
@@ -435,20 +436,34 @@ def similar_trusted(results: pd.DataFrame) -> Finding:
     return Finding(bool((end > start).all()), figures)
 
 
-def within_spread(results: pd.DataFrame) -> Finding:
-    """MNIST, setting 2: the mean is within the paper's ± and ours of the paper's; three methods, both centres."""
+def _within(results: pd.DataFrame, methods: Sequence[str]) -> Finding:
+    """Of nine in ten cells of the table, or more, the mean is within the paper's ± and ours, added, of the paper's."""
     figures: Figures = {}
-    outside, holds = [], "mnist" in set(results["data"])
-    for center in KINDS if holds else ():
-        for method in METHODS[:3]:
-            own = scores(results, method, "mnist", 2, center)
-            told, spread = TABLE[2, "mnist", center][method]
-            figures[f"{method}, {center}: ours, ±, the paper's, ±"] = [mean(own), float(np.std(own)), told, spread]
-            apart = abs(mean(own) - told)
-            holds = holds and apart <= spread + float(np.std(own))
-            if apart > spread:
-                outside.append(f"{method}, {center} (by {apart:.3f}, the paper's ± is {spread:.3f})")
-    return Finding(holds, figures, f"Outside the paper's own ±: {', '.join(outside)}." if outside else "")
+    inside = []
+    cells = _cells(results)
+    for method in methods:
+        apart, there = [], []
+        for (setting, data, center), told in TABLE.items():
+            if (data, setting) not in cells:
+                continue
+            own = scores(results, method, data, setting, center)
+            apart.append(mean(own) - told[method][0])
+            there.append(abs(apart[-1]) <= told[method][1] + float(np.std(own)))
+        figures[f"{method}: cells, within the paper's ± and ours, mean difference"] = [
+            float(len(there)), float(sum(there)), mean(apart) if apart else 0.0,
+        ]  # fmt: skip
+        inside += there
+    return Finding(bool(inside) and mean(np.array(inside, float)) >= 0.9, figures)
+
+
+def within_spread(results: pd.DataFrame) -> Finding:
+    """See `_within`: Bi-level, Local-train and FedAvg."""
+    return _within(results, METHODS[:3])
+
+
+def personal_within_spread(results: pd.DataFrame) -> Finding:
+    """See `_within`: Ditto and pFedMe."""
+    return _within(results, METHODS[3:])
 
 
 def beats_all_on_digits(results: pd.DataFrame) -> Finding:
@@ -472,6 +487,12 @@ SCORED = (
     f"accuracy on what it learns from. {PERSONAL}"
 )
 
+ONE_CLASSIFIER = differs(
+    "set-up",
+    "Not in setting 1, on these digits: labels occur more or less often there, but mean the same everywhere. One "
+    "classifier serves both groups, and those who use all the nodes lose nothing.",
+)
+
 digits = Experiment(
     name="weighted-digits",
     title="whom to learn from, on the bundled digits",
@@ -487,13 +508,25 @@ digits = Experiment(
     picture=table_picture,
     more=MORE,
     claims=(
-        Claim("Minority: Bi-level is best in every setting.", "Table 3", best_for_minority),
-        Claim("Majority: Bi-level is best in every setting.", "Table 3", best_for_majority),
-        Claim("FedAvg is below Local-train on the minority, settings 2 to 4.", "Table 3", fedavg_below_local),
-        Claim("Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority.", "Section 5", personal_drop),
-        Claim("Bi-level hardly moves over the settings.", "Section 5", steady),
-        Claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6", similar_trusted),
-        Claim("Settings 2 and 4, minority: ahead by more than the deviations.", "ours", beats_all_on_digits, ours=True),
+        Claim("Minority: Bi-level is best in every setting.", "Table 3", best_for_minority, "own", ONE_CLASSIFIER),
+        Claim("Majority: Bi-level is best in every setting.", "Table 3", best_for_majority, "own", ONE_CLASSIFIER),
+        Claim(
+            "FedAvg is below Local-train on the minority, settings 2 to 4.",
+            "Table 3",
+            fedavg_below_local,
+            "own",
+            differs(
+                "set-up",
+                "In setting 3 it is half a point above. Other data and a linear model: the few samples of a node are "
+                "too few to train on alone.",
+            ),
+        ),
+        Claim("Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority.", "Section 5", personal_drop, "own"),
+        Claim("Bi-level hardly moves over the settings.", "Section 5", steady, "own"),
+        Claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6", similar_trusted, "own"),
+        Claim(
+            "Settings 2 and 4, minority: ahead by more than the deviations.", "ours", beats_all_on_digits, kind="own"
+        ),
     ),
     differences=(
         "Not the paper's data: a version that runs anywhere. In trials by hand with an MLP and more samples a node the "
@@ -525,6 +558,13 @@ IMAGE_DIFFERENCES = (
     "Down-sampled ImageNet, the paper's fourth data set, is not to be had here: not run.",
 )
 
+
+def _told(method: str, data: str) -> str:
+    """The paper's number: setting 2, minority."""
+    told, spread = TABLE[2, data, "minority"][method]
+    return f"{told:.4f} ± {spread:.4f}".replace("0.", ".")
+
+
 table3 = Experiment(
     name="weighted-table3",
     title="whom to learn from: MNIST, Fashion-MNIST and CIFAR-10, four settings",
@@ -541,11 +581,25 @@ table3 = Experiment(
         Claim("Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority.", "Section 5", personal_drop),
         Claim("Bi-level hardly moves over the settings.", "Section 5", steady),
         Claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6", similar_trusted),
-        Claim("MNIST, setting 2: Bi-level, Local-train and FedAvg within the spread.", "Table 3", within_spread),
+        Claim("The accuracies of Bi-level, Local-train and FedAvg, within the spreads (of nine in ten cells).",
+              "Table 3", within_spread),
+        Claim("The accuracies of Ditto and pFedMe, likewise.", "Table 3", personal_within_spread, otherwise=differs(
+            "set-up",
+            "Ditto is five points above the paper's on average, pFedMe one below. Whose personal model is scored, and "
+            "the step of pFedMe's inner descent, are not given.",
+        )),
+        Claim("Down-sampled ImageNet, all rows.", "Table 3", None,
+              otherwise=Verdict(NOT_RUN, "The data set is not to be had here.")),
     ),
     differences=IMAGE_DIFFERENCES,
     family="weighted",
     search=table3_search,
+    grid=SEARCH_GRID,
+    headlines=lambda results: [
+        Headline(f"{m}, {IMAGES[data]}, setting 2, minority", _told(m, data), scores(results, m, data, 2, "minority"))
+        for data in IMAGES
+        for m in ("Bi-level", "FedAvg")
+    ],
 )  # fmt: skip
 
 
@@ -568,19 +622,29 @@ def _by_size(results: pd.DataFrame, data: str, center: str) -> tuple[list[int], 
     return values, [mean(scores(results, "Bi-level", data, 2, center, validation=value)) for value in values]
 
 
+SPREAD = 0.02  # two standard deviations of Table 3's accuracies over the seeds, about
+
+
 def largest_is_best(results: pd.DataFrame) -> Finding:
-    """The largest validation set has the highest accuracy in more than half of the columns."""
+    """The largest validation set has the highest accuracy in more than half of the columns. A column counts where it is
+    ahead of, or behind, the best of the others by more than SPREAD."""
     figures: Figures = {}
-    best = []
+    best: list[bool | None] = []
     for data in dict.fromkeys(results["data"]):
         for center in KINDS:
             values, own = _by_size(results, data, center)
             figures[f"{data}, {center}, at {', '.join(map(str, values))}"] = own
             if (data, center) in BY_SIZE:
                 figures[f"{data}, {center}, the paper's"] = list(BY_SIZE[data, center])
-            best.append(own[-1] == max(own))
-    note = "One seed, as in the paper; over five seeds Table 3's accuracies at 500 samples vary by as much."
-    return Finding(mean(np.array(best, float)) > 0.5, figures, note)
+            best.append(Lead(own[-1] - max(own[:-1]), SPREAD).holds)
+    decided = [column for column in best if column is not None]
+    note = (
+        f"{len(best) - len(decided)} of {len(best)} columns are within {SPREAD:g}. One seed, as in the paper; over "
+        "five seeds Table 3's accuracies at 500 samples vary by as much."
+    )
+    if len(decided) <= len(best) / 2:
+        return Finding(None, figures, note)
+    return Finding(decided.count(True) > len(best) / 2, figures, note)
 
 
 sizes = Experiment(
@@ -593,6 +657,15 @@ sizes = Experiment(
     claims=(Claim("The largest is best in most columns (it is not monotone).", "Tables 4, 5", largest_is_best),),
     differences=IMAGE_DIFFERENCES,
     family="weighted",
+    headlines=lambda results: [
+        Headline(
+            f"{IMAGES[data]}, minority, at {size}",
+            f"{BY_SIZE[data, 'minority'][SIZES.index(size)]:.4f}".replace("0.", "."),
+            scores(results, "Bi-level", data, 2, "minority", validation=size),
+        )
+        for data in ("mnist",)
+        for size in (SIZES[0], SIZES[-1])
+    ],
 )
 
 covtype = Experiment(
@@ -615,13 +688,16 @@ covtype = Experiment(
     ),
     differences=(
         "A random fifth of the data is the test set.",
-        "One seed, where ± of 50,000 test samples is .0016: Bi-level, Local-train and Ditto are nearer to each other "
-        "than that on either side, so that their order is not decided.",
-        "γ, γ_h, η and both λ are at the edge of the paper's own grid, which was not left.",
+        f"One seed. Two standard errors of an accuracy on 50,000 test samples are {ONE_SEED:g}, the tolerance here.",
         *IMAGE_DIFFERENCES[:1],
     ),
     family="weighted",
     search=covtype_search,
+    grid=SEARCH_GRID,
+    headlines=lambda results: [
+        Headline(f"{m}, minority", "", scores(results, m, "covtype", 1, "minority"))
+        for m in ("Bi-level", "Local-train")
+    ],
 )
 
 EXPERIMENTS = (digits, table3, sizes, covtype)
