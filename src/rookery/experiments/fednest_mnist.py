@@ -313,8 +313,8 @@ fig2a = Experiment(
     differences=(*REPRESENTATION_DIFFERENCES, COLLAPSE),
     family=FAMILY,
     headlines=lambda results: [
-        Headline("FedNest, non-i.i.d.", "≈ .915, by eye", _end(results, "FedNest")),
-        Headline("LFedNest, non-i.i.d., highest", "≈ .875, by eye", _best(_of(results, "LFedNest"))),
+        Headline("FedNest, non-i.i.d.", "≈ .915", _end(results, "FedNest")),
+        Headline("LFedNest, non-i.i.d., highest", "≈ .875", _best(_of(results, "LFedNest"))),
     ],
 )
 

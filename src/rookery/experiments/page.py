@@ -66,6 +66,7 @@ PAPERS = {
     "weighted": Paper("Weighted nodes", "Federated learning on adaptively weighted nodes, anonymous, under review."),
 }
 Claims = Sequence[Mapping[str, Any]]
+_HARD = "\N{NO-BREAK SPACE}"
 _PLURAL = {OURS: "differ (ours)", PAPERS_OWN: "differ (the paper's)"}
 MEASURED = 4  # figures of a claim that a page shows; all of them are in the summary
 
@@ -76,19 +77,19 @@ def write(folder: Path, page: Path) -> None:
     found: dict[str, Claims] = {name: write_down(EXPERIMENTS[name], folder / name) for name in names}
     names.sort(key=lambda name: not _count(found[name], "experiment"))  # the papers' figures and tables first
     lines = [_HEAD, *_verdicts(found), _VERDICTS]
+    lines += ["| | what | the paper's | ours | verdict |", "|---|---|---|---|---|"]
+    others = {}
     for paper in PAPERS:
         own = {name: found[name] for name in names if _paper(name) == paper}
         (folder / f"{paper}.md").write_text("\n".join(_of_paper(paper, own, folder)) + "\n", encoding="utf-8")
-        lines += [*_lines_of(paper, own, folder), ""]
-    toctree = [
-        "```{toctree}",
-        ":hidden:",
-        "",
-        *(f"reproduction/{paper}" for paper in PAPERS),
-        "reproduction/errata",
-        "```",
-    ]
-    page.write_text("\n".join([*lines, _FOOT, *toctree]) + "\n", encoding="utf-8")
+        shown = [name for name in own if EXPERIMENTS[name].headlines and {c["kind"] for c in own[name]} != {"theory"}]
+        lines += [_line(name, own[name], folder) for name in shown]
+        others[paper] = [_other(name, claims) for name, claims in own.items() if name not in shown]
+    lines += ["", "Theory and our own set-ups:", ""]
+    lines += [f"- {PAPERS[paper].name}: {'; '.join(each)}." for paper, each in others.items()]
+    toctree = [":hidden:", "", *(f"reproduction/{paper}" for paper in PAPERS), "reproduction/errata"]
+    text = "\n".join([*lines, "", _FOOT, "```{toctree}", *toctree, "```"])
+    page.write_text(text + "\n", encoding="utf-8")
 
 
 def _paper(name: str) -> str:
@@ -122,23 +123,25 @@ def _verdicts(found: Mapping[str, Claims]) -> list[str]:
     return lines
 
 
-def _lines_of(paper: str, own: Mapping[str, Claims], folder: Path) -> list[str]:
-    """On the page of all: a line for each figure or table of a paper."""
-    lines = [f"## {PAPERS[paper].name}", "", PAPERS[paper].about, ""]
-    lines += ["| | what | the paper's | ours | verdict |", "|---|---|---|---|---|"]
-    others = []
-    for name, claims in own.items():
-        link = f"[{name.removeprefix(f'{paper}-')}](reproduction/{paper}.md#{name})"
-        count = _count(claims, "experiment")
-        if not count and not (paper == "fedbio" and name != "fedbio-rates"):
-            kinds = [f"{words} {_of(_count(claims, kind))}" for kind, words in KINDS.items() if _count(claims, kind)]
-            others.append(f"{link} ({', '.join(kinds)})")
-            continue
-        heads = _headlines(EXPERIMENTS[name], folder / name)[:2]
-        what, told, ours = ("<br>".join(column) for column in zip(*map(_cells, heads), strict=True))
-        verdicts = _in_short(claims, "experiment" if count else "own")
-        lines.append(f"| {link} | {what} | {told if told.strip('–<br>') else '–'} | {ours} | {verdicts} |")
-    return [*lines, *(["", f"Theory and our own set-ups: {'; '.join(others)}."] if others else [])]
+def _link(name: str) -> str:
+    """From the page of all to an experiment."""
+    paper, _, short = name.partition("-")
+    return f"[{PAPERS[paper].name}, {short}](reproduction/{paper}.md#{name})"
+
+
+def _line(name: str, claims: Claims, folder: Path) -> str:
+    """A figure or table: the paper's number, ours, and the verdict."""
+    cells = [_cells(head) for head in _headlines(EXPERIMENTS[name], folder / name)[:2]]
+    what, told, ours = ("<br>".join(column) for column in zip(*cells, strict=True))
+    kind: Kind = "experiment" if _count(claims, "experiment") else "own"
+    told = told if told.strip("–<br>") else "–"
+    return f"| {_link(name)} | {what} | {told} | {ours} | {_in_short(claims, kind)}{' (our own)' * (kind == 'own')} |"
+
+
+def _other(name: str, claims: Claims) -> str:
+    """An experiment of which no figure of the paper's is the model."""
+    kinds = [f"{words} {_of(_count(claims, kind))}" for kind, words in KINDS.items() if _count(claims, kind)]
+    return f"[{name.partition('-')[2]}](reproduction/{_paper(name)}.md#{name}) ({', '.join(kinds)})"
 
 
 def _in_short(claims: Claims, kind: Kind) -> str:
@@ -149,19 +152,19 @@ def _in_short(claims: Claims, kind: Kind) -> str:
 
 
 def _headlines(experiment: Experiment, folder: Path) -> list[Headline]:
+    """Of its results."""
     if experiment.headlines is None:
-        return [Headline(experiment.title, "", ())]
+        return []
     return experiment.headlines(pd.read_csv(folder / "results.csv", low_memory=False))
 
 
 def _cells(headline: Headline) -> tuple[str, str, str]:
     """What it is, the paper's number, and ours: the mean and the standard deviation over the seeds."""
     own = np.asarray(headline.ours, float)
-    if not len(own):
-        return headline.what, headline.paper or "–", "–"
     digits = 4 if abs(own.mean()) < 10 else 0
     spread = f" ± {own.std(ddof=1):.{digits}f}" if len(own) > 1 else ", one seed"
-    return headline.what, headline.paper or "–", f"{own.mean():.{digits}f}{spread}".replace("0.", ".")
+    ours = f"{own.mean():.{digits}f}{spread}".replace("0.", ".")
+    return headline.what, (headline.paper or "–").replace(" ", _HARD), ours.replace(" ", _HARD)
 
 
 def _rounded(value: Any) -> str:
@@ -205,7 +208,7 @@ def _section(name: str, claims: Claims, folder: Path) -> list[str]:
     title = f"{experiment.title[:1].upper()}{experiment.title[1:]}"
     lines = [f"## {name}", "", f"{title}. [Set-up and all runs]({name}/summary.md).", ""]
     lines += [f"![{title}]({name}/{name}.png)", ""]
-    heads = [_cells(head) for head in _headlines(experiment, folder / name)] if experiment.headlines else []
+    heads = [_cells(head) for head in _headlines(experiment, folder / name)]
     if heads:
         lines += [
             "| at the end | the paper's | ours |",
