@@ -353,7 +353,7 @@ fig1 = Experiment(
         )),
         Claim("Non-i.i.d., ASFBO and LA-ASFBO reach any accuracy level before the baselines, train and test (90 to "
               "97 %, by rounds).", "Sec. 6.2, Fig. 1", faster_noniid, otherwise=EARLIER),
-        Claim("The same by exchanges.", "Sec. 6.2, Fig. 1", cheaper_noniid, otherwise=EARLIER),
+        Claim("Non-i.i.d., they do by exchanges.", "Sec. 6.2, Fig. 1", cheaper_noniid, otherwise=EARLIER),
         Claim("Non-i.i.d., ASFBO and LA-ASFBO end highest, train and test.", "Sec. 6.2, Fig. 1", highest_noniid),
         Claim("Non-i.i.d., LA-ASFBO is faster than ASFBO.", "Sec. 6.2", accelerated_noniid, otherwise=differs(
             "set-up",

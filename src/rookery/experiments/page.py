@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from rookery.experiments import EXPERIMENTS
-from rookery.experiments.claims import KINDS, OURS, REPRODUCED, VERDICTS, Kind
-from rookery.experiments.claims import PAPERS as PAPERS_OWN
+from rookery.experiments.claims import KINDS, REPRODUCED, VERDICTS, Kind
 from rookery.experiments.experiment import Experiment, Headline, figures_in_words, verdict_in_words, write_down
 
 _HEAD = """# Reproductions
@@ -67,7 +66,6 @@ PAPERS = {
 }
 Claims = Sequence[Mapping[str, Any]]
 _HARD = "\N{NO-BREAK SPACE}"
-_PLURAL = {OURS: "differ (ours)", PAPERS_OWN: "differ (the paper's)"}
 MEASURED = 4  # figures of a claim that a page shows; all of them are in the summary
 
 
@@ -77,7 +75,7 @@ def write(folder: Path, page: Path) -> None:
     found: dict[str, Claims] = {name: write_down(EXPERIMENTS[name], folder / name) for name in names}
     names.sort(key=lambda name: not _count(found[name], "experiment"))  # the papers' figures and tables first
     lines = [_HEAD, *_verdicts(found), _VERDICTS]
-    lines += ["| | what | the paper's | ours | verdict |", "|---|---|---|---|---|"]
+    lines += ["| | what | the paper's | ours | reproduced |", "|---|---|---|---|---|"]
     others = {}
     for paper in PAPERS:
         own = {name: found[name] for name in names if _paper(name) == paper}
@@ -135,7 +133,7 @@ def _line(name: str, claims: Claims, folder: Path) -> str:
     what, told, ours = ("<br>".join(column) for column in zip(*cells, strict=True))
     kind: Kind = "experiment" if _count(claims, "experiment") else "own"
     told = told if told.strip("–<br>") else "–"
-    return f"| {_link(name)} | {what} | {told} | {ours} | {_in_short(claims, kind)}{' (our own)' * (kind == 'own')} |"
+    return f"| {_link(name)} | {what} | {told} | {ours} | {'our own: ' * (kind == 'own')}{_in_short(claims, kind)} |"
 
 
 def _other(name: str, claims: Claims) -> str:
@@ -147,8 +145,8 @@ def _other(name: str, claims: Claims) -> str:
 def _in_short(claims: Claims, kind: Kind) -> str:
     """How many are reproduced, and what became of the others."""
     count = _count(claims, kind)
-    rest = [f"{count[v]} {_PLURAL.get(v, v)}" for v in VERDICTS[1:] if count[v]]
-    return ", ".join([f"{_of(count)} reproduced", *rest])
+    rest = [f"{count[v]} {v}" for v in VERDICTS[1:] if count[v]]
+    return "; ".join([_of(count), *rest])
 
 
 def _headlines(experiment: Experiment, folder: Path) -> list[Headline]:
@@ -180,7 +178,7 @@ def _of_paper(paper: str, own: Mapping[str, Claims], folder: Path) -> list[str]:
     lines = [f"# {PAPERS[paper].name}", "", PAPERS[paper].about, ""]
     for kind, words in KINDS.items():
         if _count(everything, kind):
-            lines.append(f"- Claims, {words}: {_in_short(everything, kind)}.")
+            lines.append(f"- Claims, {words}, reproduced: {_in_short(everything, kind)}.")
     lines += ["", "Numbers are rounded; all digits are in each `claims.json`.", "", *_not_reproduced(own)]
     for name, claims in own.items():
         lines += ["", *_section(name, claims, folder)]
