@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, asfbo, fedbio, feddro, fednest_tuning, page, weighted
+from rookery.experiments import EXPERIMENTS, asfbo, fedbio, feddro, feddro_adult, fednest_tuning, page, weighted
 from rookery.experiments.claims import REPRODUCED, VERDICTS, judge
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,8 +73,8 @@ CHOSEN = {
     "fedbio-hyperrep": lambda method: (fedbio.SHOT_STEPS[method],),
     "fedbio-fair": lambda method, split: (fedbio.FAIR_CHOSEN[method, split],),
     "feddro-fig1": lambda method: (feddro.IMAGE_CHOSEN[method],),
-    "feddro-fig2": lambda study, method, setting, local: feddro.FAIR_CHOSEN[method, setting],
-    "feddro-fig4": lambda study, method, setting, local: feddro.SWEEP_CHOSEN[study, method, local],
+    "feddro-fig2": lambda study, method, setting, local: feddro_adult.FAIR_CHOSEN[method, setting],
+    "feddro-fig4": lambda study, method, setting, local: feddro_adult.SWEEP_CHOSEN[study, method, local],
     "fednest-fig3a": lambda method, split: fednest_tuning.CHOSEN[method, split],
     "fednest-fig3b": lambda method, split: fednest_tuning.CHOSEN[method, split],
     "weighted-table3": lambda data, method: _of_weighted(data, method),

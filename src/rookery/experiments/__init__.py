@@ -9,6 +9,7 @@ from rookery.experiments.experiment import Config, Experiment, run_experiment
 from rookery.experiments.fedbio import EXPERIMENTS as _FEDBIO
 from rookery.experiments.fedbio_rates import EXPERIMENTS as _FEDBIO_RATES
 from rookery.experiments.feddro import EXPERIMENTS as _FEDDRO
+from rookery.experiments.feddro_adult import EXPERIMENTS as _FEDDRO_ADULT
 from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
@@ -29,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _ASFBO,
         _FEDDRO_THEORY,
         _FEDDRO,
+        _FEDDRO_ADULT,
         _WEIGHTED_THEORY,
         _WEIGHTED,
     )
