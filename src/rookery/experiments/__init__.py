@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rookery.experiments.asfbo import EXPERIMENTS as _ASFBO
+from rookery.experiments.asfbo_mnist import EXPERIMENTS as _ASFBO_MNIST
 from rookery.experiments.claims import Claim, Finding, Verdict
 from rookery.experiments.experiment import Config, Experiment, run_experiment
 from rookery.experiments.fedbio import EXPERIMENTS as _FEDBIO
@@ -27,6 +28,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _FEDNEST_RATES,
         _FEDBIO,
         _FEDBIO_RATES,
+        _ASFBO_MNIST,
         _ASFBO,
         _FEDDRO_THEORY,
         _FEDDRO,
