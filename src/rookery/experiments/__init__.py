@@ -13,6 +13,7 @@ from rookery.experiments.feddro import EXPERIMENTS as _FEDDRO
 from rookery.experiments.feddro_adult import EXPERIMENTS as _FEDDRO_ADULT
 from rookery.experiments.feddro_theory import EXPERIMENTS as _FEDDRO_THEORY
 from rookery.experiments.fednest import EXPERIMENTS as _FEDNEST
+from rookery.experiments.fednest_light import EXPERIMENTS as _FEDNEST_LIGHT
 from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
 from rookery.experiments.fednest_tuning import EXPERIMENTS as _FEDNEST_TUNING
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for family in (
         _FEDNEST,
         _FEDNEST_MNIST,
+        _FEDNEST_LIGHT,
         _FEDNEST_TUNING,
         _FEDNEST_RATES,
         _FEDBIO,
