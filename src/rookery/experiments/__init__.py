@@ -18,6 +18,7 @@ from rookery.experiments.fednest_mnist import EXPERIMENTS as _FEDNEST_MNIST
 from rookery.experiments.fednest_rates import EXPERIMENTS as _FEDNEST_RATES
 from rookery.experiments.fednest_tuning import EXPERIMENTS as _FEDNEST_TUNING
 from rookery.experiments.weighted import EXPERIMENTS as _WEIGHTED
+from rookery.experiments.weighted_more import EXPERIMENTS as _WEIGHTED_MORE
 from rookery.experiments.weighted_theory import EXPERIMENTS as _WEIGHTED_THEORY
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _FEDDRO_ADULT,
         _WEIGHTED_THEORY,
         _WEIGHTED,
+        _WEIGHTED_MORE,
     )
     for experiment in family
 }
