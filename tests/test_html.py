@@ -138,7 +138,10 @@ def test_json_lines_are_runs(tmp_path: Path) -> None:
 def test_a_reproduction_and_its_claims(tmp_path: Path) -> None:
     folder = tmp_path / "paper-fig1"
     folder.mkdir()
-    claim = {"claim": "It works.", "where": "Fig. 1", "ours": False, "figures": {"end": 0.1}, "holds": True, "note": ""}
+    claim = {
+        "claim": "It works.", "where": "Fig. 1", "kind": "experiment", "verdict": "reproduced", "cause": "",
+        "figures": {"end": 0.1}, "note": "",
+    }  # fmt: skip
     (folder / "claims.json").write_text(json.dumps([claim]))
     (folder / "results.csv").write_text(
         "run,method,seed,round,loss,word\nA one,A,0,0,1,x\nA one,A,0,5,.5,x\nA one,A,1,0,2,x\n"

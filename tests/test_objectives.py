@@ -393,3 +393,26 @@ def test_a_group_has_members():
         objectives.worst_group(squares, members, {"A": 0.5, "B": 0.5}, penalty=0)
     with pytest.raises(ValueError, match=r"members gives the shape \(12, 3\); give \(batch, 2\), as shares has\."):
         objectives.equal_opportunity(squares, third, {"A": 0.1, "B": 0.1}).value(MODEL, clients.upper.rows)
+
+
+def test_the_printed_sign_of_chi2_drives_the_losses_apart():
+    """(5) of the FedDRO paper is −var ℓ/(2λ); the right form is mean ℓ + var ℓ/(2λ). The numbers are docs/ ones."""
+    penalty, targets = 8.0, ([0.0, 1.0], [2.0, 5.0])
+    losses = lambda x, rows: 0.5 * (rows["t"] - x) ** 2
+    inner = lambda x, rows: jnp.mean(losses(x, rows), keepdims=True)
+    right = rk.Compositional(
+        inner=inner,
+        outer=lambda u: -jnp.sum(u**2) / (2 * penalty),
+        extra=lambda x, rows: jnp.mean(losses(x, rows) + losses(x, rows) ** 2 / (2 * penalty)),
+    )
+    printed = rk.Compositional(
+        inner=inner,
+        outer=lambda u: jnp.sum(u**2) / (2 * penalty),
+        extra=lambda x, rows: -jnp.mean(losses(x, rows) ** 2) / (2 * penalty),
+    )
+    clients = rk.Clients(upper=[{"t": np.array(own)} for own in targets])
+    rows = {"t": jnp.asarray([t for own in targets for t in own])}
+    for problem, variance in ((right, 2.39), (printed, 6.90)):
+        method = rk.FedDRO(step=0.05, momentum=0.5)
+        run = rk.solve(problem, clients, method, (np.array(2.0), None), rounds=30, progress=False)
+        assert float(jnp.var(losses(run.x, rows))) == pytest.approx(variance, abs=0.01)

@@ -82,7 +82,9 @@ def many(lines: int = 50, rounds: int = 1000) -> list[Source]:
 CLAIMS = Claims(
     "fednest-fig0",
     [
-        {"claim": "FedNest converges.", "where": "Fig. 0", "ours": False, "figures": {"rate": 0.36}, "holds": True},
-        {"claim": "FedAvg stalls.", "where": "Sec. 0", "ours": True, "holds": False, "note": "It does </script> not."},
+        {"claim": "FedNest converges.", "where": "Fig. 0", "kind": "experiment", "verdict": "reproduced", "cause": "",
+         "figures": {"rate": 0.36}},
+        {"claim": "FedAvg stalls.", "where": "Sec. 0", "kind": "own", "verdict": "differs, ours", "cause": "budget",
+         "note": "It does </script> not."},
     ],
 )  # fmt: skip

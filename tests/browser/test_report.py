@@ -155,7 +155,10 @@ def test_tables_say_what_differs_what_it_cost_and_what_holds(browser: Any, file:
     ledger = page.ask("[...document.querySelectorAll('#ledger tbody th')].map(c => c.textContent)")
     assert ledger[:3] == ["lower: step", "lower: correction", "hypergradient"]
     assert "5.088 MB" in page.find("#ledger tfoot").text  # 4 × 1.272 MB down
-    assert [found.text for found in browser.find_elements("css selector", ".verdict")] == ["✓ holds", "✗ does not hold"]
+    assert [found.text for found in browser.find_elements("css selector", ".verdict")] == [
+        "✓ reproduced",
+        "differs, ours (budget)",
+    ]
     assert "</script>" in page.find("#claims").text
 
 

@@ -44,7 +44,7 @@ def experiment(rounds=2, method=METHOD, **changes):
         "Two clients.",
         lambda quick: [config],
         picture,
-        (Claim("It improves.", "ours", improves, ours=True),),
+        (Claim("It improves.", "ours", improves, "own"),),
     )
 
 
@@ -69,7 +69,7 @@ def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, computed):
     run(experiment(), tmp_path)
     assert computed == [0, 1]
     first = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    assert set(first) == {"results.csv", "small.png", "claims.json", "summary.md"}
+    assert set(first) == {"results.csv", "small.png", "claims.json", "made.json", "summary.md"}
     run(experiment(), tmp_path)
     assert computed == [0, 1]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == first

@@ -17,7 +17,7 @@ def fig4(tmp_path_factory):
 
 def test_fig4_writes_everything(fig4):
     assert {path.name for path in fig4.iterdir()} == {
-        "results.csv", "fednest-fig4.png", "claims.json", "summary.md", "runs",
+        "results.csv", "fednest-fig4.png", "claims.json", "made.json", "summary.md", "runs",
     }  # fmt: skip
     results = pd.read_csv(fig4 / "results.csv")
     assert results["run"].nunique() == 24
@@ -27,7 +27,7 @@ def test_fig4_writes_everything(fig4):
 
 def test_fig4_claims(fig4):
     claims = json.loads((fig4 / "claims.json").read_text())
-    assert {claim["claim"]: claim["holds"] for claim in claims} == {
+    assert {claim["claim"]: claim["verdict"] == "reproduced" for claim in claims} == {
         "FedNest converges linearly despite heterogeneity.": True,
         "LFedNest and FedNest outperform FedAvg-S.": True,
         "FedAvg-S stalls, at a floor that grows with s.": True,
@@ -43,7 +43,7 @@ def test_fig4_claims(fig4):
     for claim in claims:
         assert claim["figures"]
         assert claim["where"]
-        assert claim["holds"] or claim["note"], "a claim that does not hold says why"
+        assert claim["verdict"] == "reproduced" or claim["note"], "a claim that does not hold says why"
 
 
 @pytest.mark.slow

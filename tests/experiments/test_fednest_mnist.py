@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from rookery.experiments import EXPERIMENTS, Claim, experiment, reproduce
+from rookery.experiments import fednest_light as light
 from rookery.experiments import fednest_mnist as figures
 
-NAMES = [e.name for e in figures.EXPERIMENTS]
+NAMES = [e.name for e in (*figures.EXPERIMENTS, *light.EXPERIMENTS)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_fig2a(fig2a):
     results = pd.read_csv(fig2a / "results.csv")
     assert set(results["method"]) == {"FedNest", "LFedNest"}
     assert {path.name for path in fig2a.iterdir()} == {
-        "results.csv", "fednest-fig2a.png", "claims.json", "summary.md",
+        "results.csv", "fednest-fig2a.png", "claims.json", "made.json", "summary.md",
     }  # fmt: skip
     assert set(results["hessian_step"]) == {"0.01", "auto"}
     last = results[results["round"] == 60].set_index("run")
@@ -101,40 +102,40 @@ def test_rates_at_which_methods_converge():
         {(m, "non-i.i.d.", 1, rate): good if rate <= limit else bad for m, limit in limits.items() for rate in rates}
     )
     for check in (
-        figures.fednest_stands_the_largest,
-        figures.lfednest_needs_the_smallest,
-        figures.communication_stands_larger_rates,
-        figures.svrg_and_fedout_stabilise,
+        light.fednest_stands_the_largest,
+        light.lfednest_needs_the_smallest,
+        light.communication_stands_larger_rates,
+        light.svrg_and_fedout_stabilise,
     ):
         assert check(results).holds
     swapped = results.assign(method=results["method"].replace({"FedNest": "LFedNest", "LFedNest": "FedNest"}))
     swapped["run"] = swapped["method"] + swapped["rate"].astype(str)
-    assert not figures.communication_stands_larger_rates(swapped).holds
+    assert not light.communication_stands_larger_rates(swapped).holds
 
 
 def test_the_paper_s_claims_are_checked_with_one_hessian_step_and_compared_with_the_other():
     good, bad = [0.1] + [0.93] * 20, [0.1] + [0.85] * 20
 
-    def both(light):
-        ends = {("LFedNest", split): [0.93] * 21 for split in figures.SPLITS} | light
+    def both(others):
+        ends = {("LFedNest", split): [0.93] * 21 for split in figures.SPLITS} | others
         curves = {("FedNest", split, 1, 0.01): good for split in figures.SPLITS}
         return frame(curves | {(*key, 1, 0.01): values for key, values in ends.items()})
 
     apart = both({("LFedNest", "non-i.i.d."): bad}).assign(hessian_step="0.01")
     close = both({}).assign(hessian_step="auto")
-    claims = figures._with_both((Claim("Below.", "Fig. 2a", figures.lfednest_below),), figures._ends_by_split)
+    claims = figures.with_both((Claim("Below.", "Fig. 2a", figures.lfednest_below),), figures._ends_by_split)
     for beside, same in ((apart, True), (close, False)):
         results = pd.concat([apart, beside.assign(hessian_step="auto", run=beside["run"] + " auto")])
         below, alike = (claim.check(results) for claim in claims)
         assert below.holds
         assert alike.holds is same
         assert ("“Below.” does not hold then." in alike.note) is not same
-    assert [claim.ours for claim in claims] == [False, True]
+    assert [claim.kind for claim in claims] == ["experiment", "own"]
 
 
 def test_a_run_that_learnt_and_failed_is_named():
     fell, stayed = [0.1] + [0.9] * 10 + [0.1] * 10, [0.1] + [0.9] * 20
     results = frame({("LFedNest", "non-i.i.d.", 1, 0.01): fell, ("LFedNestNonAlt", "non-i.i.d.", 1, 0.01): stayed})
-    note = figures._fallen(results, "LFedNest", "LFedNestNonAlt")
+    note = figures.fallen(results, "LFedNest", "LFedNestNonAlt")
     assert "LFedNest reaches 90 % and fails after round 100" in note
     assert "LFedNestNonAlt" not in note

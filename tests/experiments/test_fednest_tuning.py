@@ -1,14 +1,10 @@
 """Loss tuning (Fig. 3 of the FedNest paper): the search, the claims, and one figure scaled down, end to end."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from rookery.experiments import fednest_tuning as figures
 from rookery.experiments import reproduce
-
-DOCS = Path(__file__).parents[2] / "docs/reproduction"
 
 
 @pytest.mark.slow
@@ -22,28 +18,12 @@ def test_fig3a(tmp_path):
     assert "## Search" in (out / "summary.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["fednest-fig3a", "fednest-fig3b"])
-def test_the_steps_used_are_the_best_of_the_published_search(name):
-    best = figures.best_of_search(pd.read_csv(DOCS / name / "search.csv"))
-    assert best == {key: figures.CHOSEN[key] for key in best}
-    assert set(best) == set(figures.FIG3A if name.endswith("a") else figures.FIG3B)
-
-
 def test_a_step_with_which_one_seed_fails_is_not_chosen():
     rows = [(0.6, 8, 0.3), (0.6, 9, 0.4), (2.0, 8, 0.1), (2.0, 9, float("nan"))]
-    search = pd.DataFrame(rows, columns=["upper_step", "seed", "validation_loss"])
-    search = search.assign(method="FedNest", split="i.i.d.", lower_step=0.01)
-    assert figures.best_of_search(search) == {("FedNest", "i.i.d."): (0.6, 0.01)}
-
-
-def test_a_step_at_the_edge_of_its_grid_is_said(monkeypatch):
-    key = ("FedNest", "i.i.d.")
-    monkeypatch.setitem(figures.GRIDS, key, ((0.6, 2.0, 6.0), (0.01, 0.03)))
-    monkeypatch.setitem(figures.CHOSEN, key, (2.0, 0.03))
-    assert figures.at_the_edge(key) == ["lower"]
-    assert "FedNest, i.i.d. (lower)" in figures._edges([key])[0]
-    monkeypatch.setitem(figures.GRIDS, key, ((0.6, 2.0, 6.0), (0.01, 0.03, 0.1)))
-    assert figures._edges([key]) == ()
+    search = pd.DataFrame(
+        [{"run": f"search: steps {upper:g}, 0.01", "seed": seed, "validation_loss": loss} for upper, seed, loss in rows]
+    ).assign(method="FedNest", split="i.i.d.")
+    assert figures.GRID.best(search) == {("FedNest", "i.i.d."): {"upper": 0.6, "lower": 0.01}}
 
 
 def frame(curves):
@@ -66,17 +46,17 @@ def test_methods_with_different_seeds_are_compared_by_their_spread():
     full = {("FedNest", split): lasting(0.93, 0.931, 0.929) for split in figures.SPLITS}
     clear = frame(full | {("FedNestSGD", split): lasting(0.9, 0.901) for split in figures.SPLITS})
     assert figures.svrg_tunes_better(clear).holds
-    assert not figures.svrg_matters_more(clear).holds
+    assert figures.svrg_matters_more(clear).holds is None
     close = figures.svrg_tunes_better(frame(full | {("FedNestSGD", s): lasting(0.95, 0.9) for s in figures.SPLITS}))
-    assert not close.holds
-    assert "Undecided" in close.note
+    assert close.holds is None
+    assert "within two standard errors" in close.note
 
 
 def test_runs_that_failed_are_counted_and_left_out():
     broken = [[0.1] + [0.9] * 10 + [0.1] * 10]
     results = frame(
         {("FedNest", split): lasting(0.93, 0.931) for split in figures.SPLITS}
-        | {("FedNestSGD", "i.i.d."): lasting(0.92, 0.92), ("FedNestSGD", "non-i.i.d."): lasting(0.9) + broken}
+        | {("FedNestSGD", "i.i.d."): lasting(0.92, 0.92), ("FedNestSGD", "non-i.i.d."): lasting(0.9, 0.9) + broken}
     )
     found = figures.svrg_tunes_better(results)
     assert found.holds

@@ -26,7 +26,10 @@ def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, objec
 @pytest.mark.slow
 def test_cleaning_tells_wrong_labels_and_beats_plain_training(tmp_path: Path) -> None:
     results, claims = quick("fedbio-cleaning", tmp_path)
-    assert claims["Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ)."]["holds"]
+    assert (
+        claims["Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ)."]["verdict"]
+        == "reproduced"
+    )
     end = results[(results["fraction"] == 0.8) & (results["round"] == 20)].set_index("method")
     assert end["accuracy"]["FedBiO"] > end["accuracy"]["FedAvg"] + 0.1
     assert end["auc"]["FedBiO"] > 0.9
@@ -44,7 +47,7 @@ def test_group_weights_help_the_worst_group(tmp_path: Path) -> None:
     results, claims = quick("fedbio-fair", tmp_path)
     assert set(results[results["split"] == "mixed"]["method"]) == {"FedBiO", "FedBiOAcc", "FedAvg"}
     assert {"AFL", "DRFA", "q-FedAvg"} < set(results[results["split"] == "by group"]["method"])
-    assert claims["The worst group gains."]["holds"]
+    assert claims["The worst group gains."]["verdict"] == "reproduced"
 
 
 @pytest.mark.slow

@@ -23,15 +23,40 @@ def select(results: pd.DataFrame, **labels: Any) -> pd.DataFrame:
 
 def curves(results: pd.DataFrame, metric: str = "accuracy", across: str = "round", **labels: Any) -> list[pd.Series]:
     """The metric across rounds or exchanges, one series for each seed, of the one run with these labels."""
-    own = select(results, **labels)
+    own = select(results[list(dict.fromkeys(["run", "seed", across, metric, *labels]))], **labels)
     assert own["run"].nunique() == 1, f"{labels} is not one run"
-    return [frame.set_index(across)[metric] for _, frame in own.groupby("seed")]
+    seeds, places, values = (own[name].to_numpy() for name in ("seed", across, metric))
+    return [pd.Series(values[seeds == s], pd.Index(places[seeds == s], name=across), name=metric)
+            for s in np.unique(seeds)]  # fmt: skip
 
 
 def ends(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
     """The mean over the last tenth of the rounds, for each seed; 0 where the run has left the finite numbers."""
     own = curves(results, metric, **labels)
     return np.nan_to_num(np.array([float(c[c.index > 0.9 * c.index[-1]].mean()) for c in own]), nan=0.0)
+
+
+def late(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
+    """The mean over the second half of the rounds, the floor of a run that has settled, for each seed."""
+    own = curves(results, metric, **labels)
+    return np.array([float(c[c.index > c.index[-1] / 2].mean()) for c in own])
+
+
+def moves(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
+    """The mean change from evaluation to evaluation in the second half of the rounds, for each seed."""
+    own = curves(results, metric, **labels)
+    return np.array([float(c[c.index >= c.index[-1] / 2].diff().abs().mean()) for c in own])
+
+
+def area(curve: pd.Series) -> float:
+    """The mean over the rounds by the trapezoidal rule, so that evaluations need not be evenly spaced."""
+    places = curve.index.to_numpy(float)
+    return float(np.trapezoid(curve.to_numpy(), places) / (places[-1] - places[0]))
+
+
+def best(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
+    """The highest value of the run, for each seed."""
+    return np.array([float(c.max()) for c in curves(results, metric, **labels)])
 
 
 def mean(values: Sequence[float] | np.ndarray) -> float:

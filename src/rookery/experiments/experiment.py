@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rookery import report
+from rookery.experiments.claims import KINDS, REPRODUCED, Claim, judge
+from rookery.experiments.grid import Edge, Grid
 from rookery.experiments.sources import Sources, package
 from rookery.fed import Algorithm
 from rookery.solve import Run, solve
@@ -60,29 +62,12 @@ class Config:
     engine: Any = None
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What a check measured: the figures, whether the claim holds on them, and why not where that is known.
+class Headline(NamedTuple):
+    """A number of a figure or table: what it is, the paper's (in words; empty where there is none), ours by seed."""
 
-    A figure is a number, or several where its name says what they belong to.
-    """
-
-    holds: bool
-    figures: dict[str, float | list[float]]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement about an experiment's results, where the paper makes it, and its check on the numbers.
-
-    `ours` marks a statement that is not the paper's.
-    """
-
-    text: str
-    where: str
-    check: Callable[[pd.DataFrame], Finding]
-    ours: bool = False
+    what: str
+    paper: str
+    ours: Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -103,6 +88,9 @@ class Experiment:
             once.
         search: search(quick) gives the configurations that a value the paper does not give was chosen by; how
             each of them ended is written to `search.csv` and into the summary.
+        grid: how the best of them are found; values at the edge of what was tried are marked, or the search goes on
+            beyond them.
+        headlines: the numbers that the page of all reproductions shows.
     """
 
     name: str
@@ -115,6 +103,8 @@ class Experiment:
     differences: tuple[str, ...] = ()
     family: str | None = None
     search: Callable[[bool], list[Config]] | None = None
+    grid: Grid | None = None
+    headlines: Callable[[pd.DataFrame], list["Headline"]] | None = None
     more: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
 
     @property
@@ -134,7 +124,8 @@ def run_experiment(
 ) -> Path:
     """Compute what is missing and write `results.csv`, the picture, `claims.json` and `summary.md` into `out`.
 
-    An experiment with a search writes `search.csv`, too.
+    An experiment with a search writes `search.csv`, too. `made.json` holds what the summary says of the computing. The
+    claims are checked on what `results.csv` holds, so that they can be checked again from it.
 
     Every finished (configuration, seed) is stored at once under `out/runs` (for an experiment of a family: in the
     folder `FAMILY-runs` beside `out`, if there is one), named by a fingerprint of its settings and of the code that it
@@ -155,14 +146,34 @@ def run_experiment(
     assert len(set(names)) == len(names), "two configurations share a name"
 
     folder = runs_folder(experiment, out)
-    wanted = [(c, s) for c in (*searched, *configs) for s in c.seeds]
+    stored = _compute(experiment.name, folder, [*searched, *configs], data_dir, progress)
+    results = pd.concat([_read(stored[c.name, s], c, s) for c in configs for s in c.seeds], ignore_index=True)
+    _write(out / "results.csv", results.to_csv(index=False, float_format="%.10g"))
+    if searched:
+        compute = lambda more: _compute(experiment.name, folder, more, data_dir, progress)
+        search = _widened(experiment, searched, stored, compute, progress)
+        _write(out / "search.csv", search.to_csv(index=False, float_format="%.10g"))
+    made = {"seconds": _seconds(results), "machine": f"JAX {jax.__version__}, {jax.devices()[0].device_kind}"}
+    _write(out / "made.json", json.dumps(made, indent=2) + "\n")
+    results = pd.read_csv(out / "results.csv", low_memory=False)
+    for name, (_, draw) in experiment.pictures.items():
+        report.save(draw(results), out / name)
+    write_down(experiment, out, quick, whole=not quick and seeds is None)
+    return out
+
+
+def _compute(
+    title: str, folder: Path, configs: Sequence[Config], data_dir: str | Path | None, progress: bool
+) -> dict[tuple[str, int], Path]:
+    """Where each run is stored, once those that are missing are computed."""
+    wanted = [(c, s) for c in configs for s in c.seeds]
     stored = {(c.name, s): _path(folder, c, s) for c, s in wanted}
     missing = [(c, s) for c, s in wanted if not _is_complete(stored[c.name, s], c)]
     before = {_unmarked(path) for path in folder.glob("*.csv")}
     changed = sum(_unmarked(stored[c.name, s]) in before for c, s in missing)
     if changed and progress:
         print(f"{changed} runs are stored with other settings or other code: they are computed again.", file=sys.stderr)
-    with _bars(experiment.name, len(stored), len(stored) - len(missing), progress) as bars:
+    with _bars(title, len(stored), len(stored) - len(missing), progress) as bars:
         for done, (config, seed) in enumerate(missing):
             name = f"{config.name}, seed {seed}"
             with _warnings_of(name):
@@ -171,19 +182,56 @@ def run_experiment(
                 there = len(stored) - len(missing) + done
                 raise KeyboardInterrupt(f"{there} of {len(stored)} runs are stored in {folder}; the same call goes on.")
             _write(stored[config.name, seed], run.history.to_csv(index=False))
+    return stored
 
-    results = pd.concat([_read(stored[c.name, s], c, s) for c in configs for s in c.seeds], ignore_index=True)
-    findings = [(claim, claim.check(results)) for claim in experiment.claims]
-    _write(out / "results.csv", results.to_csv(index=False, float_format="%.10g"))
-    for name, (_, draw) in experiment.pictures.items():
-        report.save(draw(results), out / name)
-    _write(out / "claims.json", json.dumps([_as_json(*pair) for pair in findings], indent=2, ensure_ascii=False) + "\n")
-    ends = [_read(stored[c.name, s], c, s).tail(1) for c in searched for s in c.seeds]
-    search = pd.concat(ends, ignore_index=True) if ends else None
-    if search is not None:
-        _write(out / "search.csv", search.to_csv(index=False, float_format="%.10g"))
-    _write(out / "summary.md", summary(experiment, configs, results, findings, quick, search))
-    return out
+
+WIDENED = 2  # times, at most
+
+
+def _widened(
+    experiment: Experiment,
+    searched: Sequence[Config],
+    stored: Mapping[tuple[str, int], Path],
+    compute: Callable[[Sequence[Config]], Mapping[tuple[str, int], Path]],
+    progress: bool,
+) -> pd.DataFrame:
+    """How the runs of the search ended; where a best value is at the edge of its grid, with runs beyond it."""
+    ends = lambda configs, paths: [_read(paths[c.name, s], c, s).tail(1) for c in configs for s in c.seeds]
+    found, grid = pd.concat(ends(searched, stored), ignore_index=True), experiment.grid
+    for _ in range(WIDENED if grid is not None and grid.wider is not None else 0):
+        assert grid is not None
+        assert grid.wider is not None
+        best = grid.best(found)
+        edges = [edge for edge in grid.edges(found) if edge.name not in grid.fixed and edge.beyond != edge.value]
+        more = [c for e in edges for c in grid.wider(e.key, best[e.key] | {e.name: e.beyond})]
+        more = [config for config in more if config.name not in set(found["run"])]
+        if not more:
+            break
+        if progress:
+            print(f"At the edge of their grid, which is widened: {_edge_words(edges)}.", file=sys.stderr)
+        found = pd.concat([found, *ends(more, compute(more))], ignore_index=True)
+    return found
+
+
+def _edge_words(edges: Sequence[Edge]) -> str:
+    return "; ".join(edge.words() for edge in edges)
+
+
+def write_down(
+    experiment: Experiment, out: str | Path, quick: bool = False, whole: bool = True
+) -> list[dict[str, Any]]:
+    """Write `claims.json` and `summary.md` from the `results.csv` (and `search.csv`) that lie in `out`.
+
+    Returns the claims. `whole` is as in `judge`.
+    """
+    out = Path(out)
+    results = pd.read_csv(out / "results.csv", low_memory=False)
+    search = pd.read_csv(out / "search.csv", low_memory=False) if (out / "search.csv").exists() else None
+    made = json.loads((out / "made.json").read_text(encoding="utf-8"))
+    found = [judge(claim, results, whole) for claim in experiment.claims]
+    _write(out / "claims.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    _write(out / "summary.md", summary(experiment, results, found, made, quick, search))
+    return found
 
 
 def _run(config: Config, seed: int, data_dir: str | Path | None, callback: Callable[[Run], None]) -> Run:
@@ -339,28 +387,28 @@ def _write(path: Path, text: str) -> None:
 # What is written down.
 
 
-def _as_json(claim: Claim, finding: Finding) -> dict[str, Any]:
-    figures = {name: _plain(value) for name, value in finding.figures.items()}
-    row = {"claim": claim.text, "where": claim.where, "ours": claim.ours, "figures": figures}
-    return row | {"holds": bool(finding.holds), "note": finding.note}
+def _seconds(results: pd.DataFrame) -> float:
+    """Of computing, in all runs."""
+    return round(float(results.groupby(["run", "seed"])["seconds"].max().sum()), 1)
 
 
-def _plain(value: float | list[float]) -> Any:
-    """A number as strict JSON has it: infinity and NaN are words."""
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return float(f"{value:.6g}") if np.isfinite(value) else str(float(value))
+def figures_in_words(figures: Mapping[str, Any], number: Callable[[Any], str] = report.number) -> str:
+    """A claim's figures, a line each."""
+    several = lambda value: ", ".join(map(number, value if isinstance(value, list) else [value]))
+    return "<br>".join(f"{name}: {several(value)}" for name, value in figures.items())
 
 
-def _figure(name: str, value: float | list[float]) -> str:
-    return f"{name}: {', '.join(map(report.number, value if isinstance(value, list) else [value]))}"
+def verdict_in_words(row: Mapping[str, Any]) -> str:
+    """A claim's verdict with its cause, bold where it is not reproduced."""
+    words = row["verdict"] + (f" ({row['cause']})" if row["cause"] else "")
+    return words if row["verdict"] == REPRODUCED else f"**{words}**"
 
 
 def summary(
     experiment: Experiment,
-    configs: Sequence[Config],
     results: pd.DataFrame,
-    findings: Sequence[tuple[Claim, Finding]],
+    claims: Sequence[Mapping[str, Any]],
+    made: Mapping[str, Any],
     quick: bool,
     search: pd.DataFrame | None = None,
 ) -> str:
@@ -368,36 +416,61 @@ def summary(
     lines = [f"# {experiment.name}: {experiment.title}", "", experiment.paper, ""]
     if quick:
         lines += [_SCALED_DOWN, ""]
-    for ours, whose in ((False, "the paper's"), (True, "our own")):
-        those = [finding.holds for claim, finding in findings if claim.ours is ours]
+    for kind, words in KINDS.items():
+        those = [row["verdict"] == REPRODUCED for row in claims if row["kind"] == kind]
         if those:
-            lines += [f"Of {whose} {len(those)} claims, {sum(those)} hold.  "]
+            lines += [f"Claims, {words}: {sum(those)} of {len(those)} reproduced.  "]
     for i, (name, (title, _)) in enumerate(experiment.pictures.items()):
         lines += ["", *([f"{title[0].upper()}{title[1:]}:", ""] if i else []), f"![{title}]({name})"]
-    lines += [""]
-    lines += ["## Claims", "", "| claim | where | measured | holds |", "|---|---|---|---|"]
-    for claim, finding in findings:
-        figures = "<br>".join(_figure(name, value) for name, value in finding.figures.items())
-        lines.append(f"| {claim.text} | {claim.where} | {figures} | {'yes' if finding.holds else '**no**'} |")
-    notes = [f"- *{claim.text}* {finding.note}" for claim, finding in findings if finding.note]
+    lines += ["", "## Claims", "", "| claim | where | measured | verdict |", "|---|---|---|---|"]
+    for row in claims:
+        where = "ours" if row["kind"] == "own" else row["where"]
+        lines.append(f"| {row['claim']} | {where} | {figures_in_words(row['figures'])} | {verdict_in_words(row)} |")
+    notes = [f"- *{row['claim']}* {row['note']}" for row in claims if row["note"]]
     lines += ["", *notes, "", "## Set-up", "", experiment.setup, ""]
-    lines += ["| algorithm | task | rounds | cohort | seeds |", "|---|---|---|---|---|", *_rows(configs)]
-    seconds = results.groupby(["run", "seed"])["seconds"].max().sum()
-    precision = "double" if all(c.float64 for c in configs) else "single"
-    lines += ["", f"{results.groupby(['run', 'seed']).ngroups} runs in {precision} precision, {seconds:.0f} s of "]
-    lines[-1] += f"computing in all (JAX {jax.__version__}, {jax.devices()[0].device_kind})."
+    own = _as_run(experiment.runs(quick), results)
+    lines += ["| algorithm | task | rounds | cohort | seeds |", "|---|---|---|---|---|", *_rows(own)]
+    precision = "double" if all(c.float64 for c in own) else "single"
+    lines += [
+        "",
+        f"{results.groupby(['run', 'seed']).ngroups} runs in {precision} precision, {made['seconds']:.0f} s of ",
+    ]
+    lines[-1] += f"computing in all ({made['machine']})." + (f" {made['kept']}" if "kept" in made else "")
     if search is not None:
-        columns = ["run", "seed", "round", *report.metrics(search.drop(columns=_labels(search)))]
-        rows = [" | ".join(report.number(value) for value in row) for row in search[columns].itertuples(index=False)]
-        lines += ["", "## Search", ""]
-        if len(rows) > LONG:
-            lines += [f"How the {len(rows)} runs of the search ended is in `search.csv`."]
-        else:
-            lines += ["How the runs of the search ended (`search.csv`):", ""]
-            lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {row} |" for row in rows)]
+        lines += ["", "## Search", "", *_searched(experiment.grid, search)]
     if experiment.differences:
         lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"
+
+
+def _as_run(configs: Sequence[Config], results: pd.DataFrame) -> list[Config]:
+    """The configurations that there are results of, with the seeds that were run."""
+    seeds = results.groupby("run")["seed"].unique()
+    there = [config for config in configs if config.name in seeds.index]
+    return [dataclasses.replace(config, seeds=tuple(int(s) for s in seeds[config.name])) for config in there]
+
+
+def _searched(grid: Grid | None, search: pd.DataFrame) -> list[str]:
+    """What the search chose, what of it is at the edge of its grid, and how its runs ended."""
+    lines = []
+    if grid is not None:
+        edges = grid.edges(search)
+        marked = {(edge.key, edge.name) for edge in edges}
+        lines += [f"| {' | '.join(grid.keys)} | best |", "|---" * (len(grid.keys) + 1) + "|"]
+        for key, best in grid.best(search).items():
+            each = [f"{name} {value:g}{' †' if (key, name) in marked else ''}" for name, value in best.items()]
+            lines.append(f"| {' | '.join(map(str, key))} | {', '.join(each)} |")
+        if edges:
+            lines += ["", "† At the edge of what was tried, so that a better one may lie beyond."]
+        if edges and grid.fixed:
+            lines[-1] += f" The grid of {', '.join(grid.fixed)} is the paper's own, and was not left."
+        lines += [""]
+    columns = ["run", "seed", "round", *report.metrics(search.drop(columns=_labels(search)))]
+    if len(search) > LONG:
+        return [*lines, f"How the {len(search)} runs of the search ended is in `search.csv`."]
+    rows = [" | ".join(report.number(value) for value in row) for row in search[columns].itertuples(index=False)]
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*lines, "How the runs of the search ended (`search.csv`):", "", *head, *(f"| {row} |" for row in rows)]
 
 
 def _labels(results: pd.DataFrame) -> list[str]:

@@ -19,9 +19,11 @@ from rookery.algorithms import (
     FedNest,
     QFedAvg,
 )
+from rookery.experiments.claims import Claim, Finding, differs
 from rookery.experiments.curves import Figures, below, curves, draw, ends, mean, reached, select
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fedbio_rates import PAPER
+from rookery.experiments.grid import Grid
 from rookery.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.few_shot import few_shot
@@ -113,11 +115,9 @@ def cleaning_search(quick: bool) -> list[Config]:
     ]  # fmt: skip
 
 
-def best_of_cleaning(search: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """For each method the two steps with the lowest validation loss."""
-    values = search["run"].str.extract(r"upper (?P<upper>\S+), lower (?P<lower>\S+)$").astype(float)
-    lowest = search.join(values).dropna(subset=["validation_loss"]).sort_values("validation_loss")
-    return {str(m): (row["upper"], row["lower"]) for m, row in lowest.groupby("method").first().iterrows()}
+CLEANING_GRID = Grid(
+    r"upper (?P<upper>\S+), lower (?P<lower>\S+)$", ("method",), lambda search: -search["validation_loss"]
+)
 
 
 def _fractions(results: pd.DataFrame) -> list[float]:
@@ -180,13 +180,7 @@ def fedbio_beats_fedavg(results: pd.DataFrame) -> Finding:
 
 def acc_beats_fedbio(results: pd.DataFrame) -> Finding:
     """See `_order`: FedBiOAcc over FedBiO, half a point of slack."""
-    found = _order(results, "FedBiOAcc", "FedBiO", 0.005)
-    note = (
-        "It does up to ρ = .8 (within half a point) and is 3 points behind at ρ = .95. The steps of both were chosen "
-        "at ρ = .4. Where one label in twenty is right, FedBiOAcc falls behind early and does not catch up: its "
-        "weights of wrong labels stay higher (.066 on average, FedBiO's .036)."
-    )
-    return found if found.holds else Finding(False, found.figures, note)
+    return _order(results, "FedBiOAcc", "FedBiO", 0.005)
 
 
 def cleaning_pays_most(results: pd.DataFrame) -> Finding:
@@ -216,10 +210,27 @@ cleaning_experiment = Experiment(
             "Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ).",
             "the application",
             weights_tell,
+            "own",
         ),
-        Claim("FedBiO ≥ FedAvg on the corrupted labels, at every ρ.", "the application", fedbio_beats_fedavg),
-        Claim("FedBiOAcc ≥ FedBiO, at every ρ.", "the application", acc_beats_fedbio),
-        Claim("The more labels are wrong, the more cleaning pays.", "ours", cleaning_pays_most, ours=True),
+        Claim(
+            "FedBiO ≥ FedAvg on the corrupted labels, at every ρ (within .002).",
+            "the application",
+            fedbio_beats_fedavg,
+            "own",
+        ),
+        Claim(
+            "FedBiOAcc ≥ FedBiO, at every ρ (within half a point).",
+            "the application",
+            acc_beats_fedbio,
+            "own",
+            differs(
+                "set-up",
+                "It is so up to ρ = .8; at ρ = .95 FedBiOAcc is 3 points behind. The steps of both were chosen at ρ = "
+                ".4. Where one label in twenty is right, FedBiOAcc falls behind early and does not catch up: its "
+                "weights of wrong labels stay higher (.066 on average, FedBiO's .036).",
+            ),
+        ),
+        Claim("The more labels are wrong, the more cleaning pays.", "ours", cleaning_pays_most, kind="own"),
     ),
     differences=(
         OURS_TO_SET,
@@ -231,6 +242,10 @@ cleaning_experiment = Experiment(
         "FedNest is not part of the claims.",
     ),
     search=cleaning_search,
+    grid=CLEANING_GRID,
+    headlines=lambda results: [
+        Headline(f"{m}, 40 % wrong labels", "", ends(results, method=m, fraction=0.4)) for m in CLEANERS
+    ],
 )
 
 
@@ -279,12 +294,7 @@ def episodes_search(quick: bool) -> list[Config]:
     ]  # fmt: skip
 
 
-def best_of_episodes(search: pd.DataFrame) -> dict[str, float]:
-    """For each method the upper step with the highest accuracy, the mean over the seeds."""
-    step = search["run"].str.extract(r"upper step (\S+)$")[0].astype(float)
-    means = search.assign(step=step).groupby(["method", "step"])["accuracy"].mean()
-    best = lambda own: float(own.index[own.to_numpy().argmax()][1])
-    return {str(method): best(own) for method, own in means.groupby(level="method")}
+SHOT_GRID = Grid(r"upper step (?P<upper>\S+)$", ("method",), lambda search: search["accuracy"])
 
 
 def episodes_picture(results: pd.DataFrame) -> Figure:
@@ -311,12 +321,7 @@ def fewer_communications(results: pd.DataFrame) -> Finding:
             both.append(counts[1] < counts[0])
     for method in LOCAL:
         figures[f"end, {method}"] = mean(ends(results, method=method))
-    note = (
-        "A round of FedBiOAccLocal has two exchanges, x and then ν, where FedBiOLocal has one. In rounds the two are "
-        "alike up to 80 %, then FedBiOLocal is ahead; FedBiOAccLocal ends higher. Both steps are inside their grids."
-    )
-    holds = bool(both) and all(both)
-    return Finding(holds, figures, "" if holds else note)
+    return Finding(bool(both) and all(both), figures)
 
 
 def learns_a_representation(results: pd.DataFrame) -> Finding:
@@ -343,8 +348,19 @@ hyperrep_experiment = Experiment(
     runs=episodes_runs,
     picture=episodes_picture,
     claims=(
-        Claim("FedBiOAccLocal reaches a given accuracy in fewer communications.", "Table 1", fewer_communications),
-        Claim("Both learn a representation that serves new characters.", "ours", learns_a_representation, ours=True),
+        Claim(
+            "FedBiOAccLocal reaches a given accuracy in fewer communications.",
+            "Table 1",
+            fewer_communications,
+            "theory",
+            differs(
+                "set-up",
+                "Table 1 is about small ε, and these accuracies are not: a round of FedBiOAccLocal has two exchanges, "
+                "x and then ν, where FedBiOLocal has one. In rounds the two are alike up to 80 %, then FedBiOLocal is "
+                "ahead; FedBiOAccLocal ends higher. Both steps are inside their grids.",
+            ),
+        ),
+        Claim("Both learn a representation that serves new characters.", "ours", learns_a_representation, kind="own"),
     ),
     differences=(
         OURS_TO_SET,
@@ -352,6 +368,8 @@ hyperrep_experiment = Experiment(
         "(`search.csv`).",
     ),
     search=episodes_search,
+    grid=SHOT_GRID,
+    headlines=lambda results: [Headline(m, "", ends(results, method=m)) for m in LOCAL],
 )
 
 
@@ -444,11 +462,7 @@ def fair_search(quick: bool) -> list[Config]:
     ]
 
 
-def best_of_fair(search: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """For each method and split the value with the lowest validation loss."""
-    value = search["run"].str.extract(r"(\S+)$")[0].astype(float)
-    lowest = search.assign(value=value).dropna(subset=["validation_loss"]).sort_values("validation_loss")
-    return {key: float(row["value"]) for key, row in lowest.groupby(["method", "split"]).first().iterrows()}  # type: ignore[misc]
+FAIR_GRID = Grid(r"(?P<value>\S+)$", ("method", "split"), lambda search: -search["validation_loss"])
 
 
 GAPS = {"group_gap": "gap in accuracy between groups", "tpr_gap": "gap in true positive rates",
@@ -533,15 +547,15 @@ fair_experiment = Experiment(
     runs=fair_runs,
     picture=fair_picture,
     claims=(
-        Claim("A smaller gap between groups at a small loss of accuracy.", "the application", smaller_gap),
-        Claim("The same where clients hold one or two groups.", "the application", smaller_gap_by_group),
-        Claim("The worst group gains.", "the application", worst_group_gains),
+        Claim("A smaller gap between groups at a small loss of accuracy.", "the application", smaller_gap, "own"),
+        Claim("The same where clients hold one or two groups.", "the application", smaller_gap_by_group, "own"),
+        Claim("The worst group gains.", "the application", worst_group_gains, "own"),
         Claim(
             "Where clients hold one or two groups, FedBiOAcc serves the worst as well as AFL (within .01), and better "
             "than DRFA and q-FedAvg; FedBiO, whose clients drift apart, does not.",
             "ours",
             serves_worst_well,
-            ours=True,
+            kind="own",
         ),
     ),
     differences=(
@@ -550,6 +564,10 @@ fair_experiment = Experiment(
         "validation loss (`search.csv`).",
     ),
     search=fair_search,
+    grid=FAIR_GRID,
+    headlines=lambda results: [
+        Headline(f"{m}, worst group", "", ends(results, "worst_accuracy", method=m, split="mixed")) for m in FAIR
+    ],
 )
 
 EXPERIMENTS = (cleaning_experiment, hyperrep_experiment, fair_experiment)

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOLocal, FedNest
+from rookery.experiments.claims import Claim, Finding, differs
 from rookery.experiments.curves import Figures, curves, mean, select, ticks
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.experiment import Config, Experiment
 from rookery.fed import Algorithm
 from rookery.problems import Scope
 from rookery.tasks import quadratic
@@ -203,18 +204,35 @@ def picture(results: pd.DataFrame) -> Figure:
     return fig
 
 
+NEAR = 0.1  # of ε: where a run's floor is below that, how it comes to ε says nothing of its noise
+START = (
+    "Not shown by these runs: their floor is a few thousandths to a few hundredths of ε. The count is that of the "
+    "start's dying away, and its slope is the step's own exponent."
+)
+
+
+def _share(results: pd.DataFrame, name: str, clients: int) -> float:
+    """The largest floor of a method's runs, over its ε."""
+    epsilons = select(results, study="rate", method=name, clients=clients)["epsilon"].unique()
+    labels: dict[str, Any] = {"study": "rate", "method": name, "clients": clients}
+    return max(_floor(results, epsilon=epsilon, **labels) / epsilon for epsilon in epsilons)
+
+
 def _rate(results: pd.DataFrame, name: str) -> Finding:
-    """The slope is no steeper than the bound, within its error, for every M; and the interval says something."""
+    """The slope is no steeper than the bound, within its error, for every M, and the interval says something; undecided
+    where the floors are far below ε."""
     figures: Figures = {}
-    holds = True
+    holds = near = True
     for clients in _clients(results, name):
         slope, error = _slope(results, name, clients)
         epsilons = sorted(select(results, study="rate")["epsilon"].unique(), reverse=True)
         counts = [float(np.mean(_reached(results, name, clients, epsilon))) for epsilon in epsilons]
         figures[f"slope at M = {clients}, and half its 95 % interval"] = [slope, error]
         figures[f"communications at ε = {', '.join(f'{e:g}' for e in epsilons)}, M = {clients}"] = counts
+        figures[f"largest floor over ε, M = {clients}"] = share = _share(results, name, clients)
         holds = holds and slope + error >= BOUNDS[name] and error < 0.5
-    return Finding(bool(holds), figures)
+        near = near and share >= NEAR
+    return Finding((bool(holds) if near else None) if holds else False, figures, "" if near else START)
 
 
 def fedbio_rate(results: pd.DataFrame) -> Finding:
@@ -241,7 +259,10 @@ def acc_is_cheapest(results: pd.DataFrame) -> Finding:
         counts = [np.mean(_reached(results, name, clients, epsilon)) for epsilon in (epsilons[0], epsilons[-1])]
         grow[name] = float(counts[0] / counts[1])
     figures: Figures = {f"growth at M = {clients}, {name}": value for name, value in grow.items()}
-    return Finding(grow["FedBiOAcc"] < grow["FedBiO"] < grow["FedNest"] < np.inf, figures)
+    if not grow["FedBiOAcc"] < grow["FedBiO"] < grow["FedNest"] < np.inf:
+        return Finding(False, figures)
+    near = min(_share(results, name, clients) for name in BOUNDS) >= NEAR
+    return Finding(True if near else None, figures, "" if near else START)
 
 
 def _falls(results: pd.DataFrame, study: str) -> Finding:
@@ -265,11 +286,7 @@ def upper_speeds_up(results: pd.DataFrame) -> Finding:
 def lower_does_not(results: pd.DataFrame) -> Finding:
     """FedBiOLocal, lower samples noisy: the floor does not fall with M."""
     fall = _falls(results, "lower")
-    note = (
-        "On quadratics it falls as well: y_i enters the hypergradient linearly here, so that the clients' independent "
-        "errors in y_i average out. The theory bounds ‖y_i − y_i*‖², which does not shrink with M."
-    )
-    return Finding(not fall.holds, fall.figures, note if fall.holds else "")
+    return Finding(not fall.holds, fall.figures)
 
 
 def drift_remains(results: pd.DataFrame) -> Finding:
@@ -302,17 +319,35 @@ rates = Experiment(
     runs=runs,
     picture=picture,
     claims=(
-        Claim("FedBiO: communications grow no faster than ε^{-3/2}.", "Thm 1, Table 1", fedbio_rate),
-        Claim("FedBiOAcc: communications grow no faster than ε^{-1}.", "Thm 2, Table 1", fedbioacc_rate),
-        Claim("FedNest: communications grow no faster than ε^{-2}.", "Table 1", fednest_rate),
-        Claim("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1", acc_is_cheapest),
-        Claim("The error falls with the number of clients.", "Thm 1, linear speed-up", error_falls),
-        Claim("Local lower levels: it falls with the clients for upper-level samples …", "Thm 3", upper_speeds_up),
-        Claim("… but not for lower-level ones.", "Thm 3", lower_does_not),
+        Claim("FedBiO: communications grow no faster than ε^{-3/2}.", "Thm 1, Table 1", fedbio_rate, "theory"),
+        Claim("FedBiOAcc: communications grow no faster than ε^{-1}.", "Thm 2, Table 1", fedbioacc_rate, "theory"),
+        Claim("FedNest: communications grow no faster than ε^{-2}.", "Table 1", fednest_rate, "theory"),
+        Claim(
+            "As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1", acc_is_cheapest, "theory"
+        ),
+        Claim("The error falls with the number of clients.", "Thm 1, linear speed-up", error_falls, "theory"),
+        Claim(
+            "Local lower levels: it falls with the clients for upper-level samples …",
+            "Thm 3",
+            upper_speeds_up,
+            "theory",
+        ),
+        Claim(
+            "… but not for lower-level ones.",
+            "Thm 3",
+            lower_does_not,
+            "theory",
+            differs(
+                "set-up",
+                "On quadratics it falls as well: y_i enters the hypergradient linearly here, so that the clients' "
+                "independent errors in y_i average out. The theory bounds ‖y_i − y_i*‖², which does not shrink with M.",
+            ),
+        ),
         Claim(
             "Exact oracles do not help: with I > 1 the drift alone forces steps ∝ ε^{1/2}.",
             "Thm 1, remark",
             drift_remains,
+            "theory",
         ),
     ),
     differences=("The paper's experiments are not in its text at hand; this set-up is ours.",),

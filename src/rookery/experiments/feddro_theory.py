@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from rookery import report, theory
 from rookery.algorithms import CompositionalFedAvg, DSFedDRO, FedBiO, FedBiOAcc, FedDRO, FedDRSCGD, FedMBO, SimFBO
 from rookery.clients import Clients
-from rookery.experiments.curves import Figures, below, curves, mean, select, ticks
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.claims import Claim, Finding, differs
+from rookery.experiments.curves import Figures, area, below, curves, late, mean, select, ticks
+from rookery.experiments.experiment import Config, Experiment
 from rookery.fed import Algorithm
 from rookery.problems import Compositional
 from rookery.tasks.task import Task
@@ -230,12 +231,7 @@ def nested_fail(results: pd.DataFrame) -> Finding:
         steps, errors = _over(results, "step", "error", study="step", method=method)
         figures[f"|x − x*|, {method}, at η = {', '.join(f'{s:.3g}' for s in steps)}"] = errors
         least += [errors[0]] * (method in NESTED and method != "FedBiO")
-    note = (
-        "They do not: FedMBO, which takes no local step on x, converges; and with all steps falling together the "
-        "others' distance falls like their square. Between two exchanges their y_k move towards g_k by the lower step "
-        "β a step, not all the way as in FedAvg. With the inner steps held fixed the distance does stay (last line)."
-    )
-    return Finding(min(least) > 0.1, figures, note if max(least) < 0.1 else "")
+    return Finding(min(least) > 0.1, figures)
 
 
 def printed_order(results: pd.DataFrame) -> Finding:
@@ -268,13 +264,20 @@ thm41 = Experiment(
     picture=thm41_picture,
     claims=(
         Claim("FedAvg, cases I and II, stalls at every step size, and the gap does not vanish with it.",
-              "Thm 4.1", fedavg_stalls),
-        Claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1", fedavg_stalls_beyond_one),
-        Claim("The modified FedAvg and FedDRO converge.", "Thm 4.2, 4.3", shared_converges),
-        Claim("DS-FedDRO converges, with β falling with the step.", "Thm 5.2", ds_converges),
-        Claim("FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well.", "Section 4.1", nested_fail),
+              "Thm 4.1", fedavg_stalls, "theory"),
+        Claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1", fedavg_stalls_beyond_one,
+              "theory"),
+        Claim("The modified FedAvg and FedDRO converge.", "Thm 4.2, 4.3", shared_converges, "theory"),
+        Claim("DS-FedDRO converges, with β falling with the step.", "Thm 5.2", ds_converges, "theory"),
+        Claim("FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well.", "Section 4.1", nested_fail, "theory", differs(
+            "paper",
+            "They do not: FedMBO, which takes no local step on x, converges; and with all steps falling together the "
+            "others' distance falls, of SimFBO and FedBiOAcc like the square of the step, of Fed-DR-SCGD like the step "
+            "itself. Between two exchanges their y_k move towards g_k by the lower step β a step, not all the way as "
+            "in FedAvg. With the inner steps held fixed the distance does stay (last line).",
+        )),
         Claim("FedDRO in the order of the printed Algorithm 2, with β = cη, tends to a wrong point; subtracting at the "
-              "client's own point it converges.", "Alg. 2, (8)", printed_order, ours=True),
+              "client's own point it converges.", "Alg. 2, (8)", printed_order, kind="own"),
     ),
     differences=(
         "The paper's own counterexample is in an appendix that is not in its text at hand; this one is ours.",
@@ -370,14 +373,18 @@ def rates_runs(quick: bool) -> list[Config]:
 
 def _error(results: pd.DataFrame, method: str, clients: int, length: int) -> float:
     """The mean of ‖∇Φ‖² over the run, as the theorems bound it; over the seeds."""
-    own = curves(results, "relative", method=method, clients=clients, length=length)
-    return mean([float(curve.mean()) for curve in own])
+    return mean([area(c) for c in curves(results, "relative", method=method, clients=clients, length=length)])
 
 
-def _powers(results: pd.DataFrame, method: str) -> tuple[float, float, float]:
+def _floor(results: pd.DataFrame, method: str, clients: int, length: int) -> float:
+    """The mean of ‖∇Φ‖² over the second half of the run; over the seeds."""
+    return mean(late(results, "relative", method=method, clients=clients, length=length))
+
+
+def _powers(results: pd.DataFrame, method: str, error: Any) -> tuple[float, float, float]:
     """The powers of K and of T in the error, by least squares over all pairs; and that of K at the longest T."""
     pairs = select(results, method=method)[["clients", "length"]].drop_duplicates().to_numpy()
-    errors = np.log([_error(results, method, k, t) for k, t in pairs])
+    errors = np.log([error(results, method, k, t) for k, t in pairs])
     design = np.column_stack([np.log(pairs), np.ones(len(pairs))])
     of_k, of_t, _ = np.linalg.lstsq(design, errors, rcond=None)[0]
     longest = pairs[:, 1] == pairs[:, 1].max()
@@ -404,10 +411,16 @@ def rates_picture(results: pd.DataFrame) -> Figure:
 
 
 def _speed_up(results: pd.DataFrame, method: str) -> Finding:
-    """The error falls at least like K^{−.4} and T^{−.4}: the bound, C/√(KT), up to a tenth in the exponents."""
-    of_k, of_t, at_end = _powers(results, method)
-    figures: Figures = {"power of K": of_k, "power of T": of_t, "power of K at the longest T": at_end}
-    return Finding(of_k <= -0.4 and of_t <= -0.4, figures)
+    """The error falls at least like K^{−.4} and T^{−.4}: the bound, C/√(KT), up to a tenth in the exponents; the mean
+    over the run, which the theorems bound, and its floor, which is not the start's dying away."""
+    figures: Figures = {}
+    powers = []
+    for error, words in ((_error, ""), (_floor, ", floor")):
+        of_k, of_t, at_end = _powers(results, method, error)
+        figures |= {f"power of K{words}": of_k, f"power of T{words}": of_t}
+        figures[f"power of K at the longest T{words}"] = at_end
+        powers += [of_k, of_t]
+    return Finding(max(powers) <= -0.4, figures)
 
 
 def feddro_speed_up(results: pd.DataFrame) -> Finding:
@@ -421,12 +434,21 @@ def ds_speed_up(results: pd.DataFrame) -> Finding:
 
 
 def fewer_exchanges(results: pd.DataFrame) -> Finding:
-    """At the longest T and the most clients, DS-FedDRO makes fewer exchanges, and x is sent less often in both."""
+    """At the longest T and the most clients: until the mean of ‖∇Φ‖² so far is at the larger of the two ends,
+    DS-FedDRO makes fewer exchanges."""
     own = results[(results["length"] == results["length"].max()) & (results["clients"] == results["clients"].max())]
-    last = {m: select(own, method=m).groupby("seed").last()[["exchanges", "round"]].mean() for m in RATED}
-    figures: Figures = {f"exchanges, {m}": float(row["exchanges"]) for m, row in last.items()}
-    figures |= {f"of these with x, {m}": float(row["round"]) for m, row in last.items()}
-    return Finding(bool(last["DS-FedDRO"]["exchanges"] < last["FedDRO"]["exchanges"]), figures)
+    level = max(mean([area(c) for c in curves(own, "relative", "exchanges", method=m)]) for m in RATED)
+    counts = {}
+    for method in RATED:
+        each = []
+        for curve in curves(own, "relative", "exchanges", method=method):
+            so_far = [area(curve.iloc[: end + 1]) for end in range(1, len(curve))]
+            below = curve.index[1:][np.array(so_far) <= 1.1 * level]
+            each.append(float(below[0]) if len(below) else np.inf)
+        counts[method] = mean(each)
+    figures: Figures = {"the mean of ‖∇Φ‖² to be reached (within a tenth)": level}
+    figures |= {f"exchanges to it, {m}": count for m, count in counts.items()}
+    return Finding(counts["DS-FedDRO"] < counts["FedDRO"], figures)
 
 
 rates = Experiment(
@@ -444,9 +466,14 @@ rates = Experiment(
     runs=rates_runs,
     picture=rates_picture,
     claims=(
-        Claim("FedDRO: the error falls like 1/√(KT), a linear speed-up.", "Thm 4.3", feddro_speed_up),
-        Claim("DS-FedDRO: likewise.", "Thm 5.2", ds_speed_up),
-        Claim("DS-FedDRO needs fewer exchanges than FedDRO.", "Thm 5.2, Table 1", fewer_exchanges),
+        Claim("FedDRO: the error falls like 1/√(KT), a linear speed-up.", "Thm 4.3", feddro_speed_up, "theory"),
+        Claim("DS-FedDRO: likewise.", "Thm 5.2", ds_speed_up, "theory"),
+        Claim(
+            "DS-FedDRO needs fewer exchanges than FedDRO to the same error.",
+            "Thm 5.2, Table 1",
+            fewer_exchanges,
+            "theory",
+        ),
     ),
     differences=(
         "The paper has no such run; the set-up is ours.",

@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from rookery import report, tree
 from rookery.algorithms import FedNest, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_out
+from rookery.experiments.claims import Claim, Finding
 from rookery.experiments.curves import Figures, curves, ends, mean, reached
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.experiment import Config, Experiment
 from rookery.experiments.fednest import PAPER
 from rookery.fed import Epochs, Fed
 from rookery.parts import inverse_hessian
@@ -268,26 +269,26 @@ collapse = Experiment(
             "Without the authors' habits LFedNest fails with every seed, after the lower curvature has passed 2/step.",
             "ours",
             passes_the_limit,
-            ours=True,
+            kind="own",
         ),
         Claim(
             "None of the habits prevents it, nor do all together: with each set more than half of the seeds fail.",
             "ours",
             no_habit_prevents_it,
-            ours=True,
+            kind="own",
         ),
         Claim(
             "The paper's 87.5 % is what LFedNest reaches before it fails (within 2 points); with all the habits it "
             "stays below that.",
             "ours",
             authors_level,
-            ours=True,
+            kind="own",
         ),
         Claim(
             "FedNest with all the habits ends within a point of the paper's figure, and no seed fails.",
             "ours",
             fednest_stands,
-            ours=True,
+            kind="own",
         ),
     ),
     differences=(

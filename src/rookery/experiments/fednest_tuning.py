@@ -10,10 +10,12 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedNestSGD, FedSVRG
-from rookery.experiments.curves import SPLITS, Figures, curves, draw, ends, legend, mean, select
-from rookery.experiments.experiment import Claim, Config, Experiment, Finding
+from rookery.experiments.claims import Claim, Finding, Lead, lead, together
+from rookery.experiments.curves import SPLITS, Figures, curves, draw, ends, legend, mean, moves, select
+from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fednest import PAPER
 from rookery.experiments.fednest_mnist import METHODS, by_split
+from rookery.experiments.grid import Grid
 from rookery.fed import Epochs
 from rookery.tasks import loss_tuning
 from rookery.tasks.task import Task
@@ -97,30 +99,17 @@ def tuning_search(quick: bool, keys: Sequence[tuple[str, str]]) -> list[Config]:
     ]
 
 
-def best_of_search(search: pd.DataFrame) -> dict[tuple[str, str], Steps]:
-    """For each method and split the steps with the lowest validation loss at the end, the mean over the seeds."""
-    loss = search["validation_loss"].where(np.isfinite(search["validation_loss"]), np.inf)
-    means = loss.groupby([search[name] for name in ("method", "split", "upper_step", "lower_step")]).mean()
-    lowest = means.groupby(level=["method", "split"]).idxmin()
-    return {(method, split): (upper, lower) for method, split, upper, lower in lowest}
-
-
-def at_the_edge(key: tuple[str, str]) -> list[str]:
-    """Which of the chosen steps are the smallest or the largest that were tried."""
-    names = zip(("upper", "lower"), CHOSEN[key], GRIDS[key], strict=True)
-    return [name for name, step, tried in names if len(tried) > 1 and step in (tried[0], tried[-1])]
+GRID = Grid(
+    pattern=r"steps (?P<upper>\S+), (?P<lower>\S+)$",
+    keys=("method", "split"),
+    score=lambda search: -search["validation_loss"],
+)
 
 
 def _words(keys: Sequence[tuple[str, str]]) -> str:
     """The steps that the search chose."""
     pair = lambda upper, lower: f"{upper:g} and {lower:g}" if upper else f"– and {lower:g}"
     return "; ".join(f"{', '.join(key)}: {pair(*CHOSEN[key])}" for key in keys)
-
-
-def _edges(keys: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """What the differences say of steps at the edge of their grid."""
-    found = [f"{', '.join(key)} ({' and '.join(at_the_edge(key))})" for key in keys if at_the_edge(key)]
-    return (f"At the edge of their grid, so that a better one may lie outside: {'; '.join(found)}.",) * bool(found)
 
 
 TUNING = (
@@ -230,28 +219,26 @@ def _lasting(results: pd.DataFrame, method: str, split: str) -> tuple[pd.DataFra
 
 
 class _Compared(NamedTuple):
-    """FedNest and FedNestSGD on one split: runs that failed, and of the others means, the lead and two errors of it."""
+    """FedNest and FedNestSGD on one split: runs that failed, and of the others means and leads."""
 
     failed: list[float]
     average: list[float]
     end: list[float]
     moves: list[float]
-    lead: float
-    error: float
+    lead: Lead  # of FedNest at the end
+    calm: Lead  # how much more FedNestSGD moves
 
 
 def _compared(results: pd.DataFrame, split: str) -> _Compared:
     runs = [_lasting(results, method, split) for method in ("FedNest", "FedNestSGD")]
-    found = [ends(own) for own, _ in runs]
-    late = [[c[c.index >= c.index[-1] / 2] for c in curves(own)] for own, _ in runs]
-    variance = [float(np.var(end, ddof=1)) / len(end) if len(end) > 1 else 0.0 for end in found]
+    found, moved = ([measure(own) for own, _ in runs] for measure in (ends, moves))
     return _Compared(
         [float(failed) for _, failed in runs],
         [mean([float(c.mean()) for c in curves(own)]) for own, _ in runs],
         [mean(end) for end in found],
-        [mean([float(c.diff().abs().mean()) for c in own]) for own in late],
-        mean(found[0]) - mean(found[1]),
-        2 * sum(variance) ** 0.5,
+        [mean(own) for own in moved],
+        lead(found[0], found[1], paired=False),
+        lead(moved[1], moved[0], paired=False),
     )
 
 
@@ -266,29 +253,38 @@ def svrg_tunes_better(results: pd.DataFrame) -> Finding:
         figures[f"failed runs, {NAMES}, {split}"] = part.failed
         figures[f"mean over the rounds, {NAMES}, {split}"] = part.average
         figures[f"end, {NAMES}, {split}"] = part.end
-        figures[f"lead at the end, and two standard errors, {split}"] = [part.lead, part.error]
-    close = [split for split, part in parts.items() if abs(part.lead) <= part.error]
+        figures[f"lead at the end, and two standard errors, {split}"] = [*part.lead]
+    close = [split for split, part in parts.items() if part.lead.holds is None]
     slower = [split for split, part in parts.items() if part.average[0] < part.average[1]]
-    note = f"Undecided ({' and '.join(close)}): the lead is within two standard errors." if close else ""
+    note = f"At the end the lead is within two standard errors ({' and '.join(close)})." if close else ""
     note += f" FedNestSGD is ahead on average over the rounds ({' and '.join(slower)})." if slower else ""
-    holds = all(part.failed[0] <= part.failed[1] and part.lead > part.error for part in parts.values())
+    holds = together([part.lead.holds if part.failed[0] <= part.failed[1] else False for part in parts.values()])
     return Finding(holds, figures, note.strip())
 
 
 def svrg_matters_more(results: pd.DataFrame) -> Finding:
-    """Of the runs that last, the lead of SVRG over SGD at the end is larger non-i.i.d. than i.i.d."""
-    leads = [_compared(results, split).lead for split in SPLITS]
-    return Finding(leads[1] > max(leads[0], 0.0), {"lead at the end, i.i.d. and non-i.i.d.": leads})
+    """Of the runs that last, the lead of SVRG over SGD at the end is larger non-i.i.d. than i.i.d., by more than two
+    standard errors."""
+    first, second = (_compared(results, split).lead for split in SPLITS)
+    more = Lead(second.mean - first.mean, float(np.hypot(first.error, second.error)))
+    figures: Figures = {
+        "lead at the end, i.i.d. and non-i.i.d.": [first.mean, second.mean],
+        "the difference, and two standard errors": [*more],
+    }
+    note = "The lead is larger, but not by more than the seeds of the runs that last differ."
+    return Finding(more.holds, figures, note if more.holds is None else "")
 
 
 def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
-    """Non-i.i.d., FedNest fails no more often, and its accuracy moves less in the second half of the rounds."""
+    """Non-i.i.d., FedNest fails no more often, and its accuracy moves less in the second half of the rounds, by more
+    than two standard errors."""
     own = _compared(results, "non-i.i.d.")
     figures: Figures = {
         f"failed runs, {NAMES}": own.failed,
         f"mean change between evaluations, {NAMES}": own.moves,
+        "the difference, and two standard errors": [*own.calm],
     }
-    return Finding(own.failed[0] <= own.failed[1] and own.moves[0] < own.moves[1], figures)
+    return Finding(own.calm.holds if own.failed[0] <= own.failed[1] else False, figures)
 
 
 fig3a = Experiment(
@@ -303,9 +299,15 @@ fig3a = Experiment(
         Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3a", above_no_tuning),
         Claim("LFedNest ends above no tuning.", "Fig. 3a", lfednest_tunes),
     ),
-    differences=(*TUNING_DIFFERENCES, *_edges(FIG3A)),
+    differences=TUNING_DIFFERENCES,
     family="fednest-tuning",
     search=lambda quick: tuning_search(quick, FIG3A),
+    grid=GRID,
+    headlines=lambda results: [
+        Headline("FedNest", "", ends(results, method="FedNest")),
+        Headline("centralised", ".9237", ends(results, method=CENTRAL)),
+        Headline("no tuning", ".8738", ends(results, method=UNTUNED)),
+    ],
 )
 
 fig3b = Experiment(
@@ -325,9 +327,13 @@ fig3b = Experiment(
         ),
         Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3b", above_no_tuning),
     ),
-    differences=(*TUNING_DIFFERENCES, *_edges(FIG3B)),
+    differences=TUNING_DIFFERENCES,
     family="fednest-tuning",
     search=lambda quick: tuning_search(quick, FIG3B),
+    grid=GRID,
+    headlines=lambda results: [
+        Headline(f"{m}, non-i.i.d.", "", ends(_lasting(results, m, "non-i.i.d.")[0])) for m in ("FedNest", "FedNestSGD")
+    ],
 )
 
 EXPERIMENTS = (fig3a, fig3b)

@@ -274,7 +274,9 @@ def _from_reproduction(folder: Path) -> tuple[list[Source], Claims]:
     """A folder that `rookery reproduce` wrote: the columns before `round` are settings, those after it measurements."""
     try:
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
-        complete = isinstance(claims, list) and all({"claim", "where", "holds"} <= row.keys() for row in claims)
+        complete = isinstance(claims, list) and all(
+            {"claim", "where", "kind", "verdict"} <= row.keys() for row in claims
+        )
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{folder} is no reproduction: no readable claims.json.") from error
     frame = _table(folder / "results.csv")

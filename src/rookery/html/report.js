@@ -259,9 +259,9 @@ if (settingNames.length) {
 // ---- Claims of reproductions.
 
 if (data.claims.length) section("claims", "Claims", data.claims.map(paper => [
-  el("h3", {}, `${paper.name}: ${paper.claims.filter(c => c.holds).length} of ${paper.claims.length} hold`),
-  paper.claims.map(c => el("div", {class: c.holds ? "claim" : "claim fails"},
-    el("p", {}, el("span", {class: "verdict"}, c.holds ? "✓ holds" : "✗ does not hold"), c.claim, " ", el("span", {class: "where"}, c.ours ? "(our own)" : `(${c.where})`)),
+  el("h3", {}, `${paper.name}: ${paper.claims.filter(c => c.verdict === "reproduced").length} of ${paper.claims.length} reproduced`),
+  paper.claims.map(c => el("div", {class: c.verdict === "reproduced" ? "claim" : "claim fails"},
+    el("p", {}, el("span", {class: "verdict"}, (c.verdict === "reproduced" ? "✓ " : "") + c.verdict + (c.cause ? ` (${c.cause})` : "")), c.claim, " ", el("span", {class: "where"}, c.kind === "own" ? "(our own)" : `(${c.where})`)),
     c.note ? el("p", {class: "where"}, c.note) : null,
     el("details", {}, el("summary", {}, "Measured"), table(["figure", "value"], Object.entries(c.figures || {}).map(([name, value]) => [name, text(value)]), {className: "settings"})))),
 ]).flat(2));
