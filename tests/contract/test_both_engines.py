@@ -18,7 +18,7 @@ import rookery as rk
 from rookery.engines import engine
 from rookery.engines.engine import Job
 
-from .cases import BOTH, CHEAP, CORE, EXCHANGES, HARD, case, full, job, pairs, ragged, together
+from .cases import BOTH, CORE, EXCHANGES, HARD, case, full, job, pairs, ragged, together
 from .runs import Outcome, agree, close, outcome
 
 PAIRS = pairs()
@@ -53,8 +53,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow  # all at once they are in the hard setting; one by one they say which it was
 @pytest.mark.parametrize("setting", SETTINGS)
-@together(PAIRS, default=CHEAP)
+@together(PAIRS)
 def test_setting_by_setting(name: str, kind: str, setting: str) -> None:
     what = SETTINGS[setting](name, kind)
     here, there = outcome(BLOCKS, what, 3), outcome(rk.Federation(), what, 3)
@@ -102,7 +103,8 @@ ANY = {
 }
 
 
-@settings(max_examples=2, deadline=None, derandomize=True)
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(ANY)), st.lists(st.integers(1, 9), min_size=2, max_size=5), st.data())
 def test_any_sizes_cohorts_and_blocks(name: str, sizes: list[int], data: Any) -> None:
     n = len(sizes)
