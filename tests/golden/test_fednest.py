@@ -51,8 +51,14 @@ def pair(cls: type, **given: Any) -> tuple[Any, golden.Nest]:
     return cls(**words), letters
 
 
-@pytest.mark.parametrize("kind", PROBLEMS)
-@pytest.mark.parametrize("cls", METHODS)
+EACH = [  # all methods on bilevel problems, and the first on all problems: the others are compiled in the slow run
+    pytest.param(cls, kind, marks=() if kind == "bilevel" or cls is rk.FedNest else pytest.mark.slow)
+    for cls in METHODS
+    for kind in PROBLEMS
+]
+
+
+@pytest.mark.parametrize(("cls", "kind"), EACH)
 def test_equals_the_transcription(cls: type, kind: str) -> None:
     problem, ours, clients = PROBLEMS[kind]
     algorithm, letters = pair(cls)
