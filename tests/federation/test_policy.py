@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.studies import hosts, in_memory, like
+from tests.federation.studies import hosts, in_memory, like, without_data
 
 import rookery as rk
 from rookery.channel import Chain
@@ -246,3 +246,14 @@ def test_a_run_in_words(name: str) -> None:
     text = text.replace(run.fingerprint, "FINGERPRINT").replace(run.header["run"], "RUN") + "\n"
     assert max(map(len, text.splitlines())) <= 100
     assert text == (Path(__file__).parent / "words" / f"{name}.txt").read_text()
+
+
+def test_a_loss_that_is_no_mean_is_refused_without_a_number_of_the_data(caplog: pytest.LogCaptureFixture) -> None:
+    """The site's own log has the numbers that were computed from two of its samples; the coordinator has none."""
+    problem = rk.SingleLevel(lambda x, b: jnp.sum((x - b) ** 2))
+    clients = rk.Clients(upper=[np.array([1.25, 3.5]), np.array([2.75, 4.5, 7.125])])
+    what = Job(problem, clients, rk.FedAvg(step=0.1), (jnp.zeros(()), ()), 2)
+    with pytest.raises(ValueError, match=r"site-0 refuses: .*no mean over samples; its log says more") as told:
+        in_memory(hosts(what)).open(without_data(what))
+    assert not any(letter.isdigit() for letter in str(told.value).replace("site-0", "").replace("site-1", ""))
+    assert "on two samples" in caplog.text

@@ -275,9 +275,13 @@ class Host:
         )
         plans = self._plans(header, setting, start)
         (x, y), sampled = start[0], plans[0].sample_by_sample | plans[1].sample_by_sample
-        check_means(study.problem, study.data, x, y, sampled)
-        if len(plans) == 3 and "mean" in plans[2].sample_by_sample and _ragged(described):
-            check_measure(study.problem, study.data, study.measure, start[0], plans[0].made.carry.memory)
+        try:
+            check_means(study.problem, study.data, x, y, sampled)
+            if len(plans) == 3 and "mean" in plans[2].sample_by_sample and _ragged(described):
+                check_measure(study.problem, study.data, study.measure, start[0], plans[0].made.carry.memory)
+        except ValueError as error:  # it has numbers that were computed from the data
+            LOG.warning("%s", error)
+            raise RefusedError("a loss or a metric of its task is no mean over samples; its log says more.") from error
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
