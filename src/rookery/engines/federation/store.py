@@ -71,5 +71,7 @@ class Store:
                 memory = {kind: [next(rest) for _ in range(count)] for kind, count in counts.items()}
                 versions.append(Version((int(phase), int(t)), memory))
         except (wire.WireError, KeyError, TypeError, ValueError, StopIteration) as error:
-            raise ValueError(f"{self.path.name} is not what a site remembers, or is damaged; put a copy back.") from error
+            raise ValueError(
+                f"{self.path.name} is not what a site remembers, or is damaged; put a copy back."
+            ) from error
         return header, versions
