@@ -1,4 +1,4 @@
-"""Settings for all tests, made before anything is traced: double precision, and programs compiled in haste."""
+"""Settings for all tests, made before anything is traced: double precision, four devices, quick compilation."""
 
 import gc
 import os
@@ -13,6 +13,7 @@ import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
 
 # Every compiled program holds a few of the memory maps that a process may have (65,530 by default on Linux).
 MAPS = Path("/proc/self/maps")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import rookery as rk
 from rookery import checks, draws, fed, ledger, plan
 from rookery.clients import Clients
-from rookery.engines import engine, simulation
+from rookery.engines import engine, interpreter, simulation
 from rookery.engines.engine import PROGRAMS, Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.site import Site
@@ -80,7 +80,7 @@ def equations(jaxpr: Any) -> Iterator[str]:
 @pytest.mark.parametrize("block", ["auto", 2])
 def test_a_mean_is_no_product_of_matrices(block: Any) -> None:
     """A GPU would round its factors to ten bits."""
-    assert "dot_general" not in equations(jax.make_jaxpr(simulation.weighted_sum)(ZERO, np.ones((2, 3))).jaxpr)
+    assert "dot_general" not in equations(jax.make_jaxpr(interpreter.weighted_sum)(ZERO, np.ones((2, 3))).jaxpr)
     assert "dot_general" in equations(jax.make_jaxpr(lambda a: jax.jit(jnp.dot)(a, a))(ZERO).jaxpr)
     plans = traced(SQUARES, THREE, rk.FedSVRG(step=0.1), ZERO)
     program = simulation.Program(plans.round, THREE, block)
@@ -103,7 +103,7 @@ def test_narrow_values_are_added_up_in_float32(kind: Any) -> None:
     values = 1 + np.arange(1000) % 100 / 128  # numbers that both types hold; a sum in bfloat16 would end at 256
     rows = np.asarray(jnp.asarray(values, kind))
     assert np.asarray(rows, float).tolist() == values.tolist()
-    total = simulation.weighted_sum(jnp.ones(1000), rows)
+    total = interpreter.weighted_sum(jnp.ones(1000), rows)
     assert (total.dtype, float(total)) == (jnp.float32, values.sum())
     for own, count in ((rk.Simulation(block=70), 1000), (rk.Federation(), 100)):
         clients = rk.Clients(upper=[rows[i : i + 1] for i in range(count)])

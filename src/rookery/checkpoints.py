@@ -197,6 +197,32 @@ class Folder:
         return OSError(f"The checkpoint {self} can't be written ({type(error).__name__}: {error}).")
 
 
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """An array of which only the first rows mean anything: a leaf, to be saved as if it had no others.
+
+    It is restored where the number of rows in all is another: on another number of devices, say.
+    """
+
+    array: Any
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Without the other rows."""
+        return (self.rows, *self.array.shape[1:])
+
+    @property
+    def size(self) -> int:
+        """Likewise."""
+        return int(np.prod(self.shape))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's."""
+        return self.array.dtype
+
+
 def _args() -> Any:
     import orbax.checkpoint as ocp
 
@@ -217,19 +243,25 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
+def _numbers(leaf: Any) -> Any:
+    """The array that is stored: of keys, their words."""
+    leaf = leaf.array if isinstance(leaf, Padded) else leaf
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
 def _own(leaf: Any) -> Any:
     """What orbax may read while the run goes on: keys by their words, and a copy of what the next round may overwrite.
 
     From an accelerator orbax copies before it returns; on a CPU it reads the array itself.
     """
-    leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    leaf = _numbers(leaf)
     on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
     return jnp.copy(leaf) if on_host else leaf
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """What to restore, with a sharding if it is to have one."""
-    leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    leaf = _numbers(leaf)
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
@@ -239,7 +271,7 @@ def _restored_as(leaf: jax.ShapeDtypeStruct) -> Any:
 
     if leaf.sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False)
 
 
 def _filled(like: Any, found: dict[str, Any]) -> Any:
@@ -251,7 +283,10 @@ def _filled(like: Any, found: dict[str, Any]) -> Any:
         value = found[str(i)]
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return value
+        if not isinstance(leaf, Padded) and leaf.ndim and len(value) > len(leaf):  # it was padded
+            value = value[: len(leaf)]
         value = value if isinstance(value, jax.Array) else jnp.array(value)
+        leaf = leaf.array if isinstance(leaf, Padded) else leaf
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
 
     return jax.tree.unflatten(structure, [fill(i, leaf) for i, leaf in enumerate(leaves)])

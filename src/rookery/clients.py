@@ -397,7 +397,7 @@ class Clients:
             at = jnp.zeros(len(own), jnp.int32)
             return Source(rows, at, jnp.asarray(own), widest, int(own.min()), _chunk(total, len(own), widest))
 
-        levels = [of(name, source) for name, source in self._levels().items()]
+        levels = [of(name, source) for name, source in self.levels().items()]
         held = self._center
         if held is not None and self.center_client is not None:
             count = 1 if center is None else center
@@ -409,7 +409,7 @@ class Clients:
             clients.weights = _check_weights(clients.lower_sizes.astype(float), clients.n)
         return clients
 
-    def _levels(self) -> dict[str, Source | None]:
+    def levels(self) -> dict[str, Source | None]:
         return {"lower": self._lower, "upper": self._upper, "test": self._test}
 
     @property
@@ -520,21 +520,25 @@ class Clients:
 
         return self._each(own, jnp.ones(1))
 
-    def members(self, ids: Int[Array, " cohort"] | None) -> "Clients":
+    def members(self, ids: Int[Array, " cohort"] | None, first: Count = 0) -> "Clients":
         """The data of these clients, one beside the other: `client_axes` says which leaves have a row for each.
 
-        Without ids: the shapes of one client's own.
+        Arguments:
+            ids: their numbers; None: the shapes of one client's own.
+            first: the number of the first client whose data are here.
         """
         if ids is None:
             rows = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
-            number = lambda a: jax.ShapeDtypeStruct((1,), a.dtype)
+            number = lambda a, _: jax.ShapeDtypeStruct((1,), a.dtype)
         else:
-            rows, number = lambda a: a, lambda a: a[ids][:, None]
+            rows, number = lambda a: a, lambda a, at: a[at][:, None]
+        here = None if ids is None else ids - first
 
         def own(source: Source) -> Source:
-            return source.member(jax.tree.map(rows, source.rows), number(source.offsets), number(source.sizes))
+            numbers = number(source.offsets, here), number(source.sizes, here)
+            return source.member(jax.tree.map(rows, source.rows), *numbers)
 
-        return self._each(own, number(self.weights))
+        return self._each(own, number(self.weights, ids))
 
     def client_axes(self) -> list[int | None]:
         """For each leaf of `members`: 0 if every client has a row of it, None if it is the rows that all share."""
@@ -574,7 +578,7 @@ class Clients:
                 return None
             return described.member(held.rows, jnp.zeros(1, jnp.int32), jnp.asarray(held.sizes))
 
-        pairs = zip(self._levels().values(), own._levels().values(), strict=True)
+        pairs = zip(self.levels().values(), own.levels().values(), strict=True)
         sources = [of(described, held) for described, held in pairs]
         return Clients.tree_unflatten((self.replace, self.center_client), (*sources, jnp.ones(1), None))
 

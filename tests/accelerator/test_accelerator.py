@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines.simulation import weighted_sum
+from rookery.engines.interpreter import weighted_sum
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == "cpu", reason="no accelerator")
 

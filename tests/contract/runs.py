@@ -54,7 +54,8 @@ def _memory(session: Any, n: int, hosts: Any) -> list[list[Any]]:
         each = [site.remembered(session.rounds) for site in sites]
         return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each]
     carry = session.save()
-    return [[np.array(leaf[i]) for leaf in jax.tree.leaves((carry.memory, carry.client))] for i in range(n)]
+    leaves = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]
+    return [[np.array(leaf[i]) for leaf in leaves] for i in range(n)]
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:

@@ -17,7 +17,8 @@ import rookery as rk
 from rookery import hyperparameters, tree
 from rookery.algorithms import asfbo
 from rookery.clients import View
-from rookery.engines.simulation import Ledger, SimulatedFed
+from rookery.engines.interpreter import SimulatedFed
+from rookery.ledger import Ledger
 from rookery.parts import projection
 from rookery.tasks.quadratic import solution
 

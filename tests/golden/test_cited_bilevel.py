@@ -15,7 +15,8 @@ from transcription import Vector, mean
 
 import rookery as rk
 from rookery.clients import sample_cohort
-from rookery.engines.simulation import Ledger, SimulatedFed
+from rookery.engines.interpreter import SimulatedFed
+from rookery.ledger import Ledger
 from rookery.tasks.quadratic import Solution, solution
 
 OURS, CLIENTS = q.bilevel(lower=(2,) * 5, upper=(3,) * 5)  # of one size, for smaller programs; of unequal weights

@@ -10,7 +10,7 @@ import numpy as np
 from rookery import fed, jaxprs, tree
 from rookery.client import client_loop
 from rookery.engines import engine, simulation
-from rookery.engines.simulation import Interpreter
+from rookery.engines.interpreter import Interpreter
 from rookery.fed import NonFiniteError
 from rookery.ledger import Amounts
 from rookery.plan import Call
@@ -67,7 +67,7 @@ class Session(simulation.Session):
             if int(report["least"]) < simulation.minimum(job):
                 self.stopped = engine.too_few(self.rounds, int(report["least"]), simulation.minimum(job))
                 break
-            self._carry = simulation.put(self._carry, ids, own, after, True, job.cohort == job.clients.n)
+            self._carry = simulation.put(program, job.clients.n, self._carry, ids, own, after, True)
             done.append(simulation.amounts(traced.round, report))
             self.rounds += 1
         return done

@@ -139,11 +139,12 @@ class Traced:
         return digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
 
 
-def traced(job: Job, debug: bool = False, convolve: str = "auto") -> Traced:
-    """Trace a job's plans, and check what shows only then."""
+def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients | None = None) -> Traced:
+    """Trace a job's plans, and check what shows only then. `seen`: the clients' shapes as those see them who work."""
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
-    setting = Setting(job.problem, job.clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
+    clients = job.clients if seen is None else seen
+    setting = Setting(job.problem, clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
     start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
     measure = more[0] if more else None
     plan.traced_loops(start.body), plan.traced_loops(one_round.body)

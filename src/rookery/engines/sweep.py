@@ -81,7 +81,7 @@ def _advance_some(
 
     def one(value: Any, carry: Carry, t: Any) -> Carry:
         who, own, after, _ = simulation.one_round(program, cohort, consts, clients, rest | value, carry, t, seed)
-        return simulation.put(carry, who, own, after, True, cohort == clients.n)
+        return simulation.put(program, clients.n, carry, who, own, after, True)
 
     values = _stacked(values)
     body = lambda t, held: jax.vmap(one, (0, 0, None))(values, held, t)

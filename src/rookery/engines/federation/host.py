@@ -145,7 +145,7 @@ class Host:
     def hello(self) -> dict[str, Any]:
         """What the coordinator is told before a run."""
         data = self._study.data
-        levels = {name: source for name, source in data._levels().items() if source is not None}
+        levels = {name: source for name, source in data.levels().items() if source is not None}
         return {
             "name": self.name,
             "conditions": description.conditions(),
@@ -226,7 +226,7 @@ class Host:
         """The federation as it was told: shapes, no data."""
         data, n = self._study.data, int(header["clients"])
         levels = header["levels"]
-        if set(levels) != {name for name, source in data._levels().items() if source is not None}:
+        if set(levels) != {name for name, source in data.levels().items() if source is not None}:
             raise RefusedError(f"the coordinator has data at the levels {sorted(levels)}, this site at others.")
 
         def of(name: str, source: Source | None) -> Source | None:
@@ -239,7 +239,7 @@ class Host:
             everyone: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
             return Source(rows, everyone, everyone, widest, narrowest, chunk)
 
-        sources = [of(name, source) for name, source in data._levels().items()]
+        sources = [of(name, source) for name, source in data.levels().items()]
         weights, center = jax.ShapeDtypeStruct((n,), jnp.result_type(float)), header["center"]
         held = None
         if center is not None:
@@ -330,7 +330,7 @@ def _center(sample: list[Any], size: int, rows: Any, data: Clients) -> Any:
 
 
 def _ragged(clients: Clients) -> bool:
-    return any(source.widest != source.narrowest for source in clients._levels().values() if source is not None)
+    return any(source.widest != source.narrowest for source in clients.levels().values() if source is not None)
 
 
 def _checked(name: Any) -> str:

@@ -87,7 +87,7 @@ def _differences(name: str, clients: Clients, told: Reply) -> list[str]:
     lines = [f"{name} runs under other conditions: {'; '.join(apart)}."] if apart else []
     if said["name"] != name:
         lines.append(f"{name} calls itself {said['name']!r}.")
-    ours = {level: sample_of(source) for level, source in clients._levels().items() if source is not None}
+    ours = {level: sample_of(source) for level, source in clients.levels().items() if source is not None}
     if said["samples"] != ours:
         lines.append(f"{name}'s samples are {_shown(said['samples'])}, the coordinator's {_shown(ours)}.")
     return lines
@@ -124,7 +124,7 @@ def _words(traced: engine.Traced) -> dict[str, Any]:
         "cohort": job.cohort,
         "levels": {
             level: [source.widest, source.narrowest, source.chunk]
-            for level, source in clients._levels().items()
+            for level, source in clients.levels().items()
             if source is not None
         },
         "replace": clients.replace,

@@ -1,0 +1,137 @@
+"""Every algorithm gives the same numbers and the same ledger on several devices as on one."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery.engines.engine import Job
+
+from .cases import HARD, case, job, pairs, ragged, together
+from .runs import agree, close, outcome
+
+# One that gathers and scatters, one whose cohort has clients twice, one with the centre's data. (Others: test_hosts.)
+CORE = {"PDSGD", "DRFA", "WeightedNodesProx"}
+
+
+@together(pairs(), default=CORE)
+def test_the_hard_setting(name: str, kind: str) -> None:
+    """Unequal clients, a cohort, minibatches, clipping, noise and lost replies, on a device for each client."""
+    what = job(name, ragged(kind), **HARD)
+    agree(outcome(rk.Simulation(block=2), what), outcome(rk.Simulation(mesh=4), what))
+
+
+@pytest.mark.slow
+@together(pairs())
+def test_clients_that_do_not_divide_evenly(name: str, kind: str) -> None:
+    """Four clients on three devices: two, two and none."""
+    what = job(name, ragged(kind))
+    agree(outcome(rk.Simulation(), what), outcome(rk.Simulation(mesh=3), what))
+
+
+# Many clients on each device.
+
+SIZES = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
+METHODS: dict[str, Any] = {
+    "FedAvg": rk.FedAvg(step=0.05, local_steps=(1, 3), batch_size=2),
+    "PDSGD": rk.PDSGD(step=0.05, dual_step=0.1, penalty=2.0, batch_size=3),
+    "DRFA": rk.DRFA(step=0.05, weight_step=0.1, local_steps=2, batch_size=2),
+}
+
+
+def many(method: Any, cohort: int, **given: Any) -> Job:
+    """Eleven clients of unequal size and weight."""
+    rng = np.random.default_rng(2)
+    draw = lambda size: {"a": rng.normal(size=(size, 3)), "t": np.sign(rng.normal(size=size))}
+    clients = rk.Clients(upper=[draw(size) for size in SIZES], weights=rng.uniform(0.5, 2, len(SIZES)))
+    return Job(case("SingleLevel").problem, clients, method, (jnp.ones(3), ()), cohort, seed=7, **given)
+
+
+@pytest.mark.parametrize(
+    "cohort", [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "name", ["PDSGD", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedAvg", "DRFA"))]
+)
+def test_any_cohort_in_any_blocks(name: str, cohort: int) -> None:
+    what = many(METHODS[name], cohort, **HARD)
+    one = outcome(rk.Simulation(), what, 3)
+    for mesh, block in ((4, "auto"), (2, 1), (2, 2)):
+        agree(one, outcome(rk.Simulation(mesh=mesh, block=block), what, 3))
+
+
+def test_a_mesh_of_ones_own() -> None:
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[1:3]), ("any",))
+    what = many(METHODS["PDSGD"], 5)
+    agree(outcome(rk.Simulation(), what), outcome(rk.Simulation(mesh=mesh), what))
+
+
+# A whole run.
+
+
+def solved(what: Job, mesh: Any, rounds: int = 6, **given: Any) -> rk.Run:
+    """Solve it, with an evaluation on the clients."""
+    loss = what.problem.loss
+    measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
+    return rk.solve(
+        what.problem, what.clients, what.algorithm, what.start[0], rounds, cohort=what.cohort, seed=what.seed,
+        evaluate_client=measure, every=2, keep_best="loss", engine=rk.Simulation(mesh=mesh), **given,
+    )  # fmt: skip
+
+
+def same(a: rk.Run, b: rk.Run) -> None:
+    """Two runs have the same results."""
+    close((a.state, a.memory), (b.state, b.memory))
+    assert a.best is not None
+    assert b.best is not None
+    assert a.best.round == b.best.round
+    close((a.best.x, a.best.value), (b.best.x, b.best.value))
+    left, right = (run.history.drop(columns="seconds") for run in (a, b))
+    np.testing.assert_allclose(left, right, rtol=1e-10)
+
+
+def test_a_run_is_the_same() -> None:
+    what = many(METHODS["PDSGD"], 5)
+    one, four = solved(what, None), solved(what, 4)
+    same(one, four)
+    assert one.memory is not None
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, None), (4, 2), (None, 3), (2, 4)])
+def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
+    what = many(METHODS["PDSGD"], 5)
+    solved(what, before, 4, checkpoint=tmp_path)
+    same(solved(what, None), solved(what, after, checkpoint=tmp_path))
+
+
+def test_a_value_that_is_not_finite_ends_the_run_on_all_devices() -> None:
+    what = many(rk.FedAvg(step=1e200, local_steps=3), 5)
+    with pytest.warns(rk.NonFiniteWarning) as one:
+        solved(what, None)
+    with pytest.warns(rk.NonFiniteWarning) as four:
+        solved(what, 4)
+    assert str(one[0].message) == str(four[0].message)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mesh": 3}, "a mesh of 3 devices, and 2 clients .* give mesh=2"),
+        ({"mesh": 9}, "mesh=9 is not .* of which there are 4"),
+        ({"mesh": True}, "mesh=True is not"),
+        ({"mesh": "two"}, "mesh='two' is not"),
+    ],
+)
+def test_bad_meshes(given: dict[str, Any], message: str) -> None:
+    clients = rk.Clients(upper=[{"a": np.ones((1, 3)), "t": np.ones(1)}] * 2)
+    with pytest.raises(ValueError, match=message):
+        rk.solve(case("SingleLevel").problem, clients, METHODS["FedAvg"], np.ones(3), 1, engine=rk.Simulation(**given))
+
+
+def test_debugging_is_for_one_device() -> None:
+    with pytest.raises(ValueError, match="leave mesh out"):
+        rk.Simulation(mesh=2, debug=True)
