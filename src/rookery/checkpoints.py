@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.clients import Clients
+from rookery.hosts import ALONE, Hosts
 from rookery.hyperparameters import is_optimizer
 
 _FORMAT = 3
@@ -33,7 +34,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         value = getattr(algorithm, field.name)
         hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else _shown(value)
     if clients not in _digests:
-        _digests[clients] = _digest(clients)
+        _digests[clients] = clients.digest or _digest(clients)
     return {
         "algorithm": type(algorithm).__name__,
         **hyperparameters,
@@ -70,10 +71,13 @@ def _digest(value: Any) -> str:
 
 
 class Folder:
-    """Saved rounds, each in a folder of its own that is there whole or not at all."""
+    """Saved rounds, each in a folder of its own that is there whole or not at all.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+    Of several processes, which all see the folder, each writes its own part of the arrays, and the first does the rest.
+    """
+
+    def __init__(self, path: str | Path, hosts: Hosts = ALONE) -> None:
+        self.path, self._hosts = Path(path).absolute(), hosts
         self._orbax: Any = None
         self._begun: int | None = None  # to be written
 
@@ -86,6 +90,9 @@ class Folder:
 
     def rounds(self) -> list[int]:
         """The rounds that are there, the last one last."""
+        return self._hosts.first(self._listed)
+
+    def _listed(self) -> list[int]:
         if self.path.is_file():
             raise ValueError(
                 f"checkpoint={str(self)!r} is a file: a checkpoint is a folder now, and files of earlier versions "
@@ -150,7 +157,8 @@ class Folder:
                 self._orbax.check_for_errors()
         except Exception as error:
             raise self._unwritten(error) from error
-        return self._begun is not None and not self.place(self._begun).exists()
+        begun = self._begun
+        return begun is not None and self._hosts.first(lambda: not self.place(begun).exists())
 
     def wait(self) -> None:
         """Until what was begun is written."""
@@ -163,12 +171,12 @@ class Folder:
 
     def delete(self, rounds: list[int]) -> None:
         """Delete rounds; one by one, none of them half."""
-        for done in rounds:
+        for done in rounds if self._hosts.lead else []:
             shutil.rmtree(self.place(done).replace(self.path / f"round_{done}.deleted"))
 
     def clean(self) -> None:
         """Delete what a process that was killed has left half-written or half-deleted."""
-        for place in self.path.iterdir() if self.path.exists() else []:
+        for place in self.path.iterdir() if self._hosts.lead and self.path.exists() else []:
             if re.fullmatch(r"round_\d+\..*", place.name):
                 shutil.rmtree(place)
 
@@ -189,7 +197,7 @@ class Folder:
         return self._orbax
 
     def _damaged(self, done: int) -> ValueError:
-        before = [other for other in self.rounds() if other < done]
+        before = [other for other in self._listed() if other < done]
         advice = f"delete it to go on from round {before[-1]}" if before else f"delete {self} to start afresh"
         return ValueError(f"{self.place(done)} is not a checkpoint of this program, or is damaged; {advice}.")
 
@@ -327,7 +335,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path, identity: dict[str, Any], session: Any) -> None:
-        self._folder, self._identity, self._session = Folder(folder), identity, session
+        self._folder, self._identity, self._session = Folder(folder, session.hosts), identity, session
         self._saved: int | None = None  # by everybody
         self._begun: int | None = None  # to be written
         self._left = False  # whether an evaluation has not been saved
@@ -396,7 +404,8 @@ class Checkpoint:
         Unless `always`, not if the round before is still being written, nor if saving takes too much of the run's time.
         """
         begin = time.perf_counter()
-        self._left = not always and (self._spent > SHARE * (begin - self._since) or self._folder.busy())
+        costly = self._session.hosts.told(self._spent > SHARE * (begin - self._since))
+        self._left = not always and (costly or self._folder.busy())
         if self._left:
             return
         self._wait()

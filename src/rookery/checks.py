@@ -339,7 +339,7 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     of the same on each.
     """
     for name in sorted(names - problem.random):  # of a random loss, two evaluations differ in any case
-        rows = _two_samples(clients.lower if name in ("g", "r") else clients.upper)
+        rows = _two_samples(clients.lower if name in ("g", "r") else clients.upper, clients.here)
         if rows is None:
             continue
         z = _nudged((x, y))
@@ -380,9 +380,10 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
             )
 
 
-def _two_samples(source: Source) -> Any:
-    """Two samples of the largest client, if possible such that differ; None if it has but one."""
-    largest = int(np.argmax(np.asarray(source.sizes)))
+def _two_samples(source: Source, here: range | None = None) -> Any:
+    """Two samples of the largest client that is here, if possible such that differ; None if it has but one."""
+    here = range(len(source.sizes)) if here is None else here
+    largest = here.start + int(np.argmax(np.asarray(source.sizes)[here.start : here.stop]))
     if int(source.sizes[largest]) < 2:
         return None
     begin = int(source.offsets[largest])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery import frames, tree
+from rookery import frames, hosts, jaxprs, tree
 from rookery.arguments import check_counts
 
 if TYPE_CHECKING:
@@ -190,6 +190,8 @@ class Clients:
         (2, [3, 5], [0.375, 0.625])
     """
 
+    here: range | None = None  # the clients whose data this process holds; None: all
+    digest: str | None = None  # of all data, where one process does not hold them
     schema: frames.Schema | None = None  # what the arrays stand for, where they were made of a table
     by_size = False  # whether weights are to be in proportion to sizes that are not known yet
 
@@ -340,6 +342,68 @@ class Clients:
         clients = object.__new__(cls)
         clients._lower, clients._upper, clients._test = sources.values()
         clients._describe(weights, center, center_client, replace)
+        return clients
+
+    @classmethod
+    def from_loader(
+        cls,
+        n: int,
+        load: Callable[[int], Mapping[str, Rows]],
+        *,
+        weights: Sequence[float] | Float[Array, " n"] | str | None = None,
+        center: Rows | None = None,
+        center_client: int | None = None,
+        replace: bool = False,
+    ) -> "Clients":
+        """Clients whose data are loaded where they live.
+
+        Of several processes (`rookery.hosts`), each loads the clients of its own devices alone, for an
+        `rk.Simulation(mesh="all")`. A single process loads all of them.
+
+        Arguments:
+            n: how many clients there are.
+            load: load(i) -> {"lower": rows, "upper": rows, "test": rows} of client i, each a pytree of arrays whose
+                leading axis counts samples; what there is not is left out, for all clients.
+            weights, center, center_client, replace: as in `Clients`.
+
+        Example:
+            >>> clients = Clients.from_loader(3, lambda i: {"lower": np.full(i + 1, i)})
+            >>> clients.lower_sizes.tolist()
+            [1, 2, 3]
+        """
+        check_counts(n=n)
+        here = hosts.share(n)
+        group = hosts.Hosts(together=len(here) < n)
+        each = [dict(load(i)) for i in here]
+        names = [name for name in ("lower", "upper", "test") if name in each[0]]
+        for i, own in zip(here, each, strict=True):
+            if set(own) != set(names) or not {"lower", "upper"} & set(names):
+                raise ValueError(
+                    f"load({i}) gives {sorted(map(str, own))}; give 'lower' or 'upper' or both, and 'test' where there "
+                    "are such data, for every client the same."
+                )
+        held = {name: _join([own[name] for own in each], name, here.start) for name in names}
+        sample = lambda source: [[str(a.dtype), list(a.shape[1:])] for a in jax.tree.leaves(source.rows)]
+        group.agree({f"{name} sample": sample(source) for name, source in held.items()})
+        sizes = {name: np.asarray(source.sizes).tolist() for name, source in held.items()}
+        each_told = group.gathered((sizes, [jaxprs.digest(*jax.tree.leaves(own))[:16] for own in each]))
+
+        def whole(name: str) -> Source | None:
+            if name not in held:
+                return None
+            counts = np.concatenate([told[name] for told, _ in each_told]).astype(np.int64)
+            ends = np.cumsum(counts)
+            begin = ends[here.start] - counts[here.start]  # of the rows that are here
+            offsets, widest = jnp.asarray(ends - counts - begin, jnp.int32), int(counts.max())
+            chunk = _chunk(int(ends[-1]), n, widest)
+            return Source(held[name].rows, offsets, jnp.asarray(counts, jnp.int32), widest, int(counts.min()), chunk)
+
+        clients = object.__new__(cls)
+        clients._lower, clients._upper, clients._test = map(whole, ("lower", "upper", "test"))
+        clients._describe(weights, center, center_client, replace)
+        digests = [own for _, told in each_told for own in told]
+        clients.digest = jaxprs.digest(*digests, clients.weights, *jax.tree.leaves(clients.center), str(replace))
+        clients.here = None if group.count == 1 else here
         return clients
 
     @classmethod
@@ -498,6 +562,8 @@ class Clients:
 
         Where somebody else holds the centre's data, a row of zeros stands for them: what a sample looks like.
         """
+        if self.here is not None and i not in self.here:
+            raise ValueError(f"client {i}'s data are with another process; this one holds {self.here}.")
         held: dict[str, Any] = {"replace": self.replace}
         for name, source in (("lower", self._lower), ("upper", self._upper), ("test", self._test)):
             if source is not None:
@@ -512,7 +578,9 @@ class Clients:
         """A federation of one client with a few samples of the largest one; `ragged`: as if clients' sizes differed."""
 
         def own(source: Source) -> Source:
-            largest = int(np.argmax(np.asarray(source.sizes)))
+            sizes = np.asarray(source.sizes)
+            here = range(len(sizes)) if self.here is None else self.here
+            largest = here.start + int(np.argmax(sizes[here.start : here.stop]))
             begin, size = int(source.offsets[largest]), min(int(source.sizes[largest]), most)
             rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[begin : begin + size]), source.rows)
             least = size - ragged
@@ -618,43 +686,46 @@ class Clients:
         return f"Clients(n={self.n}, samples each: {sizes}{test}{center})"
 
 
-def _join(parts: Sequence[Rows], level: str) -> Source:
+def _join(parts: Sequence[Rows], level: str, first: int = 0) -> Source:
+    """The data of clients, the first of them of this number."""
     if not parts:
         raise ValueError(f"{level} is an empty list: a federation needs at least one client.")
     leaves, structure = jax.tree_util.tree_flatten_with_path(parts[0])
     names = [tree.path_name(path) for path, _ in leaves]
     if not leaves:
-        raise ValueError(f"{level}: client 0 holds no arrays.")
+        raise ValueError(f"{level}: client {first} holds no arrays.")
     columns: list[list[np.ndarray]] = [[] for _ in leaves]
     sizes = np.empty(len(parts), np.int32)
     for i, part in enumerate(parts):
         flat, own = jax.tree.flatten(part)
         if str(own) != str(structure):
-            raise ValueError(f"{level}: client {i}'s data has the structure {own}, client 0's {structure}.")
+            raise ValueError(
+                f"{level}: client {first + i}'s data has the structure {own}, client {first}'s {structure}."
+            )
         arrays = [np.asarray(leaf) for leaf in flat]
         for name, array in zip(names, arrays, strict=True):
             if array.ndim == 0:
                 raise ValueError(
-                    f"{level}: client {i}'s {name} is a single number; its leading axis must count samples."
+                    f"{level}: client {first + i}'s {name} is a single number; its leading axis must count samples."
                 )
         lengths = {len(array) for array in arrays}
         if len(lengths) > 1:
             each = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
             raise ValueError(
-                f"{level}: client {i}'s arrays disagree in their leading axis ({each}); "
+                f"{level}: client {first + i}'s arrays disagree in their leading axis ({each}); "
                 "give every array of a client one row per sample."
             )
         sizes[i] = lengths.pop()
         if sizes[i] == 0:
-            raise ValueError(f"{level}: client {i} is empty; leave it out, or give it at least one sample.")
+            raise ValueError(f"{level}: client {first + i} is empty; leave it out, or give it at least one sample.")
         for column, name, array in zip(columns, names, arrays, strict=True):
             if column and (array.shape[1:], array.dtype) != (column[0].shape[1:], column[0].dtype):
                 raise ValueError(
-                    f"{level}: client {i}'s {name} has samples of shape {array.shape[1:]} and type {array.dtype}, "
-                    f"client 0's {column[0].shape[1:]} and {column[0].dtype}; they must agree."
+                    f"{level}: client {first + i}'s {name} has samples of shape {array.shape[1:]} and type "
+                    f"{array.dtype}, client {first}'s {column[0].shape[1:]} and {column[0].dtype}; they must agree."
                 )
             column.append(array)
-    return _source([np.concatenate(column) for column in columns], structure, names, sizes, level)
+    return _source([np.concatenate(column) for column in columns], structure, names, sizes, level, first)
 
 
 def _end_to_end(given: Any, level: str) -> Source:
@@ -682,7 +753,9 @@ def _end_to_end(given: Any, level: str) -> Source:
 _AT_ONCE = 1 << 22  # numbers that are looked at together
 
 
-def _source(joined: list[np.ndarray], structure: Any, names: list[str], sizes: np.ndarray, level: str) -> Source:
+def _source(
+    joined: list[np.ndarray], structure: Any, names: list[str], sizes: np.ndarray, level: str, begin: int = 0
+) -> Source:
     """A level's data, looked at: arrays of all samples end to end."""
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] > np.iinfo(np.int32).max:
@@ -701,7 +774,8 @@ def _source(joined: list[np.ndarray], structure: Any, names: list[str], sizes: n
                 client = int(np.searchsorted(ends, bad[0], side="right"))
                 row = int(bad[0] - (ends[client] - sizes[client]))
                 raise ValueError(
-                    f"{level}: {name} {what} in {bad.size} sample(s), first in sample {row} of client {client}; {fix}."
+                    f"{level}: {name} {what} in {bad.size} sample(s), first in sample {row} of client "
+                    f"{begin + client}; {fix}."
                 )
     return Source(
         jax.tree.unflatten(structure, [jnp.asarray(array) for array in joined]),

@@ -251,7 +251,7 @@ def solve(
     job = Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite, measure)
     session = engine.open(job)
     with closing(session):
-        clients = session.clients
+        clients, hosts = session.clients, session.hosts
         record.ledger.add([session.init()], clients.n)
         record.seconds += time.perf_counter() - begin
         record.ledger.rounds = 0
@@ -270,8 +270,8 @@ def solve(
         ended = False
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
-        following = _Following(trackers, settings)
-        showing = _bar(progress, algorithm, rounds, session.rounds)
+        following = _Following(trackers if hosts.lead else [], settings)
+        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session.rounds)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
 
@@ -283,8 +283,12 @@ def solve(
 
             following.tell(record.rows)
             bar(session.rounds, record.rows[-1])
-            while session.rounds < rounds and not (ended or session.stopped or interrupt.is_set()):
+            while session.rounds < rounds and not session.stopped:
                 count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
+                said = hosts.gathered((count, ended or interrupt.is_set()))
+                if any(stop for _, stop in said):
+                    break
+                count = said[0][0]
                 begin = time.perf_counter()
                 costs = session.advance(count)
                 jax.block_until_ready(session.state)
@@ -297,7 +301,7 @@ def solve(
                         note()
                     if functions:
                         so_far = record.run(session, interrupted=False)
-                        ended = any([_is_true(function(so_far)) for function in functions])
+                        ended = hosts.first(lambda: any([_is_true(function(so_far)) for function in functions]))
                 elif saver is not None and session.durable and costs:
                     saver.save(record.extra(), record.best, always=True)
                 bar(session.rounds, record.rows[-1])
@@ -426,10 +430,7 @@ def over_clients(
 
 
 class Pace:
-    """How many rounds to compute in one call: more and more, as long as a call does not take long.
-
-    On several hosts the clock has no say: all of them must make the same calls.
-    """
+    """How many rounds to compute in one call: more and more, as long as a call does not take long."""
 
     def __init__(self, most: int) -> None:
         self._most, self._at_once = most, 1
@@ -440,9 +441,7 @@ class Pace:
 
     def took(self, count: int, seconds: float) -> None:
         """A call of `count` rounds has taken this long."""
-        double = 2 * count
-        slow = jax.process_count() == 1
-        self._at_once = max(1, min(double, int(SECONDS_AT_ONCE * count / seconds))) if slow else double
+        self._at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / seconds)))
 
 
 class _Record:
@@ -466,9 +465,7 @@ class _Record:
         """A row. One that is not regular, which another run of the same seed may not have, can't be the best."""
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
         own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
-        metrics = {} if self._evaluate is None else self._evaluate(*own)
-        check_numbers("evaluate", metrics)
-        metrics = {name: float(value) for name, value in metrics.items()}
+        metrics = session.hosts.first(lambda: self._metrics(own))
         for name, value in (
             over_clients(*session.measure(), np.asarray(session.clients.weights, float), session.shows_each)
             if self.measures
@@ -485,6 +482,12 @@ class _Record:
         self.rows.append({"round": session.rounds, **self.ledger.counts, "seconds": self.seconds, **metrics})
         if self._keep_best is not None and regular:
             self._compare(session, metrics, self._keep_best)
+
+    def _metrics(self, own: tuple[Any, ...]) -> dict[str, float]:
+        """What the user's function gives."""
+        metrics = {} if self._evaluate is None else self._evaluate(*own)
+        check_numbers("evaluate", metrics)
+        return {name: float(value) for name, value in metrics.items()}
 
     def _compare(self, session: Session, metrics: dict[str, float], wanted: Direction) -> None:
         if wanted.name not in metrics:

@@ -327,3 +327,13 @@ def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
             marks.append(pytest.mark.slow)
         each.append(pytest.param(name, kind, marks=marks))
     return pytest.mark.parametrize(("name", "kind"), each)
+
+
+# What several processes try together: with memory, with the centre's data, a gather, a local lower level, a loop.
+CORE_HOSTED = [
+    ("ScaffoldSaddle", "Minimax"),
+    ("WeightedNodesProx", "WeightedNodes"),
+    ("PDSGD", "SingleLevel"),
+    ("FedBiO", "Bilevel"),
+    ("FedDRO", "Compositional"),
+]

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 import rookery as rk
+from rookery import hosts
 from rookery.data.files import cache_dir
 
 app = typer.Typer(
@@ -115,11 +116,17 @@ def border() -> Iterator[None]:
     try:
         yield
     except rk.NonFiniteError as error:
+        hosts.failed(str(error))
         complain(f"The run broke down: {error}. Smaller steps may help.")
         raise typer.Exit(1) from None
     except (ValueError, TypeError, OSError) as error:
         complain(str(error))
+        hosts.failed(str(error))
         raise typer.Exit(2) from None
+    except hosts.HostError as error:
+        complain(f"{error} The run has ended; with --out, it goes on from its last checkpoint with --resume.")
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(1)  # JAX would wait for the others
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 import typer
 
 import rookery as rk
-from rookery import checks, report
+from rookery import checks, hosts, report
 from rookery.cli.asked import (
     AlgorithmName,
     Asked,
@@ -31,6 +31,7 @@ from rookery.cli.asked import (
     value_of,
 )
 from rookery.cli.config import to_toml
+from rookery.cli.distributed import Coordinator, Distributed, Process, Processes, join
 from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain, say, told_below, writable
 from rookery.metrics import direction
 from rookery.registry import blaming
@@ -60,6 +61,13 @@ def run(
     config: ConfigFile = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    mesh: Annotated[
+        str | None, typer.Option(help="Divide the clients among devices: all, or how many; --distributed means all.")
+    ] = None,
+    distributed: Distributed = False,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: Process = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Slowly, client by client; name the place of the first NaN.")
     ] = False,
@@ -68,6 +76,9 @@ def run(
 ) -> None:
     """Run an algorithm on a task."""
     with border(), blaming():
+        if join(distributed, coordinator, processes, process):
+            mesh = mesh or "all"
+        divided = value_of(mesh) if mesh is not None else None
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
         method = asked.method
         hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
@@ -86,8 +97,8 @@ def run(
             resume,
             quiet,
             json,
-            {"server-optimizer": server_optimizer},
-            engine=rk.Simulation(debug=True) if debug else None,
+            {"server-optimizer": server_optimizer, "mesh": mesh},
+            engine=rk.Simulation(debug=debug, mesh=divided) if debug or mesh is not None else None,
         )
         raise typer.Exit(done)
 
@@ -124,9 +135,10 @@ def execute(
         "version": rk.__version__,
     }
     options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, **also}
-    if asked.note and not quiet:
+    if asked.note and not quiet and hosts.lead():
         print(asked.note, file=sys.stderr)
-    with _folder(out, resume, description, repeated(asked, options, {}, command)):
+    folder = _folder(out, resume, description, repeated(asked, options, {}, command)) if hosts.lead() else nullcontext()
+    with folder:
         with np.errstate(all="ignore"), told_below():
             result = rk.solve(
                 chosen.problem,
@@ -144,6 +156,8 @@ def execute(
                 progress=False if quiet or json else None,
                 **how,
             )
+        if not hosts.lead():
+            return 1 if result.stopped is not None else 130 if result.interrupted else 0
         description["stopped"] = result.stopped
         trusted = _trusted(chosen, result)
         if out is not None:

@@ -15,6 +15,7 @@ from rookery import convolutions, draws, hyperparameters, plan
 from rookery.checkpoints import Keepers
 from rookery.checks import check_means, check_measure
 from rookery.clients import Clients, sample_cohort
+from rookery.hosts import Hosts
 from rookery.ledger import Amounts
 from rookery.plan import Carry, Plan, Setting
 from rookery.problems import Problem
@@ -47,6 +48,7 @@ class Stopped(NamedTuple):
 class Session(Protocol):
     """A run on an engine, between two rounds."""
 
+    hosts: Hosts  # the processes that run it together
     clients: Clients  # the job's, with what the engine has learnt of their data
     durable: bool  # whether every round is saved, where there is a checkpoint: others depend on it
     shows_each: bool  # whether results may show what a single client's evaluation gave

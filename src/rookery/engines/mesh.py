@@ -13,15 +13,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from rookery import fed, ledger
+from rookery import __version__, fed, ledger
 from rookery.checkpoints import Padded
 from rookery.clients import Clients, Source
 from rookery.engines import engine, simulation
 from rookery.engines.engine import Job
 from rookery.engines.interpreter import Interpreter, inside, weighted_sum
+from rookery.hosts import ALONE, HostError, Hosts
+from rookery.jaxprs import digest
+from rookery.ledger import Amounts
 from rookery.plan import Call, Carry, Plan
 
 AXIS = "clients"
@@ -69,7 +73,8 @@ class Division:
 
     def divided(self, clients: Clients) -> Clients:
         """Their data on the devices, each with its own clients' alone; all have the weights and the centre's data."""
-        levels = [None if source is None else self._source(source) for source in clients.levels().values()]
+        begin = 0 if clients.here is None else clients.here.start
+        levels = [None if source is None else self._source(source, begin) for source in clients.levels().values()]
         center = None if clients.center is None else self.replicated(clients.center)
         return _with(clients, levels, self.replicated(clients.weights), center)
 
@@ -78,7 +83,7 @@ class Division:
         shape = lambda a, *lead: jax.ShapeDtypeStruct((*lead, *a.shape[1:]), a.dtype)
 
         def own(source: Source) -> Source:
-            rows = jax.tree.map(lambda a: shape(a, len(a) // self.devices), source.rows)
+            rows = jax.tree.map(lambda a: shape(a, self._longest(source)), source.rows)
             return source.member(rows, shape(source.offsets, self.n), shape(source.sizes, self.n))
 
         levels = [None if source is None else own(source) for source in clients.levels().values()]
@@ -89,11 +94,17 @@ class Division:
         levels = [None if source is None else _DIVIDED for source in clients.levels().values()]
         return _with(clients, levels, _EVERYBODY, None if clients.center is None else _EVERYBODY)
 
-    def _source(self, source: Source) -> Source:
+    def _longest(self, source: Source) -> int:
+        """The most samples that a device has."""
+        ends = np.concatenate([[0], np.cumsum(np.asarray(source.sizes, np.int64))])
+        return max(int(ends[last] - ends[first]) for first, last in map(self.bounds, range(self.devices)))
+
+    def _source(self, source: Source, begin: int) -> Source:
+        """A level's data on the devices, of rows that begin with those of client `begin`."""
         sizes = np.asarray(source.sizes, np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         bounds = [self.bounds(d) for d in range(self.devices)]
-        longest = max(int(ends[last] - ends[first]) for first, last in bounds)
+        longest = self._longest(source)
         numbers = np.full((self.devices, self.each), source.narrowest, np.int32)
         offsets = np.zeros((self.devices, self.each), np.int32)
         for d, (first, last) in enumerate(bounds):
@@ -101,7 +112,7 @@ class Division:
             offsets[d, : last - first] = ends[first:last] - ends[first]
 
         def piece(rows: Any, d: int) -> np.ndarray:
-            first, last = (int(ends[i]) for i in bounds[d])
+            first, last = (int(ends[i] - ends[begin]) for i in bounds[d])
             own = np.asarray(rows)[first:last]
             return np.concatenate([own, np.zeros((longest - len(own), *own.shape[1:]), own.dtype)])
 
@@ -141,6 +152,45 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
+def _processes(mesh: Mesh) -> Hosts:
+    """Those whose devices they are."""
+    whose = {device.process_index for device in mesh.devices}
+    if whose == {jax.process_index()}:
+        return ALONE
+    if whose != set(range(jax.process_count())):
+        raise ValueError(
+            f"Simulation: the mesh has devices of the processes {sorted(whose)}, and there are {jax.process_count()}: "
+            'give mesh="all", or devices of one process alone.'
+        )
+    return Hosts(together=True)
+
+
+def _described(traced: engine.Traced, settings: simulation.Simulation) -> dict[str, Any]:
+    """What several processes must agree upon."""
+    job = traced.job
+    return {
+        "version of JAX": jax.__version__,
+        "version of rookery": __version__,
+        "algorithm": type(job.algorithm).__name__,
+        **{name: _shown(value) for name, value in traced.hyper.items()},
+        "program (losses, projection, channel, shapes, or the hyperparameters that are not numbers)": digest(
+            traced.start.fingerprint, traced.round.fingerprint, getattr(traced.measure, "fingerprint", "")
+        ),
+        "constants (what losses close over)": digest(*traced.start.consts, *traced.round.consts),
+        "start": digest(*jax.tree.leaves(job.start)),
+        "seed": job.seed,
+        "cohort": job.cohort,
+        "data": job.clients.digest or digest(*jax.tree.leaves(job.clients)),
+        "engine": repr(settings),
+        "answer to values that are not finite": job.on_nonfinite,
+    }
+
+
+def _shown(value: Any) -> str:
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    return str(leaves[0]) if len(leaves) == 1 and not leaves[0].ndim else digest(*leaves)
+
+
 class Session(simulation.Session):
     """A run on many devices, of this process or of several."""
 
@@ -152,10 +202,13 @@ class Session(simulation.Session):
                 f"give mesh={division.n} or fewer."
             )
         self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions)
-        data = division.divided(job.clients)
-        traced = engine.traced(job, convolve=settings.convolutions, seen=division.seen(data))
+        self.hosts = _processes(division.mesh)
+        seen = division.seen(job.clients)
+        traced = engine.traced(job, convolve=settings.convolutions, seen=seen)
+        if self.hosts.count > 1:
+            self.hosts.agree(_described(traced, settings))
         super().__init__(self._placed(traced), settings)
-        self._data = data
+        self._data = division.divided(job.clients)
 
     def _placed(self, traced: engine.Traced) -> engine.Traced:
         put = self._division.replicated
@@ -177,14 +230,27 @@ class Session(simulation.Session):
 
     @property
     def memory(self) -> Any:
-        """What the clients remember, one row for each."""
-        return jax.tree.map(lambda a: a[: self._division.n], self._carry.memory)
+        """What the clients remember, one row for each; put together, if several processes hold it."""
+        whole = lambda a: a if self.hosts.count == 1 else multihost_utils.process_allgather(a, tiled=True)
+        return jax.tree.map(lambda a: whole(a)[: self._division.n], self._carry.memory)
 
     def save(self) -> Carry:
         """See `engine.Session.save`."""
         padded = lambda leaf: Padded(leaf, self._division.n)
         memory, client = jax.tree.map(padded, (self._carry.memory, self._carry.client))
         return self._carry._replace(memory=memory, client=client)
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """See `engine.Session.advance`."""
+        try:
+            return super().advance(rounds)
+        except jax.errors.JaxRuntimeError as error:
+            if self.hosts.count == 1 or "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            why = str(error).splitlines()[0]
+            raise HostError(
+                f"another process is gone, or can't be reached, in or after round {self.rounds + 1} ({why:.200})."
+            ) from error
 
     def _program(
         self, name: str, of: Plan, function: Callable[..., Any], *fixed: Any, donate: tuple[int, ...] = ()

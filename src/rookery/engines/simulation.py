@@ -15,6 +15,7 @@ from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
 from rookery.engines.interpreter import Interpreter
+from rookery.hosts import ALONE
 from rookery.ledger import Amounts
 from rookery.plan import Carry, Given, Plan
 
@@ -74,6 +75,7 @@ class Simulation:
 class Session:
     """A run in this process."""
 
+    hosts = ALONE
     keepers = None
     durable = False
     shows_each = True

@@ -14,12 +14,14 @@ from rookery.engines import engine
 from rookery.engines.engine import Stopped
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
+from rookery.hosts import ALONE
 from rookery.ledger import Amounts
 
 
 class Session:
     """A run with its sites: those of this process, or on a network."""
 
+    hosts = ALONE
     memory = None  # that of the sites is nobody else's
 
     def __init__(self, traced: engine.Traced, coordinator: Coordinator, sites: list[Site] | None = None) -> None:

@@ -1,0 +1,182 @@
+"""Several processes with several devices each give the numbers of one, and fail together, with a clear word."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery import hosts
+
+from .cases import CORE_HOSTED, HARD, job, ragged
+from .runs import outcome
+
+HERE = Path(__file__).parent
+PATH = os.pathsep.join([str(HERE.parent), *sys.path])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH, "JAX_NUM_CPU_DEVICES": "2", "JAX_ENABLE_X64": "1"}
+
+
+def address() -> str:
+    """One that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_two_processes_of_two_devices(tmp_path: Path) -> None:
+    where = address()
+    each = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path)],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    expected = {
+        name: outcome(rk.Simulation(block=2), job(name, ragged(kind), **HARD)) for name, kind in CORE_HOSTED
+    }  # while they work
+    said = [process.communicate(timeout=500) for process in each]
+    lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in said]
+    errors = [error for _, error in said]
+
+    assert each[0].returncode == 0, errors[0]
+    told = {line["method"]: line["counts"] for line in lines[0] if "method" in line}
+    assert not any("method" in line for line in lines[1])
+    for name, one in expected.items():
+        with np.load(tmp_path / f"{name}.npz") as found:
+            leaves = [found[file] for file in found.files]
+        memory = [np.stack(own) for own in zip(*one.memory, strict=True)]
+        for a, b in zip(leaves, [*jax.tree.leaves(one.state), *memory], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
+        assert told[name] == one.counts
+
+    runs = [next(line for line in own if "loaded" in line) for own in lines]
+    assert [own["loaded"] for own in runs] == [[0, 1], [2, 3]]
+    assert runs[0]["history"] == runs[1]["history"]
+    goes_on(tmp_path / "checkpoint", runs[0])
+
+    complaints = [[line["error"] for line in own if "error" in line] for own in lines]
+    assert complaints[0][:3] == complaints[1]
+    for complaint, what in zip(complaints[0], ("its data is", "its step is '1.1'", "its program"), strict=False):
+        assert complaint.startswith("process 1 does not agree with process 0: ")
+        assert what in complaint
+    assert complaints[0][3] == "process 1: OSError: client 2: no such file."
+    assert each[1].returncode == 1
+    assert "OSError: client 2: no such file" in errors[1]
+
+
+def goes_on(checkpoint: Path, before: dict[str, Any]) -> None:
+    """What two processes have saved, one goes on with: the numbers are those of a run that was never cut."""
+    it = ragged("SingleLevel")
+    clients = rk.Clients.from_loader(4, lambda i: {"upper": it.data["upper"][i]}, weights="size")
+    method = rk.PDSGD(step=0.05, dual_step=0.1, penalty=2.0, batch_size=3)
+    evaluate = lambda x, y: {"norm": float(np.linalg.norm(x))}
+    measure = lambda client, x, y: {"loss": client.mean(lambda rows: it.problem.loss(x, rows), client.upper())}
+    solve = lambda rounds, **given: rk.solve(
+        it.problem, clients, method, it.init, rounds, cohort=3, every=2, evaluate=evaluate, evaluate_client=measure,
+        keep_best="-norm", **given,
+    )  # fmt: skip
+    whole, gone_on = solve(6), solve(6, checkpoint=checkpoint)
+    np.testing.assert_allclose(before["history"]["loss"], whole.history["loss"][:3], rtol=1e-10)
+    np.testing.assert_allclose(gone_on.x, whole.x, rtol=1e-10)
+    left, right = (run.history.drop(columns="seconds") for run in (whole, gone_on))
+    np.testing.assert_allclose(left, right, rtol=1e-10)
+
+
+def test_alone_one_hears_oneself() -> None:
+    assert hosts.ALONE.gathered({"a": 1}) == [{"a": 1}]
+    assert hosts.ALONE.first(lambda: 3) == 3
+    assert hosts.lead()
+    hosts.ALONE.agree({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("localhost:1", 2, None), "all three"),
+        (("localhost:1", 2, 2), "process=2 of 2: they are counted from 0 to 1"),
+        (("localhost", 2, 0), "not of the form host:port"),
+    ],
+)
+def test_bad_addresses(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        hosts.start(*given)
+
+
+# The command line.
+
+
+def commands(out: Path, *more: str) -> list[subprocess.Popen[str]]:
+    """Two processes that run FedAvg together."""
+    where = address()
+    words = ["run", "digits", "--algorithm=FedAvg", "--clients=6", "--every=200", "--rounds=1000000", "--coordinator"]
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "rookery.cli",
+                *words,
+                where,
+                "--processes",
+                "2",
+                "--process",
+                str(i),
+                "--out",
+                str(out),
+                *more,
+            ],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+
+
+def saved(out: Path) -> list[Path]:
+    """Wait for a checkpoint."""
+    for _ in range(1200):
+        found = [path for path in out.glob("checkpoint/round_*") if path.name.removeprefix("round_").isdigit()]
+        if len(found) > 1:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint was written")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_ends_the_run_on_all(victim: int, tmp_path: Path) -> None:
+    each = commands(tmp_path)
+    saved(tmp_path)
+    worker = subprocess.run(["pgrep", "-P", str(each[victim].pid)], capture_output=True, text=True, check=True).stdout
+    os.kill(int(worker), signal.SIGKILL)
+    said = [process.communicate(timeout=60)[1] for process in each]
+    assert [process.returncode for process in each] == [1, 1]
+    assert all("goes on from its last checkpoint with --resume" in own.splitlines()[-1] for own in said)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_one_stops_all(tmp_path: Path) -> None:
+    each = commands(tmp_path)
+    saved(tmp_path)
+    worker = subprocess.run(["pgrep", "-P", str(each[1].pid)], capture_output=True, text=True, check=True).stdout
+    os.kill(int(worker), signal.SIGINT)
+    said = [process.communicate(timeout=120) for process in each]
+    assert [process.returncode for process in each] == [130, 130]
+    assert "Go on with --resume" in said[0][1]
+    assert not said[1][0]  # only the first prints
+    assert (tmp_path / "history.csv").exists()
