@@ -377,6 +377,7 @@ def test_the_program_itself(tmp_path):
 # Compiled programs on disk.
 
 
+@pytest.mark.slow
 def test_a_second_command_compiles_nothing(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "ROOKERY_CACHE"}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}

@@ -55,6 +55,7 @@ print(rk.explain(task.problem, task.clients, method, task.init))
     assert shown == printed
 
 
+@pytest.mark.slow
 def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]) -> None:
     (page,) = blocks("docs/robust-and-fair.md", "python")
     exec(compile(page, "robust-and-fair.md", "exec"), {})
@@ -78,6 +79,7 @@ def test_the_commands_of_the_demo_are_on_its_page() -> None:
     assert shown.splitlines() == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]
 
 
+@pytest.mark.slow
 def test_the_page_on_models(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for page in blocks("docs/models.md", "python"):
@@ -89,12 +91,14 @@ def test_the_page_on_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["Dense_0"]["kernel"].shape == (6, 10)
 
 
+@pytest.mark.slow
 def test_the_page_on_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
     (page,) = blocks("docs/optimizers.md", "python")
     exec(compile(page, "optimizers.md", "exec"), {})
     assert f"# {', '.join(capsys.readouterr().out.split())}\n" in page
 
 
+@pytest.mark.slow
 def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
     (page, measuring), (shown,) = blocks("docs/data.md", "python"), blocks("docs/data.md", "text")
     names: dict[str, Any] = {}

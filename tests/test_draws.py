@@ -76,6 +76,7 @@ def drawn() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_same_without_double_precision() -> None:
     assert jax.config.jax_enable_x64
     program = "import jax, test_draws; assert not jax.config.jax_enable_x64; print(test_draws.drawn())"

@@ -53,6 +53,7 @@ def test_the_kernels_of_the_residual_network_are_matrices():
         np.testing.assert_allclose(_convolved(values, kernel, 3, stride), expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_small_residual_network():
     """By hand where that is easy: with kernels of zero a block is its shortcut, and the shortcut has no parameters."""
     model = ResNet(classes=4, blocks=1, width=4, groups=2)
@@ -128,6 +129,7 @@ def test_robust_training_serves_the_worst_class():
     assert robust["risk"] < 0.5 * plain["risk"]
 
 
+@pytest.mark.slow
 def test_the_metrics_of_imbalanced_images():
     task = rk.tasks.dro_imbalanced(penalty=0.5)
     x = task.init[0]
@@ -273,6 +275,7 @@ def example(tmp_path, monkeypatch):
     return lambda name: runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.slow
 def test_policy_evaluation_finds_the_least_squares_solution(example):
     names = example("policy_evaluation")
     assert names["error"] < 1e-4

@@ -58,6 +58,7 @@ def test_a_direction_for_the_rest() -> None:
     assert direction("loss", otherwise=True) == Direction("loss", False)
 
 
+@pytest.mark.slow
 def test_the_metrics_of_tasks() -> None:
     small = [
         tasks.quadratic(clients=2),

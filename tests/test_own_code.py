@@ -71,6 +71,7 @@ def test_new_files_run_at_once_and_a_config_repeats_the_run(here: Path, monkeypa
     assert "directions" in done("explain", *ours)
 
 
+@pytest.mark.slow
 def test_a_config_repeats_a_run_of_the_librarys(here: Path) -> None:
     """Ranges, words and an optimizer at the server, too; and what the command line says wins."""
     more = ["--set", "lower_local_steps=2..3", "--set", "batch_size=4", "--seed", 5, "--cohort", 2]

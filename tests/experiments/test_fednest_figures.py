@@ -15,6 +15,7 @@ def fig4(tmp_path_factory):
     return reproduce("fednest-fig4", tmp_path_factory.mktemp("fig4"), quick=True, progress=False)
 
 
+@pytest.mark.slow
 def test_fig4_writes_everything(fig4):
     assert {path.name for path in fig4.iterdir()} == {
         "results.csv", "fednest-fig4.png", "claims.json", "made.json", "summary.md", "runs",

@@ -154,6 +154,7 @@ def test_equals_the_transcription(name: str) -> None:
     assert (last["samples_upper"], last["samples_lower"]) == (3 * steps, 2 * steps)  # one ξ and one ζ a step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("direction", "reweighted", "adaptive"),
     [("storm", False, True), ("momentum", False, False), ("gradient", True, True)],

@@ -105,6 +105,7 @@ def test_fedmbo_equals_the_transcription_on_both_engines() -> None:
 X, Y = jnp.array([0.3, -1.0, 0.7]), jnp.array([1.0, -0.5, 0.2, 0.4])
 
 
+@pytest.mark.slow
 def test_fedmbo_estimates_the_global_series() -> None:
     """The mean is the N-term series of the mean Hessian, neither the clients' own series nor N + 1 terms."""
     task = rk.tasks.quadratic(clients=4, samples=2, noise=0.1, seed=2)
@@ -175,6 +176,7 @@ def test_aggitd_equals_the_transcription_for_one_q_in_each_round() -> None:
     assert set(drawn) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_aggitd_at_the_solution_is_unbiased_up_to_the_length_of_its_series() -> None:
     """Averaged over Q, h is the hypergradient with N + 1 terms, which vanishes at the solution as N grows."""
     task, n = rk.tasks.quadratic(clients=3, seed=2), 20
@@ -284,6 +286,7 @@ def test_adafbio_equals_the_transcription() -> None:
     q.assert_same(q.trajectory(q.BILEVEL, CLIENTS, method, q.INIT, 5), list(adafbio(5, 3)))
 
 
+@pytest.mark.slow
 def test_storm_lowers_the_variance() -> None:
     """At the same batch size LocalBSGVR's estimate scatters less than the plain one, which is that with momentum 1."""
     task = rk.tasks.quadratic(clients=1, samples=20, noise=0.5, seed=1, replace=True)
@@ -428,6 +431,7 @@ def test_alset_takes_one_of_the_n_products() -> None:
     assert set(drawn) == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_two_timescales_are_schedules_and_stocbio_sums() -> None:
     upper, lower = lambda k: ALPHA * (k + 1.0) ** -0.6, lambda k: BETA * (k + 1.0) ** -0.4
     method = rk.TTSA(upper_step=upper, lower_step=lower, neumann="sum", neumann_terms=3, hessian_step=STEP)

@@ -215,6 +215,7 @@ def test_one_local_step_is_exact(task: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_bias_of_local_steps_is_in_proportion_to_the_steps(task: Any) -> None:
     closed, floors = solution(task), []
     for size in (0.2, 0.1, 0.05):
@@ -284,6 +285,7 @@ SMALL: dict[str, Any] = {"clients": 3, "upper_dim": 2, "lower_dim": 2, "samples"
 NOISY: dict[str, Any] = {"batch_size": 1, "lower_batch": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["global", pytest.param("client", marks=pytest.mark.slow)])
 def test_minibatches(scope: Any) -> None:
     """STORM's estimate of the upper direction varies less than the plain one; the theory's steps converge."""

@@ -217,6 +217,7 @@ def test_equals_the_transcription(name: str) -> None:
     assert (first["exchanges"], first["bytes_up"]) == ((1, 8 * D_G * q.N_CLIENTS) if name in AT_THE_START else (0, 0))
 
 
+@pytest.mark.slow
 def test_a_cohort_and_a_random_output() -> None:
     """A client that took part in the last round subtracts at its own point, another one at the mean.
 

@@ -87,6 +87,7 @@ def test_a_cohort_is_averaged_by_its_own_weights() -> None:
     q.assert_same(q.trajectory(problem, clients, algorithm, q.INIT, 15, cohort=2, seed=7), expected)
 
 
+@pytest.mark.slow
 def test_equal_clients_and_plain_steps() -> None:
     """One data set of the same size each, int local steps: the library then takes slices, without masks."""
     ours, clients = q.bilevel(weights=[1.0] * 5, lower=(3,) * 5, upper=(2,) * 5)
@@ -105,6 +106,7 @@ def test_minimax_in_its_bilevel_form() -> None:
     q.assert_same(q.trajectory(q.MINIMAX.as_bilevel(), clients, algorithm, q.INIT, 12), expected)
 
 
+@pytest.mark.slow
 def test_compositional_in_its_bilevel_form() -> None:
     _, ours, clients = PROBLEMS["compositional"]
     algorithm, letters = pair(rk.FedNest, hessian_step=0.5)
@@ -184,6 +186,7 @@ def test_data_in_pieces() -> None:
     q.assert_same(q.trajectory(q.BILEVEL, clients, algorithm, q.INIT, 12), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [rk.FedNest, pytest.param(rk.LFedNest, marks=pytest.mark.slow)])
 def test_hessian_step_auto(cls: type) -> None:
     """ℓ is twice the norm of a power iteration's vector, which goes on by one product a round, at its (x, y⁺)."""

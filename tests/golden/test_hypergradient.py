@@ -121,6 +121,7 @@ def test_random_neumann_of_one_cohort_estimates_that_cohorts_series() -> None:
     assert_told_apart(samples, series(solution(TASK), TERMS))
 
 
+@pytest.mark.slow
 def test_random_neumann_with_fresh_cohorts_estimates_everyones_series() -> None:
     """Lemma 2.2: fresh, independent cohorts of equal weights, whatever cohort the round has."""
     task = make_task()
@@ -133,6 +134,7 @@ def test_random_neumann_with_fresh_cohorts_estimates_everyones_series() -> None:
     assert_told_apart(samples, reused, series(of_cohort([0, 2], task), TERMS))
 
 
+@pytest.mark.slow
 def test_random_neumann_with_minibatches() -> None:
     """Fresh minibatches for every product: their noise averages out although the estimator multiplies them."""
     task = make_task(sizes=[6, 4, 5, 8], noise=1.0)

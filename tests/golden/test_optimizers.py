@@ -78,6 +78,7 @@ WORDS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lower", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_nested_sibling(lower: bool) -> None:
     """LFedNest with Adam on x and momentum on y, or on x alone."""

@@ -230,6 +230,7 @@ def test_the_transcription_exercises_what_it_should() -> None:
     assert min(steps) < 0.9 * RADIUS
 
 
+@pytest.mark.slow
 def test_every_outer_sample_has_inner_samples_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn afresh at every step, once for both points of STORM."""
     drawn: Counter[tuple[Any, ...]] = Counter()
