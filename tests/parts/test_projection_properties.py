@@ -71,7 +71,6 @@ def assert_nearest(v: np.ndarray, w: np.ndarray, furthest: np.ndarray, rounding:
 simplices = points().flatmap(lambda v: st.tuples(st.just(v), st.none() | caps(len(v))))
 
 
-@pytest.mark.slow
 @FIXED
 @given(simplices)
 @example((np.array([0, -1e30, -1e30, -1e30, -1e30]), 0.4))
