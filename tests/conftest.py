@@ -8,8 +8,7 @@ from pathlib import Path
 # The tests' programs are tiny and run once: nearly all their time is the compiler's, and most of that its optimizer's.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_disable_hlo_passes=fusion",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
 os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the user's cache
 
