@@ -16,7 +16,7 @@ from rookery.engines.federation.transports.memory import Memory
 def like(clients: rk.Clients) -> rk.Clients:
     """What the coordinator knows of them."""
     sample = lambda source: jax.tree.map(lambda a: np.asarray(a)[0], source.rows)
-    levels = {name: sample(source) for name, source in clients._levels().items() if source is not None}
+    levels = {name: sample(source) for name, source in clients.levels().items() if source is not None}
     center: Any = {}
     if clients.center is not None:
         held = clients.center_client is None

@@ -144,6 +144,18 @@ class Division:
         return jax.tree.map(put, value)
 
 
+def _as_on_one(clients: Clients) -> Clients:
+    """The shapes of the clients' data, as one device would hold them all."""
+
+    def own(source: Source) -> Source:
+        total = int(np.asarray(source.sizes, np.int64).sum())
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), source.rows)
+        return source.member(rows, source.offsets, source.sizes)
+
+    levels = [None if source is None else own(source) for source in clients.levels().values()]
+    return _with(clients, levels, clients.weights, clients.center)
+
+
 def _with(clients: Clients, levels: list[Any], weights: Any, center: Any) -> Clients:
     return Clients.tree_unflatten((clients.replace, clients.center_client), (*levels, weights, center))
 
@@ -201,7 +213,7 @@ class Session(simulation.Session):
                 f"Simulation: a mesh of {division.devices} devices, and {division.n} clients to divide among them: "
                 f"give mesh={division.n} or fewer."
             )
-        self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions)
+        self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions, seen=_as_on_one(job.clients))
         self.hosts = _processes(division.mesh)
         seen = division.seen(job.clients)
         traced = engine.traced(job, convolve=settings.convolutions, seen=seen)
