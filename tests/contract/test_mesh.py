@@ -14,8 +14,8 @@ from rookery.engines.engine import Job
 from .cases import HARD, case, job, pairs, ragged, together
 from .runs import agree, close, outcome
 
-# One that gathers and scatters, one whose cohort has clients twice, one with the centre's data. (Others: test_hosts.)
-CORE = {"PDSGD", "DRFA", "WeightedNodesProx"}
+# One that gathers and scatters, and one whose cohort has clients twice. (Five others: test_hosts.)
+CORE = {"PDSGD", "DRFA"}
 
 
 @together(pairs(), default=CORE)

@@ -26,6 +26,7 @@ def test_fig4_writes_everything(fig4):
     assert "Scaled down" in (fig4 / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_fig4_claims(fig4):
     claims = json.loads((fig4 / "claims.json").read_text())
     assert {claim["claim"]: claim["verdict"] == "reproduced" for claim in claims} == {
