@@ -252,6 +252,7 @@ def solve(
     session = engine.open(job)
     with closing(session):
         clients, hosts = session.clients, session.hosts
+        hosts.agree({"rounds": rounds, "every": every, "keep_best": keep_best, "checkpoint": str(checkpoint)})
         record.ledger.add([session.init()], clients.n)
         record.seconds += time.perf_counter() - begin
         record.ledger.rounds = 0

@@ -135,3 +135,12 @@ def test_bad_meshes(given: dict[str, Any], message: str) -> None:
 def test_debugging_is_for_one_device() -> None:
     with pytest.raises(ValueError, match="leave mesh out"):
         rk.Simulation(mesh=2, debug=True)
+
+
+@pytest.mark.parametrize("mesh", [None, 2])
+def test_who_holds_a_part_of_the_clients_needs_the_mesh_it_was_loaded_for(mesh: Any) -> None:
+    """Else it would compute with other clients' rows."""
+    what = many(METHODS["FedAvg"], 5)
+    what.clients.here = range(0, 3)  # as Clients.from_loader sets it in the first of four processes
+    with pytest.raises(ValueError, match=r'[Tt]his process holds .*mesh="all"'):
+        solved(what, mesh)

@@ -143,6 +143,11 @@ class Traced:
 
 def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients | None = None) -> Traced:
     """Trace a job's plans, and check what shows only then. `seen`: the clients' shapes as those see them who work."""
+    if seen is None and job.clients.here is not None:
+        raise ValueError(
+            f"This process holds the data of {len(job.clients.here)} of the {job.clients.n} clients, others hold the "
+            'rest: give engine=rk.Simulation(mesh="all").'
+        )
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
     clients = job.clients if seen is None else seen

@@ -71,6 +71,17 @@ class Division:
         """The first client of a device, and the one after its last."""
         return min(device * self.each, self.n), min((device + 1) * self.each, self.n)
 
+    def check(self, clients: Clients) -> None:
+        """Raise ValueError if this process does not hold the data of its devices' clients."""
+        own = [d for d, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
+        needed = [self.bounds(d) for d in own]
+        here = range(clients.n) if clients.here is None else clients.here
+        if any(first < last and not (here.start <= first and last <= here.stop) for first, last in needed):
+            raise ValueError(
+                f"Simulation: this process holds the data of the clients {here.start} to {here.stop - 1}, and its "
+                'devices in the mesh have others: give mesh="all", for which Clients.from_loader loads.'
+            )
+
     def divided(self, clients: Clients) -> Clients:
         """Their data on the devices, each with its own clients' alone; all have the weights and the centre's data."""
         begin = 0 if clients.here is None else clients.here.start
@@ -188,11 +199,14 @@ def _described(traced: engine.Traced, settings: simulation.Simulation) -> dict[s
         "program (losses, projection, channel, shapes, or the hyperparameters that are not numbers)": digest(
             traced.start.fingerprint, traced.round.fingerprint, getattr(traced.measure, "fingerprint", "")
         ),
-        "constants (what losses close over)": digest(*traced.start.consts, *traced.round.consts),
+        "constants (what losses close over)": digest(
+            *traced.start.consts, *traced.round.consts, *getattr(traced.measure, "consts", ())
+        ),
         "start": digest(*jax.tree.leaves(job.start)),
         "seed": job.seed,
         "cohort": job.cohort,
         "data": job.clients.digest or digest(*jax.tree.leaves(job.clients)),
+        "faults": repr(job.faults),
         "engine": repr(settings),
         "answer to values that are not finite": job.on_nonfinite,
     }
@@ -213,6 +227,7 @@ class Session(simulation.Session):
                 f"Simulation: a mesh of {division.devices} devices, and {division.n} clients to divide among them: "
                 f"give mesh={division.n} or fewer."
             )
+        division.check(job.clients)
         self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions, seen=_as_on_one(job.clients))
         self.hosts = _processes(division.mesh)
         seen = division.seen(job.clients)
