@@ -1,5 +1,6 @@
 """Checkpoints: a resumed run is the uninterrupted one, on every engine, whatever happened to process and disk."""
 
+import copy
 import os
 import resource
 import shutil
@@ -409,6 +410,20 @@ def test_half_written_rounds_are_not_looked_at(engine: Any, tmp_path: Path) -> N
         (place / "round_1.deleted").mkdir()
     same(rk.solve(**given, checkpoint=folder), rk.solve(**given))
     assert all(saved(place) == ["round_4", "round_6"] for place in places)
+
+
+def test_what_is_being_written_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of orbax's writes the header while the run goes on, at times several rounds later."""
+    given, write = [], Folder.write
+
+    def watched(self: Folder, done: int, header: Any, arrays: Any, keep: int | None) -> None:
+        given.append((header, copy.deepcopy(header)))
+        write(self, done, header, arrays, keep)
+
+    monkeypatch.setattr(Folder, "write", watched)
+    rk.solve(**GIVEN, checkpoint=tmp_path / "run")
+    assert len(given) == 3
+    assert all(now == then for now, then in given)
 
 
 # A federation's sites.

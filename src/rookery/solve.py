@@ -516,9 +516,10 @@ class _Record:
         )  # fmt: skip
 
     def extra(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, which is written while the run goes on: as it is now."""
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
-        told = {"counts": self.ledger.counts, "last": self.ledger.last}
-        return {**told, "seconds": self.seconds, "rows": self.rows, "best": best}
+        told = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last)}
+        return {**told, "seconds": self.seconds, "rows": list(self.rows), "best": best}
 
     def restore(self, extra: dict[str, Any], best: Any) -> None:
         self.ledger.counts, self.ledger.last = extra["counts"], extra["last"]
