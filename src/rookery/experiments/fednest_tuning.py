@@ -29,7 +29,7 @@ Steps = tuple[float, float]  # the upper and the lower one
 CHOSEN: dict[tuple[str, str], Steps] = {
     ("FedNest", "i.i.d."): (20.0, 0.003),
     ("FedNestSGD", "i.i.d."): (6.0, 0.03),
-    ("LFedNest", "i.i.d."): (0.6, 0.003),
+    ("LFedNest", "i.i.d."): (0.2, 0.003),
     (CENTRAL, "i.i.d."): (20.0, 0.01),
     (UNTUNED, "i.i.d."): (0.0, 0.01),
     ("FedNest", "non-i.i.d."): (0.06, 0.003),
@@ -39,7 +39,7 @@ CHOSEN: dict[tuple[str, str], Steps] = {
 GRIDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("FedNest", "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.001, 0.003, 0.01, 0.03)),
     ("FedNestSGD", "i.i.d."): ((2.0, 6.0, 20.0), (0.003, 0.01, 0.03, 0.1)),
-    ("LFedNest", "i.i.d."): ((0.6, 2.0), (0.003, 0.01, 0.03)),
+    ("LFedNest", "i.i.d."): ((0.06, 0.2, 0.6, 2.0), (0.001, 0.003, 0.01, 0.03)),
     (CENTRAL, "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.003, 0.01, 0.03)),
     (UNTUNED, "i.i.d."): ((0.0,), (0.003, 0.01, 0.03)),
     ("FedNest", "non-i.i.d."): ((0.02, 0.06, 0.2, 0.6), (0.001, 0.003, 0.01)),
