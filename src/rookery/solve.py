@@ -1,6 +1,7 @@
 """`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
 
 import dataclasses
+import logging
 import os
 import re
 import signal
@@ -272,7 +273,7 @@ def solve(
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
         following = _Following(trackers if hosts.lead else [], settings)
-        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session.rounds)
+        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
 
@@ -551,7 +552,10 @@ def interrupts(said: bool = False) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _bar(progress: bool | str | None, algorithm: Any, rounds: int, done: int) -> Iterator[Callable[..., None]]:
+def _bar(progress: bool | str | None, algorithm: Any, rounds: int, session: Session) -> Iterator[Callable[..., None]]:
+    """What shows the rounds done and the last row's metrics; the session's notes above it, and in the log."""
+    for note in session.notes:
+        logging.getLogger("rookery").info(note)
     show = sys.stderr.isatty() if progress is None else bool(progress)
     if not show:
         yield lambda done, row: None
@@ -568,7 +572,9 @@ def _bar(progress: bool | str | None, algorithm: Any, rounds: int, done: int) ->
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         title = progress if isinstance(progress, str) else type(algorithm).__name__
-        task = bar.add_task(title, total=rounds, completed=done, metrics="")
+        task = bar.add_task(title, total=rounds, completed=session.rounds, metrics="")
+        for note in session.notes:
+            bar.console.print(note, highlight=False)
 
         def update(done: int, row: dict[str, Any]) -> None:
             metrics = "  ".join(f"{name} {value:.4g}" for name, value in row.items() if is_metric(name))

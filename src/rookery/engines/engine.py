@@ -1,7 +1,7 @@
 """What the engines share: the job, the session, the keys of a round, and compiled programs found by what they are."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from rookery import convolutions, draws, hyperparameters, plan
 from rookery.checkpoints import Keepers
 from rookery.checks import check_means, check_measure
 from rookery.clients import Clients, sample_cohort
+from rookery.computing import AS_IT_IS, Computing
 from rookery.hosts import Hosts
 from rookery.ledger import Amounts
 from rookery.plan import Carry, Plan, Setting
@@ -35,6 +36,7 @@ class Job:
     faults: channels.Faults | None = None
     on_nonfinite: str = "stop"  # or "warn"
     measure: Any = None  # measure(client, x, y, memory) -> {name: number}, for `Session.measure`
+    computing: Computing = AS_IT_IS  # in which precision, and with how much memory
 
 
 class Stopped(NamedTuple):
@@ -59,6 +61,7 @@ class Session(Protocol):
     stopped: Stopped | None  # set once it could not go on
     warned: Stopped | None  # set once a value was not finite, and the run went on all the same
     keepers: Keepers | None  # those who hold memory that `save` does not give, and save it themselves
+    notes: Sequence[str]  # what to say before the first round
 
     def init(self) -> Amounts:
         """The state before the first round, and what it has cost."""
@@ -151,7 +154,9 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients 
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
     clients = job.clients if seen is None else seen
-    setting = Setting(job.problem, clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products)
+    setting = Setting(
+        job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products
+    )
     start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
     measure = more[0] if more else None
     plan.traced_loops(start.body), plan.traced_loops(one_round.body)

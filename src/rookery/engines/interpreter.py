@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,15 @@ from rookery.plan import Body, Call, Server
 
 _AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
 _CACHE = 2**16  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
+
+
+class Fitting(NamedTuple):
+    """As many clients side by side as a device has room for; on a CPU, whose caches are small, often fewer."""
+
+    fit: int
+
+
+Block = int | str | Fitting  # "auto": as many as seem good, whatever the memory
 
 
 @dataclass
@@ -34,7 +43,7 @@ class _Mapped:
 class Interpreter:
     """Evaluates a plan's steps for a cohort in this process, under a trace."""
 
-    def __init__(self, clients: Clients, axes: list[Any], block: int | str) -> None:
+    def __init__(self, clients: Clients, axes: list[Any], block: Block) -> None:
         self._clients, self._axes, self._block = clients, axes, block
         self._worked_here: list[Any] = []  # for each function, a row of counts for each client
         self._worked_in_loops: list[Any] = []
@@ -279,11 +288,14 @@ class Interpreter:
     def _block_of(self, group: list[_Mapped]) -> int:
         if isinstance(self._block, int):
             return self._block
+        fit = self._block.fit if isinstance(self._block, Fitting) else None
+        if fit is not None and jax.default_backend() != "cpu":
+            return fit
         if jax.default_backend() == "cpu" and any(_large_products(m.eqn.params["work"]) for m in group):
             return 1
         replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
         most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
-        return max(1, min(_AUTO_BLOCK, most // max(replies, 1)))
+        return max(1, min(_AUTO_BLOCK, most // max(replies, 1), fit or _AUTO_BLOCK))
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:
@@ -332,7 +344,7 @@ class SimulatedFed(Fed):
     """
 
     def __init__(
-        self, problem: Any, clients: Clients, ids: Array, counted: Any, memory: Any = None, block: int | str = "auto",
+        self, problem: Any, clients: Clients, ids: Array, counted: Any, memory: Any = None, block: Block = "auto",
         debug: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(problem, clients, clients.weights, ids, Book(threaded=Threaded(memory)))

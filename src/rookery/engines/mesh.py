@@ -22,7 +22,7 @@ from rookery.checkpoints import Padded
 from rookery.clients import Clients, Source
 from rookery.engines import engine, simulation
 from rookery.engines.engine import Job
-from rookery.engines.interpreter import Interpreter, inside, weighted_sum
+from rookery.engines.interpreter import Block, Interpreter, inside, weighted_sum
 from rookery.hosts import ALONE, HostError, Hosts
 from rookery.jaxprs import digest
 from rookery.ledger import Amounts
@@ -234,7 +234,7 @@ class Session(simulation.Session):
         traced = engine.traced(job, convolve=settings.convolutions, seen=seen)
         if self.hosts.count > 1:
             self.hosts.agree(_described(traced, settings))
-        super().__init__(self._placed(traced), settings)
+        super().__init__(self._placed(traced), settings, division.devices)
         self._data = division.divided(job.clients)
 
     def _placed(self, traced: engine.Traced) -> engine.Traced:
@@ -308,7 +308,7 @@ def _here(leaf: Any) -> Any:
 class Program(simulation.Program):
     """A plan, to be interpreted on one of the devices."""
 
-    def __init__(self, traced: Plan, clients: Clients, block: int | str, division: Division) -> None:
+    def __init__(self, traced: Plan, clients: Clients, block: Block, division: Division) -> None:
         super().__init__(traced, clients, block)
         self.division = division
 
@@ -369,7 +369,7 @@ class Members:
 class _Share(Interpreter):
     """Evaluates a plan's steps on one device: per-client values are those of the members that it holds."""
 
-    def __init__(self, clients: Clients, axes: list[Any], block: int | str, division: Division) -> None:
+    def __init__(self, clients: Clients, axes: list[Any], block: Block, division: Division) -> None:
         super().__init__(clients, axes, block)
         self._division = division
 
@@ -485,7 +485,7 @@ class _Share(Interpreter):
         """The block with which a device's share of a cohort wastes little."""
         if len(ids) == self._division.n and room == self._division.each:  # the share is all that there is room for
             return -(-room // -(-room // min(block, room)))
-        if self._block != "auto":
+        if isinstance(self._block, int):
             return min(block, room)
         expected = -(-len(ids) // self._division.devices)
         return min(block, room, -(-expected // _PIECES))

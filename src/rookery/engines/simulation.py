@@ -1,7 +1,8 @@
 """The simulation: a cohort is vectorised, a mean is a reduction, and a run of rounds is one compiled program."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from jaxtyping import Array
 
 from rookery import convolutions, ledger, plan
 from rookery.clients import Clients
+from rookery.computing import Computing
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
-from rookery.engines.interpreter import Interpreter
-from rookery.hosts import ALONE
+from rookery.engines.interpreter import Block, Fitting, Interpreter
+from rookery.engines.room import MemoryLimitError, Room, memory_of, words
+from rookery.hosts import ALONE, Hosts
 from rookery.ledger import Amounts
 from rookery.plan import Carry, Given, Plan
 
@@ -27,8 +30,9 @@ class Simulation:
     """The default engine: everything in this process, vectorised and compiled.
 
     Arguments:
-        block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory. "auto":
-            128, or fewer where their replies are large; on a CPU one where local steps multiply large matrices.
+        block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory. "auto": as
+            many as there is room for, by an estimate made before anything is compiled; on a CPU at most 128, and one
+            where local steps multiply large matrices.
         mesh: devices to divide the clients and their memory among: "all" (every device of every process), a number of
             devices, or a `jax.sharding.Mesh`. Each computes the members of a cohort that it holds, and the numbers are
             those of one device, to rounding. None: one device.
@@ -36,12 +40,18 @@ class Simulation:
             not finite appears.
         convolutions: "products" computes them, and pooling, as slices and matrix products; "xla" as XLA does; "auto" as
             products on CPUs and GPUs, where XLA's are slow in loops and with each client's own kernel.
+        precision: of the clients' losses. "bfloat16" computes them so, with x, y and all that is added up in their own
+            type; "float32" multiplies float32 matrices in full, which GPUs otherwise round to 10 bits (TF32).
+        remat: keep only the results of a loss's matrix products for its derivatives, and compute the rest again: less
+            memory, more arithmetic.
     """
 
     block: int | str = "auto"
     mesh: Any = None
     debug: bool = False
     convolutions: str = "auto"
+    precision: str | None = None
+    remat: bool = False
 
     sees_memory = True
 
@@ -52,11 +62,18 @@ class Simulation:
         if not isinstance(self.debug, bool):
             raise ValueError(f"Simulation: debug={self.debug!r} is not True or False.")
         convolutions.check(self.convolutions, "Simulation")
+        self.computing.check("Simulation")
         if self.mesh is not None and self.debug:
             raise ValueError("Simulation: debug=True goes client by client, on one device: leave mesh out.")
 
+    @property
+    def computing(self) -> Computing:
+        """How losses are computed."""
+        return Computing(self.precision, self.remat)
+
     def open(self, job: Job) -> Any:
         """A session for this job."""
+        job = replace(job, computing=self.computing)
         if not job.clients.held:
             raise ValueError(
                 "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
@@ -75,12 +92,12 @@ class Simulation:
 class Session:
     """A run in this process."""
 
-    hosts = ALONE
+    hosts: Hosts = ALONE
     keepers = None
     durable = False
     shows_each = True
 
-    def __init__(self, traced: engine.Traced, simulation: Simulation) -> None:
+    def __init__(self, traced: engine.Traced, simulation: Simulation, devices: int = 1) -> None:
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients
         self.clients = traced.job.clients
@@ -88,7 +105,10 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
-        self._block = simulation.block
+        self._room = room_for(traced, devices, self.hosts)
+        chosen = simulation.block == "auto"
+        self._block: Block = Fitting(self._room.side_by_side) if chosen else simulation.block
+        self.notes = self._room.notes(-(-self._job.cohort // devices)) if chosen else []
 
     @cached_property
     def fingerprint(self) -> str:
@@ -118,8 +138,9 @@ class Session:
         """See `engine.Session.init`."""
         traced = self._traced
         program = self._program("start", traced.start, start)
-        self._carry, report = program(traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed)
-        report = jax.device_get(report)
+        with self._explained():
+            self._carry, report = program(traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed)
+            report = jax.device_get(report)
         self._check_start(report)
         return amounts(traced.start, report)
 
@@ -140,11 +161,28 @@ class Session:
         while len(done) < rounds and self.stopped is None:
             count = min(rounds - len(done), limit)
             strict = job.on_nonfinite == "stop"
-            self._carry, reports = program(
-                traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
-            )
-            done += self._told(jax.device_get(reports), count)
+            with self._explained():
+                self._carry, reports = program(
+                    traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
+                )
+                reports = jax.device_get(reports)
+            done += self._told(reports, count)
         return done
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A device that is out of memory says what takes how much, and what helps."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            block: Any = self._block.fit if isinstance(self._block, Fitting) else self._block
+            side_by_side = min(self._job.cohort, block)
+            raise MemoryLimitError(
+                f"The device, which has {words(self._room.limit)}, is out of memory. "
+                f"{self._room.sizes(side_by_side)} {self._room.advice}"
+            ) from error
 
     def _told(self, reports: Any, count: int) -> list[Amounts]:
         """What the rounds have cost; and whether one of them was not completed."""
@@ -187,6 +225,17 @@ class Session:
         self._carry = None
 
 
+def room_for(traced: engine.Traced, devices: int, hosts: Hosts) -> Room:
+    """What there is room for on each of these devices, and on the smallest of them all."""
+    carry, clients = traced.start.made.carry, traced.job.clients
+    state, own = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
+    data = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(clients))
+    among = devices if clients.here is None else jax.local_device_count()
+    limit = min(hosts.gathered(memory_of(jax.local_devices()[0])))
+    bodies = [traced.start.body, traced.round.body]
+    return Room(limit, -(-data // among), state + -(-own // devices), bodies, traced.setting.clients.client_axes())
+
+
 def minimum(job: Job) -> int:
     """The replies that an exchange needs."""
     return 0 if job.faults is None else job.faults.minimum
@@ -216,7 +265,7 @@ def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
 class Program:
     """A plan, to be interpreted for data of these shapes; without the plan's constants, which a caller hands over."""
 
-    def __init__(self, traced: Plan, clients: Clients, block: int | str) -> None:
+    def __init__(self, traced: Plan, clients: Clients, block: Block) -> None:
         self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
         self.loops = plan.traced_loops(traced.body)
         self.block = block

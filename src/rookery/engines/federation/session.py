@@ -23,6 +23,7 @@ class Session:
 
     hosts = ALONE
     memory = None  # that of the sites is nobody else's
+    notes = ()
 
     def __init__(self, traced: engine.Traced, coordinator: Coordinator, sites: list[Site] | None = None) -> None:
         self._traced, self._job, self.coordinator, self.sites = traced, traced.job, coordinator, sites or []
