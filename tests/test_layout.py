@@ -17,7 +17,7 @@ LAYERS = [
     {"tree", "arguments", "metrics", "ledger", "weights", "hosts"},
     {"draws", "jaxprs", "frames"},
     {"convolutions"},
-    {"problems", "clients", "channel"},
+    {"problems", "clients", "channel", "computing"},
     {"client", "objectives", "channels", "variables"},
     {"fed"},
     {"parts", "hyperparameters", "words"},

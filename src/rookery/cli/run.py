@@ -64,6 +64,10 @@ def run(
     mesh: Annotated[
         str | None, typer.Option(help="Divide the clients among devices: all, or how many; --distributed means all.")
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the losses: bfloat16, or float32 (in full, also on GPUs).")
+    ] = None,
+    remat: Annotated[bool, typer.Option("--remat", help="Less memory for the derivatives, more arithmetic.")] = False,
     distributed: Distributed = False,
     coordinator: Coordinator = None,
     processes: Processes = None,
@@ -79,6 +83,7 @@ def run(
         if join(distributed, coordinator, processes, process):
             mesh = mesh or "all"
         divided = value_of(mesh) if mesh is not None else None
+        engine = rk.Simulation(debug=debug, mesh=divided, precision=precision, remat=remat)
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
         method = asked.method
         hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
@@ -97,8 +102,8 @@ def run(
             resume,
             quiet,
             json,
-            {"server-optimizer": server_optimizer, "mesh": mesh},
-            engine=rk.Simulation(debug=debug, mesh=divided) if debug or mesh is not None else None,
+            {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None},
+            engine=engine,
         )
         raise typer.Exit(done)
 
