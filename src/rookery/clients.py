@@ -778,7 +778,7 @@ def _source(
                     f"{begin + client}; {fix}."
                 )
     return Source(
-        jax.tree.unflatten(structure, [jnp.asarray(array) for array in joined]),
+        jax.tree.unflatten(structure, [_placed(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
         jnp.asarray(sizes, jnp.int32),
         int(sizes.max()),
@@ -794,8 +794,26 @@ def _rows_where(find: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> 
     for begin in range(0, len(array), step):
         piece = array[begin : begin + step]
         piece = piece.astype(np.float32) if piece.dtype.kind == "V" else piece  # bfloat16
-        found.append(begin + np.flatnonzero(find(piece).reshape(len(piece), -1).any(axis=1)))
-    return np.concatenate(found)
+        marked = find(piece)
+        if marked.any():
+            found.append(begin + np.flatnonzero(marked.reshape(len(piece), -1).any(axis=1)))
+    return np.concatenate(found) if found else np.zeros(0, int)
+
+
+def _placed(array: np.ndarray) -> Array:
+    """The array on the default device, copied once at most: `jnp.asarray` would hold two copies for a while.
+
+    `device_put` shares aligned memory on a CPU. That is fine for what nobody can write to: JAX's own arrays, files
+    mapped for reading.
+    """
+    placed = jax.block_until_ready(jax.device_put(array))
+    shared = placed.unsafe_buffer_pointer() == array.ctypes.data
+    return jnp.array(placed, copy=True) if shared and _writeable(array) else placed
+
+
+def _writeable(array: Any) -> bool:
+    """Whether the array, or one that it is a view of, can be written to."""
+    return isinstance(array, np.ndarray) and (array.flags.writeable or _writeable(array.base))
 
 
 def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:
