@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 
 def main() -> None:
@@ -19,25 +21,41 @@ def main() -> None:
     given.add_argument("--devices", type=int, help="measure this number alone, in this process")
     asked = given.parse_args()
     if asked.devices:
-        print(f"{_seconds(asked.devices, asked.cohort):.6f}")
+        print(f"{seconds(asked.devices if asked.devices > 1 else None, asked.cohort):.6f}")
         return
-    alone, devices = 0.0, 1
-    while devices <= min(asked.most, os.cpu_count() or 1):
-        cores = ",".join(map(str, range(devices)))
-        flags = "--xla_cpu_multi_thread_eigen=false"  # a device is a core
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
-        words = ["taskset", "-c", cores, sys.executable, __file__, f"--devices={devices}", f"--cohort={asked.cohort}"]
-        seconds = float(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
-        alone = alone or seconds
-        print(
-            f"{devices} devices: {1e3 * seconds:8.1f} ms a round, efficiency {alone / (devices * seconds):.0%}",
-            flush=True,
+
+    def measured(devices: int) -> float:
+        words = [*pinned(range(devices)), __file__, f"--devices={devices}", f"--cohort={asked.cohort}"]
+        return float(
+            subprocess.run(words, env=environment(devices), stdout=subprocess.PIPE, text=True, check=True).stdout
         )
-        devices *= 2
+
+    doubling("devices", asked.most, measured)
 
 
-def _seconds(devices: int, cohort: int) -> float:
-    """What a round takes, the best of five."""
+def doubling(what: str, most: int, measured: Callable[[int], float]) -> None:
+    """Print what 1, 2, 4, … of them take, as many as there are cores for."""
+    alone, count = 0.0, 1
+    while count <= min(most, os.cpu_count() or 1):
+        taken = measured(count)
+        alone = alone or taken
+        print(f"{count} {what}: {1e3 * taken:8.1f} ms a round, efficiency {alone / (count * taken):.0%}", flush=True)
+        count *= 2
+
+
+def pinned(cores: range) -> list[str]:
+    """This Python on these cores."""
+    return ["taskset", "-c", ",".join(map(str, cores)), sys.executable]
+
+
+def environment(devices: int) -> dict[str, str]:
+    """That of a process with this number of devices, each of them a core."""
+    flags = "--xla_cpu_multi_thread_eigen=false"
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
+
+
+def seconds(mesh: Any, cohort: int) -> float:
+    """What a round takes on these devices, the best of five."""
     import jax
     import numpy as np
 
@@ -65,8 +83,7 @@ def _seconds(devices: int, cohort: int) -> float:
     method = rk.FedNest(
         lower_rounds=1, lower_local_steps=2, neumann_terms=2, hessian_step=0.1, upper_local_steps=1, batch_size=64
     )
-    engine = rk.Simulation(mesh=devices) if devices > 1 else rk.Simulation()
-    session = engine.open(Job(problem, clients, method, start, cohort))
+    session = rk.Simulation(mesh=mesh).open(Job(problem, clients, method, start, cohort))
     session.init()
     session.advance(1)
     best = np.inf

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import algorithms, cli
-from rookery.engines.engine import PROGRAMS
+from rookery.engines.engine import PROGRAMS, Job
+from rookery.engines.sweep import Sweep
 from rookery.tune import _candidates, _Race, _ranges
 
 TASK = rk.tasks.quadratic(clients=3, upper_dim=2, lower_dim=2)
@@ -144,6 +146,86 @@ def test_memory_cohorts_single_precision_and_higher_is_better() -> None:
         run = rk.solve(problem, clients, own, init, 8, **given).history.iloc[-1]
         assert run["bits"] == 32
         np.testing.assert_allclose(row["last"], run["score"], rtol=2e-5)
+
+
+# On many devices.
+
+LOPSIDED = rk.Clients(
+    upper=[{"a": np.linspace(1, 2, n), "t": np.linspace(-1, n, n)} for n in (1, 5, 2, 7, 3)], weights="size"
+)
+
+
+def on(mesh: Any, tried: list[dict[str, float]], **given: Any) -> rk.Tuning:
+    """The search of these candidates for a method with memory, of clients of unequal size."""
+    method = rk.ScaffoldSaddle(upper_step=0.02, lower_step=0.02, local_steps=2, batch_size=2)
+    score = lambda x, y, memory: {"norm": jnp.sum(x**2) + sum(jnp.sum(a**2) for a in jax.tree.leaves(memory))}
+    asked = {"evaluate": score, "metric": "-norm", "cohort": 3, "slots": 3} | given
+    engine = None if mesh is None else rk.Simulation(mesh=mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["rookery.tune"], "_candidates", lambda *_: tried)
+        return rk.tune(rk.Minimax(saddle), LOPSIDED, method, (np.ones(2), np.ones(2)), 8, engine=engine, **asked)
+
+
+def alike(one: rk.Tuning, many: rk.Tuning) -> None:
+    """Two searches have the same results."""
+    assert one.best == many.best
+    np.testing.assert_allclose(one.start, many.start, rtol=1e-10)
+    pd.testing.assert_frame_equal(one.table, many.table, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("mesh", "seed"), [(4, 0), (4, 5), (2, 0)])
+def test_candidates_divided_among_devices(mesh: int, seed: int) -> None:
+    """Nine candidates, one of which diverges: on four devices there is room for twelve, and there are four slots."""
+    tried = [{"upper_step": u, "lower_step": v} for u in (0.01, 0.03, 1e200) for v in (0.02, 0.05, 0.1)]
+    tried = [*tried[:6], *tried[7:], {"upper_step": 0.1, "lower_step": 0.1}]
+    one, many = on(None, tried, seed=seed), on(mesh, tried, seed=seed)
+    alike(one, many)
+    assert one.diverged == 2
+    assert one.table["round 8"].notna().sum() == 3
+
+
+def test_more_devices_than_candidates_and_clients_that_measure() -> None:
+    measure = lambda client, x, y: {
+        "norm": client.mean(lambda rows: jnp.mean(rows["a"]) * jnp.sum(x**2), client.upper())
+    }
+    given = {"evaluate": None, "evaluate_client": measure}
+    tried = [{"upper_step": u} for u in (0.01, 0.03, 0.1)]
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[::-1]), ("any",))
+    alike(on(None, tried, **given), on(mesh, tried, **given))
+
+
+def test_each_device_runs_its_own_candidates() -> None:
+    """No device has the carries of all of them, before and after rounds of some."""
+    job = Job(rk.Minimax(saddle), LOPSIDED, rk.ScaffoldSaddle(batch_size=2), (jnp.ones(2), jnp.ones(2)), 3)
+    sweep = Sweep(job, {"upper_step"}, rk.Simulation(mesh=4))
+    values = {"upper_step": (0.01, 0.02, 0.03, 0.04) * 2}
+    carries = sweep.start(values)
+    ids = np.asarray([5, 1, 8, 8], np.int32)
+    some = {"upper_step": values["upper_step"][:4]}
+    share = lambda tree: {shard.data.shape[0] for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards}
+    assert share(carries) == {2}
+    carries, finite = sweep.advance(some, carries, ids, 0, 2)
+    assert share(carries) == {2}
+    assert finite.tolist() == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (rk.Federation(), r"engine=Federation.*tune runs compiled and in this process; give rk.Simulation\(mesh"),
+        (rk.Simulation(debug=True), "tune runs compiled"),
+        (rk.Simulation(mesh=5), "mesh=5 is not .* of which there are 4"),
+    ],
+)
+def test_engines_that_are_refused(engine: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        search(engine=engine)
+
+
+def test_devices_of_other_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match=r"mesh='all' has devices of other processes.*give its own"):
+        search(engine=rk.Simulation(mesh="all"))
 
 
 # What is tried.
@@ -337,6 +419,18 @@ def test_the_command_line_from_end_to_end(tmp_path: Any) -> None:
     assert "--set hessian_step=0.2" in told["run"]
     run = json.loads(invoke(*arguments, "--json").stdout)
     np.testing.assert_allclose(run["last"]["distance"], told["value"], rtol=1e-8)
+
+
+def test_the_command_line_on_two_devices(tmp_path: Any) -> None:
+    words = [*SMALL, "--rounds", 2, "--over", "upper_step=0.001:0.1", "--over", "lower_step", "--json"]
+    one, two = (invoke(*words, *more, "--out", tmp_path / str(k)) for k, more in enumerate(([], ["--mesh", 2])))
+    assert (one.exit_code, two.exit_code) == (0, 0), two.output
+    assert json.loads(one.stdout)["best"] == json.loads(two.stdout)["best"]
+    assert " --mesh 2 " in json.loads(two.stdout)["next"]
+    assert "--mesh" not in json.loads(two.stdout)["run"]  # clients would be divided, and there may be too few
+    refused = invoke(*words, "--mesh", 9)
+    assert refused.exit_code == 2
+    assert "mesh=9 is not" in refused.stderr
 
 
 def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:

@@ -751,6 +751,7 @@ def _end_to_end(given: Any, level: str) -> Source:
 
 
 _AT_ONCE = 1 << 22  # numbers that are looked at together
+_ALIGNED = 64  # bytes, for memory that JAX shares
 
 
 def _source(
@@ -778,7 +779,7 @@ def _source(
                     f"{begin + client}; {fix}."
                 )
     return Source(
-        jax.tree.unflatten(structure, [jnp.asarray(array) for array in joined]),
+        jax.tree.unflatten(structure, [_placed(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
         jnp.asarray(sizes, jnp.int32),
         int(sizes.max()),
@@ -794,8 +795,34 @@ def _rows_where(find: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> 
     for begin in range(0, len(array), step):
         piece = array[begin : begin + step]
         piece = piece.astype(np.float32) if piece.dtype.kind == "V" else piece  # bfloat16
-        found.append(begin + np.flatnonzero(find(piece).reshape(len(piece), -1).any(axis=1)))
-    return np.concatenate(found)
+        marked = find(piece)
+        if marked.any():
+            found.append(begin + np.flatnonzero(marked.reshape(len(piece), -1).any(axis=1)))
+    return np.concatenate(found) if found else np.zeros(0, int)
+
+
+def _placed(array: np.ndarray) -> Array:
+    """The array on the default device, copied once: `jnp.asarray` would hold two copies for a while.
+
+    On a CPU `device_put` shares aligned memory. What nobody can write to (JAX's own arrays, files mapped for reading)
+    may be shared with the caller; anything else is copied into memory of NumPy's, which has huge pages, where rows here
+    and there are found faster.
+    """
+    with jax.ensure_compile_time_eval():  # under a trace, too
+        where = next(iter(jax.device_put(0).devices())).platform
+        if where == "cpu" and _writeable(array):
+            made = jax.dtypes.canonicalize_dtype(array.dtype)
+            room = np.empty(array.size * made.itemsize + _ALIGNED, np.uint8)
+            begin = -room.ctypes.data % _ALIGNED
+            own = room[begin : begin + array.size * made.itemsize].view(made).reshape(array.shape)
+            np.copyto(own, array, casting="unsafe")
+            array = own
+        return jax.block_until_ready(jax.device_put(array))
+
+
+def _writeable(array: Any) -> bool:
+    """Whether the array, or one that it is a view of, can be written to."""
+    return isinstance(array, np.ndarray) and (array.flags.writeable or _writeable(array.base))
 
 
 def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:

@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
 from rookery.checks import check_function, check_run, start_values
-from rookery.clients import Clients, Count
+from rookery.clients import Clients
 from rookery.engines.engine import Job
+from rookery.engines.simulation import Simulation
 from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
 from rookery.metrics import Direction, check_numbers, direction
@@ -123,6 +124,7 @@ def tune(
     cohort: int | None = None,
     seed: int = 0,
     slots: int | None = None,
+    engine: Simulation | None = None,
     progress: bool | str | None = None,
 ) -> Tuning:
     """Search the step sizes of an algorithm by successive halving.
@@ -146,7 +148,9 @@ def tune(
         candidates: how many at most. With one or two step sizes they form a grid, evenly spaced in the logarithm and
             around the middle of the ranges; with more, a part of the grid in which any two values of any two step
             sizes meet exactly once.
-        slots: candidates computed side by side; None: 8, or 16 on a GPU.
+        slots: candidates computed side by side, on all devices together; None: 8, or 16 on a GPU.
+        engine: `Simulation(mesh=...)` divides the candidates among devices, each of which has all clients' data. The
+            results are those of one device, to rounding.
         progress: show a bar (a string is its title); None: if standard error is a terminal.
 
     Ctrl-C ends the search after the rounds under way, with the best so far.
@@ -160,6 +164,11 @@ def tune(
     True
     """
     begin = time.perf_counter()
+    engine = Simulation() if engine is None else engine
+    if not isinstance(engine, Simulation) or engine.debug:
+        raise ValueError(f"engine={engine!r}: tune runs compiled and in this process; give rk.Simulation(mesh=...).")
+    if clients.here is not None or not clients.held:
+        raise ValueError("tune: this process does not hold the data of all clients; give Clients that hold them.")
     models = taken(problem, init)
     if evaluate is None and evaluate_client is None:
         raise ValueError(f"nothing measures {metric!r}: give evaluate=... or evaluate_client=...")
@@ -178,7 +187,7 @@ def tune(
     goal = direction(metric)
     tried = _candidates(ranges, algorithm, int(candidates))
     slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
-    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal, slots)
+    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal, slots, engine)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
     with _bar(show, title) as bar, interrupts() as interrupt:
@@ -329,6 +338,7 @@ class _Race:
     def __init__(
         self, problem: Problem, clients: Clients, algorithm: Algorithm, tried: list[dict[str, float]], start: Any,
         cohort: int, seed: int, evaluate: Evaluate | None, measure: Evaluate | None, goal: Direction, slots: int,
+        engine: Simulation,
     ) -> None:  # fmt: skip
         self.tried, self.slots, self.clients, self.start_values = tried, slots, clients, start
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
@@ -339,13 +349,14 @@ class _Race:
         self._weights = None if measure is None else np.asarray(clients.weights, float)
         self._everyone = np.ones(clients.n, bool)
         first = replace(algorithm, **tried[0])  # type: ignore[type-var]
-        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed, measure=measure), set(tried[0]))
+        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed, measure=measure), set(tried[0]), engine)
+        self._side_by_side, self._room = self._sweep.even(slots), self._sweep.even(len(tried))  # with padding
         self._carries: Any = None
 
     def compile(self) -> None:
         """Make the programs, and the candidates' state before the first round."""
         begin = time.perf_counter()
-        self._carries = self._sweep.start(self._values(range(len(self.tried))))
+        self._carries = self._sweep.start(self._values([*range(len(self.tried))], self._room))
         self.start = self._measure(0, 0)
         jax.block_until_ready(self._advance([0], 0, 0))
         self.compiling = time.perf_counter() - begin
@@ -375,7 +386,8 @@ class _Race:
             bar(self.done, self.done + len(live) * (end - at) + later, words)
             count = min(at_once, end - at)
             clock = time.perf_counter()
-            finite = [self._advance(live[k : k + self.slots], at, count) for k in range(0, len(live), self.slots)]
+            width = self._side_by_side
+            finite = [self._advance(live[k : k + width], at, count) for k in range(0, len(live), width)]
             good = np.concatenate(jax.device_get(finite))[: len(live)]
             at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
             at, self.done = at + count, self.done + len(live) * count
@@ -396,25 +408,25 @@ class _Race:
 
     def _advance(self, ids: list[int], at: int, count: int) -> Bool[Array, " slots"]:
         """`count` rounds from round `at` on for these candidates; for each, whether its state is finite."""
-        empty = self.slots - len(ids)  # slots of padding, discarded
-        where = np.asarray(ids + [len(self.tried)] * empty, np.int32)
-        values = self._values(ids + [0] * empty)
+        empty = self._side_by_side - len(ids)  # slots of padding, discarded
+        where = np.asarray(ids + [self._room] * empty, np.int32)
+        values = self._values(ids, self._side_by_side)
         self._carries, finite = self._sweep.advance(values, self._carries, where, at, count)
         return finite
 
-    def _values(self, ids: Sequence[int]) -> dict[str, tuple[float, ...]]:
-        return {name: tuple(self.tried[i][name] for i in ids) for name in self.tried[0]}
+    def _values(self, ids: list[int], length: int) -> dict[str, tuple[float, ...]]:
+        padded = ids + [0] * (length - len(ids))
+        return {name: tuple(self.tried[i][name] for i in padded) for name in self.tried[0]}
 
     def _measure(self, i: int, at: int) -> float:
         metrics: Any = {}
         with np.errstate(all="ignore"):  # numbers that overflow are what a candidate is dropped for
+            state, memory = self._sweep.candidate(self._carries, i)
             if self._evaluate is not None:
-                metrics = self._evaluate(*_variables(self._carries, i)[: self._sees])
+                metrics = self._evaluate(*(state.x, state.y, memory)[: self._sees])
             if self._weights is not None and isinstance(metrics, dict):
-                metrics = {
-                    **metrics,
-                    **over_clients(self._sweep.measure(self._carries, i, at), self._everyone, self._weights),
-                }
+                rows = self._sweep.measure(state, memory, at)
+                metrics = {**metrics, **over_clients(rows, self._everyone, self._weights)}
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
             raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")
@@ -448,13 +460,6 @@ class _Race:
             ended = {"status": status, "rounds": last if lost is None else lost, "last": value}
             rows.append({**self.tried[i], **ended, **at_rungs})
         return pd.DataFrame(rows)
-
-
-@jax.jit
-def _variables(carries: Any, i: Count) -> tuple[Any, Any, Any]:
-    """x and y of a candidate, and what its clients remember."""
-    state, memory = jax.tree.map(lambda a: a[i], (carries.state, carries.memory))
-    return state.x, state.y, memory
 
 
 @contextmanager

@@ -1,6 +1,11 @@
 """The clients' data and oracles: unequal sizes, weights, derivatives by finite differences, features; from arrays."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +17,8 @@ from jax.flatten_util import ravel_pytree
 import rookery as rk
 from rookery import tree
 from rookery.clients import Batch, Chunks
+from rookery.engines import simulation
+from rookery.engines.engine import Job
 from rookery.fed import Client
 
 KEY = jax.random.key(0)
@@ -375,3 +382,89 @@ def test_clients_like_a_sample() -> None:
     assert (told.lower.widest, told.lower.narrowest, told.upper.widest) == (4, 1, 2)
     with pytest.raises(ValueError, match="holds no data"):
         rk.solve(rk.Bilevel(lambda x, y, b: x @ y, lambda x, y, b: y @ y), clients, rk.FedNest(), (np.zeros(2),) * 2, 1)
+
+
+# Many clients.
+
+
+def aligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Zeros that JAX could share on a CPU."""
+    room = np.zeros(int(np.prod(shape)) + 16, np.float32)
+    return room[-room.ctypes.data % 64 // 4 :][: int(np.prod(shape))].reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, bool, jnp.bfloat16])
+def test_what_a_user_writes_later_changes_nothing(dtype: Any) -> None:
+    given = {"odd": np.ones((7, 3), dtype), "even": aligned((7, 3)), "none": np.ones((7, 0), dtype)}
+    clients = rk.Clients.from_arrays(given, [3, 4])
+    given["odd"][:] = 0
+    given["even"][:] = 1
+    given["even"].flags.writeable = False  # and a view that can't be written to is still of memory that can
+    again = rk.Clients.from_arrays(given["even"][:], [3, 4])
+    given["even"].flags.writeable = True
+    given["even"][:] = 2
+    assert clients.lower.rows["odd"].dtype == dtype
+    assert clients.lower.rows["odd"].all()
+    assert not clients.lower.rows["even"].any()
+    assert (again.lower.rows == 1).all()
+
+
+def test_what_nobody_can_write_to_is_not_copied() -> None:
+    rows = jnp.arange(12.0).reshape(6, 2)
+    clients = rk.Clients.from_arrays(rows, [1, 5])
+    assert clients.lower.rows.unsafe_buffer_pointer() == rows.unsafe_buffer_pointer()
+
+
+BUILD = """
+import sys
+import jax, numpy as np
+import rookery as rk
+
+def resident(name):
+    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+n, unequal = 200_000, sys.argv[1] == "unequal"
+sizes = np.arange(n) % 8 + 1 if unequal else np.full(n, 5)
+rows = {"a": np.ones((int(sizes.sum()), 31), sys.argv[2]), "t": np.ones(int(sizes.sum()), np.float32)}
+rk.Clients.from_arrays(np.ones((3, 2), np.float32), [1, 2], weights="size")
+before, calls = resident("VmRSS"), 0
+
+def counted(*_):
+    global calls
+    calls += 1
+
+sys.setprofile(counted)
+clients = rk.Clients.from_arrays(rows, sizes, weights="size")
+sys.setprofile(None)
+held = sum(leaf.nbytes for leaf in jax.tree.leaves(clients))
+print(calls, (resident("VmHWM") - before) / held)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("sizes", "dtype"), [("equal", "float32"), ("unequal", "float32"), ("unequal", "float64")])
+def test_nothing_is_made_for_each_client_and_data_are_copied_once(sizes: str, dtype: str) -> None:
+    """200,000 clients: calls of Python do not count them, and memory at its peak is that of the clients themselves."""
+    environment = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}
+    words = [sys.executable, "-c", BUILD, sizes, dtype]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    calls, copies = done.stdout.split()
+    assert int(calls) < 20_000
+    assert float(copies) < 1.4
+
+
+def test_a_round_of_a_cohort_needs_no_memory_for_each_of_the_others() -> None:
+    """Beside its inputs and outputs; the clients' own memory is donated, and written in place."""
+    problem = rk.SingleLevel(lambda x, rows: jnp.mean((rows["a"] @ x - rows["t"]) ** 2))
+    needed = []
+    for n in (1_000, 50_000):
+        clients = rk.Clients.from_arrays({"a": np.ones((2 * n, 3)), "t": np.ones(2 * n)}, np.full(n, 2))
+        session = rk.Simulation().open(Job(problem, clients, rk.Scaffold(batch_size=1), (np.zeros(3), ()), 10))
+        session.init()
+        traced, program = session._traced, simulation.Program(session._traced.round, clients, "auto")
+        compiled = jax.jit(partial(simulation.advance, program, 10, 0, 4), donate_argnums=3)
+        given = (traced.round.consts, clients, traced.hyper, session.save(), 0, 1, True, traced.seed)
+        needs = compiled.lower(*given).compile().memory_analysis()
+        assert needs.alias_size_in_bytes >= 24 * n
+        needed.append(needs.temp_size_in_bytes)
+    assert needed[1] < needed[0] + 50_000  # a byte for each client

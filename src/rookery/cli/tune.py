@@ -24,6 +24,7 @@ from rookery.cli.asked import (
     Settings,
     TaskName,
     ask,
+    value_of,
 )
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import repeated
@@ -53,6 +54,7 @@ def tune(
     clients: ClientCount = None,
     partition: Partition = None,
     seed: Seed = 0,
+    mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or how many.")] = None,
     config: ConfigFile = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; a new runs/tune-TASK-ALGORITHM if left out.")
@@ -85,6 +87,7 @@ def tune(
             candidates=candidates,
             cohort=chosen.cohort if cohort is None else cohort,
             seed=seed,
+            engine=None if mesh is None else rk.Simulation(mesh=value_of(mesh)),
             progress=False if quiet or json else None,
         )
         if found.interrupted and found.best is None:
@@ -97,6 +100,7 @@ def tune(
         base += [f"--set {shlex.quote(entry)}" for entry in kept]
         more = [] if metric is None else [f"--metric {metric}"]
         more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
+        more += [] if mesh is None else [f"--mesh {mesh}"]
         told = _told(asked, found, base, more, folder)
         folder.mkdir(parents=True, exist_ok=True)
         found.table.to_csv(folder / "candidates.csv", index=False)

@@ -1,95 +1,160 @@
-"""Many candidates of one algorithm side by side: the interpreted round, vmapped over hyperparameters."""
+"""Many candidates of one algorithm side by side: the interpreted round, vmapped over hyperparameters.
 
+On a mesh the candidates are divided among the devices. Each device has all clients' data, and nothing to tell the
+others between two calls.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from rookery.clients import Clients
 from rookery.engines import engine, simulation
 from rookery.engines.engine import Job
-from rookery.engines.simulation import Program
-from rookery.plan import Carry
+from rookery.engines.simulation import Program, Simulation
+from rookery.plan import Carry, Plan
 
 Values = dict[str, tuple[float, ...]]  # for each hyperparameter that differs, one number for each candidate
+_AXIS = "candidates"
+_ALL, _DIVIDED = PartitionSpec(), PartitionSpec(_AXIS)
 
 
 class Sweep:
     """A job for several values of its floats. They see the same cohorts and the same minibatches."""
 
-    def __init__(self, job: Job, searched: set[str]) -> None:
-        self._traced = engine.traced(job)
-        self._rest = {name: value for name, value in self._traced.hyper.items() if name not in searched}
-        self._job, self._searched = job, tuple(sorted(searched))
+    def __init__(self, job: Job, searched: set[str], settings: Simulation | None = None) -> None:
+        settings = Simulation() if settings is None else settings
+        self._mesh = None if settings.mesh is None else _devices(settings.mesh)
+        traced = engine.traced(job, convolve=settings.convolutions)
+        self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
+        self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, settings.block
+        if self._mesh is not None:
+            every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
+            placed = lambda plan, where: replace(plan, consts=jax.device_put(plan.consts, where))
+            start, one_round, measure = traced.start, traced.round, traced.measure
+            measure = None if measure is None else placed(measure, first)
+            job = replace(job, **jax.device_put({"clients": job.clients, "start": job.start}, every))
+            traced = replace(traced, start=placed(start, every), round=placed(one_round, every), measure=measure)
+        self._traced, self._data, self._start = traced, job.clients, job.start
+
+    def even(self, count: int) -> int:
+        """The least number of candidates, at least this one, of which every device has as many."""
+        devices = 1 if self._mesh is None else self._mesh.size
+        return -(-count // devices) * devices
 
     def start(self, values: Values) -> Carry:
-        """Every candidate before its first round; what the values do not change is computed once."""
-        traced, data = self._traced, self._job.clients
-        program = engine.PROGRAMS.find(
-            ("sweep start", traced.start.identity, simulation.shapes(data), self._searched),
-            lambda: jax.jit(partial(_start_all, Program(traced.start, data, "auto"))),
-        )
-        return program(traced.start.consts, data, self._rest, values, self._job.start, traced.seed)
+        """Every candidate before its first round; what the values do not change is computed once on a device."""
+        traced = self._traced
+        program = self._program("sweep start", traced.start, _start_all)
+        return program(traced.start.consts, self._data, self._rest, values, self._start, traced.seed)
 
     def advance(
         self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
     ) -> tuple[Carry, Bool[Array, " slots"]]:
         """`rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
-        traced, data, cohort = self._traced, self._job.clients, self._job.cohort
+        traced = self._traced
+        program = self._program("sweep", traced.round, _advance_some, self._cohort, donate=(4,))
+        return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, rounds, traced.seed)
+
+    def candidate(self, carries: Carry, i: int) -> tuple[Any, Any]:
+        """The state of candidate i, and what its clients remember; of a mesh, on its first device."""
+        own = _one(carries, i)
+        return own if self._mesh is None else jax.device_put(own, self._mesh.devices[0])
+
+    def measure(self, state: Any, memory: Any, t: int) -> Any:
+        """What every client makes of a `candidate` after t rounds: a row for each, by name."""
+        traced, data = self._traced, self._data
+        if self._mesh is not None:
+            data = jax.tree.map(lambda a: a.addressable_data(0), data)
         program = engine.PROGRAMS.find(
-            ("sweep", traced.round.identity, simulation.shapes(data), cohort, self._searched),
-            lambda: jax.jit(partial(_advance_some, Program(traced.round, data, "auto"), cohort), donate_argnums=4),
+            ("measure", traced.measure.identity, simulation.shapes(data), self._block),
+            lambda: jax.jit(partial(simulation.measure, Program(traced.measure, data, self._block))),
         )
-        return program(traced.round.consts, data, self._rest, values, carries, ids, begin, rounds, traced.seed)
+        seen = Carry((state.x, state.y), memory)
+        return program(traced.measure.consts, data, traced.hyper, seen, t, traced.seed)
 
-    def measure(self, carries: Carry, i: int, t: int) -> Any:
-        """What every client makes of candidate i after t rounds: a row for each, by name."""
-        traced, data = self._traced, self._job.clients
-        program = engine.PROGRAMS.find(
-            ("sweep measure", traced.measure.identity, simulation.shapes(data)),
-            lambda: jax.jit(partial(_measure_one, Program(traced.measure, data, "auto"))),
+    def _program(self, name: str, of: Plan, function: Any, *fixed: Any, donate: tuple[int, ...] = ()) -> Any:
+        """The compiled function(program, mesh, *fixed, ...), found by what it is."""
+        return engine.PROGRAMS.find(
+            (name, of.identity, simulation.shapes(self._data), self._searched, self._block, self._mesh, *fixed),
+            lambda: jax.jit(
+                partial(function, Program(of, self._data, self._block), self._mesh, *fixed), donate_argnums=donate
+            ),
         )
-        return program(traced.measure.consts, data, traced.hyper, carries, i, t, traced.seed)
 
 
-def _measure_one(
-    program: Program, consts: Any, clients: Clients, hyper: Any, carries: Carry, i: Any, t: Any, seed: Array
-) -> Any:
-    state, memory = jax.tree.map(lambda a: a[i], (carries.state, carries.memory))
-    return simulation.measure(program, consts, clients, hyper, Carry((state.x, state.y), memory), t, seed)
+def _devices(given: Any) -> Mesh:
+    """The devices as a mesh with one axis, the candidates."""
+    from rookery.engines import mesh  # which needs the whole package
+
+    devices = mesh.made(given).devices
+    if any(device.process_index != jax.process_index() for device in devices):
+        raise ValueError(
+            f"tune: mesh={given!r} has devices of other processes, and a search runs in one: give its own, "
+            "mesh=jax.sharding.Mesh(jax.local_devices(), 'devices')."
+        )
+    return Mesh(devices, (_AXIS,))
+
+
+def _divided(devices: Mesh | None, function: Callable[..., Any], shared: tuple[Any, ...], *own: Any) -> Any:
+    """function(*shared, *own), with a device's part of what each candidate has its own of."""
+    if devices is None:
+        return function(*shared, *own)
+    specs = ((_ALL,) * len(shared), (_DIVIDED,) * len(own))
+    each = lambda shared, own: function(*shared, *own)
+    return jax.shard_map(each, mesh=devices, in_specs=specs, out_specs=_DIVIDED, check_vma=False)(shared, own)
+
+
+@jax.jit
+def _one(carries: Carry, i: Any) -> tuple[Any, Any]:
+    return jax.tree.map(lambda a: a[i], (carries.state, carries.memory))
 
 
 def _start_all(
-    program: Program, consts: Any, clients: Clients, rest: Any, values: Values, start: Any, seed: Array
-) -> Carry:
-    one = lambda own: simulation.start(program, consts, clients, rest | own, start, seed)[0]
-    return jax.vmap(one)(_stacked(values))
+    program: Program, devices: Mesh | None, consts: Any, clients: Clients, rest: Any, values: Values, start: Any,
+    seed: Array,
+) -> Carry:  # fmt: skip
+    def some(consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, values: Any) -> Carry:
+        one = lambda own: simulation.start(program, consts, clients, rest | own, start, seed)[0]
+        return jax.vmap(one)(values)
+
+    return _divided(devices, some, (consts, clients, rest, start, seed), _stacked(values))
 
 
 def _advance_some(
-    program: Program, cohort: int, consts: Any, clients: Clients, rest: Any, values: Values, carries: Carry,
-    ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
+    program: Program, devices: Mesh | None, cohort: int, consts: Any, clients: Clients, rest: Any, values: Values,
+    carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
 ) -> tuple[Carry, Bool[Array, " slots"]]:  # fmt: skip
     """The candidates' carries, and whether the state of each in a slot is finite; an empty slot has a number beyond the
     last.
 
-    A cohort and its minibatches are drawn once for all of them. Which candidates, and how many rounds, may change
-    without compiling again.
+    A cohort and its minibatches are drawn once for all of them on a device. Which candidates, and how many rounds, may
+    change without compiling again.
     """
+    begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
 
-    def one(value: Any, carry: Carry, t: Any) -> Carry:
-        who, own, after, _ = simulation.one_round(program, cohort, consts, clients, rest | value, carry, t, seed)
-        return simulation.put(program, clients.n, carry, who, own, after, True)
+    def some(
+        consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, held: Carry
+    ) -> Carry:
+        def one(value: Any, carry: Carry, t: Any) -> Carry:
+            who, own, after, _ = simulation.one_round(program, cohort, consts, clients, rest | value, carry, t, seed)
+            return simulation.put(program, clients.n, carry, who, own, after, True)
 
-    values = _stacked(values)
-    body = lambda t, held: jax.vmap(one, (0, 0, None))(values, held, t)
+        body = lambda t, held: jax.vmap(one, (0, 0, None))(values, held, t)
+        return jax.lax.fori_loop(begin, begin + rounds, body, held)
+
     held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries)
-    begin = jnp.asarray(begin, jnp.int32)
-    held = jax.lax.fori_loop(begin, begin + jnp.asarray(rounds, jnp.int32), body, held)
+    held = _divided(devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), held)
     finite = [jnp.all(jnp.isfinite(a.reshape(len(ids), -1)), axis=1) for _, a in engine.real_leaves(held.state)]
     carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, held)
+    if devices is not None:
+        carries = jax.lax.with_sharding_constraint(carries, NamedSharding(devices, _DIVIDED))
     return carries, jnp.all(jnp.stack(finite), axis=0)
 
 

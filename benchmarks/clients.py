@@ -1,0 +1,130 @@
+"""A million clients of 8 samples of 32 numbers: python benchmarks/clients.py [--clients 1000000] [--cohort 1000].
+
+Least squares by FedAvg (two local steps on minibatches of four) and by Scaffold, whose clients remember 31 numbers
+each; clients of 8 samples, and of 1 to 8. Each line is measured in a process of its own:
+
+- building: seconds that `rk.Clients.from_arrays` takes, of arrays that are there.
+- a round of the cohort: FedAvg and Scaffold, in turns with a federation of 10,000 clients; the best of thirty
+  tens of rounds.
+- memory: the most that is resident, less what was before `from_arrays` (the interpreter, JAX, and the arrays that were
+  handed over: they are the user's, who may drop them), over the bytes of those arrays. After building, and after ten
+  rounds; the compiler's part of the latter is what ten rounds with 10,000 clients take beyond their data. On an
+  accelerator: the most bytes in use there, over the same.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import rookery as rk
+from rookery.engines.engine import Job
+
+SAMPLES, WIDTH, FEW = 8, 32, 10_000
+METHODS = {"FedAvg": rk.FedAvg, "Scaffold": rk.Scaffold}
+
+
+def main() -> None:
+    """All of it, or the part that is asked for."""
+    given = argparse.ArgumentParser()
+    given.add_argument("--clients", type=int, default=1_000_000)
+    given.add_argument("--cohort", type=int, default=1000)
+    given.add_argument("--unequal", action="store_true", help="1 to 8 samples")
+    given.add_argument("--method", choices=METHODS, default="FedAvg")
+    given.add_argument("--part", choices=("resident", "rounds"))
+    asked = given.parse_args()
+    if asked.part is not None:
+        part = {"resident": _resident, "rounds": _rounds}[asked.part]
+        print(json.dumps(part(asked.clients, asked.cohort, asked.unequal, asked.method)))
+        return
+    for unequal in (False, True):
+        print(f"{asked.clients:,} clients of {'1 to ' if unequal else ''}{SAMPLES} samples", flush=True)
+        for method in METHODS:
+            many, few = (_part("resident", asked, n, unequal, method) for n in (asked.clients, FEW))
+            compiler = few["run"] - few["data"]
+            print(
+                f"  {method}: built in {many['seconds']:.1f} s; {many['data'] / 1e9:.2f} GB of data, memory "
+                f"{many['built'] / many['data']:.2f} x when built, {many['run'] / many['data']:.2f} x after ten "
+                f"rounds, {(many['run'] - compiler) / many['data']:.2f} x without the compiler's; init "
+                f"{many['init']:.1f} s",
+                flush=True,
+            )
+            turns = _part("rounds", asked, asked.clients, unequal, method)
+            print(
+                f"  {method}: a round of {asked.cohort} {turns['many']:.2f} ms, of {FEW:,} clients "
+                f"{turns['few']:.2f} ms: {turns['many'] / turns['few']:.2f} x",
+                flush=True,
+            )
+
+
+def _part(name: str, asked: Any, clients: int, unequal: bool, method: str) -> dict[str, float]:
+    words = [f"--part={name}", f"--clients={clients}", f"--cohort={asked.cohort}", f"--method={method}"]
+    words += ["--unequal"] if unequal else []
+    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _arrays(clients: int, unequal: bool) -> tuple[Any, np.ndarray]:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, SAMPLES + 1, clients) if unequal else np.full(clients, SAMPLES)
+    total = int(sizes.sum())
+    return {"a": rng.random((total, WIDTH - 1), np.float32), "t": rng.random(total, np.float32)}, sizes
+
+
+def _session(clients: rk.Clients, cohort: int, method: str) -> Any:
+    problem = rk.SingleLevel(lambda x, rows: jax.numpy.mean((rows["a"] @ x - rows["t"]) ** 2))
+    start = np.zeros(WIDTH - 1, np.float32)
+    chosen = METHODS[method](step=0.01, local_steps=2, batch_size=4)
+    return rk.Simulation().open(Job(problem, clients, chosen, (start, ()), cohort))
+
+
+def _resident(count: int, cohort: int, unequal: bool, method: str) -> dict[str, float]:
+    """Seconds and bytes of building, of the start and of ten rounds."""
+    rows, sizes = _arrays(count, unequal)
+    jax.block_until_ready(jax.jit(lambda a: a + 1)(np.zeros(3)))  # JAX has started
+    before = _bytes("VmRSS")
+    begin = time.perf_counter()
+    clients = jax.block_until_ready(rk.Clients.from_arrays(rows, sizes))
+    seconds, built = time.perf_counter() - begin, _bytes("VmHWM") - before
+    session = _session(clients, cohort, method)
+    begin = time.perf_counter()
+    session.init()
+    started = time.perf_counter() - begin
+    session.advance(10)
+    data = sum(a.nbytes for a in rows.values())
+    return {"seconds": seconds, "data": data, "built": built, "init": started, "run": _bytes("VmHWM") - before}
+
+
+def _bytes(name: str) -> int:
+    """This process's resident memory, now (VmRSS) or at most (VmHWM); an accelerator's, if there is one."""
+    if jax.default_backend() != "cpu":
+        return jax.local_devices()[0].memory_stats()["bytes_in_use" if name == "VmRSS" else "peak_bytes_in_use"]
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def _rounds(count: int, cohort: int, unequal: bool, method: str) -> dict[str, float]:
+    """Milliseconds of a round, in turns."""
+    sessions = {
+        name: _session(rk.Clients.from_arrays(*_arrays(n, unequal)), cohort, method)
+        for name, n in (("many", count), ("few", FEW))
+    }
+    times: dict[str, list[float]] = {name: [] for name in sessions}
+    for turn in range(31):
+        for name, session in sessions.items():
+            if not turn:
+                session.init()
+            begin = time.perf_counter()
+            session.advance(10)
+            times[name].append((time.perf_counter() - begin) / 10)
+    return {name: 1e3 * min(own[1:]) for name, own in times.items()}
+
+
+if __name__ == "__main__":
+    main()
