@@ -67,9 +67,7 @@ def test_a_bfloat16_round_by_hand() -> None:
     loss = lambda y, rows: jnp.mean(jnp.tanh(rows @ y) ** 2)
     clients, start = rk.Clients(upper=ROWS[:1]), RNG.normal(size=(6, 2)).astype(np.float32)
     method = rk.FedAvg(step=0.5)
-    run = rk.solve(
-        rk.SingleLevel(loss), clients, method, start, rounds=1, engine=rk.Simulation(precision="bfloat16")
-    )
+    run = rk.solve(rk.SingleLevel(loss), clients, method, start, rounds=1, engine=rk.Simulation(precision="bfloat16"))
     rounded = lambda a: jnp.asarray(a).astype(jnp.bfloat16)
     by_hand = jax.grad(lambda y: loss(rounded(y), rounded(ROWS[0])).astype(jnp.float32))(jnp.asarray(start))
     assert by_hand.dtype == jnp.float32
@@ -201,7 +199,7 @@ def test_as_many_as_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
 
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 300)
-    with pytest.raises(room.MemoryLimitError, match=r"The device has 300 bytes\. The clients' data take .*What helps: "):
+    with pytest.raises(room.MemoryLimitError, match=r"has 300 bytes\. The clients' data take .*What helps: "):
         session()
 
 
