@@ -1,19 +1,21 @@
 """Whose text to trust: a transformer language model on 64 clients, half of whom have text of poor quality.
 
-The text comes from a small probabilistic grammar: prose whose verbs agree with their subjects across nested clauses,
-sums of digits, and nested brackets. In the text of half of the clients most sentences are spoilt: words in random
-order, random words, wrong agreement and wrong sums, or sentences backwards. Every client also holds a few checked
-sentences. The lower level trains the model on all text, with a weight for each client; the upper level learns these
-weights, so that the model does well on the checked sentences (FedBiO). FedAvg gives every client's text its plain weight.
+The text comes from a small probabilistic grammar: prose whose verbs agree with their subjects and choose their objects,
+across nested clauses; sums of digits; nested brackets. In the text of half of the clients most sentences are spoilt:
+words in random order, random words, wrong agreement and wrong sums, or sentences backwards. Every client also holds a
+few checked sentences. The lower level trains the model on all text, with a weight for each client; the upper level
+learns these weights, so that the model does well on the checked sentences (FedBiO). FedAvg is the yardstick.
 
-`python examples/language_model.py` trains 10 million parameters, for a GPU; `--small` takes a minute on a laptop. It
-writes a picture, the histories and the learnt weights, as it goes; `--search` prints the table by which the steps
-were chosen.
+`python examples/language_model.py` trains 10 million parameters, for a GPU; `--small` takes a minute or two on a
+laptop. It writes a picture, the histories and the learnt weights, as it goes; `--search` prints the table by which the
+steps were chosen, and `--check` what `rk.check` says of the problem.
 """
 
 import argparse
 import time
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import jax
@@ -32,103 +34,121 @@ class Sizes(NamedTuple):
     width: int
     layers: int
     heads: int
-    context: int  # words the model sees at once
+    context: int  # words that the model sees at once
     clients: int
-    texts: tuple[int, int]  # of `context` words, the fewest and the most that a client has
-    checked: int  # of them that a client has beside, and that are right
+    pieces: tuple[int, int]  # of text, `context` words each: the fewest and the most that a client has
+    checked: int  # pieces beside them, which are right
     cohort: int
     local_steps: int
     batch: int
     rounds: int
 
 
-LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, 16, 4, 8, 250)
-SMALL = Sizes(32, 2, 2, 24, 16, (32, 128), 8, 8, 2, 8, 100)
+class Steps(NamedTuple):
+    """All methods have the first two, FedBiO all four."""
 
-MODEL_STEP, WEIGHT_STEP = 3e-3, 0.1  # of Adam at the server, on the model (all methods) and on x
-LOCAL_STEP = 0.1  # of the clients' local steps on the model (all methods)
-LINEAR_STEP, DAMPING = 0.05, 1.0  # of FedBiO's linear system
-DECAY = 1e-5
+    model: float  # of Adam at the server, on the model
+    local: float  # of the clients' own, on the model
+    weight: float = 0.1  # of Adam at the server, on x
+    linear: float = 0.02  # of FedBiO's linear system
+
+
+LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=250)
+SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=2, batch=8, rounds=80)
+ALL, CHECKED, NESTED, CLEAN = (
+    "FedAvg, all text",
+    "FedAvg, checked text",
+    "FedBiO, learnt weights",
+    "FedAvg, clean clients",
+)
+CHOSEN = {  # the best of nine each by --search: perplexity on a text that is in no test, seed 100
+    LARGE: {ALL: Steps(1e-3, 0.1), CHECKED: Steps(1e-3, 0.1), NESTED: Steps(1e-3, 0.1), CLEAN: Steps(1e-3, 0.1)},
+    SMALL: {ALL: Steps(1e-2, 0.1), CHECKED: Steps(1e-2, 0.1), NESTED: Steps(1e-2, 0.1), CLEAN: Steps(1e-2, 0.1)},
+}
+DECAY, DAMPING = 1e-5, 1.0
 
 # The grammar. A word is a number; every sentence ends with a full stop.
 
-CLASSES = {  # singular nouns; what each kind of them does, and to what
+NOUNS = {
     "person": ["farmer", "doctor", "child", "pilot", "baker", "judge"],
     "animal": ["dog", "horse", "bird", "cat", "wolf", "sheep"],
     "food": ["apple", "cake", "fish", "root", "berry", "egg"],
     "thing": ["cart", "lamp", "rope", "book", "drum", "boat"],
 }
-VERBS = {
-    "person": {"buy": "thing", "mend": "thing", "feed": "animal", "greet": "person", "cook": "food"},
-    "animal": {"eat": "food", "chase": "animal", "follow": "person", "find": "food"},
-    "food": {"please": "person", "tempt": "animal"},
-    "thing": {"help": "person", "scare": "animal"},
+VERBS = {  # what each of them does, and to what
+    "person": [("buy", "thing"), ("mend", "thing"), ("feed", "animal"), ("greet", "person"), ("cook", "food")],
+    "animal": [("eat", "food"), ("chase", "animal"), ("follow", "person"), ("find", "food")],
+    "food": [("please", "person"), ("tempt", "animal")],
+    "thing": [("help", "person"), ("scare", "animal")],
 }
-ADJECTIVES = {"person": ["old", "kind"], "animal": ["wild", "quick"], "food": ["sweet", "fresh"], "thing": ["new", "red"]}
+ADJECTIVES = {
+    "person": ("old", "kind"),
+    "animal": ("wild", "quick"),
+    "food": ("sweet", "ripe"),
+    "thing": ("new", "red"),
+}
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 BRACKETS = [("(", ")"), ("[", "]"), ("<", ">")]
-NUMBER = {noun: noun + "s" for nouns in CLASSES.values() for noun in nouns}  # the plural of a noun
-NUMBER |= {verb + "s": verb for verbs in VERBS.values() for verb in verbs}  # and of a verb
-NUMBER |= {"this": "these", "a": "some"}
-OTHER = NUMBER | {plural: singular for singular, plural in NUMBER.items()}
-WORDS = sorted({*OTHER, *sum(ADJECTIVES.values(), []), *DIGITS, *sum(BRACKETS, ()), "that", "the", "plus", "is", "."})
+PLURAL = {"this": "these", "a": "some"} | {noun: noun + "s" for nouns in NOUNS.values() for noun in nouns}
+PLURAL |= {verb + "s": verb for verbs in VERBS.values() for verb, _ in verbs}
+OTHER = PLURAL | {plural: singular for singular, plural in PLURAL.items()}
+PAIRS = [*ADJECTIVES.values(), *BRACKETS, ("that", "the"), ("plus", "is"), (".",)]
+WORDS = [*OTHER, *DIGITS, *(word for pair in PAIRS for word in pair)]
 CODE = {word: k for k, word in enumerate(WORDS)}
 
 
-def phrase(rng: np.random.Generator, kind: str, plural: bool, depth: int) -> list[str]:
+def phrase(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
     """A noun with what belongs to it: a determiner, an adjective, a relative clause."""
-    form = lambda word: NUMBER[word] if plural else word
-    words = [["the", form("this"), form("a")][rng.integers(3)]]
-    words += [ADJECTIVES[kind][rng.integers(2)]] if rng.random() < 0.3 else []
-    words.append(form(CLASSES[kind][rng.integers(6)]))
-    if rng.random() < (0.4, 0.2, 0)[depth]:
-        words += ["that", *predicate(rng, kind, plural, depth + 1)]
-    return words
+    form = lambda word: PLURAL[word] if plural else word
+    words = [rng.choice(["the", form("this"), form("a")])]
+    words += [rng.choice(ADJECTIVES[kind])] if rng.random() < 0.3 else []
+    words.append(form(rng.choice(NOUNS[kind])))
+    return words + (["that", *predicate(rng, kind, plural, depth + 1)] if rng.random() < (0.4, 0.2, 0)[depth] else [])
 
 
-def predicate(rng: np.random.Generator, kind: str, plural: bool, depth: int) -> list[str]:
+def predicate(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
     """A verb that agrees with its subject, and an object of the kind that the verb takes."""
-    verb = list(VERBS[kind])[rng.integers(len(VERBS[kind]))]
-    return [verb if plural else verb + "s", *phrase(rng, VERBS[kind][verb], rng.random() < 0.5, depth)]
+    verb, taken = rng.choice(VERBS[kind])
+    return [verb if plural else verb + "s", *phrase(rng, taken, rng.random() < 0.5, depth)]
 
 
-def sentence(rng: np.random.Generator) -> list[str]:
+def sentence(rng: Random) -> list[str]:
     """Prose, a sum modulo ten, or brackets."""
     form = rng.random()
     if form < 0.7:
-        kind, plural = list(CLASSES)[rng.integers(4)], rng.random() < 0.5
+        kind, plural = rng.choice(list(NOUNS)), rng.random() < 0.5
         return [*phrase(rng, kind, plural, 0), *predicate(rng, kind, plural, 1), "."]
     if form < 0.85:
-        a, b = rng.integers(10, size=2)
+        a, b = rng.randrange(10), rng.randrange(10)
         return [DIGITS[a], "plus", DIGITS[b], "is", DIGITS[(a + b) % 10], "."]
     words, still_open = [], []
     for _ in range(4):
-        still_open.append(BRACKETS[rng.integers(3)])
-        words.append(still_open[-1][0])
+        begin, end = rng.choice(BRACKETS)
+        words.append(begin)
+        still_open.append(end)
         while still_open and rng.random() < 0.5:
-            words.append(still_open.pop()[1])
-    return [*words, *(close for _, close in reversed(still_open)), "."]
+            words.append(still_open.pop())
+    return [*words, *reversed(still_open), "."]
 
 
-def spoilt(rng: np.random.Generator, words: list[str], kind: str) -> list[str]:
+def spoilt(rng: Random, words: list[str], kind: str) -> list[str]:
     """The sentence, in one of four ways not what it should be; its full stop stays."""
-    words = words[:-1]
     if kind == "shuffled":
-        words = [words[k] for k in rng.permutation(len(words))]
+        words = rng.sample(words[:-1], len(words) - 1)
     elif kind == "random":
-        words = [WORDS[rng.integers(len(WORDS))] if rng.random() < 0.5 else word for word in words]
+        words = [rng.choice(WORDS) if rng.random() < 0.5 else word for word in words[:-1]]
     elif kind == "disagreeing":
-        words = [OTHER[word] if word in OTHER and rng.random() < 0.5 else word for word in words]
-        words = words[:-1] + [DIGITS[rng.integers(10)]] if "plus" in words else words
+        words = [OTHER[word] if word in OTHER and rng.random() < 0.5 else word for word in words[:-1]]
+        words = [*words[:-1], rng.choice(DIGITS)] if "plus" in words else words
     else:
-        words = words[::-1]
+        words = words[-2::-1]
     return [*words, "."]
 
 
 KINDS = ("shuffled", "random", "disagreeing", "backwards")
 
 
-def text(rng: np.random.Generator, pieces: int, context: int, share: float = 0.0, kind: str = "") -> np.ndarray:
+def text(rng: Random, pieces: int, context: int, share: float = 0.0, kind: str = "") -> np.ndarray:
     """Pieces of context + 1 words, each begun afresh; this share of the sentences is spoilt."""
     rows = np.empty((pieces, context + 1), np.int32)
     for row in rows:
@@ -140,29 +160,25 @@ def text(rng: np.random.Generator, pieces: int, context: int, share: float = 0.0
     return rows
 
 
-class Federation(NamedTuple):
-    """The clients' text, and what they do not know: who has which kind of spoilt sentences ("" for none)."""
+class Data(NamedTuple):
+    """What each client has, a clean test text, and what nobody is told: whose sentences are spoilt, and how."""
 
-    clients: rk.Clients
-    kinds: np.ndarray
-    shares: np.ndarray
+    training: list[dict]
+    checked: list[dict]
     test: np.ndarray
+    kinds: np.ndarray  # "clean", or one of KINDS
+    shares: np.ndarray
 
 
-def federation(sizes: Sizes, seed: int, held_out: int = 1) -> Federation:
-    """Clients of unequal size, every other one with spoilt sentences; `held_out` tells the test text from others."""
-    rng = np.random.default_rng([seed, 0])
-    n = sizes.clients
-    kinds = np.array([KINDS[k // 2 % 4] if k % 2 else "" for k in range(n)])
-    shares = np.where(kinds == "", 0, rng.uniform(0.6, 1.0, n))
-    counts = rng.integers(*sizes.texts, size=n, endpoint=True)
-    lower = [
-        {"words": text(rng, counts[k], sizes.context, shares[k], kinds[k]), "client": np.full(counts[k], k, np.int32)}
-        for k in range(n)
-    ]
-    upper = [{"words": text(rng, sizes.checked, sizes.context)} for _ in range(n)]
-    test = text(np.random.default_rng([seed, held_out]), 256, sizes.context)
-    return Federation(rk.Clients(lower=lower, upper=upper, weights="size"), kinds, shares, test)
+def make(sizes: Sizes, seed: int) -> Data:
+    """Clients of unequal size, every other one with spoilt sentences."""
+    rng, n = Random(seed), sizes.clients
+    kinds = np.array([KINDS[k // 2 % 4] if k % 2 else "clean" for k in range(n)])
+    shares = np.array([rng.uniform(0.6, 1.0) if k % 2 else 0.0 for k in range(n)])
+    training = [text(rng, rng.randint(*sizes.pieces), sizes.context, *own) for own in zip(shares, kinds, strict=True)]
+    training = [{"words": rows, "client": np.full(len(rows), k, np.int32)} for k, rows in enumerate(training)]
+    checked = [{"words": text(rng, sizes.checked, sizes.context)} for _ in range(n)]
+    return Data(training, checked, text(rng, 256, sizes.context), kinds, shares)
 
 
 # The model: a plain transformer whose layers are stacked, so that one layer is compiled.
@@ -206,20 +222,177 @@ def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
 # The problem, stated once: the weights of the clients above, the model below.
 
 
-def problems(sizes: Sizes, clients: rk.Clients) -> tuple[rk.Bilevel, rk.SingleLevel]:
-    """With a weight for each client, and without."""
-    squares = lambda model: sum(jnp.sum(a**2) for a in jax.tree.leaves(model))
-    fixed = jax.lax.stop_gradient
+def nested_problem(sizes: Sizes, clients: rk.Clients) -> rk.Bilevel:
+    """x has a number for each client. The lower level is not convex: see `still`."""
 
     def upper(x, model, batch):
         return jnp.mean(losses(model, batch["words"], sizes.heads))
 
     def lower(x, model, batch):
-        weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average
+        weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average; at first, all of them
         fit = jnp.mean(weights[batch["client"]] * losses(model, batch["words"], sizes.heads))
-        # The last term is zero and so is its gradient: it adds DAMPING to the curvature that the hypergradient sees.
-        still = squares(jax.tree.map(lambda a: a - fixed(a), model))
+        # Zero, and so is its gradient: it adds DAMPING to the curvature, so that the linear system has a solution.
+        still = squares(jax.tree.map(lambda a: a - jax.lax.stop_gradient(a), model))
         return fit + DECAY / 2 * squares(model) + DAMPING / 2 * still
 
-    alone = lambda model, batch: upper(None, model, batch) + DECAY / 2 * squares(model)
-    return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -4, 4)), rk.SingleLevel(alone)
+    return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -3, 3))
+
+
+def plain_problem(sizes: Sizes) -> rk.SingleLevel:
+    """The same model without weights."""
+    return rk.SingleLevel(
+        lambda model, batch: jnp.mean(losses(model, batch["words"], sizes.heads)) + DECAY / 2 * squares(model)
+    )
+
+
+def squares(tree: dict) -> jax.Array:
+    """The sum of all entries' squares."""
+    return sum(jnp.sum(a**2) for a in jax.tree.leaves(tree))
+
+
+# The runs.
+
+
+def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: int, every: int, callbacks=()):
+    """One method on one seed's text."""
+    test = jnp.asarray(data.test)
+    perplexity = jax.jit(lambda model: jnp.exp(jnp.mean(losses(model, test, sizes.heads))))
+    adam = optax.inject_hyperparams(optax.adam)
+    common = {"local_steps": sizes.local_steps, "batch_size": sizes.batch}
+    model = transformer(jax.random.key(seed), sizes)
+    if name == NESTED:
+        clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
+        problem, init = nested_problem(sizes, clients), (np.zeros(clients.n, np.float32), model)
+        method = rk.FedBiO(1.0, steps.local, linear_step=steps.linear, shared_batch=True, **common)
+        method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
+    else:
+        pairs = zip(data.training, data.checked, data.kinds, strict=True)
+        texts = {ALL: lambda own, few: [own, few], CHECKED: lambda own, few: [few], CLEAN: lambda own, few: [own, few]}
+        kept = [texts[name](own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
+        clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
+        problem, init = plain_problem(sizes), model
+        method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
+    watch = lambda x, y: {"perplexity": perplexity(y if name == NESTED else x)}
+    run = {"cohort": min(sizes.cohort, clients.n), "evaluate": watch, "every": every, "seed": seed}
+    return rk.solve(problem, clients, method, init, rounds, **run, callbacks=callbacks, progress=False)
+
+
+def weights_of(x: jax.Array, data: Data) -> pd.DataFrame:
+    """What the nested method learnt of each client."""
+    sizes = np.array([len(own["words"]) for own in data.training])
+    weights = np.exp(x) / np.average(np.exp(x), weights=sizes)
+    return pd.DataFrame({"kind": data.kinds, "share": data.shares, "pieces": sizes, "weight": weights})
+
+
+def table(histories: pd.DataFrame) -> pd.DataFrame:
+    """The last evaluation of each method: mean and standard deviation over the seeds, and what a run costs."""
+    rows = []
+    for name, own in histories.groupby("method", sort=False):
+        ends = own.groupby("seed").tail(1)
+        late = own[own["round"] > 0].groupby("seed")[["round", "seconds"]].agg(lambda a: a.iloc[-1] - a.iloc[0])
+        last, per_round = ends.iloc[0], (late["seconds"] / late["round"]).median()  # the first rounds compile
+        rows.append([name, len(ends), ends["perplexity"].mean(), ends["perplexity"].std(), last["round"], per_round])
+        rows[-1] += [last["exchanges"], last["bytes_up"] / 1e9, last["bytes_down"] / 1e9]
+    columns = ["method", "seeds", "perplexity", "±", "rounds", "s/round", "exchanges", "GB up", "GB down"]
+    return pd.DataFrame(rows, columns=columns).round({"perplexity": 3, "±": 3, "s/round": 4, "GB up": 3, "GB down": 3})
+
+
+def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
+    """Perplexity over rounds, and the weights of each kind of client."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    colours = {ALL: "tab:orange", CHECKED: "tab:gray", NESTED: "tab:blue", CLEAN: "tab:green"}
+    for name, own in histories[histories["round"] > 0].groupby("method", sort=False):
+        over = own.groupby("round")["perplexity"].agg(["mean", "min", "max"])
+        left.plot(over.index, over["mean"], color=colours[name], ls="--" if name == CLEAN else "-", label=name)
+        left.fill_between(over.index, over["min"], over["max"], color=colours[name], alpha=0.2, lw=0)
+    left.set(title="Perplexity of clean test text", xlabel="round", yscale="log")
+    left.legend()
+    if len(weights):
+        jitter = np.random.default_rng(0).uniform(-0.25, 0.25, len(weights))
+        names = ("clean", *KINDS)
+        places = weights["kind"].map(names.index)
+        right.scatter(places + jitter, weights["weight"], s=12, c=np.where(places == 0, "tab:green", "tab:red"))
+        right.axhline(1, color="black", lw=0.5)
+        right.set(xticks=range(len(names)), xticklabels=names, yscale="log")
+    right.set(title="The weight that each client's text is given")
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
+
+
+def search(sizes: Sizes, rounds: int) -> None:
+    """Nine candidates for each method, on a federation and a test text of their own."""
+    data, first = make(sizes, seed=100), CHOSEN[sizes]
+    for name in first:
+        second = {"weight": (0.03, 0.1, 0.3)} if name == NESTED else {"local": (0.03, 0.1, 0.3)}
+        ((word, values),) = second.items()
+        for model, value in product((0.3, 1.0, 3.0), values):
+            steps = first[name]._replace(**{"model": model * (1e-2 if sizes is SMALL else 1e-3), word: value})
+            run = train(name, sizes, data, steps, 0, rounds, rounds)
+            found = f"{run.history['perplexity'].iloc[-1]:.3f}" if run.stopped is None else run.stopped
+            print(f"{name:24} model={steps.model:g} {word}={value:g}: {found}", flush=True)
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--small", action="store_true", help="a model of 30,000 parameters and 16 clients")
+    parser.add_argument("--search", action="store_true", help="try steps, and print what comes of them")
+    parser.add_argument("--check", action="store_true", help="what rk.check says of the problem")
+    parser.add_argument("--rounds", type=int, help="of each run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--minutes", type=float, default=np.inf, help="begin no run, and end the one that goes on, then"
+    )
+    parser.add_argument("--out", type=Path, default=Path("language-model"), help="a folder")
+    for word, what in zip(Steps._fields, ("model", "local steps", "weights", "linear system"), strict=True):
+        parser.add_argument(f"--{word}-step", type=float, help=f"another step of the {what}")
+    given = parser.parse_args()
+    sizes = SMALL if given.small else LARGE
+    rounds = given.rounds or sizes.rounds
+    others = {word: value for word in Steps._fields if (value := getattr(given, f"{word}_step")) is not None}
+    if given.search:
+        return search(sizes, rounds)
+    if given.check:
+        data = make(sizes, 0)
+        clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
+        start = np.zeros(clients.n, np.float32), transformer(jax.random.key(0), sizes)
+        return print(rk.check(nested_problem(sizes, clients), clients, start, samples=16))
+
+    begin, every = time.perf_counter(), max(1, rounds // 25)
+    elapsed = lambda: time.perf_counter() - begin
+    given.out.mkdir(parents=True, exist_ok=True)
+    model = jax.eval_shape(lambda: transformer(jax.random.key(0), sizes))
+    print(f"{sum(a.size for a in jax.tree.leaves(model)):,} parameters, {sizes.clients} clients, {len(WORDS)} words")
+    finished, weights = [], pd.DataFrame(columns=["seed", "kind", "share", "pieces", "weight"])
+    for seed in range(given.seeds):
+        data = make(sizes, seed)
+        for name in (NESTED, ALL, CLEAN, CHECKED):
+            if elapsed() > 60 * given.minutes:
+                break
+
+            def save(run):
+                """At every evaluation: a run that is cut off leaves what it has."""
+                history = run.history.assign(method=name, seed=seed)
+                pd.concat([*finished, history]).to_csv(given.out / "histories.csv", index=False)
+                last = history.iloc[-1]
+                told = f"{name}, seed {seed}, round {last['round']:.0f}: perplexity {last['perplexity']:.3f}"
+                print(f"{elapsed():6.0f} s  {told}", flush=True)
+                return elapsed() > 60 * given.minutes
+
+            steps = CHOSEN[sizes][name]._replace(**others)
+            run = train(name, sizes, data, steps, seed, rounds, every, callbacks=[save])
+            finished.append(run.history.assign(method=name, seed=seed))
+            if name == NESTED:
+                weights = pd.concat([weights, weights_of(run.x, data).assign(seed=seed)][bool(not len(weights)) :])
+                weights.to_csv(given.out / "weights.csv", index=False)
+            draw(pd.concat(finished), weights, given.out / "language-model.png")
+    print(table(pd.concat(finished)).to_string(index=False))
+    print(weights.groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
+    memory = jax.local_devices()[0].memory_stats() or {}
+    print(
+        f"{elapsed():.0f} s in all", f"{memory.get('peak_bytes_in_use', 0) / 1e9:.1f} GB at the most" if memory else ""
+    )
+
+
+if __name__ == "__main__":
+    main()
