@@ -46,12 +46,13 @@ class Sizes(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """All methods have the first two, FedBiO all four."""
+    """All methods have the first two, FedBiO all five."""
 
     model: float  # of Adam at the server, on the model
     local: float  # of the clients' own, on the model
     weight: float = 0.1  # of Adam at the server, on x
-    linear: float = 0.05  # of FedBiO's linear system
+    linear: float = 0.05  # of FedBiO's linear system: below 2/(largest curvature + damping)
+    damping: float = 1.0  # of the linear system
 
 
 LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=200)
@@ -62,11 +63,10 @@ ALL, CHECKED, NESTED, CLEAN = (
     "FedBiO, learnt weights",
     "FedAvg, clean clients",
 )
-CHOSEN = {  # the best of nine each by --search: perplexity on a text that is in no test, seed 100
-    LARGE: {ALL: Steps(1e-3, 0.1), CHECKED: Steps(1e-3, 0.1), NESTED: Steps(1e-3, 0.1), CLEAN: Steps(1e-3, 0.1)},
-    SMALL: {ALL: Steps(1e-2, 0.1), CHECKED: Steps(1e-2, 0.1), NESTED: Steps(1e-2, 0.1), CLEAN: Steps(1e-2, 0.1)},
-}
-DECAY, DAMPING = 1e-5, 1.0
+# TODO-GPU: by --search. The large model's curvature is above 100 from the first steps on: hence its small steps.
+START = {LARGE: Steps(1e-3, 0.01, linear=0.005, damping=10.0), SMALL: Steps(1e-2, 0.1)}
+CHOSEN = {sizes: dict.fromkeys((NESTED, ALL, CLEAN, CHECKED), steps) for sizes, steps in START.items()}
+DECAY = 1e-5
 
 # The grammar. A word is a number; every sentence ends with a full stop.
 
@@ -233,7 +233,7 @@ def perplexity(model: dict, rows: jax.Array, heads: int) -> jax.Array:
 # The problem, stated once: the weights of the clients above, the model below.
 
 
-def nested_problem(sizes: Sizes, clients: rk.Clients) -> rk.Bilevel:
+def nested_problem(sizes: Sizes, clients: rk.Clients, damping: float) -> rk.Bilevel:
     """x has a number for each client; the weights are e^x, scaled. The lower level is not convex: see `still`."""
 
     def upper(x, model, batch):
@@ -242,9 +242,9 @@ def nested_problem(sizes: Sizes, clients: rk.Clients) -> rk.Bilevel:
     def lower(x, model, batch):
         weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average; at first, all of them
         fit = jnp.mean(weights[batch["client"]] * losses(model, batch["words"], sizes.heads))
-        # Zero, and so is its gradient: it adds DAMPING to the curvature, so that the linear system has a solution.
+        # Zero, and so is its gradient: it adds damping to the curvature, so that the linear system has a solution.
         still = squares(jax.tree.map(lambda a: a - jax.lax.stop_gradient(a), model))
-        return fit + DECAY / 2 * squares(model) + DAMPING / 2 * still
+        return fit + DECAY / 2 * squares(model) + damping / 2 * still
 
     # x is at most 1: no client is worth much more than another that is as good.
     return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -4, 1))
@@ -272,7 +272,7 @@ def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: 
     model = transformer(jax.random.key(seed), sizes)
     if name == NESTED:
         clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
-        problem, init = nested_problem(sizes, clients), (np.zeros(clients.n, np.float32), model)
+        problem, init = nested_problem(sizes, clients, steps.damping), (np.zeros(clients.n, np.float32), model)
         method = rk.FedBiO(1.0, steps.local, linear_step=steps.linear, shared_batch=True, **common)
         method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
     else:
@@ -332,15 +332,15 @@ def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
 
 def search(sizes: Sizes, rounds: int) -> None:
     """Nine candidates for each method, on a federation and a test text of their own."""
-    data, first = make(sizes, seed=100), CHOSEN[sizes]
-    for name in first:
-        second = {"weight": (0.03, 0.1, 0.3)} if name == NESTED else {"local": (0.03, 0.1, 0.3)}
-        ((word, values),) = second.items()
-        for model, value in product((0.3, 1.0, 3.0), values):
-            steps = first[name]._replace(**{"model": model * (1e-2 if sizes is SMALL else 1e-3), word: value})
+    data, begin = make(sizes, seed=100), time.perf_counter()
+    for name, word in ((NESTED, "weight"), (ALL, "local"), (CLEAN, "local"), (CHECKED, "local")):
+        for one, other in product((0.3, 1.0, 3.0), repeat=2):
+            start = START[sizes]
+            steps = start._replace(**{"model": one * start.model, word: other * getattr(start, word)})
             run = train(name, sizes, data, steps, 0, rounds, rounds)
             found = f"{run.history['perplexity'].iloc[-1]:.3f}" if run.stopped is None else run.stopped
-            print(f"{name:24} model={steps.model:g} {word}={value:g}: {found}", flush=True)
+            told = f"{name:24} model={steps.model:g} {word}={getattr(steps, word):g}: {found}"
+            print(f"{time.perf_counter() - begin:6.0f} s  {told}", flush=True)
 
 
 def main() -> None:
@@ -354,12 +354,12 @@ def main() -> None:
         "--minutes", type=float, default=np.inf, help="begin no run, and end the one that goes on, then"
     )
     parser.add_argument("--out", type=Path, default=Path("language-model"), help="a folder")
-    for word, what in zip(Steps._fields, ("model", "local steps", "weights", "linear system"), strict=True):
-        parser.add_argument(f"--{word}-step", type=float, help=f"another step of the {what}")
+    for word in Steps._fields:
+        parser.add_argument(f"--{word}", type=float, help="in the place of what was chosen: see Steps")
     given = parser.parse_args()
     sizes = SMALL if given.small else LARGE
     rounds = given.rounds or sizes.rounds
-    others = {word: value for word in Steps._fields if (value := getattr(given, f"{word}_step")) is not None}
+    others = {word: value for word in Steps._fields if (value := getattr(given, word)) is not None}
     if given.search:
         return search(sizes, rounds)
 

@@ -389,7 +389,7 @@ def test_the_language_model_learns_whose_text_to_trust(tmp_path: Any, monkeypatc
     with jax.enable_x64(False):
         runpy.run_path(str(ROOT / "examples" / "language_model.py"), run_name="__main__")
     ends = pd.read_csv(folder / "histories.csv").groupby("method")["perplexity"].last()
-    assert ends["FedAvg, clean clients"] < ends["FedBiO, learnt weights"] < 0.9 * ends["FedAvg, all text"]
+    assert ends["FedAvg, clean clients"] < ends["FedBiO, learnt weights"] < 0.95 * ends["FedAvg, all text"]
     weights = pd.read_csv(folder / "weights.csv").groupby("kind")["weight"]
     assert weights.max()[["shuffled", "random", "backwards"]].max() < 0.3 < weights.min()["clean"]
     assert (folder / "language-model.png").stat().st_size > 10_000
