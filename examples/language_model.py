@@ -242,7 +242,7 @@ def nested_problem(sizes: Sizes, clients: rk.Clients, damping: float) -> rk.Bile
     def lower(x, model, batch):
         weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average; at first, all of them
         fit = jnp.mean(weights[batch["client"]] * losses(model, batch["words"], sizes.heads))
-        # Zero, and so is its gradient: it adds damping to the curvature, so that the linear system has a solution.
+        # Zero, and so is its gradient: it adds damping to the curvature, so that u forgets.
         still = squares(jax.tree.map(lambda a: a - jax.lax.stop_gradient(a), model))
         return fit + DECAY / 2 * squares(model) + damping / 2 * still
 
