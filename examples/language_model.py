@@ -1,0 +1,403 @@
+"""Whose text to trust: a transformer language model on 64 clients, half of whom have text of poor quality.
+
+The text comes from a small probabilistic grammar: prose whose verbs agree with their subjects and choose their objects,
+across nested clauses; sums of digits; nested brackets. In the text of half of the clients most sentences are spoilt:
+words in random order, random words, wrong agreement and wrong sums, or sentences backwards. Every client also holds a
+few checked sentences. The lower level trains the model on all text, with a weight for each client; the upper level
+learns these weights, so that the model does well on the checked sentences (FedBiO). FedAvg is the yardstick.
+
+`python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a minute or two
+on a laptop. It writes a picture, the histories and the learnt weights, as it goes; `--search` prints the table by which
+the steps were chosen.
+"""
+
+import argparse
+import time
+from functools import partial
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import pandas as pd
+
+import rookery as rk
+
+
+class Sizes(NamedTuple):
+    """Of the model, the text and the rounds."""
+
+    width: int
+    layers: int
+    heads: int
+    context: int  # words that the model sees at once
+    clients: int
+    pieces: tuple[int, int]  # of text, `context` words each: the fewest and the most that a client has
+    checked: int  # pieces beside them, which are right
+    cohort: int
+    local_steps: int
+    batch: int
+    rounds: int
+
+
+class Steps(NamedTuple):
+    """All methods have the first two, FedBiO all five."""
+
+    model: float  # of Adam at the server, on the model
+    local: float  # of the clients' own, on the model
+    weight: float = 0.1  # of Adam at the server, on x
+    linear: float = 0.05  # of FedBiO's linear system: below 2/(largest curvature + damping)
+    damping: float = 1.0  # of the linear system
+
+
+LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=200)
+SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=2, batch=8, rounds=100)
+ALL, CHECKED, NESTED, CLEAN = (
+    "FedAvg, all text",
+    "FedAvg, checked text",
+    "FedBiO, learnt weights",
+    "FedAvg, clean clients",
+)
+# TODO-GPU: by --search. The large model's curvature is above 100 from the first steps on: hence its small steps.
+START = {LARGE: Steps(1e-3, 0.01, linear=0.005, damping=10.0), SMALL: Steps(1e-2, 0.1)}
+CHOSEN = {sizes: dict.fromkeys((NESTED, ALL, CLEAN, CHECKED), steps) for sizes, steps in START.items()}
+DECAY = 1e-5
+
+# The grammar. A word is a number; every sentence ends with a full stop.
+
+NOUNS = {
+    "person": ["farmer", "doctor", "miner", "pilot", "baker", "judge"],
+    "animal": ["dog", "horse", "bird", "cat", "bear", "goat"],
+    "food": ["apple", "cake", "nut", "root", "plum", "egg"],
+    "thing": ["cart", "lamp", "rope", "book", "drum", "boat"],
+}
+VERBS = {  # what each of them does, and to what
+    "person": [("buy", "thing"), ("mend", "thing"), ("feed", "animal"), ("greet", "person"), ("cook", "food")],
+    "animal": [("eat", "food"), ("chase", "animal"), ("follow", "person"), ("find", "food")],
+    "food": [("please", "person"), ("tempt", "animal")],
+    "thing": [("help", "person"), ("scare", "animal")],
+}
+ADJECTIVES = {
+    "person": ("old", "kind"),
+    "animal": ("wild", "quick"),
+    "food": ("sweet", "ripe"),
+    "thing": ("new", "red"),
+}
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+BRACKETS = [("(", ")"), ("[", "]"), ("<", ">")]
+PLURAL = {"this": "these", "a": "some"} | {noun: noun + "s" for nouns in NOUNS.values() for noun in nouns}
+PLURAL |= {verb + "s": verb for verbs in VERBS.values() for verb, _ in verbs}
+OTHER = PLURAL | {plural: singular for singular, plural in PLURAL.items()}
+PAIRS = [*ADJECTIVES.values(), *BRACKETS, ("that", "the"), ("plus", "is"), (".",)]
+WORDS = [*OTHER, *DIGITS, *(word for pair in PAIRS for word in pair)]
+CODE = {word: k for k, word in enumerate(WORDS)}
+
+
+def phrase(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
+    """A noun with what belongs to it: a determiner, an adjective, a relative clause."""
+    form = lambda word: PLURAL[word] if plural else word
+    words = [rng.choice(["the", form("this"), form("a")])]
+    words += [rng.choice(ADJECTIVES[kind])] if rng.random() < 0.3 else []
+    words.append(form(rng.choice(NOUNS[kind])))
+    return words + (["that", *predicate(rng, kind, plural, depth + 1)] if rng.random() < (0.4, 0.2, 0)[depth] else [])
+
+
+def predicate(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
+    """A verb that agrees with its subject, and an object of the kind that the verb takes."""
+    verb, taken = rng.choice(VERBS[kind])
+    return [verb if plural else verb + "s", *phrase(rng, taken, rng.random() < 0.5, depth)]
+
+
+def sentence(rng: Random) -> list[str]:
+    """Prose, a sum modulo ten, or brackets."""
+    form = rng.random()
+    if form < 0.7:
+        kind, plural = rng.choice(list(NOUNS)), rng.random() < 0.5
+        return [*phrase(rng, kind, plural, 0), *predicate(rng, kind, plural, 1), "."]
+    if form < 0.85:
+        a, b = rng.randrange(10), rng.randrange(10)
+        return [DIGITS[a], "plus", DIGITS[b], "is", DIGITS[(a + b) % 10], "."]
+    words, still_open = [], []
+    for _ in range(4):
+        begin, end = rng.choice(BRACKETS)
+        words.append(begin)
+        still_open.append(end)
+        while still_open and rng.random() < 0.5:
+            words.append(still_open.pop())
+    return [*words, *reversed(still_open), "."]
+
+
+def spoilt(rng: Random, words: list[str], kind: str) -> list[str]:
+    """The sentence, in one of four ways not what it should be; its full stop stays."""
+    if kind == "shuffled":
+        words = rng.sample(words[:-1], len(words) - 1)
+    elif kind == "random":
+        words = [rng.choice(WORDS) if rng.random() < 0.5 else word for word in words[:-1]]
+    elif kind == "disagreeing":
+        words = [OTHER[word] if word in OTHER and rng.random() < 0.5 else word for word in words[:-1]]
+        words = [*words[:-1], rng.choice(DIGITS)] if "plus" in words else words
+    else:
+        words = words[-2::-1]
+    return [*words, "."]
+
+
+KINDS = ("shuffled", "random", "disagreeing", "backwards")
+
+
+def text(rng: Random, pieces: int, context: int, share: float = 0.0, kind: str = "") -> np.ndarray:
+    """Pieces of context + 1 words, each begun afresh; this share of the sentences is spoilt."""
+    rows = np.empty((pieces, context + 1), np.int32)
+    for row in rows:
+        words: list[str] = []
+        while len(words) <= context:
+            made = sentence(rng)
+            words += spoilt(rng, made, kind) if rng.random() < share else made
+        row[:] = [CODE[word] for word in words[: context + 1]]
+    return rows
+
+
+class Data(NamedTuple):
+    """What each client has, a clean test text, and what nobody is told: whose sentences are spoilt, and how."""
+
+    training: list[dict]
+    checked: list[dict]
+    test: np.ndarray
+    kinds: np.ndarray  # "clean", or one of KINDS
+    shares: np.ndarray
+
+
+def make(sizes: Sizes, seed: int) -> Data:
+    """Clients of unequal size, every other one with spoilt sentences."""
+    rng, n = Random(seed), sizes.clients
+    kinds = np.array([KINDS[k // 2 % 4] if k % 2 else "clean" for k in range(n)])
+    shares = np.array([rng.uniform(0.6, 1.0) if k % 2 else 0.0 for k in range(n)])
+    pieces = np.linspace(*sizes.pieces, n // 2).astype(int).tolist()
+    pieces = np.repeat(rng.sample(pieces, n // 2), 2)  # as many spoilt as clean; in every seed the same, mixed
+    own = zip(pieces, shares, kinds, strict=True)
+    training = [text(rng, size, sizes.context, share, kind) for size, share, kind in own]
+    training = [{"words": rows, "client": np.full(len(rows), k, np.int32)} for k, rows in enumerate(training)]
+    checked = [{"words": text(rng, sizes.checked, sizes.context)} for _ in range(n)]
+    return Data(training, checked, text(rng, 256, sizes.context), kinds, shares)
+
+
+# The model: a plain transformer whose layers are stacked, so that one layer is compiled.
+
+
+@partial(jax.jit, static_argnames="sizes")
+def transformer(key: jax.Array, sizes: Sizes) -> dict:
+    """Its parameters."""
+    d, n = sizes.width, sizes.layers
+    keys = jax.random.split(key, 6)
+    normal = lambda key, *shape, size: size * jax.random.normal(key, shape)
+    layers = {
+        "norms": jnp.ones((n, 2, d)),
+        "qkv": normal(keys[0], n, d, 3 * d, size=d**-0.5),
+        "mix": normal(keys[1], n, d, d, size=(2 * n * d) ** -0.5),
+        "up": normal(keys[2], n, d, 4 * d, size=d**-0.5),
+        "down": normal(keys[3], n, 4 * d, d, size=(8 * n * d) ** -0.5),
+    }
+    words, places = (normal(k, m, d, size=0.02) for k, m in zip(keys[4:], (len(WORDS), sizes.context), strict=True))
+    return {"words": words, "places": places, "layers": layers, "norm": jnp.ones(d), "out": jnp.zeros((d, len(WORDS)))}
+
+
+def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
+    """The mean cross-entropy of the next word, of each row."""
+    seen, following = rows[:, :-1], rows[:, 1:]
+    batch, length = seen.shape
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    scaled = lambda a, scale: jax.nn.standardize(a, epsilon=1e-5) * scale
+
+    def layer(a, own):
+        q, k, v = jnp.split((scaled(a, own["norms"][0]) @ own["qkv"]).reshape(batch, length, heads, -1), 3, axis=-1)
+        scores = jnp.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
+        shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+        a = a + jnp.einsum("bhij,bjhd->bihd", shares, v).reshape(a.shape) @ own["mix"]
+        return a + jax.nn.gelu(scaled(a, own["norms"][1]) @ own["up"]) @ own["down"], None
+
+    a, _ = jax.lax.scan(layer, model["words"][seen] + model["places"], model["layers"])
+    scores = scaled(a, model["norm"]) @ model["out"]
+    return optax.softmax_cross_entropy_with_integer_labels(scores, following).mean(axis=1)
+
+
+@partial(jax.jit, static_argnames="heads")
+def perplexity(model: dict, rows: jax.Array, heads: int) -> jax.Array:
+    """exp of the mean cross-entropy: among how many words the model is undecided."""
+    return jnp.exp(jnp.mean(losses(model, rows, heads)))
+
+
+# The problem, stated once: the weights of the clients above, the model below.
+
+
+def nested_problem(sizes: Sizes, clients: rk.Clients, damping: float) -> rk.Bilevel:
+    """x has a number for each client; the weights are e^x, scaled. The lower level is not convex: see `still`."""
+
+    def upper(x, model, batch):
+        return jnp.mean(losses(model, batch["words"], sizes.heads))
+
+    def lower(x, model, batch):
+        weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average; at first, all of them
+        fit = jnp.mean(weights[batch["client"]] * losses(model, batch["words"], sizes.heads))
+        # Zero, and so is its gradient: it adds damping to the curvature, so that u forgets.
+        still = squares(jax.tree.map(lambda a: a - jax.lax.stop_gradient(a), model))
+        return fit + DECAY / 2 * squares(model) + damping / 2 * still
+
+    # x is at most 1: no client is worth much more than another that is as good.
+    return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -4, 1))
+
+
+def plain_problem(sizes: Sizes) -> rk.SingleLevel:
+    """The same model without weights."""
+    return rk.SingleLevel(
+        lambda model, batch: jnp.mean(losses(model, batch["words"], sizes.heads)) + DECAY / 2 * squares(model)
+    )
+
+
+def squares(tree: dict) -> jax.Array:
+    """The sum of all entries' squares."""
+    return sum(jnp.sum(a**2) for a in jax.tree.leaves(tree))
+
+
+# The runs.
+
+
+def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: int, every: int, callbacks=()):
+    """One method on one seed's text."""
+    adam = optax.inject_hyperparams(optax.adam)
+    common = {"local_steps": sizes.local_steps, "batch_size": sizes.batch}
+    model = transformer(jax.random.key(seed), sizes)
+    if name == NESTED:
+        clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
+        problem, init = nested_problem(sizes, clients, steps.damping), (np.zeros(clients.n, np.float32), model)
+        method = rk.FedBiO(1.0, steps.local, linear_step=steps.linear, shared_batch=True, **common)
+        method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
+    else:
+        pairs = zip(data.training, data.checked, data.kinds, strict=True)
+        texts = {ALL: lambda own, few: [own, few], CHECKED: lambda own, few: [few], CLEAN: lambda own, few: [own, few]}
+        kept = [texts[name](own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
+        clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
+        problem, init = plain_problem(sizes), model
+        method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
+    watch = lambda x, y: {"perplexity": perplexity(y if name == NESTED else x, data.test, sizes.heads)}
+    cohort = min(sizes.cohort, clients.n)
+    engine = rk.Simulation(block=cohort)  # all of them side by side: on a GPU there is room
+    run = {"cohort": cohort, "evaluate": watch, "every": every, "seed": seed, "engine": engine}
+    return rk.solve(problem, clients, method, init, rounds, **run, callbacks=callbacks, progress=False)
+
+
+def weights_of(x: jax.Array, data: Data) -> pd.DataFrame:
+    """What the nested method learnt of each client."""
+    sizes = np.array([len(own["words"]) for own in data.training])
+    weights = np.exp(x) / np.average(np.exp(x), weights=sizes)
+    return pd.DataFrame({"kind": data.kinds, "share": data.shares, "pieces": sizes, "weight": weights})
+
+
+def table(histories: pd.DataFrame) -> pd.DataFrame:
+    """The last evaluation of each method: mean and standard deviation over the seeds, and what a run costs."""
+    rows = []
+    for name, own in histories.groupby("method", sort=False):
+        ends = own.groupby("seed").tail(1)
+        late = own[own["round"] > 0].groupby("seed")[["round", "seconds"]].agg(lambda a: a.iloc[-1] - a.iloc[0])
+        last, per_round = ends.iloc[0], (late["seconds"] / late["round"]).median()  # the first rounds compile
+        rows.append([name, len(ends), ends["perplexity"].mean(), ends["perplexity"].std(), last["round"], per_round])
+        rows[-1] += [last["exchanges"], last["bytes_up"] / 1e9, last["bytes_down"] / 1e9]
+    columns = ["method", "seeds", "perplexity", "±", "rounds", "s/round", "exchanges", "GB up", "GB down"]
+    return pd.DataFrame(rows, columns=columns).round({"perplexity": 3, "±": 3, "s/round": 4, "GB up": 3, "GB down": 3})
+
+
+def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
+    """Perplexity over rounds, and the weights of each kind of client."""
+    fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    colours = {ALL: "tab:orange", CHECKED: "tab:gray", NESTED: "tab:blue", CLEAN: "tab:green"}
+    for name, own in histories[histories["round"] > 0].groupby("method", sort=False):
+        over = own.groupby("round")["perplexity"].agg(["mean", "min", "max"])
+        left.plot(over.index, over["mean"], color=colours[name], ls="--" if name == CLEAN else "-", label=name)
+        left.fill_between(over.index, over["min"], over["max"], color=colours[name], alpha=0.2, lw=0)
+    left.set(title="Perplexity of clean test text", xlabel="round", yscale="log")
+    left.legend()
+    names = ("clean", *KINDS)
+    places = weights["kind"].map(names.index).to_numpy()
+    jitter = np.random.default_rng(0).uniform(-0.25, 0.25, len(places))
+    right.scatter(places + jitter, weights["weight"], s=12, c=np.where(places == 0, "tab:green", "tab:red"))
+    right.axhline(1, color="black", lw=0.5)
+    right.set(xticks=range(len(names)), xticklabels=names, yscale="log")
+    right.set(title="The weight that each client's text is given")
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
+
+
+def search(sizes: Sizes, rounds: int) -> None:
+    """Nine candidates for each method, on a federation and a test text of their own."""
+    data, begin = make(sizes, seed=100), time.perf_counter()
+    for name, word in ((NESTED, "weight"), (ALL, "local"), (CLEAN, "local"), (CHECKED, "local")):
+        for one, other in product((0.3, 1.0, 3.0), repeat=2):
+            start = START[sizes]
+            steps = start._replace(**{"model": one * start.model, word: other * getattr(start, word)})
+            run = train(name, sizes, data, steps, 0, rounds, rounds)
+            found = f"{run.history['perplexity'].iloc[-1]:.3f}" if run.stopped is None else run.stopped
+            told = f"{name:24} model={steps.model:g} {word}={getattr(steps, word):g}: {found}"
+            print(f"{time.perf_counter() - begin:6.0f} s  {told}", flush=True)
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--small", action="store_true", help="a model of 32,000 parameters and 16 clients")
+    parser.add_argument("--search", action="store_true", help="try steps, and print what comes of them")
+    parser.add_argument("--rounds", type=int, help="of each run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--minutes", type=float, default=np.inf, help="begin no run, and end the one that goes on, then"
+    )
+    parser.add_argument("--out", type=Path, default=Path("language-model"), help="a folder")
+    for word in Steps._fields:
+        parser.add_argument(f"--{word}", type=float, help="in the place of what was chosen: see Steps")
+    given = parser.parse_args()
+    sizes = SMALL if given.small else LARGE
+    rounds = given.rounds or sizes.rounds
+    others = {word: value for word in Steps._fields if (value := getattr(given, word)) is not None}
+    if given.search:
+        return search(sizes, rounds)
+
+    begin, every = time.perf_counter(), max(1, rounds // 25)
+    elapsed = lambda: time.perf_counter() - begin
+    given.out.mkdir(parents=True, exist_ok=True)
+    model = jax.eval_shape(lambda: transformer(jax.random.key(0), sizes))
+    print(f"{sum(a.size for a in jax.tree.leaves(model)):,} parameters, {sizes.clients} clients, {len(WORDS)} words")
+    finished, learnt = [], []
+    for seed in range(given.seeds):
+        data = make(sizes, seed)
+        for name in (NESTED, ALL, CLEAN) if given.small else (NESTED, ALL, CLEAN, CHECKED):
+            if elapsed() > 60 * given.minutes:
+                break
+
+            def save(run):
+                """At every evaluation: a run that is cut off leaves what it has."""
+                history = run.history.assign(method=name, seed=seed)
+                pd.concat([*finished, history]).to_csv(given.out / "histories.csv", index=False)
+                last = history.iloc[-1]
+                told = f"{name}, seed {seed}, round {last['round']:.0f}: perplexity {last['perplexity']:.3f}"
+                print(f"{elapsed():6.0f} s  {told}", flush=True)
+                return elapsed() > 60 * given.minutes
+
+            steps = CHOSEN[sizes][name]._replace(**others)
+            run = train(name, sizes, data, steps, seed, rounds, every, callbacks=[save])
+            finished.append(run.history.assign(method=name, seed=seed))
+            if name == NESTED:
+                learnt.append(weights_of(run.x, data).assign(seed=seed))
+                pd.concat(learnt).to_csv(given.out / "weights.csv", index=False)
+            draw(pd.concat(finished), pd.concat(learnt), given.out / "language-model.png")
+    print(table(pd.concat(finished)).to_string(index=False))
+    print(pd.concat(learnt).groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
+    memory = jax.local_devices()[0].memory_stats() or {}
+    print(
+        f"{elapsed():.0f} s in all", f"{memory.get('peak_bytes_in_use', 0) / 1e9:.1f} GB at the most" if memory else ""
+    )
+
+
+if __name__ == "__main__":
+    main()
