@@ -31,6 +31,7 @@ class Sweep:
     def __init__(self, job: Job, searched: set[str], settings: Simulation | None = None) -> None:
         settings = Simulation() if settings is None else settings
         self._mesh = None if settings.mesh is None else _devices(settings.mesh)
+        job = replace(job, computing=settings.computing)
         traced = engine.traced(job, convolve=settings.convolutions)
         self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
         self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, settings.block
