@@ -15,7 +15,7 @@ from rookery.clients import Clients
 from rookery.fed import Book, Fed, Inputs, Threaded
 from rookery.plan import Body, Call, Server
 
-_AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
+AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
 _CACHE = 2**16  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
 
 
@@ -279,11 +279,16 @@ class Interpreter:
     def _block_of(self, group: list[_Mapped]) -> int:
         if isinstance(self._block, int):
             return self._block
-        if jax.default_backend() == "cpu" and any(_large_products(m.eqn.params["work"]) for m in group):
-            return 1
-        replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
-        most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
-        return max(1, min(_AUTO_BLOCK, most // max(replies, 1)))
+        return auto_block([m.eqn for m in group])
+
+
+def auto_block(maps: list[Any]) -> int:
+    """The clients that compute these maps side by side."""
+    if jax.default_backend() == "cpu" and any(_large_products(eqn.params["work"]) for eqn in maps):
+        return 1
+    replies = sum(ledger.nbytes([v.aval for v in eqn.outvars]) // eqn.invars[0].aval.shape[0] for eqn in maps)
+    most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
+    return max(1, min(AUTO_BLOCK, most // max(replies, 1)))
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:

@@ -61,6 +61,10 @@ class Simulation:
             raise ValueError(
                 "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
             )
+        if job.clients.placement == "host":
+            from rookery.engines import staged
+
+            return staged.opened(job, self)
         if self.debug:
             from rookery.engines import debug
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rookery.clients import Clients
-from rookery.engines import engine, simulation
+from rookery.engines import engine, fetched, simulation
 from rookery.engines.engine import Job
 from rookery.engines.simulation import Program
 from rookery.plan import Carry
@@ -20,16 +20,21 @@ class Sweep:
     """A job for several values of its floats. They see the same cohorts and the same minibatches."""
 
     def __init__(self, job: Job, searched: set[str]) -> None:
-        self._traced = engine.traced(job)
+        self._data: Any = job.clients
+        self._block: int | str = "auto"
+        if job.clients.placement == "host":
+            self._traced, self._data, self._block = fetched.prepared(job, "auto")
+        else:
+            self._traced = engine.traced(job)
         self._rest = {name: value for name, value in self._traced.hyper.items() if name not in searched}
         self._job, self._searched = job, tuple(sorted(searched))
 
     def start(self, values: Values) -> Carry:
         """Every candidate before its first round; what the values do not change is computed once."""
-        traced, data = self._traced, self._job.clients
+        traced, data = self._traced, self._data
         program = engine.PROGRAMS.find(
             ("sweep start", traced.start.identity, simulation.shapes(data), self._searched),
-            lambda: jax.jit(partial(_start_all, Program(traced.start, data, "auto"))),
+            lambda: jax.jit(partial(_start_all, Program(traced.start, data, self._block))),
         )
         return program(traced.start.consts, data, self._rest, values, self._job.start, traced.seed)
 
@@ -37,19 +42,19 @@ class Sweep:
         self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
     ) -> tuple[Carry, Bool[Array, " slots"]]:
         """`rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
-        traced, data, cohort = self._traced, self._job.clients, self._job.cohort
+        traced, data, cohort = self._traced, self._data, self._job.cohort
         program = engine.PROGRAMS.find(
             ("sweep", traced.round.identity, simulation.shapes(data), cohort, self._searched),
-            lambda: jax.jit(partial(_advance_some, Program(traced.round, data, "auto"), cohort), donate_argnums=4),
+            lambda: jax.jit(partial(_advance_some, Program(traced.round, data, self._block), cohort), donate_argnums=4),
         )
         return program(traced.round.consts, data, self._rest, values, carries, ids, begin, rounds, traced.seed)
 
     def measure(self, carries: Carry, i: int, t: int) -> Any:
         """What every client makes of candidate i after t rounds: a row for each, by name."""
-        traced, data = self._traced, self._job.clients
+        traced, data = self._traced, self._data
         program = engine.PROGRAMS.find(
             ("sweep measure", traced.measure.identity, simulation.shapes(data)),
-            lambda: jax.jit(partial(_measure_one, Program(traced.measure, data, "auto"))),
+            lambda: jax.jit(partial(_measure_one, Program(traced.measure, data, self._block))),
         )
         return program(traced.measure.consts, data, traced.hyper, carries, i, t, traced.seed)
 
