@@ -220,7 +220,7 @@ def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: _Sample)
         seen += blocks.size
         rows = source.rows
         if on_host(rows):
-            rows = jax.tree.map(lambda a, at=blocks.reshape(-1): a[at], rows)
+            rows = _read(rows, blocks.reshape(-1))
             blocks = np.arange(blocks.size).reshape(blocks.shape)
         wrong = np.asarray(jax.jit(_wrong(loss))((x, y), rows, jnp.asarray(blocks)))
         if wrong.any():
@@ -253,6 +253,10 @@ def _wrong(loss: Callable[..., Any]) -> Callable[..., Any]:
         return jax.lax.map(one, blocks)
 
     return each
+
+
+def _read(rows: Any, index: np.ndarray) -> Any:
+    return jax.tree.map(lambda a: a[index], rows)
 
 
 def _blocks(source: Source) -> tuple[np.ndarray, np.ndarray]:

@@ -63,7 +63,7 @@ class Pool:
         self, sizes: Sequence[np.ndarray], costs: Sequence[int], rooms: Sequence[int],
         cohorts: Callable[[int], np.ndarray],
     ) -> None:  # fmt: skip
-        self._costs = sum(own * cost for own, cost in zip(sizes, costs, strict=True))
+        self._costs = np.sum([own * cost for own, cost in zip(sizes, costs, strict=True)], axis=0)
         self._sizes, self._rooms, self._cohorts = [own.tolist() for own in sizes], rooms, cohorts
         n = len(sizes[0])
         self._next = np.full(n, NEVER, np.int64)  # the round in which a client is needed next

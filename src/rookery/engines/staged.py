@@ -61,7 +61,7 @@ def limit() -> int:
 class _Flight(NamedTuple):
     """Rounds that are being computed."""
 
-    count: int
+    rounds: int
     reports: Any
 
 
@@ -127,7 +127,7 @@ class Session(simulation.Session):
         return done
 
     def _landed(self, flight: _Flight) -> list[Amounts]:
-        return self._told(jax.device_get(flight.reports), flight.count)
+        return self._told(jax.device_get(flight.reports), flight.rounds)
 
     def _bring(self, t: int) -> None:
         """See to it that the rows for round t are there, or on their way."""
@@ -214,10 +214,10 @@ class Stage:
         names = list(data.described.levels())
         shape = lambda k, j, sample: sample.rows(rooms.get(names[k], data.rooms[k]))
         self.seen = fetched.with_rows(data.described, shape, data.samples)
-        dtypes = [[own.level.arrays[j].dtype for j in own.arrays] for own in levels]
+        arrays = [[own.level.arrays[j] for j in own.arrays] for own in levels]
         self._rows = [
-            [jnp.zeros((own.room, *own.level.arrays[j].shape[1:]), kind) for j, kind in zip(own.arrays, kinds)]
-            for own, kinds in zip(levels, dtypes, strict=True)
+            [jnp.zeros((own.room, *array.shape[1:]), array.dtype) for array in each]
+            for own, each in zip(levels, arrays, strict=True)
         ]
         self._offsets = [jnp.zeros(data.n, jnp.int32) for _ in levels]
         self._none = [  # of arrays that no round looks at
@@ -231,12 +231,12 @@ class Stage:
         """See the class."""
         names = list(self._data.described.levels())
         places = {own.name: k for k, own in enumerate(self.levels)}
-
-        def rows(k: int, j: int, _: Any) -> Any:
-            at = places.get(names[k])
-            used = at is not None and j in self.levels[at].arrays
-            return self._rows[at][self.levels[at].arrays.index(j)] if used else self._none[k][j]
-
+        there = {
+            (own.name, j): a
+            for own, each in zip(self.levels, self._rows, strict=True)
+            for j, a in zip(own.arrays, each, strict=True)
+        }
+        rows = lambda k, j, _: there.get((names[k], j), self._none[k][j])
         own = fetched.with_rows(self._data.described, rows, self._data.samples)
         moved = [
             source if source is None or name not in places
@@ -257,8 +257,8 @@ class Stage:
         buffers = self._buffer(k, own, size)
         copies = []
         for number, part in enumerate(parts):
-            rows = slice(part.at, part.at + part.count)
-            where[rows] = np.arange(part.place, part.place + part.count)
+            rows = slice(part.at, part.at + part.size)
+            where[rows] = np.arange(part.place, part.place + part.size)
             if part.first:
                 who[number], at[number] = part.client, part.place
             for j, buffer in zip(own.arrays, buffers, strict=True):
@@ -298,7 +298,7 @@ class _Part(NamedTuple):
     begin: int  # on the host
     place: int  # on the device
     at: int  # in the piece
-    count: int
+    size: int
 
 
 def _pieces(own: Used, moves: list[tuple[int, int]]) -> Iterator[tuple[int, list[_Part]]]:
