@@ -27,7 +27,8 @@ from rookery.ledger import Amounts
 from rookery.plan import Body, Call, Carry, Plan
 
 BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if nobody knows
-PIECE = 2**25  # bytes that are sent at once, and after which rounds are not planned together any more
+PIECE = 2**25  # bytes that are sent at once; rounds that need more are not planned together
+_SHARE = 8  # of the pool: rounds that replace more of it are not planned together, or nobody could stay for later ones
 _PIECES = 4  # of a size that may be on their way at once
 _SMALLER = (1, 4, 16)  # a piece may be a fourth or a sixteenth: the last one is rarely full
 _AHEAD = 256  # rounds whose cohorts are drawn at once
@@ -133,7 +134,7 @@ class Session(simulation.Session):
         """See to it that the rows for round t are there, or on their way."""
         assert self._stage is not None
         if self._ready is None or not self._ready.begin <= t < self._ready.end:
-            self._ready = self._pool.plan(t, simulation.ROUNDS_AT_ONCE, PIECE)
+            self._ready = self._pool.plan(t, simulation.ROUNDS_AT_ONCE, min(PIECE, self._stage.nbytes // _SHARE))
             self._stage.bring(self._ready.moves)
 
     def _rounds(self, clients: Clients) -> Any:
@@ -225,6 +226,11 @@ class Stage:
         ]
         self._reuse = jax.default_backend() != "cpu"  # a CPU's device may use a buffer as it is
         self._buffers: dict[Any, deque[tuple[list[np.ndarray], Any]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of the pool."""
+        return sum(own.room * own.row_bytes for own in self.levels)
 
     @property
     def clients(self) -> Clients:
