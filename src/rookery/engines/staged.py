@@ -27,9 +27,10 @@ from rookery.ledger import Amounts
 from rookery.plan import Body, Call, Carry, Plan
 
 BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if nobody knows
-PIECE = 2**25  # bytes that are sent at once; rounds that need more are not planned together
+PIECE = 2**24  # bytes that are sent at once
+TOGETHER = 2**25  # bytes that rounds planned together may need, beyond the first of them
 _SHARE = 8  # of the pool: rounds that replace more of it are not planned together, or nobody could stay for later ones
-_PIECES = 4  # of a size that may be on their way at once
+_PIECES = 8  # of a size that may be on their way at once
 _SMALLER = (1, 4, 16)  # a piece may be a fourth or a sixteenth: the last one is rarely full
 _AHEAD = 256  # rounds whose cohorts are drawn at once
 _DRAWN = 2**24  # numbers that may be needed for that
@@ -134,7 +135,7 @@ class Session(simulation.Session):
         """See to it that the rows for round t are there, or on their way."""
         assert self._stage is not None
         if self._ready is None or not self._ready.begin <= t < self._ready.end:
-            self._ready = self._pool.plan(t, simulation.ROUNDS_AT_ONCE, min(PIECE, self._stage.nbytes // _SHARE))
+            self._ready = self._pool.plan(t, simulation.ROUNDS_AT_ONCE, min(TOGETHER, self._stage.nbytes // _SHARE))
             self._stage.bring(self._ready.moves)
 
     def _rounds(self, clients: Clients) -> Any:
