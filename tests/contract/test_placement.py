@@ -157,6 +157,27 @@ def test_only_the_rows_of_cohorts_are_read(read: set[int]) -> None:
     assert all(own.arrays == (0, 1) for own in session._stage.levels)  # and not what no loss looks at
 
 
+@pytest.mark.usefixtures("tight")
+def test_very_unequal_clients_and_buffers_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, to which rows are copied; a CPU's device may use a NumPy array's memory as its own."""
+    sizes, put = np.full(N, 2), jax.device_put
+    sizes[[3, 17]] = 90  # so that a whole data set is taken in pieces
+    data = {"a": np.random.default_rng(3).normal(size=(sizes.sum(), 3)), "t": np.ones(sizes.sum())}
+    sessions: list[Any] = []
+    for where in placement.PLACES:
+        clients = rk.Clients.from_arrays(data, sizes, placement=where)
+        what = Job(case("SingleLevel").problem, clients, rk.FedAvg(step=0.05), (jnp.ones(3), ()), COHORT, seed=SEED)
+        sessions.append(rk.Simulation().open(what))
+        sessions[-1].init()
+    assert clients.lower.chunk is not None
+    sessions[1]._stage._reuse = True
+    monkeypatch.setattr(jax, "device_put", lambda a, *given, **named: put(jax.tree.map(np.copy, a), *given, **named))
+    monkeypatch.setattr(staged, "_PIECES", 1)
+    for session in sessions:
+        session.advance(30)
+    close(sessions[0].state, sessions[1].state)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_part_is_on_the_device() -> None:
     session = opened()
