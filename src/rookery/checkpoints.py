@@ -19,6 +19,7 @@ import numpy as np
 from rookery.clients import Clients
 from rookery.hosts import ALONE, Hosts
 from rookery.hyperparameters import is_optimizer
+from rookery.placement import HostArray
 
 _FORMAT = 3
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
@@ -33,7 +34,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else _shown(value)
-    if clients not in _digests:
+    if clients not in _digests or clients.placement == "host":  # whose rows may have been changed
         _digests[clients] = clients.digest or _digest(clients)
     return {
         "algorithm": type(algorithm).__name__,
@@ -63,6 +64,11 @@ def _digest(value: Any) -> str:
     for leaf in jax.tree.leaves(value):
         if isinstance(leaf, jax.ShapeDtypeStruct):  # of data that are elsewhere
             digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+            continue
+        if isinstance(leaf, HostArray):
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+            for piece in leaf.pieces():
+                digest.update(piece.reshape(-1).view(np.uint8).data)
             continue
         array = np.asarray(leaf, order="C")
         digest.update(f"{array.dtype}{array.shape}".encode())

@@ -12,6 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery import frames, hosts, jaxprs, tree
 from rookery.arguments import check_counts
+from rookery.placement import HostArray, on_host
+from rookery.placement import check as check_placement
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -319,6 +321,7 @@ class Clients:
         center: Rows | None = None,
         center_client: int | None = None,
         replace: bool = False,
+        placement: str = "device",
     ) -> "Clients":
         """Clients whose samples stand end to end in arrays: nothing is made for each client, be there a million.
 
@@ -328,14 +331,18 @@ class Clients:
             upper: (rows, sizes) of the upper level; None: both levels use the same data.
             test: (rows, sizes) of data that no method sees.
             weights, center, center_client, replace: as in `Clients`.
+            placement: "device": the rows are copied to it. "host": they stay where they are, in NumPy arrays or
+                `numpy.memmap` (they may be changed between two runs, not during one), and the rows of the next rounds'
+                cohorts travel to the device while it computes. For data that do not fit the device.
 
         Example:
             >>> clients = Clients.from_arrays(np.arange(6.0), [1, 2, 3], weights="size")
             >>> clients.n, clients.client_data(1)["lower"][0].tolist()
             (3, [1.0, 2.0])
         """
+        check_placement(placement)
         given = {"lower": (rows, sizes), "upper": upper, "test": test}
-        sources = {name: None if own is None else _end_to_end(own, name) for name, own in given.items()}
+        sources = {name: None if own is None else _end_to_end(own, name, placement) for name, own in given.items()}
         for name, source in sources.items():
             if source is not None and len(source.sizes) != len(sizes):
                 raise ValueError(f"{name} has data of {len(source.sizes)} clients, and there are {len(sizes)}.")
@@ -480,6 +487,11 @@ class Clients:
     def held(self) -> bool:
         """Whether the data are here: not those of `like`."""
         return not any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(self))
+
+    @property
+    def placement(self) -> str:
+        """Where the clients' rows are: "device" or "host"."""
+        return "host" if on_host(self.levels()) else "device"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -683,7 +695,8 @@ class Clients:
         sizes = f"{self.lower.narrowest}–{self.lower.widest} lower, {self.upper.narrowest}–{self.upper.widest} upper"
         test = "" if self._test is None else f", {self._test.narrowest}–{self._test.widest} for tests"
         center = "" if self._center is None else f", {self._center.widest} at the centre"
-        return f"Clients(n={self.n}, samples each: {sizes}{test}{center})"
+        where = ", on the host" if self.placement == "host" else ""
+        return f"Clients(n={self.n}, samples each: {sizes}{test}{center}{where})"
 
 
 def _join(parts: Sequence[Rows], level: str, first: int = 0) -> Source:
@@ -728,15 +741,22 @@ def _join(parts: Sequence[Rows], level: str, first: int = 0) -> Source:
     return _source([np.concatenate(column) for column in columns], structure, names, sizes, level, first)
 
 
-def _end_to_end(given: Any, level: str) -> Source:
+def _end_to_end(given: Any, level: str, placement: str) -> Source:
     """A level's data, given as (rows, sizes): all samples end to end, and each client's number of them."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"{level} is a {type(given).__name__}; give a pair (rows, sizes).")
     rows, counts = given
     leaves, structure = jax.tree_util.tree_flatten_with_path(rows)
-    names, arrays = [tree.path_name(path) for path, _ in leaves], [np.asarray(leaf) for _, leaf in leaves]
+    names = [tree.path_name(path) for path, _ in leaves]
     if not leaves:
         raise ValueError(f"{level}: the rows hold no arrays.")
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        if placement == "host" and not isinstance(leaf, np.ndarray):
+            raise TypeError(
+                f"{level}: {name} is a {type(leaf).__name__}; rows that stay on the host are NumPy arrays or "
+                "numpy.memmap: give one of those, or leave placement out."
+            )
+    arrays = [np.asarray(leaf) for _, leaf in leaves]
     counted = np.asarray(counts)
     if counted.ndim != 1 or not len(counted) or counted.dtype.kind not in "iu":
         raise ValueError(f"{level}: sizes are whole numbers, one for each client; they are {counts!r:.60}.")
@@ -747,7 +767,7 @@ def _end_to_end(given: Any, level: str) -> Source:
         if array.ndim == 0 or len(array) != total:
             has = "is a single number" if array.ndim == 0 else f"has {len(array)} rows"
             raise ValueError(f"{level}: {name} {has}, and the sizes add up to {total}.")
-    return _source(arrays, structure, names, counted, level)
+    return _source(arrays, structure, names, counted, level, placement=placement)
 
 
 _AT_ONCE = 1 << 22  # numbers that are looked at together
@@ -755,9 +775,10 @@ _ALIGNED = 64  # bytes, for memory that JAX shares
 
 
 def _source(
-    joined: list[np.ndarray], structure: Any, names: list[str], sizes: np.ndarray, level: str, begin: int = 0
-) -> Source:
-    """A level's data, looked at: arrays of all samples end to end."""
+    joined: list[np.ndarray], structure: Any, names: list[str], sizes: np.ndarray, level: str, begin: int = 0,
+    placement: str = "device",
+) -> Source:  # fmt: skip
+    """A level's data, looked at once: arrays of all samples end to end."""
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] > np.iinfo(np.int32).max:
         raise ValueError(f"{level}: {ends[-1]} samples in all; at most {np.iinfo(np.int32).max} can be indexed.")
@@ -766,11 +787,14 @@ def _source(
         if not (real or array.dtype == bool):
             raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
         made = jax.dtypes.canonicalize_dtype(array.dtype)
+        if made == array.dtype and array.dtype.kind in "biu":
+            continue
+        wrong = _rows_where(lambda a: ~np.isfinite(a) | overflows(a), array)
         for find, what, fix in (
             (lambda a: ~np.isfinite(a), "is not finite (NaN or infinity)", "clean or fill the data before the run"),
             (overflows, f"does not fit into {made}", "rescale the data, or set jax_enable_x64"),
         ):
-            bad = _rows_where(find, array)
+            bad = wrong[_rows_where(find, array[wrong])] if wrong.size else wrong
             if bad.size:
                 client = int(np.searchsorted(ends, bad[0], side="right"))
                 row = int(bad[0] - (ends[client] - sizes[client]))
@@ -778,8 +802,9 @@ def _source(
                     f"{level}: {name} {what} in {bad.size} sample(s), first in sample {row} of client "
                     f"{begin + client}; {fix}."
                 )
+    put = HostArray if placement == "host" else _placed
     return Source(
-        jax.tree.unflatten(structure, [_placed(array) for array in joined]),
+        jax.tree.unflatten(structure, [put(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
         jnp.asarray(sizes, jnp.int32),
         int(sizes.max()),

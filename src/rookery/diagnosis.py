@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from rookery import checks
 from rookery.arguments import check_counts, check_seed
 from rookery.clients import Clients, Source
+from rookery.placement import on_host
 from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
 from rookery.variables import taken
 
@@ -217,7 +218,11 @@ def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: _Sample)
     for name, source, loss in _losses(problem, clients, value):
         blocks, owner = _blocks(source)
         seen += blocks.size
-        wrong = np.asarray(jax.jit(_wrong(loss))((x, y), source.rows, jnp.asarray(blocks)))
+        rows = source.rows
+        if on_host(rows):
+            rows = _read(rows, blocks.reshape(-1))
+            blocks = np.arange(blocks.size).reshape(blocks.shape)
+        wrong = np.asarray(jax.jit(_wrong(loss))((x, y), rows, jnp.asarray(blocks)))
         if wrong.any():
             first = int(np.argmax(wrong > 0))
             who = "the centre" if source is clients.center else f"client {clients.names[owner[first]]}"
@@ -248,6 +253,10 @@ def _wrong(loss: Callable[..., Any]) -> Callable[..., Any]:
         return jax.lax.map(one, blocks)
 
     return each
+
+
+def _read(rows: Any, index: np.ndarray) -> Any:
+    return jax.tree.map(lambda a: a[index], rows)
 
 
 def _blocks(source: Source) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 
 from rookery.arguments import check_positive, is_number
 from rookery.clients import Clients, Rows
+from rookery.placement import on_host
 from rookery.problems import Compositional, SingleLevel
 
 Losses = Float[Array, " m"]
@@ -294,7 +295,8 @@ def group_shares(clients: Clients, members: Members, names: Sequence[str]) -> di
     Raises ValueError for a group that no client has a member of.
     """
     source = clients.lower
-    belongs = np.asarray(members(source.rows), float)
+    rows = jax.tree.map(np.asarray, source.rows) if on_host(source.rows) else source.rows
+    belongs = np.asarray(members(rows), float)
     if belongs.ndim != 2 or belongs.shape[1] != len(names):
         raise ValueError(
             f"members gives the shape {belongs.shape}; give (batch, {len(names)}), a column for each name."

@@ -36,7 +36,14 @@ def _stepwise(*given: Any, body: Any, go_on: Any, carried: int, before: int) -> 
 
 
 class Session(simulation.Session):
-    """A run that stops at the first value that is not finite, and says where."""
+    """A run that stops at the first value that is not finite, and says where.
+
+    `data`: what stands for the clients' data, where it is not the job's own; see `fetched.Fetched`.
+    """
+
+    def __init__(self, traced: engine.Traced, settings: simulation.Simulation, data: Any = None) -> None:
+        super().__init__(traced, settings)
+        self._data = self._data if data is None else data
 
     def init(self) -> Amounts:
         """See `engine.Session.init`."""

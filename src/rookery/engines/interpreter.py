@@ -15,7 +15,7 @@ from rookery.clients import Clients
 from rookery.fed import Book, Fed, Inputs, Threaded
 from rookery.plan import Body, Call, Server
 
-_AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
+AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
 _CACHE = 2**16  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
 
 
@@ -289,13 +289,18 @@ class Interpreter:
         if isinstance(self._block, int):
             return self._block
         fit = self._block.fit if isinstance(self._block, Fitting) else None
-        if fit is not None and jax.default_backend() != "cpu":
-            return fit
-        if jax.default_backend() == "cpu" and any(_large_products(m.eqn.params["work"]) for m in group):
-            return 1
-        replies = sum(ledger.nbytes([v.aval for v in m.eqn.outvars]) // len(m.ids) for m in group)
-        most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
-        return max(1, min(_AUTO_BLOCK, most // max(replies, 1), fit or _AUTO_BLOCK))
+        return auto_block([m.eqn for m in group], fit)
+
+
+def auto_block(maps: list[Any], fit: int | None = None) -> int:
+    """The clients that compute these maps side by side, of whom there is room for `fit`."""
+    if fit is not None and jax.default_backend() != "cpu":
+        return fit
+    if jax.default_backend() == "cpu" and any(_large_products(eqn.params["work"]) for eqn in maps):
+        return 1
+    replies = sum(ledger.nbytes([v.aval for v in eqn.outvars]) // eqn.invars[0].aval.shape[0] for eqn in maps)
+    most = _AUTO_BYTES.get(jax.default_backend(), 2**28)
+    return max(1, min(AUTO_BLOCK, most // max(replies, 1), fit or AUTO_BLOCK))
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:

@@ -78,6 +78,10 @@ class Simulation:
             raise ValueError(
                 "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
             )
+        if job.clients.placement == "host":
+            from rookery.engines import staged
+
+            return staged.opened(job, self)
         if self.debug:
             from rookery.engines import debug
 
@@ -229,7 +233,8 @@ def room_for(traced: engine.Traced, devices: int, hosts: Hosts) -> Room:
     """What there is room for on each of these devices, and on the smallest of them all."""
     carry, clients = traced.start.made.carry, traced.job.clients
     state, own = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
-    data = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(clients))
+    on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
+    data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(hosts.gathered(memory_of(jax.local_devices()[0])))
     bodies = [traced.start.body, traced.round.body]

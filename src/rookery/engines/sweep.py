@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from rookery.clients import Clients
-from rookery.engines import engine, simulation
+from rookery.engines import engine, fetched, simulation
 from rookery.engines.engine import Job
 from rookery.engines.simulation import Program, Simulation
 from rookery.plan import Carry, Plan
@@ -32,17 +32,27 @@ class Sweep:
         settings = Simulation() if settings is None else settings
         self._mesh = None if settings.mesh is None else _devices(settings.mesh)
         job = replace(job, computing=settings.computing)
-        traced = engine.traced(job, convolve=settings.convolutions)
+        data: Any = job.clients
+        block = settings.block
+        if data.placement == "host":
+            if self._mesh is not None:
+                raise ValueError(
+                    "tune: on a mesh every device needs all rows, and these stay on the host: leave mesh out."
+                )
+            traced, data, block = fetched.prepared(job, block, convolve=settings.convolutions)
+        else:
+            traced = engine.traced(job, convolve=settings.convolutions)
         self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
-        self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, settings.block
+        self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, block
         if self._mesh is not None:
             every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
             placed = lambda plan, where: replace(plan, consts=jax.device_put(plan.consts, where))
             start, one_round, measure = traced.start, traced.round, traced.measure
             measure = None if measure is None else placed(measure, first)
             job = replace(job, **jax.device_put({"clients": job.clients, "start": job.start}, every))
+            data = job.clients
             traced = replace(traced, start=placed(start, every), round=placed(one_round, every), measure=measure)
-        self._traced, self._data, self._start = traced, job.clients, job.start
+        self._traced, self._data, self._start = traced, data, job.start
 
     def even(self, count: int) -> int:
         """The least number of candidates, at least this one, of which every device has as many."""

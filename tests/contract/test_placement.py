@@ -1,0 +1,408 @@
+"""Rows that stay on the host give the numbers of rows on the device, and only those that are needed are read."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery as rk
+from rookery import draws, placement
+from rookery.checkpoints import _digest
+from rookery.engines import engine, fetched, pool, staged
+from rookery.engines.engine import Job
+
+from .cases import HARD, case, full, job, pairs, ragged, together
+from .runs import agree, close, outcome
+
+
+def hosted(clients: rk.Clients) -> rk.Clients:
+    """The same clients with their rows on the host."""
+    rows = lambda source: (jax.tree.map(np.array, source.rows), np.asarray(source.sizes))
+    lower, upper = rows(clients.lower), None if clients.one_data_set else rows(clients.upper)
+    center = None if clients.center is None else clients.center.rows
+    own = rk.Clients.from_arrays(*lower, upper=upper, center=center, placement="host")
+    own.weights = clients.weights
+    return own
+
+
+def as_hosted(what: Job) -> Job:
+    """The job with its clients' rows on the host."""
+    return Job(**(vars(what) | {"clients": hosted(what.clients)}))
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one cohort, and pieces of a few rows."""
+    least = lambda used, cohort, most: [fetched.largest(own.level.sizes, cohort) for own in used]
+    monkeypatch.setattr(staged, "_rooms", least)
+    monkeypatch.setattr(staged, "PIECE", 200)
+
+
+# One with memory, one with two levels, one that draws a cohort of its own, one with the centre's data.
+CORE = {"Ditto", "FedNest", "DRFA", "WeightedNodesProx"}
+
+
+@pytest.mark.usefixtures("tight")
+@together(pairs(), default=CORE)
+def test_the_hard_setting(name: str, kind: str) -> None:
+    """Unequal clients, a cohort, minibatches, clipping, noise and lost replies."""
+    what = job(name, ragged(kind), **HARD)
+    agree(outcome(rk.Simulation(), what, 3), outcome(rk.Simulation(), as_hosted(what), 3))
+
+
+@pytest.mark.usefixtures("tight")
+@together(pairs(), default={"FedBiO"})
+def test_full_batches_of_equal_clients(name: str, kind: str) -> None:
+    what = job(name, case(kind), full(name))
+    agree(outcome(rk.Simulation(), what, 3), outcome(rk.Simulation(), as_hosted(what), 3))
+
+
+# Many clients, of which a round needs few.
+
+N, COHORT, SEED = 40, 5, 7
+SIZES = np.random.default_rng(1).integers(1, 9, N)
+FEDAVG = rk.FedAvg(step=0.05, local_steps=2, batch_size=2)
+
+
+def rows(seed: int = 2) -> dict[str, np.ndarray]:
+    """Samples of all of them, end to end."""
+    rng = np.random.default_rng(seed)
+    total = int(SIZES.sum())
+    return {"a": rng.normal(size=(total, 3)), "t": np.sign(rng.normal(size=total)), "unused": np.zeros((total, 50))}
+
+
+def solved(where: str, method: Any = FEDAVG, rounds: int = 12, data: Any = None, **given: Any) -> rk.Run:
+    """A whole run, with an evaluation on the clients."""
+    loss = case("SingleLevel").problem.loss
+    clients = rk.Clients.from_arrays(rows() if data is None else data, SIZES, weights="size", placement=where)
+    measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
+    settings = {"cohort": COHORT, "seed": SEED, "every": 4, "evaluate_client": measure, "keep_best": "loss"} | given
+    return rk.solve(case("SingleLevel").problem, clients, method, np.ones(3), rounds, **settings)
+
+
+def same(a: rk.Run, b: rk.Run) -> None:
+    """Two runs have the same results."""
+    close((a.state, a.memory), (b.state, b.memory))
+    assert (a.rounds, a.interrupted, a.stopped) == (b.rounds, b.interrupted, b.stopped)
+    assert a.best is not None
+    assert b.best is not None
+    close((a.best.round, a.best.x), (b.best.round, b.best.x))
+    left, right = (run.history.drop(columns="seconds") for run in (a, b))
+    np.testing.assert_allclose(left, right, rtol=1e-10)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for about a fourth of all rows, and few rounds together."""
+    monkeypatch.setattr(staged, "BYTES", int(SIZES.sum()) * 8 * 4 // 4 * 2)
+    monkeypatch.setattr(staged, "PIECE", 300)
+    monkeypatch.setattr(staged, "TOGETHER", 600)
+    monkeypatch.setattr(staged, "_SHARE", 1)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The clients whose rows are read."""
+    owner, seen = np.repeat(np.arange(N), SIZES), set[int]()
+    plain = placement.HostArray.read
+
+    def spy(self: Any, out: np.ndarray, begin: int) -> None:
+        seen.update(owner[begin : begin + len(out)].tolist())
+        plain(self, out, begin)
+
+    monkeypatch.setattr(placement.HostArray, "read", spy)
+    return seen
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_is_the_same() -> None:
+    method = rk.Ditto(step=0.05, local_steps=(1, 3), batch_size=2)
+    same(solved("device", method), solved("host", method))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    given = rows()
+    for name, array in given.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    files = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in given}
+    same(solved("device"), solved("host", data=files))
+
+
+def opened(where: str = "host", method: Any = FEDAVG, **given: Any) -> Any:
+    """A session."""
+    clients = rk.Clients.from_arrays(rows(), SIZES, placement=where)
+    what = Job(case("SingleLevel").problem, clients, method, (jnp.ones(3), ()), COHORT, seed=SEED, **given)
+    session: Any = rk.Simulation().open(what)
+    session.init()
+    return session
+
+
+def cohorts(rounds: int) -> np.ndarray:
+    """Who takes part in the first rounds."""
+    return np.asarray([engine.round_keys(draws.seed_key(SEED), t, N, COHORT).ids for t in range(rounds)])
+
+
+@pytest.mark.usefixtures("small")
+def test_only_the_rows_of_cohorts_are_read(read: set[int]) -> None:
+    session = opened()
+    read.clear()  # of the start
+    session.advance(4)
+    needed = [set(cohort.tolist()) for cohort in cohorts(session._ready.end + 1)]
+    assert set.union(*needed[:-1]) <= read <= set.union(*needed)
+    assert len(read) < N
+    assert all(own.arrays == (0, 1) for own in session._stage.levels)  # and not what no loss looks at
+
+
+@pytest.mark.usefixtures("tight")
+def test_very_unequal_clients_and_buffers_that_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, to which rows are copied; a CPU's device may use a NumPy array's memory as its own."""
+    sizes, put = np.full(N, 2), jax.device_put
+    sizes[[3, 17]] = 90  # so that a whole data set is taken in pieces
+    data = {"a": np.random.default_rng(3).normal(size=(sizes.sum(), 3)), "t": np.ones(sizes.sum())}
+    sessions: list[Any] = []
+    for where in placement.PLACES:
+        clients = rk.Clients.from_arrays(data, sizes, placement=where)
+        what = Job(case("SingleLevel").problem, clients, rk.FedAvg(step=0.05), (jnp.ones(3), ()), COHORT, seed=SEED)
+        sessions.append(rk.Simulation().open(what))
+        sessions[-1].init()
+    assert clients.lower.chunk is not None
+    sessions[1]._stage._reuse = True
+    monkeypatch.setattr(jax, "device_put", lambda a, *given, **named: put(jax.tree.map(np.copy, a), *given, **named))
+    monkeypatch.setattr(staged, "_PIECES", 1)
+    for session in sessions:
+        session.advance(30)
+    close(sessions[0].state, sessions[1].state)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_part_is_on_the_device() -> None:
+    session = opened()
+    session.advance(30)
+    assert all(own.room < SIZES.sum() / 2 for own in session._stage.levels)
+    assert session.moved > 0
+    plain = opened("device")
+    plain.advance(30)
+    close(session.state, plain.state)
+
+
+def test_all_are_on_the_device_where_they_fit() -> None:
+    session = opened()
+    session.advance(256)
+    moved = session.moved
+    assert moved <= 1.5 * SIZES.sum() * 8 * 4  # everybody once, in pieces that are not quite full
+    session.advance(100)
+    assert session.moved == moved
+
+
+def test_a_cohort_that_does_not_fit_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "BYTES", 100)
+    monkeypatch.setattr(fetched, "BYTES", 500)
+    same(solved("device", rounds=3), solved("host", rounds=3))
+    assert opened()._stage is None
+    everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3)}
+    same(solved("device", **everybody), solved("host", **everybody))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_changed_value_is_seen() -> None:
+    data = rows()
+    first = solved("host", rounds=4, data=data)
+    data["a"][:] *= 2
+    again = solved("host", rounds=4, data=data)
+    assert not np.allclose(first.x, again.x)
+    same(again, solved("device", rounds=4, data=data))
+
+
+@pytest.mark.usefixtures("small")
+def test_one_clients_object_whose_rows_change() -> None:
+    data = rows()
+    clients = rk.Clients.from_arrays(data, SIZES, placement="host")
+    run = lambda: rk.solve(case("SingleLevel").problem, clients, FEDAVG, np.ones(3), 3, cohort=COHORT).x
+    first, before = run(), _digest(clients)
+    data["a"][:] *= 2
+    assert not np.allclose(first, run())
+    assert before != _digest(clients)
+
+
+@pytest.mark.usefixtures("small")
+def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
+    session = opened()
+    session.advance(20)
+    made, program = engine.PROGRAMS.made, session._rounds(session._stage.clients)
+    session.advance(40)
+    session.advance(1)
+    assert engine.PROGRAMS.made == made
+    assert program._cache_size() == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_a_value_that_is_not_finite_ends_the_run_in_the_middle() -> None:
+    data = rows()
+    *before, last = map(set, cohorts(6).tolist())
+    data["a"][np.isin(np.repeat(np.arange(N), SIZES), list(last - set.union(*before)))] = 1e308
+    method, runs = rk.FedAvg(step=0.05, local_steps=3), []
+    for where in ("device", "host"):
+        with pytest.warns(rk.NonFiniteWarning, match="round 6: x is not finite"):
+            runs.append(solved(where, method, 40, data, every=20, keep_best=None, evaluate_client=None))
+    device, host = runs
+    assert device.stopped == host.stopped
+    assert device.rounds == host.rounds == 5
+    close(device.state, host.state)
+
+
+@pytest.mark.usefixtures("small")
+def test_too_few_replies_end_the_run_at_the_same_round() -> None:
+    failed = []
+    for where in ("device", "host"):
+        with pytest.raises(rk.RoundFailedError) as error:
+            solved(where, rounds=40, faults=rk.Faults(dropout=0.5, minimum=2), every=40)
+        failed.append(error.value)
+    assert str(failed[0]) == str(failed[1])
+    assert failed[0].run.rounds == failed[1].run.rounds
+    close(failed[0].run.state, failed[1].run.state)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("before", "after"), [("host", "host"), ("device", "host"), ("host", "device")])
+def test_a_checkpoint_goes_on_elsewhere(before: str, after: str, tmp_path: Path) -> None:
+    method = rk.Ditto(step=0.05, local_steps=(1, 3), batch_size=2)
+    solved(before, method, 4, checkpoint=tmp_path)
+    same(solved("device", method), solved(after, method, checkpoint=tmp_path))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_callback_that_ends_the_run_loses_no_round() -> None:
+    stop = [lambda run: run.rounds >= 7]
+    one, other = (solved(where, every=7, rounds=40, callbacks=stop) for where in ("device", "host"))
+    assert other.rounds == 7
+    assert other.interrupted
+    same(one, other)
+
+
+@pytest.mark.usefixtures("small")
+def test_rounds_in_any_portions() -> None:
+    session, plain = opened(), opened("device")
+    for count in (1, 3, 7, 2, 11):
+        assert len(session.advance(count)) == count
+    plain.advance(24)
+    close(session.state, plain.state)
+    session.restore(jax.tree.map(jnp.copy, plain.save()), 24)
+    session.rounds = plain.rounds = 3  # as after a checkpoint of round 3
+    session.advance(2), plain.advance(2)
+    close(session.state, plain.state)
+
+
+def test_client_by_client() -> None:
+    given = {"rounds": 1, "cohort": 2, "keep_best": None, "evaluate_client": None}
+    runs = [solved(where, engine=rk.Simulation(debug=True), **given) for where in placement.PLACES]
+    close(runs[0].state, runs[1].state)
+
+
+def test_sites_take_their_own_rows() -> None:
+    what = job("FedAvg", ragged("SingleLevel"))
+    agree(outcome(rk.Simulation(), what), outcome(rk.Federation(), as_hosted(what)))
+
+
+def test_a_search_of_steps() -> None:
+    found = []
+    for where in ("device", "host"):
+        clients = rk.Clients.from_arrays(rows(), SIZES, placement=where)
+        loss = case("SingleLevel").problem.loss
+        measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
+        found.append(
+            rk.tune(
+                case("SingleLevel").problem, clients, FEDAVG, np.ones(3), 8, metric="loss", evaluate_client=measure,
+                search=["step"], candidates=3, cohort=COHORT,
+            )
+        )  # fmt: skip
+    assert found[0].best == found[1].best
+
+
+def test_what_clients_tell_of_themselves() -> None:
+    data = rows() | {"label": np.arange(SIZES.sum()) % 3}
+    here, there = (rk.Clients.from_arrays(data, SIZES, weights="size", placement=where) for where in placement.PLACES)
+    assert (here.placement, there.placement) == ("device", "host")
+    assert repr(there).endswith("on the host)")
+    assert here.summary().equals(there.summary())
+    assert here.describe() == there.describe()
+    assert _digest(here) == _digest(there)
+    close(here.client_data(3), there.client_data(3))
+    assert there.held
+    assert np.shares_memory(there.lower.rows["a"].array, data["a"])
+
+
+def test_the_data_are_no_argument_of_a_program() -> None:
+    clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
+    with pytest.raises(TypeError, match="HostArray"):
+        jax.jit(lambda c: c.weights)(clients)
+
+
+def test_a_diagnosis() -> None:
+    clients = (rk.Clients.from_arrays(rows(), SIZES, placement=where) for where in placement.PLACES)
+    here, there = (str(rk.check(case("SingleLevel").problem, own, np.ones(3))) for own in clients)
+    assert here == there
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"placement": "disk"}, ValueError, 'placement=\'disk\' is not known: give "device", or "host"'),
+        ({"placement": None}, ValueError, "placement=None is not known"),
+        ({"rows": [[1.0, 2.0]]}, TypeError, "is a float; rows that stay on the host are NumPy arrays"),
+        ({"rows": jnp.ones(2)}, TypeError, "give one of those, or leave placement out"),
+        ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy arrays or numpy.memmap"),
+        ({"rows": np.array([1.0, np.nan])}, ValueError, "is not finite .* sample 0 of client 1"),
+        ({"sizes": [1, 2]}, ValueError, "has 2 rows, and the sizes add up to 3"),
+    ],
+)
+def test_bad_input(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"rows": np.ones(2), "sizes": [1, 1], "placement": "host"} | given
+    with pytest.raises(error, match=message):
+        rk.Clients.from_arrays(**given)
+
+
+def test_a_mesh_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave mesh out"):
+        solved("host", engine=rk.Simulation(mesh=2))
+
+
+# The pool.
+
+
+def test_an_arena_joins_what_is_given_back() -> None:
+    arena = pool.Arena(10)
+    assert [arena.take(3), arena.take(3), arena.take(4), arena.take(1)] == [0, 3, 6, None]
+    assert arena.give(0, 3) == 3
+    assert arena.give(6, 4) == 4
+    assert arena.take(5) is None
+    assert arena.give(3, 3) == 10
+    assert arena.take(10) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pool_holds_what_rounds_need_and_reads_little(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, cohort = 60, 6
+    sizes = [rng.integers(1, 12, n), rng.integers(3, 5, n)]
+    rooms = [int(np.sort(own)[-cohort:].sum() + 40 * (seed > 0)) for own in sizes]
+    drawn = np.stack([np.sort(rng.choice(n, cohort, replace=False)) for _ in range(1000)])
+    own = pool.Pool(sizes, [1, 2], rooms, lambda t: drawn[t : t + 50])
+    held: list[dict[int, int]] = [{}, {}]  # by level: each row's client
+    t, brought = 0, 0
+    while t < 300:
+        plan = own.plan(t, 20, 40)
+        assert plan.begin == t < plan.end
+        for client, *places in plan.moves:
+            brought += 1
+            for level, size, place, room in zip(held, sizes, places, rooms, strict=True):
+                assert place + size[client] <= room
+                level.update(dict.fromkeys(range(place, place + size[client]), client))
+        for client in set(drawn[plan.begin : plan.end].reshape(-1).tolist()):
+            for level, size, begin in zip(held, sizes, own._places[client], strict=True):
+                assert all(level[row] == client for row in range(begin, begin + size[client]))
+        t = plan.end
+    assert brought < 300 * cohort * (1.0 if seed == 0 else 0.75)
