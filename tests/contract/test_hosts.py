@@ -119,9 +119,9 @@ def test_bad_addresses(given: Any, message: str) -> None:
 
 
 def commands(out: Path, *more: str) -> list[subprocess.Popen[str]]:
-    """Two processes that run FedAvg together."""
+    """Two processes that run FedBiO together."""
     where = address()
-    words = ["run", "digits", "--algorithm=FedAvg", "--clients=6", "--every=200", "--rounds=1000000", "--coordinator"]
+    words = ["run", "hyperrep", "--algorithm=FedBiO", "--clients=6", "--every=50", "--rounds=1000000", "--coordinator"]
     return [
         subprocess.Popen(
             [
