@@ -46,7 +46,8 @@ def _supervised() -> int:
     """The exit code of the same command in a process of its own."""
     worker = subprocess.Popen([sys.executable, "-m", "rookery.cli", *sys.argv[1:]], env={**os.environ, _WORKER: "1"})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker hears it, too
-    signal.signal(signal.SIGTERM, lambda *_: worker.terminate())
+    # JAX keeps SIGTERM from a worker: it is told as by Ctrl-C, and ends with a checkpoint.
+    signal.signal(signal.SIGTERM, lambda *_: worker.send_signal(signal.SIGINT))
     code = worker.wait()
     if code < 0:
         complain(
