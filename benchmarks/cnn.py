@@ -92,7 +92,7 @@ def main() -> None:
     for convolutions, rounds in (("auto", given.rounds), *([("xla", 1)] if given.xla else [])):
         first, each, used = seconds(rk.Simulation(block=block, convolutions=convolutions), work, rounds)
         print(
-            f'convolutions="{convolutions}": {each:.3f} s a round, {used:.3f} s of the processors; '
+            f'convolutions="{convolutions}": {1e3 * each:.2f} ms a round, {1e3 * used:.0f} ms of the processors; '
             f"the first, with compilation, {first:.1f} s"
         )
 

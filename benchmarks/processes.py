@@ -9,7 +9,7 @@ import argparse
 import socket
 import subprocess
 
-from devices import doubling, environment, pinned, seconds
+from devices import cores, doubling, environment, pinned, seconds
 
 from rookery import hosts
 
@@ -41,7 +41,7 @@ def _together(processes: int, cohort: int) -> float:
     each = [
         subprocess.Popen(
             [
-                *pinned(range(i, i + 1)),
+                *pinned(cores()[i : i + 1]),
                 __file__,
                 f"--cohort={cohort}",
                 "--member",

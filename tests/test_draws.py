@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from statistics import NormalDist
 from typing import Any
 
 import jax
@@ -84,3 +85,13 @@ def test_the_same_without_double_precision() -> None:
     environment.pop("JAX_ENABLE_X64", None)
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == str(drawn())
+
+
+def test_normal_numbers_are_the_same_in_any_precision() -> None:
+    single, double = (draws.normals(KEYS[0], (1000,), dtype) for dtype in (jnp.float32, jnp.float64))
+    assert (single.dtype, double.dtype) == (jnp.float32, jnp.float64)
+    np.testing.assert_allclose(single, jax.random.normal(KEYS[0], (1000,), jnp.float32), rtol=1e-6)
+    np.testing.assert_allclose(single, double, rtol=2e-6, atol=1e-7)
+    uniform = jax.random.uniform(KEYS[0], (1000,), jnp.float32, np.nextafter(np.float32(-1), np.float32(0)), 1)
+    exact = [NormalDist().inv_cdf((1 + u) / 2) for u in np.asarray(uniform, np.float64)]
+    np.testing.assert_allclose(double, exact, rtol=1e-12, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Random integers, coins and seeds that are the same with and without jax_enable_x64.
+"""Random integers, coins, normal numbers and seeds that are the same with and without jax_enable_x64.
 
 `jax.random.randint` and `bernoulli` draw words as wide as the numbers they return, so that double precision changes
 every draw. These compute in 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rookery.arguments import check_seed
 
@@ -48,6 +48,17 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
     high, low = _words(key, shape)
     below = (high < whole.astype(jnp.uint32)) | ((high == whole.astype(jnp.uint32)) & (low >> 12 < rest))
     return below | (chance >= 1)
+
+
+def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
+    """Normal numbers of 24 random bits each, in the precision of `dtype`: the same in any, to rounding.
+
+    In float32 they are those of `jax.random.normal`; its rounding may differ from one compiled program to another, so
+    in float64 they are computed in float64.
+    """
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jax.random.uniform(key, shape, jnp.float32, low, np.float32(1))
+    return (np.sqrt(2) * jax.lax.erf_inv(uniform.astype(dtype))).astype(dtype)
 
 
 def _words(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:

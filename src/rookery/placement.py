@@ -1,7 +1,9 @@
 """Rows that stay in the host's memory or in a file: read in parts, never put on a device as a whole."""
 
+import ctypes
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -10,7 +12,7 @@ import jax
 import numpy as np
 
 PLACES = ("device", "host")
-_THREADS = 16  # at most, which copy rows
+_THREADS = 4  # at most, which copy rows: they fill the memory's bandwidth
 _AT_ONCE = 2**26  # bytes that are read together where all rows are looked at
 _WORTH = 2**20  # bytes of a copy that is worth a thread of its own
 
@@ -54,9 +56,23 @@ class HostArray:
         """The array itself: not a copy, unless another type is asked for."""
         return self.array if dtype is None and not copy else np.array(self.array, dtype)
 
-    def read(self, out: np.ndarray, begin: int) -> None:
-        """Copy as many rows as `out` has, from row `begin` on."""
-        np.copyto(out, self.array[begin : begin + len(out)], casting="same_kind")
+    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Copy these rows, by several threads."""
+        groups = max(1, min(_threads(), out.nbytes // _WORTH))
+        cuts = np.linspace(0, len(rows), groups + 1).astype(int)
+        parts = [slice(*cut) for cut in itertools.pairwise(cuts)]
+        if groups == 1:
+            self._copy(rows, out)
+            return
+        for _ in _workers().map(lambda part: self._copy(rows[part], out[part]), parts):
+            pass
+
+    def _copy(self, rows: np.ndarray, out: np.ndarray) -> None:
+        own = self.array
+        if own.dtype == out.dtype and own.flags.c_contiguous and own.flags.aligned:
+            np.take(own, rows, axis=0, out=out, mode="clip")  # which lets other threads go on, and copies nothing else
+        else:
+            np.copyto(out, own[rows], casting="same_kind")
 
     def pieces(self) -> Iterator[np.ndarray]:
         """All rows, some at a time, in order."""
@@ -79,36 +95,16 @@ def on_host(value: Any) -> bool:
     return any(isinstance(leaf, HostArray) for leaf in jax.tree.leaves(value))
 
 
-Copy = tuple[HostArray, np.ndarray, int]  # rows, where they go, and the first of them
-
-
-def read(copies: Sequence[Copy]) -> None:
-    """Many copies, by several threads."""
-    total = sum(out.nbytes for _, out, _ in copies)
-    groups = min(len(copies), _threads(), max(1, total // _WORTH))
-    if groups <= 1:
-        _each(copies)
-        return
-    for _ in _workers().map(_each, _shared(copies, total / groups, lambda copy: copy[1].nbytes)):
-        pass
-
-
-def _each(copies: Iterable[Copy]) -> None:
-    for rows, out, begin in copies:
-        rows.read(out, begin)
-
-
-def _shared(items: Sequence[Any], share: float, size: Callable[[Any], int]) -> list[list[Any]]:
-    """Items in groups of about the same total size."""
-    groups: list[list[Any]] = [[]]
-    held = 0
-    for item in items:
-        if held >= share:
-            groups.append([])
-            held = 0
-        groups[-1].append(item)
-        held += size(item)
-    return groups
+def buffer(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros in memory from which the device copies by itself (pinned), where it knows such memory."""
+    device, zeros = jax.local_devices()[0], np.zeros(shape, dtype)
+    if device.platform == "cpu" or "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        return zeros
+    held = jax.device_put(zeros, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+    held.block_until_ready()
+    memory: Any = (ctypes.c_ubyte * zeros.nbytes).from_address(held.unsafe_buffer_pointer())
+    memory.held = held  # a view of the memory keeps it
+    return np.frombuffer(memory, zeros.dtype).reshape(shape)
 
 
 def _threads() -> int:

@@ -109,9 +109,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     owner, seen = np.repeat(np.arange(N), SIZES), set[int]()
     plain = placement.HostArray.read
 
-    def spy(self: Any, out: np.ndarray, begin: int) -> None:
-        seen.update(owner[begin : begin + len(out)].tolist())
-        plain(self, out, begin)
+    def spy(self: Any, rows: np.ndarray, out: np.ndarray) -> None:
+        seen.update(owner[rows].tolist())
+        plain(self, rows, out)
 
     monkeypatch.setattr(placement.HostArray, "read", spy)
     return seen

@@ -17,7 +17,7 @@ class Scripted:
     """A transport: script(site, header, turn) -> the events that follow a message."""
 
     def __init__(self, script: Callable[[int, dict[str, Any], int], list[Event]], count: int = 3) -> None:
-        self.names = tuple("abcdefgh"[:count])
+        self.names, self.rejoins = tuple("abcdefgh"[:count]), True
         self._script, self._events = script, deque[Event]()
         self.sent: list[tuple[int, dict[str, Any]]] = []
         self._turns = [itertools.count() for _ in self.names]
@@ -214,3 +214,14 @@ def test_a_refusal_is_told_and_ends_a_run_that_needs_everybody() -> None:
     links = Links(Scripted(script), patience=0.0)
     assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
     assert links.records[1].state == "refused"
+
+
+def test_who_refuses_is_not_waited_for_where_nobody_can_come_back() -> None:
+    """In a job of FLARE, say: its processes are the same to its end."""
+    refusal = lambda header: Event(1, "reply", wire.encode({"answer": "refused", "number": header["number"]}, []))
+    transport = Scripted(lambda site, header, turn: [refusal(header) if site == 1 else reply(site, header)])
+    transport.rejoins = False
+    links = Links(transport)
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    with pytest.raises(SiteError, match="b refuses"):
+        links.ask(requests(links), least=3)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rookery import draws
 from rookery.channel import Exchange, Plain
 
 
@@ -53,7 +54,7 @@ class Gaussian(Plain):
         def noisy(a: Array, k: Array) -> Array:
             if not _is_real(a):
                 return a
-            noise = jax.random.normal(k, a.shape, jnp.float32)  # the same numbers with and without x64
+            noise = draws.normals(k, a.shape, _precise(a))
             return (a + scale.astype(_precise(a)) * noise).astype(a.dtype)
 
         return jax.tree.unflatten(structure, [noisy(a, k) for a, k in zip(leaves, keys, strict=False)]), state

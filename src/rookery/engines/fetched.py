@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rookery import fed, placement
+from rookery import fed
 from rookery.clients import Clients, Source
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
@@ -205,8 +205,13 @@ def _offsets(name: str, number: Any, ids: Any) -> np.ndarray:
 
 def _rows(name: str, j: int, like: Any, number: Any, ids: Any) -> np.ndarray:
     level = _held[int(number)][name]
-    who, begins, _ = _once(level, ids)
+    who, _, _ = _once(level, ids)
     out = np.zeros(like.shape, like.dtype)
-    cut = zip(begins, begins + level.sizes[who], level.offsets[who], strict=True)
-    placement.read([(level.arrays[j], out[begin:end], int(first)) for begin, end, first in cut])
+    rows = spread(level.offsets[who], level.sizes[who])
+    level.arrays[j].read(rows, out[: len(rows)])
     return out
+
+
+def spread(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """begin, begin + 1, … of each, as many as its size, end to end."""
+    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())

@@ -27,11 +27,11 @@ from rookery.ledger import Amounts
 from rookery.plan import Body, Call, Carry, Plan
 
 BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if nobody knows
-PIECE = 2**24  # bytes that are sent at once
+PIECE = 2**25  # bytes that are sent at once
 TOGETHER = 2**25  # bytes that rounds planned together may need, beyond the first of them
 _SHARE = 8  # of the pool: rounds that replace more of it are not planned together, or nobody could stay for later ones
-_PIECES = 8  # of a size that may be on their way at once
-_SMALLER = (1, 4, 16)  # a piece may be a fourth or a sixteenth: the last one is rarely full
+_PIECES = 4  # of a size that may be on their way at once
+_PARTS = 8  # a piece has room for as many eighths as it needs
 _AHEAD = 256  # rounds whose cohorts are drawn at once
 _DRAWN = 2**24  # numbers that may be needed for that
 
@@ -254,23 +254,22 @@ class Stage:
 
     def bring(self, moves: list[tuple[int, ...]]) -> None:
         """Send clients' rows to their places; nothing is waited for but for buffers that are still being sent."""
-        for k, own in enumerate(self.levels):
-            for size, parts in _pieces(own, [(client, places[k]) for client, *places in moves]):
-                self._send(k, own, size, parts)
+        if not moves:
+            return
+        who, *places = np.array(moves).T
+        for k, (own, begins) in enumerate(zip(self.levels, places, strict=True)):
+            sizes = own.level.sizes[who]
+            rows, where = (fetched.spread(begin, sizes) for begin in (own.level.offsets[who], begins))
+            firsts = np.cumsum(sizes) - sizes
+            for begin, end, size in _pieces(own, len(rows)):
+                here = slice(*np.searchsorted(firsts, [begin, end]))  # the clients whose first row is in it
+                self._send(k, own, size, rows[begin:end], where[begin:end], who[here], begins[here])
 
-    def _send(self, k: int, own: Used, size: int, parts: list["_Part"]) -> None:
-        where = own.room + np.arange(size, dtype=np.int32)  # beyond the last row: not written
-        who, at = self._data.n + np.arange(size, dtype=np.int32), np.zeros(size, np.int32)
+    def _send(self, k: int, own: Used, size: int, rows: Any, where: Any, who: Any, begins: Any) -> None:
+        """A piece with room for `size` rows: these of the host to these of the pool; and where clients now begin."""
         buffers = self._buffer(k, own, size)
-        copies = []
-        for number, part in enumerate(parts):
-            rows = slice(part.at, part.at + part.size)
-            where[rows] = np.arange(part.place, part.place + part.size)
-            if part.first:
-                who[number], at[number] = part.client, part.place
-            for j, buffer in zip(own.arrays, buffers, strict=True):
-                copies.append((own.level.arrays[j], buffer[rows], part.begin))
-        placement.read(copies)
+        for j, buffer in zip(own.arrays, buffers, strict=True):
+            own.level.arrays[j].read(rows, buffer[: len(rows)])
         sent = jax.device_put(buffers)
         if self._reuse:
             self._buffers[k, size].append((buffers, sent))
@@ -278,7 +277,9 @@ class Stage:
             ("store", simulation.shapes((self._rows[k], sent)), self._data.n),
             lambda: jax.jit(_store, donate_argnums=(0, 1)),
         )
-        self._rows[k], self._offsets[k] = store(self._rows[k], self._offsets[k], sent, where, who, at)
+        filled = lambda a, beyond: np.concatenate([a, beyond + np.arange(size - len(a))]).astype(np.int32)
+        given = filled(where, own.room), filled(who, self._data.n), filled(begins, 0)  # beyond the last: not written
+        self._rows[k], self._offsets[k] = store(self._rows[k], self._offsets[k], sent, *given)
         self.moved += size * own.row_bytes
 
     def _buffer(self, k: int, own: Used, size: int) -> list[np.ndarray]:
@@ -286,7 +287,7 @@ class Stage:
         held = self._buffers.setdefault((k, size), deque())
         if len(held) < _PIECES:
             arrays = [own.level.arrays[j] for j in own.arrays]
-            return [np.zeros((size, *a.shape[1:]), a.dtype) for a in arrays]
+            return [placement.buffer((size, *a.shape[1:]), a.dtype) for a in arrays]
         buffers, sent = held.popleft()
         jax.block_until_ready(sent)
         return buffers
@@ -297,37 +298,13 @@ def _store(rows: Any, offsets: Any, sent: Any, where: Any, who: Any, at: Any) ->
     return [put(a, new) for a, new in zip(rows, sent, strict=True)], offsets.at[who].set(at, mode="drop")
 
 
-class _Part(NamedTuple):
-    """Rows of a client, in a piece."""
-
-    client: int
-    first: bool  # whether they are its first
-    begin: int  # on the host
-    place: int  # on the device
-    at: int  # in the piece
-    size: int
-
-
-def _pieces(own: Used, moves: list[tuple[int, int]]) -> Iterator[tuple[int, list[_Part]]]:
-    """Clients and where they go, in pieces of few different sizes."""
-    whole = max(1, min(PIECE // max(1, own.row_bytes), own.room))
-    sizes = sorted({max(1, whole // smaller) for smaller in _SMALLER})
-    fitting = lambda left: max((size for size in sizes if size <= left), default=sizes[0])
-    left = sum(int(own.level.sizes[client]) for client, _ in moves)
-    parts: list[_Part] = []
-    size, held = fitting(left), 0
-    for client, place in moves:
-        begin, count, first = int(own.level.offsets[client]), int(own.level.sizes[client]), True
-        while count:
-            take = min(count, size - held)
-            parts.append(_Part(client, first, begin, place, held, take))
-            begin, place, count, first = begin + take, place + take, count - take, False
-            held, left = held + take, left - take
-            if held == size:
-                yield size, parts
-                parts, size, held = [], fitting(left), 0
-    if parts:
-        yield size, parts
+def _pieces(own: Used, rows: int) -> Iterator[tuple[int, int, int]]:
+    """The first row of each piece, the row after its last, and its room: of few different sizes."""
+    part = -(-min(PIECE // max(1, own.row_bytes), own.room) // _PARTS) or 1
+    whole = _PARTS * part
+    for begin in range(0, rows, whole):
+        end = min(begin + whole, rows)
+        yield begin, end, -(-(end - begin) // part) * part
 
 
 def _stage(traced: engine.Traced, data: Fetched) -> Stage | None:

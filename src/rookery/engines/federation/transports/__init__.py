@@ -18,6 +18,7 @@ class Transport(Protocol):
 
     names: tuple[str, ...]  # of the sites: a site's number is its place among them
     limit: int  # bytes that a reply may have
+    rejoins: bool  # whether a site that refuses may come back with another answer
 
     def send(self, site: int, message: Message) -> None:
         """Send a request. It does not wait, and does not raise: of a site that is not there it says "gone"."""

@@ -121,7 +121,7 @@ class Server:
         given = address or (own.address if own else "")
         self.names = tuple(sites) or (tuple(own.sites) if own else ())
         check_names(self.names)
-        self.limit = _FIRST  # of a reply
+        self.limit, self.rejoins = _FIRST, True  # bytes of a reply
         self.garbage = 0
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock, self._connections = threading.Lock(), {}  # type: ignore[var-annotated]

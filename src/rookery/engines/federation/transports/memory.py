@@ -22,7 +22,7 @@ class Memory:
 
     def __init__(self, count: int, ask: Callable[[int, Message], Message], names: Sequence[str] | None = None) -> None:
         self.names = tuple(names or (f"client {i}" for i in range(count)))
-        self._ask, self.limit = ask, 0  # nobody looks at it
+        self._ask, self.limit, self.rejoins = ask, 0, False  # nobody looks at the limit
         self._events: deque[Event] = deque()
 
     def send(self, site: int, message: Message) -> None:

@@ -131,7 +131,7 @@ class Calls:
     """
 
     def __init__(self, names: Sequence[str], proxies: Mapping[str, Any], timeout: float) -> None:
-        self.names, self.limit = tuple(names), 0  # FLARE has its own
+        self.names, self.limit, self.rejoins = tuple(names), 0, False  # FLARE has a limit of its own
         self._proxies, self._timeout = dict(proxies), timeout
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._gone: dict[int, float] = {}  # since when
