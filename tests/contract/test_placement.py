@@ -231,7 +231,7 @@ def test_one_clients_object_whose_rows_change() -> None:
 @pytest.mark.usefixtures("small")
 def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
     session = opened()
-    session.advance(20)
+    session.advance(200)  # pieces of all sizes
     made, program = engine.PROGRAMS.made, session._rounds(session._stage.clients)
     session.advance(40)
     session.advance(1)
