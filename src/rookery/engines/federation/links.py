@@ -216,9 +216,8 @@ class _Asking:
         who = "; ".join(f"{self._links.name(site)} {why}" for site, why in self._away.items())
         waited = time.monotonic() - self._begin
         refusing = sum(self._links.records[site].state == "refused" for site in self._away)
-        if refusing and not self._links.transport.rejoins and good + missing - refusing < needed:
-            raise SiteError(who)
-        if self._links.patience is not None and waited >= self._links.patience:
+        hopeless = refusing and not self._links.transport.rejoins and good + missing - refusing < needed
+        if hopeless or (self._links.patience is not None and waited >= self._links.patience):
             if self._least is None:
                 raise SiteError(who)
             return True
