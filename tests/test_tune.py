@@ -173,7 +173,9 @@ def alike(one: rk.Tuning, many: rk.Tuning) -> None:
     pd.testing.assert_frame_equal(one.table, many.table, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("mesh", "seed"), [(4, 0), (4, 5), (2, 0)])
+@pytest.mark.parametrize(
+    ("mesh", "seed"), [(2, 0), *(pytest.param(4, seed, marks=pytest.mark.slow) for seed in (0, 5))]
+)
 def test_candidates_divided_among_devices(mesh: int, seed: int) -> None:
     """Nine candidates, one of which diverges: on four devices there is room for twelve, and there are four slots."""
     tried = [{"upper_step": u, "lower_step": v} for u in (0.01, 0.03, 1e200) for v in (0.02, 0.05, 0.1)]

@@ -18,7 +18,7 @@ import rookery as rk
 from rookery.engines import engine
 from rookery.engines.engine import Job
 
-from .cases import BOTH, CORE, EXCHANGES, HARD, case, full, job, pairs, ragged, together
+from .cases import CORE, EXCHANGES, HARD, QUICK, case, full, job, pairs, ragged, together
 from .runs import Outcome, agree, close, outcome
 
 PAIRS = pairs()
@@ -32,7 +32,7 @@ def measured(name: str, there: Outcome) -> None:
     assert (there.sent, there.received) == counts or name in REPEATED
 
 
-@together(PAIRS, default=BOTH)
+@together(PAIRS, default=QUICK)
 def test_the_hard_setting(name: str, kind: str) -> None:
     """Unequal clients, a cohort, blocks, minibatches, clipping, noise and lost replies, all at once."""
     what = job(name, ragged(kind), **HARD)

@@ -55,7 +55,7 @@ def many(method: Any, cohort: int, **given: Any) -> Job:
     "cohort", [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    "name", ["PDSGD", *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedAvg", "DRFA"))]
+    "name", ["FedAvg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PDSGD", "DRFA"))]
 )
 def test_any_cohort_in_any_blocks(name: str, cohort: int) -> None:
     what = many(METHODS[name], cohort, **HARD)
@@ -101,7 +101,10 @@ def test_a_run_is_the_same() -> None:
     assert one.memory is not None
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, None), (4, 2), (None, 3), (2, 4)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(4, None), (4, 2), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((None, 3), (2, 4)))],
+)
 def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
     what = many(METHODS["PDSGD"], 5)
     solved(what, before, 4, checkpoint=tmp_path)

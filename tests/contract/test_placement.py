@@ -41,8 +41,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "PIECE", 200)
 
 
-# One with memory, one with two levels, one that draws a cohort of its own, one with the centre's data.
-CORE = {"Ditto", "FedNest", "DRFA", "WeightedNodesProx"}
+CORE = {"Ditto", "DRFA"}  # one with memory, one that draws a cohort of its own
 
 
 @pytest.mark.usefixtures("tight")

@@ -116,7 +116,7 @@ WRONG = {
     "strange work": "what work it has done",
     "stale": "ahead of the coordinator",
 }
-FAST = ("nan", "shape", "garbage", "no work")
+FAST = ("nan", "garbage", "no work")
 
 
 @pytest.mark.parametrize("do", [do if do in FAST else pytest.param(do, marks=pytest.mark.slow) for do in WRONG])
@@ -232,7 +232,8 @@ def test_a_site_that_is_killed_is_left_out_and_comes_back(do: str, sites: list[P
     ("what", "do", "at"),
     [
         (STRICT, "killed before", 1),
-        (DITTO, "killed after", 1),  # after it has written what it remembers of the round
+        # After it has written what it remembers of the round.
+        pytest.param(DITTO, "killed after", 1, marks=pytest.mark.slow),
         pytest.param(DITTO, "killed before", 1, marks=pytest.mark.slow),
         pytest.param(DITTO, "killed after", 0, marks=pytest.mark.slow),
     ],

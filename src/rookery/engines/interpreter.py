@@ -15,8 +15,8 @@ from rookery.clients import Clients
 from rookery.fed import Book, Fed, Inputs, Threaded
 from rookery.plan import Body, Call, Server
 
-AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**28, "gpu": 2**30}  # of clients side by side, and of their replies
-_CACHE = 2**16  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
+AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
+_CACHE = 2**15  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
 
 
 class Fitting(NamedTuple):
@@ -304,15 +304,12 @@ def auto_block(maps: list[Any], fit: int | None = None) -> int:
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:
-    """Whether there is a product of matrices, two of its three of them so large that several clients' fill a cache."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            sizes = sorted(ledger.nbytes([v.aval]) for v in (*eqn.invars, *eqn.outvars))
-            if sizes[1] > _CACHE:
-                return True
-        if any(map(_large_products, jaxprs.within(eqn.params))):
-            return True
-    return False
+    """Whether there is a product of matrices one of which is so large that several clients' fill a cache."""
+    large = lambda eqn: any(ledger.nbytes([v.aval]) > _CACHE for v in (*eqn.invars, *eqn.outvars))
+    return any(
+        (eqn.primitive.name == "dot_general" and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def everything(mapped: _Mapped, _: set[int]) -> list[bool]:
