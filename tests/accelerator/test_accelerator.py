@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines import staged
 from rookery.engines.interpreter import weighted_sum
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == "cpu", reason="no accelerator")
@@ -56,3 +57,19 @@ def test_the_engines_agree(method: Any) -> None:
     for a, b in zip(jax.tree.leaves(here.state), jax.tree.leaves(there.state), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=2e-4)
     assert here.history.drop(columns="seconds").equals(there.history.drop(columns="seconds"))
+
+
+def test_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that travel from buffers which are used again and again: the numbers of rows on the device."""
+    monkeypatch.setattr(staged, "PIECE", 2**18)
+    rng = np.random.default_rng(2)
+    sizes = rng.integers(20, 60, 200)
+    rows = {"a": rng.integers(256, size=(sizes.sum(), 64), dtype=np.uint8), "t": rng.normal(size=sizes.sum())}
+    monkeypatch.setattr(staged, "BYTES", rows["a"].nbytes // 4)
+    loss = lambda x, b: jnp.mean((b["a"].astype(jnp.float32) / 255 @ x - b["t"]) ** 2)
+    runs = []
+    for where in ("device", "host"):
+        clients = rk.Clients.from_arrays(rows, sizes, placement=where)
+        method = rk.FedAvg(step=0.01, local_steps=3, batch_size=8)
+        runs.append(rk.solve(rk.SingleLevel(loss), clients, method, np.zeros(64), 60, cohort=20, progress=False))
+    np.testing.assert_allclose(np.asarray(runs[0].x), np.asarray(runs[1].x), rtol=1e-4, atol=1e-6)
