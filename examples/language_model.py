@@ -63,7 +63,7 @@ ALL, CHECKED, NESTED, CLEAN = (
     "FedBiO, learnt weights",
     "FedAvg, clean clients",
 )
-# The large model's curvature is far above 100 from the first steps on, and also below zero: hence the strong damping.
+# The large model's curvature is above 100 from the first steps on, and that of a tiny one also far below zero.
 # With less of it (10, 50, 200, 500) runs ended after 24 to 78 rounds in values that are not finite.
 START = {LARGE: Steps(1e-3, 0.01, linear=0.0003, damping=1000.0), SMALL: Steps(1e-2, 0.1)}
 CHOSEN = {sizes: dict.fromkeys((NESTED, ALL, CLEAN, CHECKED), steps) for sizes, steps in START.items()}

@@ -166,7 +166,7 @@ PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an 
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "FedBiOLocal", "PDSGD", "ScaffoldSaddle"}
-QUICK = (CORE - {"PDSGD"}) | {"FedNest", "DRFA"}  # of BOTH: the five kinds of exchange, quickly compiled
+QUICK = (CORE - {"PDSGD"}) | {"FedNest", "DRFA"}  # of BOTH: a mean, a gather, a loop, memory, own lower levels
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
