@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import brentq, linprog, minimize, minimize_scalar
+from scipy.optimize import brentq, linprog, minimize_scalar
 from scipy.special import logsumexp, softmax
 
 import rookery as rk
@@ -59,18 +59,14 @@ def test_the_balls_of_the_table_are_the_best_penalties(risk, size, value, penalt
     assert penalty is None or math.exp(best.x) == pytest.approx(penalty, rel=1e-4)
 
 
-# The same by other means: p by BFGS, by root finding, by linear programming.
+# The same by other means: p by root finding, by linear programming.
 
 
 def kl_reference(losses, penalty):
-    def objective(z):
-        p = np.exp(z - z.max())
-        p /= p.sum()
-        inside = losses - penalty * np.log(len(p) * p)
-        return -p @ inside, -p * (inside - p @ inside)
-
-    z = minimize(objective, np.zeros(len(losses)), jac=True, method="BFGS", options={"gtol": 1e-11}).x
-    p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+    """Where the Lagrangian is stationary, p_i = e^((ℓ_i − t)/λ) / m; t is such that they add up to 1."""
+    weight = lambda level: np.exp((losses - level) / penalty)
+    level = brentq(lambda t: weight(t).mean() - 1, losses.min() - 1, losses.max() + 1, xtol=1e-15)
+    p = weight(level) / len(losses)
     return p @ losses - penalty * p @ np.log(len(p) * p), p
 
 

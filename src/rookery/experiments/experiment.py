@@ -492,14 +492,22 @@ def _rows(configs: Sequence[Config]) -> list[str]:
 
 
 def short(algorithm: Any) -> str:
-    """An algorithm with the hyperparameters that are not its defaults.
+    """An algorithm with the hyperparameters that are not its defaults, to six digits: more differ between machines.
 
     >>> from rookery.algorithms import FedNest
-    >>> short(FedNest(upper_step=0.1, lower_rounds=1))
-    'FedNest(upper_step=0.1)'
+    >>> short(FedNest(upper_step=0.1 + 1e-15, lower_rounds=1, lower_local_steps=np.array([1, 2])))
+    'FedNest(upper_step=0.1, lower_local_steps=[1, 2])'
     """
     changed = [f for f in dataclasses.fields(algorithm) if not _same(getattr(algorithm, f.name), f.default)]
-    return f"{type(algorithm).__name__}({', '.join(f'{f.name}={getattr(algorithm, f.name)!r}' for f in changed)})"
+    return f"{type(algorithm).__name__}({', '.join(f'{f.name}={_brief(getattr(algorithm, f.name))}' for f in changed)})"
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return _brief(value.tolist())
+    if isinstance(value, list):
+        return f"[{', '.join(map(_brief, value))}]"
+    return repr(float(f"{value:.6g}")) if isinstance(value, float) else repr(value)
 
 
 def _same(a: Any, b: Any) -> bool:
