@@ -97,14 +97,14 @@ def on_host(value: Any) -> bool:
 
 def buffer(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Zeros in memory from which the device copies by itself (pinned), where it knows such memory."""
-    device, zeros = jax.local_devices()[0], np.zeros(shape, dtype)
-    if device.platform == "cpu" or "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        return zeros
-    held = jax.device_put(zeros, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
-    held.block_until_ready()
-    memory: Any = (ctypes.c_ubyte * zeros.nbytes).from_address(held.unsafe_buffer_pointer())
-    memory.held = held  # a view of the memory keeps it
-    return np.frombuffer(memory, zeros.dtype).reshape(shape)
+    device, zeros = jax.local_devices()[0], np.zeros(int(np.prod(shape)) * np.dtype(dtype).itemsize, np.uint8)
+    if device.platform != "cpu" and "pinned_host" in {memory.kind for memory in device.addressable_memories()}:
+        held = jax.device_put(zeros, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+        held.block_until_ready()
+        memory: Any = (ctypes.c_ubyte * zeros.nbytes).from_address(held.unsafe_buffer_pointer())
+        memory.held = held  # a view of the memory keeps it
+        zeros = np.frombuffer(memory, np.uint8)
+    return zeros.view(dtype).reshape(shape)
 
 
 def _threads() -> int:

@@ -7,8 +7,10 @@ can't be told beforehand, or more of them than there is room for, has its rows f
 the start and evaluations: see fetched.py.
 """
 
+import math
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -30,7 +32,6 @@ BYTES: int | None = None  # of device memory for rows; None: half of what is fre
 PIECE = 2**25  # bytes that are sent at once
 TOGETHER = 2**25  # bytes that rounds planned together may need, beyond the first of them
 _SHARE = 8  # of the pool: rounds that replace more of it are not planned together, or nobody could stay for later ones
-_PIECES = 4  # of a size that may be on their way at once
 _PARTS = 8  # a piece has room for as many eighths as it needs
 _AHEAD = 256  # rounds whose cohorts are drawn at once
 _DRAWN = 2**24  # numbers that may be needed for that
@@ -79,11 +80,14 @@ class Session(simulation.Session):
         self._stage = _stage(traced, data)
         if self._stage is not None:
             self._pooled = engine.traced(job, convolve=settings.convolutions, seen=self._stage.seen)
-            cohorts = Cohorts(self._pooled.seed, job.clients.n, job.cohort)
+            self._cohorts = Cohorts(self._pooled.seed, job.clients.n, job.cohort)
             levels = self._stage.levels
             sizes, costs, rooms = zip(*((own.level.sizes, own.row_bytes, own.room) for own in levels), strict=True)
-            self._pool = pool.Pool(sizes, costs, rooms, cohorts)
+            self._pool = pool.Pool(sizes, costs, rooms, self._cohorts)
         self._ready: pool.Plan | None = None  # rounds for which all rows are there, or on their way
+        self._coming: Future[tuple[pool.Plan, list[Piece]]] | None = None  # and those after them
+        self._reader = ThreadPoolExecutor(1, "rookery-reader")  # plans, and reads rows, while rounds are computed
+        weakref.finalize(self, self._reader.shutdown, wait=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -98,6 +102,8 @@ class Session(simulation.Session):
     def close(self) -> None:
         """Give up the state, and the rows on the device."""
         super().close()
+        self._reader.shutdown(cancel_futures=True)
+        self._coming = None
         self._stage = None
 
     def advance(self, rounds: int) -> list[Amounts]:
@@ -132,11 +138,24 @@ class Session(simulation.Session):
         return self._told(jax.device_get(flight.reports), flight.rounds)
 
     def _bring(self, t: int) -> None:
-        """See to it that the rows for round t are there, or on their way."""
+        """See to it that the rows for round t are there, or on their way, and that those for later rounds are read."""
         assert self._stage is not None
-        if self._ready is None or not self._ready.begin <= t < self._ready.end:
-            self._ready = self._pool.plan(t, simulation.ROUNDS_AT_ONCE, min(TOGETHER, self._stage.nbytes // _SHARE))
-            self._stage.bring(self._ready.moves)
+        while self._ready is None or not self._ready.begin <= t < self._ready.end:
+            coming = self._coming or self._ask(t)
+            plan, pieces = coming.result()
+            self._stage.store(pieces)  # those of other rounds, too: the pool counts on them
+            self._ready, self._coming = plan, None
+        if self._coming is None:
+            self._coming = self._ask(self._ready.end)
+
+    def _ask(self, t: int) -> "Future[tuple[pool.Plan, list[Piece]]]":
+        """For the rows of the rounds from t on."""
+        assert self._stage is not None
+        most, enough = simulation.ROUNDS_AT_ONCE, min(TOGETHER, self._stage.nbytes // _SHARE)
+        if t != self._pool.planned:
+            self._cohorts.restart(t)
+        self._cohorts.reach(t + 2 * most)
+        return self._reader.submit(_read, self._pool, self._stage, t, most, enough)
 
     def _rounds(self, clients: Clients) -> Any:
         of, job, block = self._pooled.round, self._job, self._settings.block
@@ -160,8 +179,14 @@ def advance(
     return carry, reports, go & jnp.all(good | (jnp.arange(most) >= rounds))
 
 
+def _read(own: pool.Pool, stage: "Stage", t: int, most: int, enough: int) -> tuple[pool.Plan, list["Piece"]]:
+    """Plan the rounds from t on and read their rows. (What is a thread's own in JAX is not looked at here.)"""
+    plan = own.plan(t, most, enough)
+    return plan, stage.read(plan.moves)
+
+
 class Cohorts:
-    """The cohorts of rounds t, t + 1, …, computed where rounds are; those after them are under way meanwhile."""
+    """The cohorts of the next rounds: drawn where rounds are computed, ahead of time, for the thread that plans."""
 
     def __init__(self, seed: Array, n: int, cohort: int) -> None:
         numbers = cohort**2 if cohort <= 2048 and 8 * cohort <= n else n  # of a draw: see `sample_cohort`
@@ -172,15 +197,22 @@ class Cohorts:
             return jax.lax.map(each, begin + jnp.arange(_AHEAD, dtype=jnp.int32), batch_size=at_once)
 
         self._seed, self._draw = seed, engine.PROGRAMS.find(("cohorts", n, cohort), lambda: jax.jit(draw))
-        self._next: tuple[int, Any] = (-1, None)
+        self.restart(0)
+
+    def restart(self, t: int) -> None:
+        """The next rounds are those from t on; nobody is planning others."""
+        self._drawn: dict[int, Any] = {}
+        self._end = t
+
+    def reach(self, t: int) -> None:
+        """Draw those of all rounds before t, at least."""
+        while self._end < t:
+            self._drawn[self._end] = self._draw(self._seed, jnp.int32(self._end))
+            self._end += _AHEAD
 
     def __call__(self, t: int) -> np.ndarray:
-        """A row for each round."""
-        begin, ids = self._next
-        if begin != t:
-            ids = self._draw(self._seed, jnp.int32(t))
-        self._next = (t + _AHEAD, self._draw(self._seed, jnp.int32(t + _AHEAD)))
-        return np.asarray(ids)
+        """Of rounds t, t + 1, …, a row for each."""
+        return np.asarray(self._drawn.pop(t))
 
 
 # The rows on the device.
@@ -200,13 +232,20 @@ class Used(NamedTuple):
         return sum(self.level.arrays[j].row_bytes for j in self.arrays)
 
 
+class Piece(NamedTuple):
+    """Rows of all levels that travel together, and where they go."""
+
+    rooms: tuple[int, ...]  # how many rows of each level it has room for
+    numbers: dict[str, np.ndarray]  # by their type, end to end
+
+
 class Stage:
     """The pool's arrays, and the way there.
 
     Attributes:
         levels: those that are used.
         seen: the shapes with which a round is traced.
-        clients: their rows, as far as they are there; the arrays are donated by `bring`.
+        clients: their rows, as far as they are there; the arrays are donated by `store`.
         moved: bytes that were sent.
     """
 
@@ -216,22 +255,22 @@ class Stage:
         names = list(data.described.levels())
         shape = lambda k, j, sample: sample.rows(rooms.get(names[k], data.rooms[k]))
         self.seen = fetched.with_rows(data.described, shape, data.samples)
-        arrays = [[own.level.arrays[j] for j in own.arrays] for own in levels]
+        self._samples = [[data.samples[names.index(own.name)][1][j] for j in own.arrays] for own in levels]
         self._rows = [
-            [jnp.zeros((own.room, *array.shape[1:]), array.dtype) for array in each]
-            for own, each in zip(levels, arrays, strict=True)
+            [jnp.zeros((own.room, *sample.shape), sample.dtype) for sample in each]
+            for own, each in zip(levels, self._samples, strict=True)
         ]
         self._offsets = [jnp.zeros(data.n, jnp.int32) for _ in levels]
         self._none = [  # of arrays that no round looks at
             [jnp.zeros((1, *sample.shape), sample.dtype) for sample in (own[1] if own else ())] for own in data.samples
         ]
+        self.nbytes = sum(own.room * own.row_bytes for own in levels)
+        share = min(1.0, PIECE / max(1, self.nbytes))
+        self._part = [max(1, math.ceil(own.room * share / _PARTS)) for own in levels]  # rows of an eighth of a piece
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._stored: Any = None  # which is there once the last pieces are in their places
         self._reuse = jax.default_backend() != "cpu"  # a CPU's device may use a buffer as it is
-        self._buffers: dict[Any, deque[tuple[list[np.ndarray], Any]]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Of the pool."""
-        return sum(own.room * own.row_bytes for own in self.levels)
+        self._sent: dict[Any, deque[tuple[dict[str, np.ndarray], Any]]] = {}  # buffers of pieces, and these there
 
     @property
     def clients(self) -> Clients:
@@ -252,59 +291,120 @@ class Stage:
         ]  # fmt: skip
         return Clients.tree_unflatten((own.replace, own.center_client), (*moved, own.weights, own.center))
 
-    def bring(self, moves: list[tuple[int, ...]]) -> None:
-        """Send clients' rows to their places; nothing is waited for but for buffers that are still being sent."""
+    def read(self, moves: list[tuple[int, ...]]) -> list[Piece]:
+        """Clients' rows, ready to be sent."""
         if not moves:
-            return
+            return []
         who, *places = np.array(moves).T
-        for k, (own, begins) in enumerate(zip(self.levels, places, strict=True)):
+        levels = []
+        for own, begins in zip(self.levels, places, strict=True):
             sizes = own.level.sizes[who]
             rows, where = (fetched.spread(begin, sizes) for begin in (own.level.offsets[who], begins))
-            firsts = np.cumsum(sizes) - sizes
-            for begin, end, size in _pieces(own, len(rows)):
-                here = slice(*np.searchsorted(firsts, [begin, end]))  # the clients whose first row is in it
-                self._send(k, own, size, rows[begin:end], where[begin:end], who[here], begins[here])
+            levels.append((rows, where, np.cumsum(sizes) - sizes, begins))
+        whole = [_PARTS * part for part in self._part]
+        pieces = max(-(-len(level[0]) // most) for level, most in zip(levels, whole, strict=True))
+        made = []
+        for i in range(pieces):
+            parts: list[
+                tuple[np.ndarray, ...]
+            ] = []  # of each level: rows here and in the pool, and the clients whose first row is among them
+            for (rows, where, firsts, begins), most in zip(levels, whole, strict=True):
+                piece = slice(i * most, (i + 1) * most)
+                here = slice(*np.searchsorted(firsts, [piece.start, piece.stop]))
+                parts.append((rows[piece], where[piece], who[here], begins[here]))
+            made.append(self._piece(parts))
+        return made
 
-    def _send(self, k: int, own: Used, size: int, rows: Any, where: Any, who: Any, begins: Any) -> None:
-        """A piece with room for `size` rows: these of the host to these of the pool; and where clients now begin."""
-        buffers = self._buffer(k, own, size)
-        for j, buffer in zip(own.arrays, buffers, strict=True):
-            own.level.arrays[j].read(rows, buffer[: len(rows)])
-        sent = jax.device_put(buffers)
-        if self._reuse:
-            self._buffers[k, size].append((buffers, sent))
-        store = engine.PROGRAMS.find(
-            ("store", simulation.shapes((self._rows[k], sent)), self._data.n),
-            lambda: jax.jit(_store, donate_argnums=(0, 1)),
+    def _piece(self, parts: list[tuple[np.ndarray, ...]]) -> Piece:
+        eighths = max(-(-len(part[0]) // size) for part, size in zip(parts, self._part, strict=True))
+        rooms = tuple(eighths * size for size in self._part)
+        layout = self._layout(rooms)
+        buffers = self._buffer(rooms, layout)
+        for k, (own, (rows, where, who, begins)) in enumerate(zip(self.levels, parts, strict=True)):
+            part = lambda what: layout[k, what].of(buffers)
+            for j, array in enumerate(own.arrays):
+                own.level.arrays[array].read(rows, part(j)[: len(rows)])
+            for what, given, beyond in (("where", where, own.room), ("who", who, self._data.n), ("begins", begins, 0)):
+                numbers = part(what)  # beyond the last of them: places that there are not
+                numbers[: len(given)] = given
+                numbers[len(given) :] = np.arange(beyond, beyond + len(numbers) - len(given))
+        return Piece(rooms, buffers)
+
+    def store(self, pieces: list[Piece]) -> None:
+        """Send pieces, and have their rows put into their places once the rounds under way no longer need these.
+
+        There is room for the rows of one plan on their way, so those of the one before must have arrived.
+        """
+        jax.block_until_ready(self._stored)
+        for piece in pieces:
+            layout = self._layout(piece.rooms)
+            store = engine.PROGRAMS.find(
+                ("store", tuple(layout.items()), simulation.shapes(self._rows), self._data.n),
+                lambda: jax.jit(partial(_store, layout), donate_argnums=(0, 1)),
+            )
+            numbers = jax.device_put(piece.numbers)
+            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers)
+            if self._reuse:
+                self._sent.setdefault(piece.rooms, deque()).append((piece.numbers, self._stored))
+            self.moved += sum(room * own.row_bytes for room, own in zip(piece.rooms, self.levels, strict=True))
+
+    def _layout(self, rooms: tuple[int, ...]) -> "Layout":
+        """Where a piece has what, by level: the rows of each array, and where they go."""
+        if rooms in self._layouts:
+            return self._layouts[rooms]
+        ends: dict[str, int] = {}
+
+        def part(shape: tuple[int, ...], dtype: Any) -> Part:
+            name = np.dtype(dtype).str
+            begin = ends.get(name, 0)
+            ends[name] = begin + int(np.prod(shape))
+            return Part(name, begin, shape)
+
+        layout: Layout = {}
+        for k, (room, samples) in enumerate(zip(rooms, self._samples, strict=True)):
+            for j, sample in enumerate(samples):
+                layout[k, j] = part((room, *sample.shape), sample.dtype)
+            for what, count in (("where", room), ("who", min(room, self._data.n)), ("begins", min(room, self._data.n))):
+                layout[k, what] = part((count,), np.int32)
+        self._layouts[rooms] = layout
+        return layout
+
+    def _buffer(self, rooms: tuple[int, ...], layout: "Layout") -> dict[str, np.ndarray]:
+        """Room for a piece: that of one which has arrived, or new."""
+        sent = self._sent.get(rooms)
+        if sent and sent[0][1].is_ready():
+            return sent.popleft()[0]
+        ends: dict[str, int] = {}
+        for part in layout.values():
+            ends[part.dtype] = max(ends.get(part.dtype, 0), part.begin + int(np.prod(part.shape)))
+        return {dtype: placement.buffer((end,), np.dtype(dtype)) for dtype, end in ends.items()}
+
+
+class Part(NamedTuple):
+    """Where in the numbers of a type an array is."""
+
+    dtype: str
+    begin: int
+    shape: tuple[int, ...]
+
+    def of(self, numbers: dict[str, Any]) -> Any:
+        """The array itself."""
+        return numbers[self.dtype][self.begin : self.begin + int(np.prod(self.shape))].reshape(self.shape)
+
+
+Layout = dict[tuple[int, Any], Part]
+
+
+def _store(layout: Layout, rows: Any, offsets: Any, numbers: Any) -> Any:
+    def level(k: int) -> tuple[list[Array], Array]:
+        part = lambda what: layout[k, what].of(numbers)
+        put = lambda a, new: a.at[part("where")].set(new, mode="drop", unique_indices=True)
+        return [put(a, part(j)) for j, a in enumerate(rows[k])], offsets[k].at[part("who")].set(
+            part("begins"), mode="drop"
         )
-        filled = lambda a, beyond: np.concatenate([a, beyond + np.arange(size - len(a))]).astype(np.int32)
-        given = filled(where, own.room), filled(who, self._data.n), filled(begins, 0)  # beyond the last: not written
-        self._rows[k], self._offsets[k] = store(self._rows[k], self._offsets[k], sent, *given)
-        self.moved += size * own.row_bytes
 
-    def _buffer(self, k: int, own: Used, size: int) -> list[np.ndarray]:
-        """Room for a piece: new, or that of a piece which has arrived."""
-        held = self._buffers.setdefault((k, size), deque())
-        if len(held) < _PIECES:
-            arrays = [own.level.arrays[j] for j in own.arrays]
-            return [placement.buffer((size, *a.shape[1:]), a.dtype) for a in arrays]
-        buffers, sent = held.popleft()
-        jax.block_until_ready(sent)
-        return buffers
-
-
-def _store(rows: Any, offsets: Any, sent: Any, where: Any, who: Any, at: Any) -> Any:
-    put = lambda a, new: a.at[where].set(new, mode="drop", unique_indices=True)
-    return [put(a, new) for a, new in zip(rows, sent, strict=True)], offsets.at[who].set(at, mode="drop")
-
-
-def _pieces(own: Used, rows: int) -> Iterator[tuple[int, int, int]]:
-    """The first row of each piece, the row after its last, and its room: of few different sizes."""
-    part = -(-min(PIECE // max(1, own.row_bytes), own.room) // _PARTS) or 1
-    whole = _PARTS * part
-    for begin in range(0, rows, whole):
-        end = min(begin + whole, rows)
-        yield begin, end, -(-(end - begin) // part) * part
+    each = [level(k) for k in range(len(rows))]
+    return [own for own, _ in each], [own for _, own in each], jnp.bool_(True)
 
 
 def _stage(traced: engine.Traced, data: Fetched) -> Stage | None:
