@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 PLACES = ("device", "host")
-_THREADS = 4  # at most, which copy rows: they fill the memory's bandwidth
+_THREADS = 8  # at most, which copy rows: they fill the memory's bandwidth
 _AT_ONCE = 2**26  # bytes that are read together where all rows are looked at
 _WORTH = 2**20  # bytes of a copy that is worth a thread of its own
+_LONG = 2**14  # bytes of a run of rows that is copied by itself
 
 
 class HostArray:
@@ -56,23 +57,32 @@ class HostArray:
         """The array itself: not a copy, unless another type is asked for."""
         return self.array if dtype is None and not copy else np.array(self.array, dtype)
 
-    def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Copy these rows, by several threads."""
-        groups = max(1, min(_threads(), out.nbytes // _WORTH))
-        cuts = np.linspace(0, len(rows), groups + 1).astype(int)
+    def read(self, begins: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+        """Copy runs of rows, which begin here and are so long, end to end; by several threads."""
+        groups = max(1, min(_threads(), out.nbytes // _WORTH, len(begins)))
+        ends = np.cumsum(sizes)
+        cuts = np.searchsorted(ends, ends[-1] * np.arange(groups + 1) // groups) if groups > 1 else [0, len(begins)]
+        cuts[-1] = len(begins)
         parts = [slice(*cut) for cut in itertools.pairwise(cuts)]
-        if groups == 1:
-            self._copy(rows, out)
+        first = lambda part: ends[part.start] - sizes[part.start]
+        work = [(begins[part], sizes[part], out[first(part) :]) for part in parts if part.start < part.stop]
+        if len(work) == 1:
+            self._copy(*work[0])
             return
-        for _ in _workers().map(lambda part: self._copy(rows[part], out[part]), parts):
+        for _ in _workers().map(lambda part: self._copy(*part), work):
             pass
 
-    def _copy(self, rows: np.ndarray, out: np.ndarray) -> None:
-        own = self.array
-        if own.dtype == out.dtype and own.flags.c_contiguous and own.flags.aligned:
-            np.take(own, rows, axis=0, out=out, mode="clip")  # which lets other threads go on, and copies nothing else
+    def _copy(self, begins: np.ndarray, sizes: np.ndarray, out: np.ndarray) -> None:
+        own, total = self.array, int(sizes.sum())
+        if total * self.row_bytes > _LONG * len(begins):
+            place = 0
+            for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True):
+                out[place : place + size] = own[begin : begin + size]  # which lets other threads go on
+                place += size
+        elif own.dtype == out.dtype and own.flags.c_contiguous and own.flags.aligned:
+            np.take(own, spread(begins, sizes), axis=0, out=out[:total], mode="clip")
         else:
-            np.copyto(out, own[rows], casting="same_kind")
+            np.copyto(out[:total], own[spread(begins, sizes)], casting="same_kind")
 
     def pieces(self) -> Iterator[np.ndarray]:
         """All rows, some at a time, in order."""
@@ -105,6 +115,11 @@ def buffer(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         memory.held = held  # a view of the memory keeps it
         zeros = np.frombuffer(memory, np.uint8)
     return zeros.view(dtype).reshape(shape)
+
+
+def spread(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """begin, begin + 1, … of each, as many as its size, end to end."""
+    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
 def _threads() -> int:

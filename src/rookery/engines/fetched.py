@@ -207,11 +207,5 @@ def _rows(name: str, j: int, like: Any, number: Any, ids: Any) -> np.ndarray:
     level = _held[int(number)][name]
     who, _, _ = _once(level, ids)
     out = np.zeros(like.shape, like.dtype)
-    rows = spread(level.offsets[who], level.sizes[who])
-    level.arrays[j].read(rows, out[: len(rows)])
+    level.arrays[j].read(level.offsets[who], level.sizes[who], out[: level.sizes[who].sum()])
     return out
-
-
-def spread(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """begin, begin + 1, … of each, as many as its size, end to end."""
-    return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())

@@ -268,6 +268,7 @@ class Stage:
         share = min(1.0, PIECE / max(1, self.nbytes))
         self._part = [max(1, math.ceil(own.room * share / _PARTS)) for own in levels]  # rows of an eighth of a piece
         self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._shapes = simulation.shapes((self._rows, self._offsets))
         self._stored: Any = None  # which is there once the last pieces are in their places
         self._reuse = jax.default_backend() != "cpu"  # a CPU's device may use a buffer as it is
         self._sent: dict[Any, deque[tuple[dict[str, np.ndarray], Any]]] = {}  # buffers of pieces, and these there
@@ -296,38 +297,32 @@ class Stage:
         if not moves:
             return []
         who, *places = np.array(moves).T
-        levels = []
+        runs = []  # of each level: the clients' rows on the host, in the pool, and end to end as they travel
         for own, begins in zip(self.levels, places, strict=True):
             sizes = own.level.sizes[who]
-            rows, where = (fetched.spread(begin, sizes) for begin in (own.level.offsets[who], begins))
-            levels.append((rows, where, np.cumsum(sizes) - sizes, begins))
+            ends = np.cumsum(sizes)
+            runs.append(Runs(who, own.level.offsets[who], begins, ends - sizes, ends))
         whole = [_PARTS * part for part in self._part]
-        pieces = max(-(-len(level[0]) // most) for level, most in zip(levels, whole, strict=True))
-        made = []
-        for i in range(pieces):
-            parts: list[
-                tuple[np.ndarray, ...]
-            ] = []  # of each level: rows here and in the pool, and the clients whose first row is among them
-            for (rows, where, firsts, begins), most in zip(levels, whole, strict=True):
-                piece = slice(i * most, (i + 1) * most)
-                here = slice(*np.searchsorted(firsts, [piece.start, piece.stop]))
-                parts.append((rows[piece], where[piece], who[here], begins[here]))
-            made.append(self._piece(parts))
-        return made
+        pieces = max(-(-int(own.ends[-1]) // most) for own, most in zip(runs, whole, strict=True))
+        return [
+            self._piece([own.within(i * most, (i + 1) * most) for own, most in zip(runs, whole, strict=True)])
+            for i in range(pieces)
+        ]
 
-    def _piece(self, parts: list[tuple[np.ndarray, ...]]) -> Piece:
-        eighths = max(-(-len(part[0]) // size) for part, size in zip(parts, self._part, strict=True))
+    def _piece(self, runs: "list[Runs]") -> Piece:
+        lengths = [int(own.ends[-1]) if len(own.ends) else 0 for own in runs]
+        eighths = max(-(-length // size) for length, size in zip(lengths, self._part, strict=True))
         rooms = tuple(eighths * size for size in self._part)
         layout = self._layout(rooms)
         buffers = self._buffer(rooms, layout)
-        for k, (own, (rows, where, who, begins)) in enumerate(zip(self.levels, parts, strict=True)):
-            part = lambda what: layout[k, what].of(buffers)
-            for j, array in enumerate(own.arrays):
-                own.level.arrays[array].read(rows, part(j)[: len(rows)])
-            for what, given, beyond in (("where", where, own.room), ("who", who, self._data.n), ("begins", begins, 0)):
-                numbers = part(what)  # beyond the last of them: places that there are not
-                numbers[: len(given)] = given
-                numbers[len(given) :] = np.arange(beyond, beyond + len(numbers) - len(given))
+        for k, (level, own, length) in enumerate(zip(self.levels, runs, lengths, strict=True)):
+            first = np.maximum(own.firsts, 0)
+            for j, array in enumerate(level.arrays):
+                rows = layout[k, j].of(buffers)
+                level.level.arrays[array].read(own.here + first - own.firsts, own.ends - first, rows[:length])
+            table = layout[k, "runs"].of(buffers)
+            table[:, : len(first)] = own.who, own.there, own.firsts
+            table[:, len(first) :] = [[self._data.n], [level.room], [length]]  # nobody's rows, which go nowhere
         return Piece(rooms, buffers)
 
     def store(self, pieces: list[Piece]) -> None:
@@ -339,11 +334,10 @@ class Stage:
         for piece in pieces:
             layout = self._layout(piece.rooms)
             store = engine.PROGRAMS.find(
-                ("store", tuple(layout.items()), simulation.shapes(self._rows), self._data.n),
+                ("store", tuple(layout.items()), self._shapes),
                 lambda: jax.jit(partial(_store, layout), donate_argnums=(0, 1)),
             )
-            numbers = jax.device_put(piece.numbers)
-            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers)
+            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, piece.numbers)
             if self._reuse:
                 self._sent.setdefault(piece.rooms, deque()).append((piece.numbers, self._stored))
             self.moved += sum(room * own.row_bytes for room, own in zip(piece.rooms, self.levels, strict=True))
@@ -364,8 +358,7 @@ class Stage:
         for k, (room, samples) in enumerate(zip(rooms, self._samples, strict=True)):
             for j, sample in enumerate(samples):
                 layout[k, j] = part((room, *sample.shape), sample.dtype)
-            for what, count in (("where", room), ("who", min(room, self._data.n)), ("begins", min(room, self._data.n))):
-                layout[k, what] = part((count,), np.int32)
+            layout[k, "runs"] = part((3, min(room, self._data.n) + 1), np.int32)
         self._layouts[rooms] = layout
         return layout
 
@@ -395,13 +388,31 @@ class Part(NamedTuple):
 Layout = dict[tuple[int, Any], Part]
 
 
+class Runs(NamedTuple):
+    """Clients' rows: each one's stand together, and all of them end to end."""
+
+    who: np.ndarray
+    here: np.ndarray  # where they begin on the host
+    there: np.ndarray  # and in the pool
+    firsts: np.ndarray  # and end to end; a client's first may be before all that is looked at
+    ends: np.ndarray
+
+    def within(self, begin: int, end: int) -> "Runs":
+        """Those that have rows in a window; places are counted from there."""
+        which = slice(np.searchsorted(self.ends, begin, "right"), np.searchsorted(self.firsts, end))
+        who, here, there, firsts, ends = (own[which] for own in self)
+        return Runs(who, here, there, firsts - begin, np.minimum(ends, end) - begin)
+
+
 def _store(layout: Layout, rows: Any, offsets: Any, numbers: Any) -> Any:
     def level(k: int) -> tuple[list[Array], Array]:
-        part = lambda what: layout[k, what].of(numbers)
-        put = lambda a, new: a.at[part("where")].set(new, mode="drop", unique_indices=True)
-        return [put(a, part(j)) for j, a in enumerate(rows[k])], offsets[k].at[part("who")].set(
-            part("begins"), mode="drop"
-        )
+        who, there, firsts = layout[k, "runs"].of(numbers)
+        place = jnp.arange(layout[k, 0].shape[0], dtype=jnp.int32)
+        begun = jnp.zeros_like(place).at[jnp.maximum(firsts, 0)].add(1, mode="drop")
+        where = place + (there - firsts)[jnp.cumsum(begun) - 1]
+        put = lambda a, new: a.at[where].set(new, mode="drop", unique_indices=True)
+        moved = [put(a, layout[k, j].of(numbers)) for j, a in enumerate(rows[k])]
+        return moved, offsets[k].at[who].set(there, mode="drop")
 
     each = [level(k) for k in range(len(rows))]
     return [own for own, _ in each], [own for _, own in each], jnp.bool_(True)
