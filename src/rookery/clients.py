@@ -147,25 +147,36 @@ def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: 
     """
     words = jax.random.key_data(key)
     size = jnp.asarray(size, jnp.int32)
-    x = rank.astype(jnp.int32)
     drift = _mix(epoch.astype(jnp.uint32) ^ words[0]) + words[1]
     turns = np.arange(_SHUFFLE_ROUNDS, dtype=np.uint32)[:, None] * np.uint32(0x9E3779B9)
     salts = _mix(drift + turns)
     fractions = (salts >> 8).astype(jnp.float32) * np.float32(2.0**-24)
     pivots = jnp.minimum((fractions * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
-    salts, pivots = jax.lax.optimization_barrier((~salts, pivots))
-    for salt, pivot in zip(salts, pivots, strict=True):
+    salts, pivots = jax.lax.optimization_barrier(((~salts).astype(jnp.int32), pivots))
+    # What follows is 24 times as long in the program: so a row of numbers for each constant (made of the salts: it is
+    # then vectorised as they are), plain operations on signed words, and of a hash what its first bit depends on.
+    zero = salts[:1] & 0
+    x = zero + rank.astype(jnp.int32)
+    size, *constants = (zero + value for value in (size, 16, 15, *(int(f.view(np.int32)) for f in _FACTORS)))
+    sixteen, fifteen, *factors = constants
+    for turn in range(_SHUFFLE_ROUNDS):
+        salt, pivot = (jax.lax.slice_in_dim(each, turn, turn + 1) for each in (salts, pivots))
         partner = pivot - x
-        partner = jnp.where(partner < 0, partner + size, partner)
-        larger = jnp.maximum(x, partner).astype(jnp.uint32)
-        x = jnp.where(_mix(larger ^ salt) >> 31 == 1, partner, x)
-    return jax.lax.optimization_barrier(x)
+        partner = jax.lax.select(jax.lax.lt(partner, zero), partner + size, partner)
+        h = jax.lax.max(x, partner) ^ salt
+        h = (h ^ jax.lax.shift_right_logical(h, sixteen)) * factors[0]
+        h = (h ^ jax.lax.shift_right_logical(h, fifteen)) * factors[1]
+        x = jax.lax.select(jax.lax.lt(h, zero), partner, x)
+    return jax.lax.optimization_barrier(x[0])
+
+
+_FACTORS = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
 def _mix(h: Array) -> Array:
     """A 32-bit finaliser: every input bit reaches every output bit."""
-    h = (h ^ (h >> 16)) * np.uint32(0x7FEB352D)
-    h = (h ^ (h >> 15)) * np.uint32(0x846CA68B)
+    h = (h ^ (h >> 16)) * _FACTORS[0]
+    h = (h ^ (h >> 15)) * _FACTORS[1]
     return h ^ (h >> 16)
 
 

@@ -334,6 +334,21 @@ def test_what_clients_tell_of_themselves() -> None:
     assert np.shares_memory(there.lower.rows["a"].array, data["a"])
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.int16])  # as it is, and not
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_threads_that_share_a_copy(monkeypatch: pytest.MonkeyPatch, dtype: Any, order: str) -> None:
+    monkeypatch.setattr(placement, "_threads", lambda: 5)
+    monkeypatch.setattr(placement, "_WORTH", 64)
+    rng = np.random.default_rng(4)
+    rows = np.asarray(rng.integers(100, size=(400, 3)), dtype, order=order)
+    for count in (0, 1, 2, 7, 40):
+        sizes = rng.integers(0, 9, count)
+        begins = rng.integers(0, 390, count)
+        out = np.zeros((sizes.sum(), 3))
+        placement.HostArray(rows).read(begins, sizes, out)
+        np.testing.assert_array_equal(out, rows[placement.spread(begins, sizes)])
+
+
 def test_the_data_are_no_argument_of_a_program() -> None:
     clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
     with pytest.raises(TypeError, match="HostArray"):
