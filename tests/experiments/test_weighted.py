@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, reproduce, weighted, weighted_theory
+from rookery.experiments import EXPERIMENTS, reproduce, weighted, weighted_more, weighted_theory
 
 
 def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
@@ -60,6 +60,43 @@ def test_the_scored_model_is_the_one_with_the_best_validation_accuracy() -> None
         [{**common, "seed": s, "minority_validation_accuracy": v, "minority_accuracy": a} for s, v, a in rows]
     )
     assert weighted.scores(results, "FedAvg", "mnist", 2, "minority") == [0.6, 0.3]
+
+
+def _sizes(accuracies: dict[int, dict[int, float]]) -> pd.DataFrame:
+    """Tables 4 and 5 with one data set, both centres alike: the accuracy by size and seed."""
+    return pd.DataFrame(
+        {"method": "Bi-level", "data": "digits", "setting": 2, "center": center, "validation": size, "seed": seed,
+         f"{center}_accuracy": accuracy, f"{center}_validation_accuracy": 0.9}
+        for center in weighted.KINDS for size, own in accuracies.items() for seed, accuracy in own.items()
+    )  # fmt: skip
+
+
+def test_sizes_are_compared_on_the_seeds_that_both_have() -> None:
+    check = weighted_more.largest_is_best
+    small = {1: 0.80, 2: 0.90, 3: 0.70}
+    ahead = check(_sizes({100: small, 200: {1: 0.81, 2: 0.911, 3: 0.71}}))
+    assert ahead.holds is True
+    np.testing.assert_allclose(
+        ahead.figures["digits, minority, least lead of the largest, and its tolerance"][0], 0.031 / 3
+    )
+    assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.889, 3: 0.69}})).holds is False
+    assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.93, 3: 0.70}})).holds is None
+    assert check(_sizes({100: small, 200: {1: 0.815}})).holds is None  # one seed alone: the stated tolerance
+    assert check(_sizes({100: small, 200: {1: 0.825}})).holds is True
+
+
+def test_best_on_covtype_means_ahead_of_every_method() -> None:
+    ends = {"Bi-level": (0.86, 0.85, 0.86), "Local-train": (0.861, 0.84, 0.85), "Ditto": (0.859, 0.849, 0.859)}
+    ends |= {"FedAvg": (0.6, 0.6, 0.6), "pFedMe": (0.7, 0.7, 0.7)}
+    rows = [
+        {"method": method, "data": "covtype", "setting": 1, "seed": seed, "minority_accuracy": accuracy,
+         "center": "minority" if method in weighted.ALONE else "both"}
+        for method, own in ends.items() for seed, accuracy in enumerate(own)
+    ]  # fmt: skip
+    found = weighted_more.best_on_covtype(pd.DataFrame(rows), "minority")
+    assert found.holds is None
+    assert "Local-train" in found.note
+    assert "Ditto" not in found.note
 
 
 def test_the_best_of_the_search_is_the_mean_over_the_centres() -> None:
