@@ -1,15 +1,24 @@
 """Every algorithm between a coordinator without data and hosts that trace the plan themselves."""
 
-from tests.contract.cases import HARD, job, pairs, ragged, together
+import pytest
+from tests.contract.cases import HARD, claims, full, job, names, pairs, ragged, together
 from tests.contract.runs import agree, outcome
 from tests.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
 
 
-@together(pairs(), default={"FedAvg", "FedBiOLocal"})
+@together(pairs(), default={"FedAvg"})
 def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     here = outcome(rk.Simulation(), what)
     there = outcome(in_memory(own := hosts(what)), without_data(what), hosts=own)
+    agree(here, there)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
+    what = job(name, ragged(claims(name)[0], 2), full(name))
+    here = outcome(rk.Simulation(), what, 1)
+    there = outcome(in_memory(own := hosts(what)), without_data(what), 1, hosts=own)
     agree(here, there)
