@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import jax
 import numpy as np
-import pytest
 from tests.contract.cases import Case, claims, method, needs, ragged
 from tests.federation.studies import in_memory, without_data
 from tests.federation.studies import study as study_of
@@ -277,24 +276,6 @@ class Process:
     def wake(self) -> None:
         """Go on after SIGSTOP."""
         os.kill(self.process.pid, signal.SIGCONT)
-
-
-@pytest.fixture(scope="session")
-def _pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
-    folder = tmp_path_factory.mktemp("processes")
-    found = [Process(folder, i) for i in range(len(NAMES))]
-    yield found
-    for process in found:
-        process.kill()
-
-
-@pytest.fixture
-def sites(_pool: list[Process]) -> Iterator[list[Process]]:
-    """Three sites' processes, idle."""
-    yield _pool
-    for process in _pool:
-        if process.busy:  # the test has failed
-            process.kill()
 
 
 # ------------------------------------------------------------------------------------------------------ a run of theirs

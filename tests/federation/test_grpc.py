@@ -1,4 +1,4 @@
-"""Five methods between a coordinator and three processes, over gRPC: the same numbers and costs as in simulation."""
+"""Methods between a coordinator and three processes, over gRPC: the same numbers and costs as in simulation."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from tests.contract.runs import close
-from tests.federation.processes import NAMES, Played, Process, _pool, federation, job, play, server, sites  # noqa: F401
+from tests.federation.processes import NAMES, Played, Process, federation, job, play, server
 from tests.federation.studies import without_data
 
 import rookery as rk
@@ -21,6 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compositional": {"name": "FedDRO"},
     "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
 }
+FAST = ("local steps", "memory", "compositional")  # without and with memory, with one and with several exchanges
 
 
 def counted(played: Played) -> tuple[dict[str, int], list[Any]]:
@@ -30,8 +31,8 @@ def counted(played: Played) -> tuple[dict[str, int], list[Any]]:
     return ledger.counts, ledger.last
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_as_in_simulation(name: str, sites: list[Process]) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+def test_the_same_as_in_simulation(name: str, sites: list[Process]) -> None:
     what = job(**CASES[name])
     transport = server()
     for site in sites:

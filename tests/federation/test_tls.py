@@ -1,6 +1,7 @@
 """Who is let in: mutual TLS between coordinator and sites, and what happens without; how long a reply may be."""
 
 import dataclasses
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -160,6 +161,31 @@ def test_without_certificates_only_this_machine(out: Path) -> None:
     transport.close()
     assert bound
     assert all(address.endswith("0100007F") for address in bound)
+
+
+def test_a_site_gets_in_beside_connections_that_say_nothing() -> None:
+    """(A whole run beside them: test_faults.)"""
+    transport = server(("a",))
+    host, _, port = transport.address.rpartition(":")
+    idle = [socket.create_connection((host, int(port))) for _ in range(50)]
+    for connection in idle[:25]:
+        connection.sendall(b"PRI * HTTP/2.0\r\n")  # half of a greeting
+    assert attempt(transport, None, "a") == "connected"
+    for connection in idle:
+        connection.close()
+    transport.close()
+
+
+def test_who_joins_later_under_a_name_takes_its_place() -> None:
+    """(In the middle of a run: test_faults.)"""
+    transport = server(("a",))
+    later = threading.Thread(target=attempt, args=(transport, None, "a"))
+    with pytest.raises(network.JoinError, match="another process has joined under this name"):
+        network.join(
+            lambda m: b"", lambda: False, "a", transport.address, None, lambda text: later.start(), patience=20
+        )
+    later.join()
+    transport.close()
 
 
 STUDY = """
