@@ -73,8 +73,8 @@ NO_WORK = np.zeros((2, len(WORK) + 1), np.uint32)
 
 def as_integers(a: Any) -> list[int]:
     """Wide numbers as Python integers."""
-    low, high = np.asarray(a)
-    return [int(l) + 2**32 * int(h) for l, h in zip(low, high, strict=True)]
+    low, high = np.asarray(a).tolist()
+    return [l + 2**32 * h for l, h in zip(low, high, strict=True)]
 
 
 # Exchanges.

@@ -303,7 +303,7 @@ class _Phase:
         entry.add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
         found = self._ask_all(cohort, maps, Wanted(call, rest), exchange, self._least)
-        present &= np.isin(cohort.ids, list(found))
+        present &= [client in found for client in cohort.ids]
         replies = [found[client] if there else None for client, there in zip(cohort.ids, present, strict=True)]
         if primitive is fed.reduce:
             out = _weighted(weights, rest, replies, present)
@@ -317,7 +317,9 @@ class _Phase:
         self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, exchange: Any, least: int | None
     ) -> dict[int, list[Any]]:
         """The replies that arrived, by client."""
-        asked = {client: cohort.ids.index(client) for client in cohort.ids}
+        asked: dict[int, int] = {}  # each client, and where it first stands
+        for place, client in enumerate(cohort.ids):
+            asked.setdefault(client, place)
         requests, new = self._requests(cohort, maps, wanted, asked)
         shapes = [(s.shape, _words_type(s.dtype)) for s in map(_shape, wanted.reply)]
         finite = self._coordinator.links.finite and least is not None

@@ -191,6 +191,7 @@ class _Asking:
         return self._replies
 
     def _begin_with(self, site: int, request: Request) -> None:
+        self._under_way.pop(site, None)  # who is asked anew stands last
         asked = self._under_way[site] = _Asked(request, request.number, since=time.monotonic())
         self._away.pop(site, None)
         if self._links.opening is None or self._links.records[site].opened:
@@ -234,13 +235,21 @@ class _Asking:
 
     def _seconds(self) -> float:
         """Until the next look at the clock."""
-        ends = [asked.since + self._links.deadline for asked in self._under_way.values()]
+        now, ends = time.monotonic(), [_STEP]
+        if self._under_way:
+            ends.append(self._oldest() + self._links.deadline - now)
         if self._paused and self._links.patience is not None:
-            ends.append(self._begin + self._links.patience)
-        return max(0.0, min([_STEP, *(end - time.monotonic() for end in ends)]))
+            ends.append(self._begin + self._links.patience - now)
+        return max(0.0, min(ends))
+
+    def _oldest(self) -> float:
+        """Since when somebody has been asked: who was first stands first."""
+        return next(iter(self._under_way.values())).since
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
+        if not self._under_way or now - self._oldest() < self._links.deadline:
+            return
         for site, asked in list(self._under_way.items()):
             if now - asked.since >= self._links.deadline:
                 del self._under_way[site]

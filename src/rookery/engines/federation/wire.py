@@ -19,6 +19,7 @@ _TYPES: dict[str, Any] = {
 _ALIGNED = 64  # bytes, at whose multiples the first array begins
 _LITTLE = sys.byteorder == "little"
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_AS_SENT = {name: dtype.newbyteorder("<") for name, dtype in _TYPES.items()}
 
 
 class WireError(ValueError):
@@ -136,15 +137,15 @@ def _array(message: bytes, at: int, entry: Any) -> np.ndarray:
     match entry:
         # 64 is NumPy's limit, and keeps the product of the sizes short. A bool is an int, too, but not a size.
         case [str(name), list(shape)] if name in _TYPES and len(shape) <= 64 and all(type(s) is int for s in shape):
-            dtype = _TYPES[name]
+            dtype, little = _TYPES[name], _AS_SENT[name]
         case _:
             raise ValueError("an array is described by something else than a type and a shape")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > len(message) - at:
         raise ValueError("an array has a size below 0, or more bytes than are left")
     if name == "bool" and np.ndarray(shape, np.uint8, message, at).max(initial=0) > 1:
         raise ValueError("a byte of a bool is neither 0 nor 1")
-    found: np.ndarray = np.ndarray(shape, dtype.newbyteorder("<"), message, at)
-    if found.dtype != dtype or not found.flags.aligned:
+    found: np.ndarray = np.ndarray(shape, little, message, at)
+    if little != dtype or not found.flags.aligned:
         found = found.astype(dtype)
         found.flags.writeable = False
     return found

@@ -37,7 +37,8 @@ class Memory:
     def receive(self, seconds: float) -> Event | None:
         """The next event."""
         if not self._events:
-            time.sleep(min(seconds, 0.01))
+            if seconds > 0:
+                time.sleep(min(seconds, 0.01))
             return None
         return self._events.popleft()
 
