@@ -76,7 +76,7 @@ def test_the_order_of_clients_does_not_matter(name: str, kind: str) -> None:
     close(solve(it.clients([0, 1, 2], [1, 2, 3] if uneven else None)), other, 1e-12)
 
 
-@together(FIRST, default=CORE)
+@together(FIRST, default=CHEAP)
 def test_copies_compiled_are_one_client_uncompiled(name: str, kind: str) -> None:
     """Three clients with the same data, vectorised and compiled, are that client alone, run step by step."""
     it = case(kind)
@@ -109,7 +109,7 @@ def test_the_plan(name: str, kind: str) -> None:
     assert rows(after.memory) == rows(before.memory)
 
 
-@together(FIRST, default=CORE)
+@together(FIRST, default=CHEAP)
 def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
     assert floats
@@ -126,7 +126,7 @@ def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
 # Lost replies, and channels.
 
 
-@together([pair for pair in PAIRS if pair[0] not in WHOM], default=CORE)
+@together([pair for pair in PAIRS if pair[0] not in WHOM], default=CHEAP)
 def test_lost_replies_of_equal_clients_change_nothing(name: str, kind: str) -> None:
     """Whoever is heard: the mean over equal clients is each one's value. (What a client remembers is its own.)"""
     it = case(kind)

@@ -1,5 +1,6 @@
 """Every algorithm gives the same numbers and the same ledger on several devices as on one."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from rookery.engines.engine import Job
 from .cases import HARD, case, job, pairs, ragged, together
 from .runs import agree, close, outcome
 
-# One that gathers and scatters, and one whose cohort has clients twice. (Five others: test_hosts.)
-CORE = {"PDSGD", "DRFA"}
+# One that gathers and scatters. (Others: test_hosts; and below DRFA, whose cohort has clients twice.)
+CORE = {"PDSGD"}
 
 
 @together(pairs(), default=CORE)
@@ -51,22 +52,28 @@ def many(method: Any, cohort: int, **given: Any) -> Job:
     return Job(case("SingleLevel").problem, clients, method, (jnp.ones(3), ()), cohort, seed=7, **given)
 
 
+@cache
+def on_one_device(name: str, cohort: int) -> Any:
+    return outcome(rk.Simulation(), many(METHODS[name], cohort, **HARD), 3)
+
+
 @pytest.mark.parametrize(
     "cohort", [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
-    "name", ["FedAvg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PDSGD", "DRFA"))]
+    "name", ["DRFA", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PDSGD", "FedAvg"))]
 )
-def test_any_cohort_in_any_blocks(name: str, cohort: int) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "block"), [(2, 2), *(pytest.param(*how, marks=pytest.mark.slow) for how in ((4, "auto"), (2, 1)))]
+)
+def test_any_cohort_in_any_blocks(name: str, cohort: int, mesh: int, block: Any) -> None:
     what = many(METHODS[name], cohort, **HARD)
-    one = outcome(rk.Simulation(), what, 3)
-    for mesh, block in ((4, "auto"), (2, 1), (2, 2)):
-        agree(one, outcome(rk.Simulation(mesh=mesh, block=block), what, 3))
+    agree(on_one_device(name, cohort), outcome(rk.Simulation(mesh=mesh, block=block), what, 3))
 
 
 def test_a_mesh_of_ones_own() -> None:
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[1:3]), ("any",))
-    what = many(METHODS["PDSGD"], 5)
+    what = many(METHODS["FedAvg"], 5)
     agree(outcome(rk.Simulation(), what), outcome(rk.Simulation(mesh=mesh), what))
 
 
@@ -94,21 +101,27 @@ def same(a: rk.Run, b: rk.Run) -> None:
     np.testing.assert_allclose(left, right, rtol=1e-10)
 
 
+@cache
+def uncut() -> rk.Run:
+    """The run on one device, for all who compare with it."""
+    return solved(many(METHODS["PDSGD"], 5), None)
+
+
+@pytest.mark.xdist_group("PDSGD on devices")
 def test_a_run_is_the_same() -> None:
-    what = many(METHODS["PDSGD"], 5)
-    one, four = solved(what, None), solved(what, 4)
-    same(one, four)
-    assert one.memory is not None
+    same(uncut(), solved(many(METHODS["PDSGD"], 5), 4))
+    assert uncut().memory is not None
 
 
+@pytest.mark.xdist_group("PDSGD on devices")
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(4, None), (4, 2), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((None, 3), (2, 4)))],
+    [(4, None), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((4, 2), (None, 3), (2, 4)))],
 )
 def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
     what = many(METHODS["PDSGD"], 5)
     solved(what, before, 4, checkpoint=tmp_path)
-    same(solved(what, None), solved(what, after, checkpoint=tmp_path))
+    same(uncut(), solved(what, after, checkpoint=tmp_path))
 
 
 def test_a_value_that_is_not_finite_ends_the_run_on_all_devices() -> None:

@@ -1,5 +1,6 @@
 """Rows that stay on the host give the numbers of rows on the device, and only those that are needed are read."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "PIECE", 200)
 
 
-CORE = {"Ditto", "DRFA"}  # one with memory, one that draws a cohort of its own
+CORE = {"Ditto"}  # with memory. (One that draws a cohort of its own, as DRFA does, is slow.)
 
 
 @pytest.mark.usefixtures("tight")
@@ -53,7 +54,7 @@ def test_the_hard_setting(name: str, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("tight")
-@together(pairs(), default={"FedBiO"})
+@together(pairs(), default={"FedAvg"})
 def test_full_batches_of_equal_clients(name: str, kind: str) -> None:
     what = job(name, case(kind), full(name))
     agree(outcome(rk.Simulation(), what, 3), outcome(rk.Simulation(), as_hosted(what), 3))
@@ -64,6 +65,7 @@ def test_full_batches_of_equal_clients(name: str, kind: str) -> None:
 N, COHORT, SEED = 40, 5, 7
 SIZES = np.random.default_rng(1).integers(1, 9, N)
 FEDAVG = rk.FedAvg(step=0.05, local_steps=2, batch_size=2)
+DITTO = rk.Ditto(step=0.05, local_steps=(1, 3), batch_size=2)
 
 
 def rows(seed: int = 2) -> dict[str, np.ndarray]:
@@ -80,6 +82,12 @@ def solved(where: str, method: Any = FEDAVG, rounds: int = 12, data: Any = None,
     measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
     settings = {"cohort": COHORT, "seed": SEED, "every": 4, "evaluate_client": measure, "keep_best": "loss"} | given
     return rk.solve(case("SingleLevel").problem, clients, method, np.ones(3), rounds, **settings)
+
+
+@cache
+def on_device(method: Any) -> rk.Run:
+    """The run with rows on the device, for all who compare with it."""
+    return solved("device", method)
 
 
 def same(a: rk.Run, b: rk.Run) -> None:
@@ -117,9 +125,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.xdist_group("Ditto on the host")
 def test_a_run_is_the_same() -> None:
-    method = rk.Ditto(step=0.05, local_steps=(1, 3), batch_size=2)
-    same(solved("device", method), solved("host", method))
+    same(on_device(DITTO), solved("host", DITTO))
 
 
 @pytest.mark.usefixtures("small")
@@ -128,7 +136,7 @@ def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     for name, array in given.items():
         np.save(tmp_path / f"{name}.npy", array)
     files = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in given}
-    same(solved("device"), solved("host", data=files))
+    same(on_device(FEDAVG), solved("host", data=files))
 
 
 def opened(where: str = "host", method: Any = FEDAVG, **given: Any) -> Any:
@@ -266,11 +274,14 @@ def test_too_few_replies_end_the_run_at_the_same_round() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("before", "after"), [("host", "host"), ("device", "host"), ("host", "device")])
+@pytest.mark.xdist_group("Ditto on the host")
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("host", "host"), ("device", "host"), pytest.param("host", "device", marks=pytest.mark.slow)],
+)
 def test_a_checkpoint_goes_on_elsewhere(before: str, after: str, tmp_path: Path) -> None:
-    method = rk.Ditto(step=0.05, local_steps=(1, 3), batch_size=2)
-    solved(before, method, 4, checkpoint=tmp_path)
-    same(solved("device", method), solved(after, method, checkpoint=tmp_path))
+    solved(before, DITTO, 4, checkpoint=tmp_path)
+    same(on_device(DITTO), solved(after, DITTO, checkpoint=tmp_path))
 
 
 @pytest.mark.usefixtures("small")
@@ -295,6 +306,7 @@ def test_rounds_in_any_portions() -> None:
     close(session.state, plain.state)
 
 
+@pytest.mark.slow
 def test_client_by_client() -> None:
     given = {"rounds": 1, "cohort": 2, "keep_best": None, "evaluate_client": None}
     runs = [solved(where, engine=rk.Simulation(debug=True), **given) for where in placement.PLACES]

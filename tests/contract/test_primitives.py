@@ -78,7 +78,15 @@ def expected(rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([mean, total, grown, fresh, drawn_mean]), seen
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Simulation(block=2), rk.Simulation(debug=True), "lockstep"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(rk.Simulation(), marks=pytest.mark.slow),
+        rk.Simulation(block=2),
+        pytest.param(rk.Simulation(debug=True), marks=pytest.mark.slow),
+        "lockstep",
+    ],
+)
 def test_every_primitive_is_what_it_says(engine: Any) -> None:
     engine = rk.Federation() if engine == "lockstep" else engine
     run = rk.solve(PROBLEM, clients(), Everything(), np.zeros(5), rounds=5, cohort=3, seed=11, engine=engine)
@@ -150,19 +158,22 @@ class Central:
 CENTER = np.array([1.0, 10.0, 100.0])
 
 
+def with_center(holder: int | None) -> rk.Clients:
+    return rk.Clients(upper=[np.array([v]) for v in VALUES], weights=WEIGHTS, center=CENTER, center_client=holder)
+
+
+def judged_on(engine: Any, clients: rk.Clients) -> rk.Run:
+    return rk.solve(PROBLEM, clients, Central(), np.zeros(()), rounds=3, cohort=3, seed=4, engine=engine)
+
+
 @pytest.mark.parametrize("holder", [None, 1])
 def test_the_center(holder: int | None) -> None:
     """Its value, its minibatches, and its bytes by hand: none of the server's own, one reply of a client's."""
-    given = rk.Clients(upper=[np.array([v]) for v in VALUES], weights=WEIGHTS, center=CENTER, center_client=holder)
-    how: Any = {"rounds": 3, "cohort": 3, "seed": 4}
-    here, there, slowly = (
-        rk.solve(PROBLEM, given, Central(), np.zeros(()), **how, engine=engine)
-        for engine in (rk.Simulation(block=2), rk.Federation(), rk.Simulation(debug=True))
-    )
+    given = with_center(holder)
+    here, there = (judged_on(engine, given) for engine in (rk.Simulation(block=2), rk.Federation()))
     assert here.history.drop(columns="seconds").equals(there.history.drop(columns="seconds"))
     assert here.exchanges.equals(there.exchanges)
-    for run in (there, slowly):
-        np.testing.assert_allclose(here.x, run.x, rtol=1e-12)
+    np.testing.assert_allclose(here.x, there.x, rtol=1e-12)
     history = here.history.diff()
     for t in range(3):
         choice, noise = jax.random.split(jax.random.fold_in(jax.random.key(4), t + 1))
@@ -184,6 +195,13 @@ def test_the_center(holder: int | None) -> None:
     np.testing.assert_allclose(here.x, judged * (p @ VALUES[ids]), rtol=1e-12)
     center = here.exchanges.set_index("name").loc["judge"]
     assert (center["kind"], center["count"]) == ("center", 0 if holder is None else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("holder", [None, 1])
+def test_the_center_uncompiled(holder: int | None) -> None:
+    here, slowly = (judged_on(rk.Simulation(**how), with_center(holder)) for how in ({"block": 2}, {"debug": True}))
+    np.testing.assert_allclose(here.x, slowly.x, rtol=1e-12)
 
 
 TABLE = np.arange(5.0)
