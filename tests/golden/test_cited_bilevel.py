@@ -81,24 +81,31 @@ def fedmbo(problem: Any, n: int, p: int, rounds: int, seed: int) -> Iterator[tup
         yield x, y
 
 
-def test_fedmbo_equals_the_transcription_on_both_engines() -> None:
+def fedmbo_run(rounds: int, seed: int = 14, cohort: int = 3, **how: Any) -> tuple[rk.Run, list[Any], np.ndarray]:
+    """A run, what the transcription gives, and the N_j of all rounds."""
+    method = rk.FedMBO(**STEPS, **MBO)
+    run = rk.solve(q.BILEVEL, EQUAL_CLIENTS, method, q.INIT, rounds, cohort=cohort, seed=seed, **how)
+    keys = [jax.random.split(jax.random.split(noise)[1], 4)[0] for noise in noises(rounds, seed)]
+    counts = np.array([jax.random.randint(key, (cohort,), 0, MBO["neumann_terms"]) for key in keys])
+    return run, list(fedmbo(EQUAL_OURS, q.N_CLIENTS, cohort, rounds, seed)), counts
+
+
+def test_fedmbo_equals_the_transcription() -> None:
     """Also: as many exchanges as the largest N_j asks for, and as many products as all of them together."""
-    method, seed, cohort = rk.FedMBO(**STEPS, **MBO), 14, 3
     seen: list[Any] = []
     look = lambda x, y: seen.append((np.array(x), np.array(y))) or {}
-    arguments = q.BILEVEL, EQUAL_CLIENTS, method, q.INIT
-    here = rk.solve(*arguments, 6, cohort=cohort, seed=seed, evaluate=look, every=1)
-    expected = list(fedmbo(EQUAL_OURS, q.N_CLIENTS, cohort, 6, seed))
+    run, expected, counts = fedmbo_run(6, evaluate=look, every=1)
     q.assert_same(seen, expected)
-    keys = [jax.random.split(jax.random.split(noise)[1], 4)[0] for noise in noises(6, seed)]
-    counts = np.array([jax.random.randint(key, (cohort,), 0, MBO["neumann_terms"]) for key in keys])
-    assert np.diff(here.history["exchanges"]).tolist() == (2 + 2 + counts.max(axis=1)).tolist()
-    assert np.diff(here.history["products"]).tolist() == (counts.sum(axis=1) + cohort).tolist()
+    assert np.diff(run.history["exchanges"]).tolist() == (2 + 2 + counts.max(axis=1)).tolist()
+    assert np.diff(run.history["products"]).tolist() == (counts.sum(axis=1) + 3).tolist()
 
+
+@pytest.mark.slow
+def test_fedmbo_on_both_engines() -> None:
+    (here, expected, counts), (there, _, _) = fedmbo_run(1), fedmbo_run(1, engine=rk.Federation())
     assert counts[0].max() > counts[0].min()  # one slot is done before another
-    there = rk.solve(*arguments, 1, cohort=cohort, seed=seed, engine=rk.Federation())
     np.testing.assert_allclose(there.x, expected[1][0], rtol=1e-10)
-    ledger = lambda run: run.history.drop(columns="seconds").iloc[:2]
+    ledger = lambda run: run.history.drop(columns="seconds")
     assert ledger(here).equals(ledger(there))
 
 
@@ -360,7 +367,10 @@ def commfedbio(
         yield x, y
 
 
-@pytest.mark.parametrize(("kind", "feedback"), [("top", True), ("random", False), ("sketch", True)])
+@pytest.mark.parametrize(
+    ("kind", "feedback"),
+    [("top", True), *(pytest.param(*own, marks=pytest.mark.slow) for own in (("random", False), ("sketch", True)))],
+)
 def test_commfedbio_equals_the_transcription(kind: Any, feedback: bool) -> None:
     method = rk.CommFedBiO(
         **STEPS, lower_local_steps=INNER, linear_step=STEP, neumann_terms=3, compress=kind, shrink=2,

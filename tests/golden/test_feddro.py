@@ -196,7 +196,10 @@ NUMBERS = {  # exchanges of a round, and the numbers that a client sends in it
 AT_THE_START = {"FedDRO", "FedDRO as printed", "DSFedDRO", "FedAvg II", "FedAvg modified", "SCGD", "NASA"}  # ȳ⁰
 
 
-@pytest.mark.parametrize("name", METHODS)
+SECOND = ("FedDRO as printed", "FedAvg I", "MBSGD own")  # another variant of a method that is there
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SECOND else n for n in METHODS])
 def test_equals_the_transcription(name: str) -> None:
     algorithm, transcribed = METHODS[name]
     seen: list[Any] = []
@@ -250,8 +253,8 @@ def test_a_cohort_and_a_random_output() -> None:
     ("algorithm", "once", "twice"),  # minibatches of a client in a round: each serves once, or twice
     [
         (rk.FedDRO(**DRO, batch_size=1), STEPS + 2, STEPS - 1),
-        (rk.DSFedDRO(**DRO, batch_size=1), STEPS + STEPS + 1, 0),
-        (rk.MBSGD(batch_size=1), 1, 1),
+        pytest.param(rk.DSFedDRO(**DRO, batch_size=1), STEPS + STEPS + 1, 0, marks=pytest.mark.slow),
+        pytest.param(rk.MBSGD(batch_size=1), 1, 1, marks=pytest.mark.slow),
     ],
     ids=["FedDRO", "DSFedDRO", "MBSGD"],
 )
@@ -349,7 +352,7 @@ def test_counterexample_trajectories(name: str, start: float, golden: tuple[floa
     ("name", "limit", "ends"),
     [
         ("I", -0.756336, {0.01: -0.77223, 0.05: -0.860410731, 1 / 9: -1.01990}),
-        ("II", -0.722393, {0.01: -0.74756, 0.05: -0.846599031, 1 / 9: -0.99140}),
+        pytest.param("II", -0.722393, {0.01: -0.74756, 0.05: -0.846599031, 1 / 9: -0.99140}, marks=pytest.mark.slow),
     ],
 )
 def test_fedavg_fails_at_every_step(name: str, limit: float, ends: dict[float, float]) -> None:
@@ -362,7 +365,9 @@ def test_fedavg_fails_at_every_step(name: str, limit: float, ends: dict[float, f
     assert 2 * small[1] - small[0] == pytest.approx(limit, abs=1e-5)  # to η = 0 along the line through both
 
 
-@pytest.mark.parametrize("name", ["modified", "FedDRO", "default"])
+@pytest.mark.parametrize(
+    "name", ["FedDRO", *(pytest.param(name, marks=pytest.mark.slow) for name in ("modified", "default"))]
+)
 def test_shared_inner_values_converge(name: str) -> None:
     """Theorem 4.2; with d_g = 1 and h = 0 at every step size, and in either order."""
     make = AVERAGES.get(name, lambda **given: rk.FedDRO(momentum=0.5, **given))
@@ -370,6 +375,7 @@ def test_shared_inner_values_converge(name: str) -> None:
         assert abs(end(COUNTEREXAMPLE, PAIR, make(step=step, local_steps=5), 1.5, 1000)) < 1e-12
 
 
+@pytest.mark.slow
 def test_ds_feddro_has_a_floor_of_order_beta() -> None:
     """About −2β(I − 1), whatever the server's steps; so it converges as β(I − 1) → 0."""
     for beta, eta, servers, expected in (

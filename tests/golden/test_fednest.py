@@ -69,6 +69,7 @@ def test_equals_the_transcription(cls: type, kind: str) -> None:
         assert any(np.isclose(np.linalg.norm(x), q.RADIUS) for x, _ in expected[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [rk.FedNest, pytest.param(rk.LFedNest, marks=pytest.mark.slow)])
 def test_conjugate_gradients_and_scaled_steps(cls: type) -> None:
     # Two iterations in four dimensions: not yet the exact solution, so their number shows.
@@ -114,7 +115,7 @@ def test_compositional_in_its_bilevel_form() -> None:
     q.assert_same(q.trajectory(q.COMPOSITIONAL.as_bilevel(), clients, algorithm, q.INIT, 12), expected)
 
 
-@pytest.mark.parametrize("i", range(q.N_CLIENTS))
+@pytest.mark.parametrize("i", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, q.N_CLIENTS))])
 def test_compositional_local_steps_are_exactly_x_minus_alpha_tau_h(i: int) -> None:
     """With no loss beside it the direct gradient is 0, and so nothing is corrected locally."""
     weights = np.eye(q.N_CLIENTS)[i]  # all the weight on client i: its own steps are seen alone

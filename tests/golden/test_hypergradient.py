@@ -28,7 +28,7 @@ TASK = make_task(weights=WEIGHTS)
 
 @pytest.mark.parametrize(
     ("neumann", "terms"),
-    [("sum", 200), ("cg", 4)],  # cg ends after as many iterations as y has entries
+    [pytest.param("sum", 200, marks=pytest.mark.slow), ("cg", 4)],  # cg ends after as many iterations as y has entries
 )
 def test_one_step_of_x_is_the_closed_form(neumann: Any, terms: int) -> None:
     """With τ = 1, x moves by −α h: h can be read off."""
@@ -41,7 +41,7 @@ def test_one_step_of_x_is_the_closed_form(neumann: Any, terms: int) -> None:
     np.testing.assert_allclose(h, solution(TASK).hypergradient(x, np.asarray(run.y)), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("neumann", "terms"), [("sum", 200), ("cg", 4)])
+@pytest.mark.parametrize(("neumann", "terms"), [pytest.param("sum", 200, marks=pytest.mark.slow), ("cg", 4)])
 def test_light_step_is_each_clients_own_closed_form(neumann: Any, terms: int) -> None:
     """LFedOut's clients know their own matrices only: the mean of their hypergradients, not that of the mean."""
     method = rk.LFedNest(
@@ -148,8 +148,10 @@ def test_random_neumann_with_minibatches() -> None:
 # Minibatch oracles.
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("i", [0, 3])  # fewer samples than the batch, and more
+@pytest.mark.parametrize(
+    ("i", "replace"),  # fewer samples than the batch, and more
+    [(3, False), *(pytest.param(*own, marks=pytest.mark.slow) for own in ((0, False), (0, True), (3, True)))],
+)
 def test_minibatch_oracles_are_unbiased(i: int, replace: bool) -> None:
     task = make_task(sizes=[2, 3, 4, 7], noise=1.0, replace=replace)
     closed = of_cohort([i], task)

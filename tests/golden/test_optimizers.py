@@ -32,7 +32,11 @@ def single(clients: rk.Clients, algorithm: Any, **given: Any) -> list[Any]:
 # The server's.
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "federation"])
+@pytest.mark.parametrize(
+    "engine",
+    [rk.Simulation(), pytest.param(rk.Federation(), marks=pytest.mark.slow)],
+    ids=["simulation", "federation"],
+)
 def test_fedadam(engine: Any) -> None:
     """A cohort of unequal clients, on both engines; and x stays in its set."""
     ours, clients = q.single_level()
@@ -105,7 +109,7 @@ def test_local_adam(method: Any) -> None:
     q.assert_same(single(clients, algorithm, **COHORT), expected)
 
 
-METHODS = ["LFedNest", "FedNest", *(pytest.param(n, marks=pytest.mark.slow) for n in golden.NEST if n[-4:] != "Nest")]
+METHODS = ["FedNest", *(pytest.param(n, marks=pytest.mark.slow) for n in golden.NEST if n != "FedNest")]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -205,7 +205,11 @@ METHODS: dict[str, tuple[Any, Any, Any, Any, int]] = {  # …, and the numbers t
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+# Another variant of a method that is there.
+SECOND = ("Acc-FCSG-M conditional", "Local-SCGD", "Local-SCGDM, own u", "Fed-DR-SCGD, all clients")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SECOND else n for n in METHODS])
 def test_equals_the_transcription(name: str) -> None:
     problem, algorithm, transcribed, cohorts, numbers = METHODS[name]
     seen: list[Any] = []
@@ -309,10 +313,10 @@ PAIR = rk.Clients(lower=[{"a": np.array([a]), "s": np.array([s])} for a, s in ((
 @pytest.mark.parametrize(
     ("momentum", "gradient_momentum", "step", "shared", "own"),
     [
-        (0.9, 0.9, 0.05, -0.852, -0.854),
+        pytest.param(0.9, 0.9, 0.05, -0.852, -0.854, marks=pytest.mark.slow),
         (0.1, 0.8, 0.004, -0.487, -0.762),
-        (0.01, 0.8, 0.002, -0.106, -0.759),
-        (0.001, 0.8, 0.0005, -0.012, -0.757),
+        pytest.param(0.01, 0.8, 0.002, -0.106, -0.759, marks=pytest.mark.slow),
+        pytest.param(0.001, 0.8, 0.0005, -0.012, -0.757, marks=pytest.mark.slow),
     ],
 )
 def test_an_averaged_inner_value_solves_another_problem(

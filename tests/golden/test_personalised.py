@@ -221,6 +221,7 @@ def test_local_train() -> None:
         rk.solve(PROBLEM, rk.Clients(upper=[n.arrays() for n in NODES]), method, START, 1)
 
 
+@pytest.mark.slow
 def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
     def evaluate(x: Any, y: Any, memory: Any) -> dict[str, Any]:
         return {"first": memory[0, 0]}  # rises and falls again

@@ -174,7 +174,12 @@ def fast_dro(pool: bool, who: list[Sequence[int]], objective: str, size: float, 
 
 @pytest.mark.parametrize(
     ("name", "pool", "cohort"),
-    [("CVaR", True, 3), ("chi2 ball", True, None), ("chi2 penalty", False, 3), ("KL", True, 2)],
+    [
+        ("CVaR", True, 3),
+        pytest.param("chi2 ball", True, None, marks=pytest.mark.slow),
+        ("chi2 penalty", False, 3),
+        pytest.param("KL", True, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_fast_dro(name: str, pool: bool, cohort: int | None) -> None:
     given = {"penalty": None} | CASES[name]
@@ -225,7 +230,11 @@ def pdsgd(
         yield x, p
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "lockstep"])
+@pytest.mark.parametrize(
+    "engine",
+    [rk.Simulation(), pytest.param(rk.Federation(), marks=pytest.mark.slow)],
+    ids=["simulation", "lockstep"],
+)
 def test_pdsgd(engine: Any) -> None:
     """A cohort with minibatches of 2, of which one client has only 1: who sits out keeps its weights, normalised."""
     method = rk.PDSGD(step=ETA, dual_step=0.3, penalty=0.8, batch_size=2)
@@ -237,6 +246,7 @@ def test_pdsgd(engine: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_pdsgd_ends_at_the_kl_worst_case() -> None:
     """On all the data, where it is FedAvg's solution of the same problem in its dual form."""
     rows = [{"t": np.array([0.0, 0.2, 1.0])}, {"t": np.array([0.5])}]
@@ -355,6 +365,7 @@ def test_q_fedavg() -> None:
 # What they end at.
 
 
+@pytest.mark.slow
 def test_the_worst_client_of_three_quadratics() -> None:
     """F = x², 2(x−1)², (x−½)²/10: the first two are equal at √2/(1 + √2), with the weights 2−√2 and √2−1."""
     rows = [{"w": np.array([w]), "t": np.array([t])} for w, t in ((1.0, 0.0), (2.0, 1.0), (0.1, 0.5))]
@@ -376,7 +387,7 @@ def test_the_worst_client_of_three_quadratics() -> None:
     assert sum(pull) == pytest.approx(0, abs=1e-6 * abs(pull[0]))
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 4), q.ONE_LARGE_CLIENT])
+@pytest.mark.parametrize("sizes", [pytest.param((4, 4, 4), marks=pytest.mark.slow), q.ONE_LARGE_CLIENT])
 def test_the_oracles_of_single_samples(sizes: tuple[int, ...]) -> None:
     """For equal and for very unequal clients: losses, weighted gradients, places, and what they count."""
     data, x, i = q.data(sizes, 8, a=(3,), t=(), b=(3,)), jnp.asarray(X), 1

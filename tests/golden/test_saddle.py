@@ -33,6 +33,7 @@ def test_a_cohort(cls: type, transcribed: Any) -> None:
     q.assert_same(q.trajectory(q.MINIMAX, clients, cls(**WORDS), q.INIT, 25, cohort=2, seed=3), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "transcribed"), METHODS)
 def test_weights_of_a_cohort(cls: type, transcribed: Any) -> None:
     """The variables by the cohort's mean, SCAFFOLD's c so that it stays Σ p_i c_i over all clients."""

@@ -22,7 +22,7 @@ def wrap(xs: Any) -> list[Any]:
     return [(x,) for x in xs]
 
 
-@pytest.mark.parametrize("cohort", [None, 2])
+@pytest.mark.parametrize("cohort", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_fedavg(cohort: int | None) -> None:
     ours, clients = q.single_level()
     who = golden.everyone(ours, 15) if cohort is None else q.cohorts(q.N_CLIENTS, cohort, 15, seed=5)
@@ -31,7 +31,9 @@ def test_fedavg(cohort: int | None) -> None:
     assert any(np.isclose(np.linalg.norm(x), q.RADIUS) for (x,) in expected[1:])  # the projection was at work
 
 
-@pytest.mark.parametrize(("cohort", "scaled"), [(None, False), (None, True), (2, True)])
+@pytest.mark.parametrize(
+    ("cohort", "scaled"), [*(pytest.param(None, own, marks=pytest.mark.slow) for own in (False, True)), (2, True)]
+)
 def test_fedsvrg(cohort: int | None, scaled: bool) -> None:
     ours, clients = q.single_level()
     letters = replace(LETTERS, alpha=0.2 if scaled else 0.1)
@@ -41,7 +43,7 @@ def test_fedsvrg(cohort: int | None, scaled: bool) -> None:
     q.assert_same(run(clients, algorithm, cohort=cohort, seed=5), expected)
 
 
-@pytest.mark.parametrize("cohort", [None, 2])
+@pytest.mark.parametrize("cohort", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_fedprox(cohort: int | None) -> None:
     ours, clients = q.single_level()
     who = golden.everyone(ours, 15) if cohort is None else q.cohorts(q.N_CLIENTS, cohort, 15, seed=5)
@@ -52,7 +54,10 @@ def test_fedprox(cohort: int | None) -> None:
     assert max(np.abs(a[0] - b[0]).max() for a, b in zip(expected, plain, strict=True)) > 1e-3  # μ has a say
 
 
-@pytest.mark.parametrize(("cohort", "equal"), [(None, False), (2, True), (2, False)])
+@pytest.mark.parametrize(
+    ("cohort", "equal"),
+    [*(pytest.param(*own, marks=pytest.mark.slow) for own in ((None, False), (2, True))), (2, False)],
+)
 def test_scaffold(cohort: int | None, equal: bool) -> None:
     """With equal weights, c moves by |S|/N of the cohort's mean change, as in the paper."""
     ours, clients = q.single_level([1.0] * q.N_CLIENTS) if equal else q.single_level()

@@ -246,7 +246,7 @@ def test_a_random_output_and_a_center_that_is_a_client() -> None:
     assert run.history["samples_lower"].iloc[-1] == samples
 
 
-@pytest.mark.parametrize("mu", [None, RIDGE])
+@pytest.mark.parametrize("mu", [pytest.param(None, marks=pytest.mark.slow), RIDGE])
 def test_local_svrg_equals_the_transcription(mu: float | None) -> None:
     """In rounds of τ steps, the reference points kept from one to the next."""
     w, tau, rounds, q, gamma = np.array([0.1, 0.4, 0.2, 0.3]), 3, 4, 0.4, 0.3
@@ -329,6 +329,7 @@ OPTIMA = np.concatenate([np.ones((2, 6)), 1 + OTHERS])  # two that are like the 
 LIKE = regression(OPTIMA, np.ones(6))
 
 
+@pytest.mark.slow
 def test_hypergradient_in_closed_form() -> None:
     w = np.array([0.1, 0.2, 0.15, 0.25, 0.2, 0.1])
     theta = w @ OPTIMA
@@ -342,6 +343,7 @@ def test_hypergradient_in_closed_form() -> None:
 # What the paper promises.
 
 
+@pytest.mark.slow
 def test_mean_estimation() -> None:
     """Section 3's example: no node is like the centre, and (½, ½) is best."""
     clients = rk.Clients(lower=[np.array([3.0, 1.0]), np.array([-3.0, -1.0])], center=np.array([1.0, -1.0]))
@@ -352,6 +354,7 @@ def test_mean_estimation() -> None:
     assert abs(float(run.y)) < 1e-6
 
 
+@pytest.mark.slow
 def test_dissimilar_nodes_lose_their_weight_and_acceleration_helps() -> None:
     """Identical neighbours exist: the others' weights go to 0, and ABA gets there in far fewer rounds."""
     step = 1 / np.linalg.eigvalsh(S).max()
