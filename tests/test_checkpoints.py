@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +25,17 @@ import rookery as rk
 from rookery import checkpoints
 from rookery.checkpoints import Folder
 
-on_both = pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "federation"])
+ENGINES = [rk.Simulation(), rk.Federation()]
+on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
+# Where one engine stands for both: the other is in the slow run.
+on_first, on_second = (
+    pytest.mark.parametrize(
+        "engine",
+        [pytest.param(own, marks=pytest.mark.slow if i == left else ()) for i, own in enumerate(ENGINES)],
+        ids=["simulation", "federation"],
+    )
+    for left in (1, 0)
+)
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 SADDLE = rk.Minimax(lambda x, y, b: jnp.mean((x - b) ** 2) + x @ y - y @ y)
@@ -74,6 +85,12 @@ def equal(a: Any, b: Any) -> None:
 
 def words(a: Any) -> Any:
     return jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a
+
+
+@cache
+def uncut(federated: bool = False) -> rk.Run:
+    """The run that nothing has cut short, for all who compare with it."""
+    return rk.solve(**GIVEN, engine=rk.Federation() if federated else rk.Simulation())
 
 
 def until(rounds: int) -> dict[str, Any]:
@@ -143,7 +160,7 @@ def test_the_debugging_run(tmp_path: Path) -> None:
     same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
 
 
-@on_both
+@on_first
 def test_in_bfloat16(engine: Any, tmp_path: Path) -> None:
     clients = rk.Clients(upper=[jnp.asarray(rows, jnp.bfloat16) for rows in ROWS])
     given = {**GIVEN, "clients": clients, "init": jnp.zeros(2, jnp.bfloat16), "engine": engine, "rounds": 4}
@@ -153,6 +170,7 @@ def test_in_bfloat16(engine: Any, tmp_path: Path) -> None:
     same(rk.solve(**given, checkpoint=tmp_path / "run"), whole)
 
 
+@pytest.mark.slow
 def test_two_levels_with_drawn_local_steps(tmp_path: Path) -> None:
     method = rk.ScaffoldSaddle(upper_step=0.1, lower_step=0.1, local_steps=(1, 3))
     given = {**GIVEN, "problem": SADDLE, "algorithm": method, "init": (ZERO, np.ones(2))}
@@ -190,7 +208,7 @@ class Walks:
         return State(0.5 * moved + fed.mean(fed.map_state(local, key)), (), after)
 
 
-@on_both
+@on_first
 def test_keys_in_state_and_memory(engine: Any, tmp_path: Path) -> None:
     given = {**GIVEN, "algorithm": Walks(), "engine": engine, "rounds": 4}
     if engine.sees_memory:
@@ -212,7 +230,7 @@ def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
     rk.solve(**GIVEN | {"rounds": 3}, checkpoint=tmp_path / "run")
     resumed = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
     assert resumed.history["round"].tolist() == [0, 2, 4, 6]  # as those of a whole run
-    equal(resumed.state, rk.solve(**GIVEN).state)
+    equal(resumed.state, uncut().state)
 
 
 def test_a_schedule_goes_on(tmp_path: Path) -> None:
@@ -221,7 +239,7 @@ def test_a_schedule_goes_on(tmp_path: Path) -> None:
     same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
 
 
-@on_both
+@on_second
 def test_what_a_failed_round_wrote_is_not_stored(engine: Any, tmp_path: Path) -> None:
     """The sites have written their memory when the coordinator finds that too few have replied."""
     given: dict[str, Any] = {**GIVEN, "cohort": None, "seed": 2, "every": 100, "rounds": 9, "engine": engine}
@@ -235,7 +253,7 @@ def test_what_a_failed_round_wrote_is_not_stored(engine: Any, tmp_path: Path) ->
     assert resumed.history["missing"].iloc[-1] == whole.history["missing"].iloc[-1]
 
 
-@on_both
+@on_first
 def test_memory_that_diverges_is_not_stored(engine: Any, tmp_path: Path) -> None:
     method = rk.Ditto(step=0.1, personal_step=1e100, personal_steps=1)
     with pytest.warns(rk.NonFiniteWarning, match="stopped there"):
@@ -335,7 +353,7 @@ def test_an_error_of_the_run_is_the_one_that_is_told(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"):
         rk.solve(**GIVEN, checkpoint=tmp_path / "run", callbacks=[fail])
     assert saved(tmp_path / "run") == ["round_2", "round_4"]
-    same(rk.solve(**GIVEN, checkpoint=tmp_path / "run"), rk.solve(**GIVEN))
+    same(rk.solve(**GIVEN, checkpoint=tmp_path / "run"), uncut())
 
 
 # Killed.
@@ -398,7 +416,7 @@ def wait_for(condition: Callable[[], Any], process: Any) -> None:
         time.sleep(0.001)
 
 
-@on_both
+@on_second
 def test_half_written_rounds_are_not_looked_at(engine: Any, tmp_path: Path) -> None:
     given, folder = {**GIVEN, "engine": engine}, tmp_path / "run"
     rk.solve(**given, checkpoint=folder, **until(4))
@@ -429,11 +447,20 @@ def test_what_is_being_written_does_not_change(tmp_path: Path, monkeypatch: pyte
 # A federation's sites.
 
 
+@pytest.fixture(scope="module")
+def _begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "SHARE", 1e9)
+        patch.setattr(Folder, "busy", lambda self: False)
+        rk.solve(**GIVEN, engine=rk.Federation(), checkpoint=folder, **until(4))
+    return folder
+
+
 @pytest.fixture
-def begun(tmp_path: Path) -> Path:
+def begun(_begun: Path, tmp_path: Path) -> Path:
     """A federation's checkpoint after 4 rounds, with rounds 2 and 4."""
-    rk.solve(**GIVEN, engine=rk.Federation(), checkpoint=tmp_path / "run", **until(4))
-    return tmp_path / "run"
+    return Path(shutil.copytree(_begun, tmp_path / "run"))
 
 
 def resumed(folder: Path) -> rk.Run:
@@ -455,14 +482,16 @@ def test_those_who_remember_nothing_save_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "sites").exists()
 
 
-@pytest.mark.parametrize("behind", ["a site", "the coordinator", "the coordinator, at the first save"])
+@pytest.mark.parametrize(
+    "behind", ["a site", "the coordinator", pytest.param("the coordinator, at the first save", marks=pytest.mark.slow)]
+)
 def test_the_last_round_that_all_have_is_used(begun: Path, behind: str) -> None:
     """As when the process was killed while some had written already."""
     who = begun / "sites" / "1" if behind == "a site" else begun
     shutil.rmtree(who / "round_4")
     if "first" in behind:
         shutil.rmtree(who / "round_2")
-    same(resumed(begun), rk.solve(**GIVEN, engine=rk.Federation()))
+    same(resumed(begun), uncut(federated=True))
     assert saved(begun / "sites" / "2") == ["round_4", "round_6"]
 
 
@@ -487,7 +516,7 @@ def test_a_damaged_site(begun: Path) -> None:
     ):
         resumed(begun)
     shutil.rmtree(begun / "sites" / "1" / "round_4")
-    same(resumed(begun), rk.solve(**GIVEN, engine=rk.Federation()))
+    same(resumed(begun), uncut(federated=True))
 
 
 def test_a_site_that_cannot_be_reached_at_a_save(tmp_path: Path) -> None:
@@ -554,7 +583,7 @@ def penalised(strength: float) -> rk.SingleLevel:
     return rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2) + strength * jnp.sum(x**2))
 
 
-@on_both
+@on_first
 def test_a_checkpoint_knows_the_program(engine: Any, tmp_path: Path) -> None:
     folder, table = tmp_path / "run", np.ones(2)
     reading = rk.SingleLevel(lambda x, b: jnp.mean((x - b * table) ** 2))

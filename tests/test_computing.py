@@ -1,6 +1,7 @@
 """In which precision losses are computed, with how much memory, and how many clients fit side by side."""
 
 import logging
+from functools import cache
 from typing import Any
 
 import jax
@@ -37,7 +38,13 @@ def solved(engine: Any = None, problem: Any = PROBLEM, **more: Any) -> rk.Run:
     return rk.solve(problem, CLIENTS, FEDBIO, (X, Y), engine=engine or rk.Simulation(), **given)
 
 
-def seen_types(engine: Any) -> tuple[set[str], rk.Run]:
+@cache
+def plain() -> rk.Run:
+    """As it is without any setting, for all who compare with it."""
+    return solved()
+
+
+def seen_types(engine: Any) -> set[str]:
     """Of x, y and rows, as the losses are given them."""
     types: set[str] = set()
 
@@ -45,21 +52,22 @@ def seen_types(engine: Any) -> tuple[set[str], rk.Run]:
         types.update(str(a.dtype) for a in (x, y, rows))
         return lower(x, y, rows)
 
-    return types, solved(engine, rk.Bilevel(upper, watched))
+    engine.open(Job(rk.Bilevel(upper, watched), CLIENTS, FEDBIO, (X, Y), 2))
+    return types
 
 
+@pytest.mark.xdist_group("computing")
 def test_bfloat16_with_masters() -> None:
     """Losses are given bfloat16; the state, and what is added up, keep their type, and small steps are not lost."""
-    plain, low = solved(), solved(rk.Simulation(precision="bfloat16"))
-    types, _ = seen_types(rk.Simulation(precision="bfloat16"))
-    assert "bfloat16" in types
+    low = solved(rk.Simulation(precision="bfloat16"))
+    assert "bfloat16" in seen_types(rk.Simulation(precision="bfloat16"))
     assert {str(a.dtype) for a in (low.x, low.y)} == {"float32"}
-    far = float(np.abs(low.y - plain.y).max())
+    far = float(np.abs(low.y - plain().y).max())
     assert 0 < far < 0.02  # 8 bits
     quantum = np.asarray(low.y, jnp.bfloat16).astype(np.float32)
     assert np.abs(quantum - low.y).max() > 0  # the iterate has more than those 8
     pd_columns = ["exchanges", "bytes_up", "samples_lower"]
-    assert low.history[pd_columns].equals(plain.history[pd_columns])
+    assert low.history[pd_columns].equals(plain().history[pd_columns])
 
 
 def test_a_bfloat16_round_by_hand() -> None:
@@ -76,9 +84,13 @@ def test_a_bfloat16_round_by_hand() -> None:
     assert np.abs(run.x - (start - 0.5 * exact)).max() > 1e-5
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(remat=True), rk.Simulation(precision="float32")])
+@pytest.mark.xdist_group("computing")
+@pytest.mark.parametrize(
+    "engine",
+    [rk.Simulation(remat=True), pytest.param(rk.Simulation(precision="float32"), marks=pytest.mark.slow)],
+)
 def test_the_same_numbers(engine: Any) -> None:
-    np.testing.assert_allclose(solved(engine).y, solved().y, rtol=1e-6)
+    np.testing.assert_allclose(solved(engine).y, plain().y, rtol=1e-6)
 
 
 def test_remat_computes_again() -> None:

@@ -2,12 +2,14 @@
 
 import ast
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -33,10 +35,11 @@ for engine in (None, rk.Federation(), rk.Simulation(debug=True)):
 """
     script = tmp_path / "page.py"
     script.write_text(page + use)
-    subprocess.run([sys.executable, script], check=True, cwd=tmp_path)
+    with jax.enable_x64(False):  # as a user runs it
+        runpy.run_path(str(script))
 
 
-def test_the_page_on_engines_shows_plans_as_they_are_printed() -> None:
+def test_the_page_on_engines_shows_plans_as_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Line numbers may move; exchanges, shapes and bytes may not."""
     shown = [re.sub(r"py:\d+", "py", text).strip() for text in blocks("docs/engines.md", "text")]
     script = """
@@ -50,8 +53,9 @@ method = rk.WeightedNodesProx(steps=100, sync_every=10, batch_size=20)
 print(rk.explain(task.problem, task.clients, method, task.init))
 """
     assert script.splitlines()[3] in blocks("docs/engines.md", "python")[0]
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)  # in float32
-    printed = [re.sub(r"py:\d+", "py", text).strip() for text in done.stdout.split("---")]
+    with jax.enable_x64(False):
+        exec(compile(script, "engines.md", "exec"), {})
+    printed = [re.sub(r"py:\d+", "py", text).strip() for text in capsys.readouterr().out.split("---")]
     assert shown == printed
 
 
@@ -136,13 +140,26 @@ def test_the_page_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
 SHOWN = [c for block in blocks("README.md", "console") for c in block.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=pytest.mark.slow) if "reproduce" in c or "tune" in c else c for c in SHOWN]
-)
-def test_readme_commands(command: str, tmp_path: Path) -> None:
-    """Every command shown runs (the long ones are shown with their options for a short run)."""
+def arguments_of(command: str) -> list[str]:
     program, *arguments = shlex.split(command.split("#")[0].removeprefix("$ "))
     assert program == "rookery"
+    return arguments
+
+
+@pytest.mark.parametrize("command", [c for c in SHOWN if "reproduce" not in c and "tune" not in c])
+def test_readme_commands(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short ones, within this process."""
+    monkeypatch.chdir(tmp_path)
+    with jax.enable_x64(False):
+        result = CliRunner().invoke(cli.app, arguments_of(command))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SHOWN)
+def test_readme_commands_in_a_process_of_their_own(command: str, tmp_path: Path) -> None:
+    """Every command shown runs (the long ones are shown with their options for a short run)."""
+    arguments = arguments_of(command)
     subprocess.run([sys.executable, "-m", "rookery.cli", *arguments], check=True, cwd=tmp_path, capture_output=True)
 
 

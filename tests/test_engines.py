@@ -29,6 +29,10 @@ from rookery.solve import Pace
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
+# Where the second engine is a variant: in the slow run.
+on_first = pytest.mark.parametrize(
+    "engine", [ENGINES[0], pytest.param(ENGINES[1], marks=pytest.mark.slow)], ids=["simulation", "federation"]
+)
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 COUPLED = rk.Minimax(lambda x, y, b: jnp.mean((x - b) ** 2) + x @ y - y @ y)
@@ -98,7 +102,7 @@ class Average(Method):
         return State(fed.mean(fed.map(lambda c, k: c.upper(k).rows[0], key)))
 
 
-@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("kind", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_narrow_values_are_added_up_in_float32(kind: Any) -> None:
     values = 1 + np.arange(1000) % 100 / 128  # numbers that both types hold; a sum in bfloat16 would end at 256
     rows = np.asarray(jnp.asarray(values, kind))
@@ -171,8 +175,15 @@ class Busy(Method):
         return State(fed.mean(fed.map(local, key)))
 
 
-@pytest.mark.parametrize("local_steps", [5, (3, 6)])
-@pytest.mark.parametrize("own", [rk.Simulation(block=2), rk.Federation()], ids=["simulation", "federation"])
+@pytest.mark.parametrize(
+    ("own", "local_steps"),
+    [
+        (rk.Simulation(block=2), 5),
+        (rk.Federation(), (3, 6)),
+        pytest.param(rk.Simulation(block=2), (3, 6), marks=pytest.mark.slow),
+        pytest.param(rk.Federation(), 5, marks=pytest.mark.slow),
+    ],
+)
 def test_work_beyond_32_bits(own: Any, local_steps: Any) -> None:
     run = rk.solve(SQUARES, THREE, Busy(local_steps), ZERO, 3, engine=own, every=3)
     steps = run.history["gradients"].iloc[-1]
@@ -214,7 +225,7 @@ def test_wide_numbers_add_up(rows: list[tuple[int, int]]) -> None:
 # One problem, several shapes.
 
 
-@on_both
+@on_first
 def test_two_shapes_of_one_problem(engine: Any) -> None:
     problem = rk.SingleLevel(lambda x, b: jnp.mean((jax.tree.leaves(x)[0] - b) ** 2))
     method = rk.FedAvg(step=0.25)
@@ -244,7 +255,7 @@ class Loss:
         return jnp.mean((x - b) ** 2) * jnp.mean(self.own)
 
 
-@on_both
+@on_first
 def test_a_run_leaves_neither_loss_nor_data_behind(engine: Any) -> None:
     def once() -> list[weakref.ref[Any]]:
         loss = Loss()
@@ -288,7 +299,7 @@ def by_hand(strength: float, target: float = 2.0) -> float:
     return x
 
 
-@on_both
+@on_first
 def test_a_changed_value_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bound, factor = Ridge(), np.ones(1)
     scaled = lambda x, b: jnp.mean((x - factor * b) ** 2)
@@ -301,7 +312,7 @@ def test_a_changed_value_counts(engine: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert after_three(scaled, engine) == pytest.approx(by_hand(0, 2 * (1 + strength)), rel=1e-12)
 
 
-@on_both
+@on_first
 def test_equal_code_compiles_once_and_arrays_are_inputs(engine: Any) -> None:
     def fresh(array: Any) -> Callable[..., Any]:
         return lambda x, b: jnp.mean((x - b) ** 2 * array) + 0.375 * jnp.sum(x**2)
@@ -361,7 +372,9 @@ REMEMBERING = {
 }
 
 
-@pytest.mark.parametrize("name", REMEMBERING)
+@pytest.mark.parametrize(
+    "name", ["ScaffoldSaddle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Ditto", "PDSGD"))]
+)
 def test_asking_twice_late_or_a_site_that_forgot_changes_nothing(name: str) -> None:
     problem, method, start = REMEMBERING[name]
     how: dict[str, Any] = {"rounds": 3, "cohort": 2, "seed": 1}
@@ -375,7 +388,7 @@ def test_asking_twice_late_or_a_site_that_forgot_changes_nothing(name: str) -> N
     assert any(jax.tree.leaves(site.remembered(3)) for site in plain.sites)
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (3, 5)])
+@pytest.mark.parametrize("sizes", [pytest.param((3, 3), marks=pytest.mark.slow), (3, 5)])
 def test_replies_with_an_entry_for_each_sample(sizes: tuple[int, ...]) -> None:
     """On sites of any sizes; and no site is sent what another replied."""
     rng = np.random.default_rng(0)
@@ -522,10 +535,15 @@ def opened(loss: Any, place: str, engine: Any, sizes: tuple[int, ...]) -> None:
 
 
 PLACES = list(problems(MEANS["mean and ridge"]))
+QUICKLY = ("Bilevel.lower", "Compositional.inner")
 
 
 @pytest.mark.parametrize(
-    ("place", "engine"), [(PLACES[0], rk.Federation()), *((place, rk.Simulation()) for place in PLACES)]
+    ("place", "engine"),
+    [
+        (PLACES[0], rk.Federation()),
+        *(pytest.param(place, rk.Simulation(), marks=() if place in QUICKLY else pytest.mark.slow) for place in PLACES),
+    ],
 )
 def test_a_loss_that_is_no_mean_needs_equal_clients(place: str, engine: Any) -> None:
     named = place.split(" ")[0].replace(".", r"\.")
@@ -584,7 +602,7 @@ def test_a_run_stops_before_the_first_value_that_is_not_finite(engine: Any) -> N
     assert np.isnan(run.x["a"]).all()
 
 
-@on_both
+@on_first
 def test_memory_that_diverges_stops_a_run_too(engine: Any) -> None:
     """The common model is fine."""
     method = rk.Ditto(step=0.1, personal_step=1e100, personal_steps=1)
@@ -640,7 +658,7 @@ def test_no_other_answer_does(answer: Any) -> None:
     assert rk.solve(SQUARES, THREE, rk.FedAvg(), ZERO, 2, callbacks=[lambda run: answer]).rounds == 2
 
 
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_seeds_beyond_32_bits_are_others(double: bool) -> None:
     with jax.enable_x64(double):
         clients, method = rk.Clients(upper=ROWS), rk.FedAvg(step=0.1)
@@ -703,7 +721,7 @@ def gradient(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.mean(2 * (x - rows), axis=0) / 2  # the mean is over two entries, too
 
 
-@on_both
+@on_first
 def test_a_mean_is_that_of_the_replies(engine: Any) -> None:
     """FedSVRG, by hand: two exchanges a round, each with losses of its own."""
     clients = rk.Clients(upper=ROWS, weights=SHARES)
@@ -795,7 +813,7 @@ def test_too_few_replies_fail_the_round(engine: Any) -> None:
     np.testing.assert_allclose(run.x, x, rtol=1e-12)
 
 
-@on_both
+@on_first
 def test_replies_without_weight_fail_the_round(engine: Any) -> None:
     clients = rk.Clients(upper=ROWS, weights=[0, 1, 0])
     failed = next(t for t in range(20) if not present(2, t, 1)[1])

@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ import rookery as rk
 from rookery import variables
 
 ENGINES = {"simulation": rk.Simulation(block=2), "federation": rk.Federation()}
-on_both = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+# The federation is a variant here, but for one library.
+on_first = pytest.mark.parametrize(
+    "engine", [ENGINES["simulation"], pytest.param(ENGINES["federation"], marks=pytest.mark.slow)], ids=ENGINES
+)
 
 RNG = np.random.default_rng(0)
 SIZES = (3, 5, 4)
@@ -42,6 +46,12 @@ def by_hand(x: Any, batch: Any) -> Any:
 
 
 PLAIN = {"w": WEIGHT, "v": np.ones(3)}
+
+
+@cache
+def plain_run() -> rk.Run:
+    """By hand, for all who compare with it."""
+    return rk.solve(rk.SingleLevel(by_hand), CLIENTS, METHOD, PLAIN, **HOW)
 
 
 class Net(eqx.Module):
@@ -104,12 +114,19 @@ def flax_nnx(rate: float = 0.0) -> tuple[Any, Any, Any]:
 
 
 LIBRARIES = {"equinox": equinox, "linen": flax_linen, "nnx": flax_nnx}
+FURTHER = [("federation", "linen"), ("federation", "nnx")]
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@on_both
+@pytest.mark.parametrize(
+    ("engine", "library"),
+    [
+        pytest.param(own, library, marks=pytest.mark.slow if (name, library) in FURTHER else ())
+        for name, own in ENGINES.items()
+        for library in LIBRARIES
+    ],
+)
 def test_the_same_network_in_any_library(engine: Any, library: str) -> None:
-    expected = rk.solve(rk.SingleLevel(by_hand), CLIENTS, METHOD, PLAIN, **HOW)
+    expected = plain_run()
     start, loss, back = LIBRARIES[library]()
     seen: list[Any] = []
     look = lambda x, y: seen.append(jax.tree.structure(x)) or {"loss": loss(x, ROWS[0])}
@@ -286,9 +303,9 @@ def test_a_random_problem_of_a_model_is_checked() -> None:
 # As in plain JAX.
 
 
-@on_both
+@on_first
 def test_rematerialised_losses(engine: Any) -> None:
-    plain = rk.solve(rk.SingleLevel(by_hand), CLIENTS, METHOD, PLAIN, **HOW)
+    plain = plain_run()
     saved = rk.solve(rk.SingleLevel(jax.checkpoint(by_hand)), CLIENTS, METHOD, PLAIN, **HOW, engine=engine)
     for name in PLAIN:
         np.testing.assert_allclose(saved.x[name], plain.x[name], rtol=1e-12)
@@ -296,13 +313,13 @@ def test_rematerialised_losses(engine: Any) -> None:
     assert random.random == {"f"}
 
 
-@on_both
+@on_first
 def test_half_precision(engine: Any) -> None:
     """Data and variables in bfloat16: means are taken in float32, and everything stays what it was."""
     half = lambda tree: jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), tree)
     clients = rk.Clients(upper=[half(rows) for rows in ROWS], weights="size")
     run = rk.solve(rk.SingleLevel(by_hand), clients, METHOD, half(PLAIN), **HOW, engine=engine)
-    exact = rk.solve(rk.SingleLevel(by_hand), CLIENTS, METHOD, PLAIN, **HOW)
+    exact = plain_run()
     for name in PLAIN:
         assert run.x[name].dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(run.x[name], float), exact.x[name], atol=0.05)
