@@ -186,6 +186,7 @@ def test_candidates_divided_among_devices(mesh: int, seed: int) -> None:
     assert one.table["round 8"].notna().sum() == 3
 
 
+@pytest.mark.slow
 def test_more_devices_than_candidates_and_clients_that_measure() -> None:
     measure = lambda client, x, y: {
         "norm": client.mean(lambda rows: jnp.mean(rows["a"]) * jnp.sum(x**2), client.upper())
@@ -370,7 +371,7 @@ def test_bad_input(given: dict[str, Any], said: str) -> None:
 # The picture.
 
 
-@pytest.mark.parametrize("names", [1, 2, 3, 6])
+@pytest.mark.parametrize("names", [1, 2, 3, pytest.param(6, marks=pytest.mark.slow)])
 def test_pictures(names: int) -> None:
     ranges = {f"s{k}": (0.01, 1.0) for k in range(names)}
     frame = pd.DataFrame(_candidates(ranges, type("Own", (), dict.fromkeys(ranges, 0.1))(), 25))
@@ -423,6 +424,7 @@ def test_the_command_line_from_end_to_end(tmp_path: Any) -> None:
     np.testing.assert_allclose(run["last"]["distance"], told["value"], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_command_line_on_two_devices(tmp_path: Any) -> None:
     words = [*SMALL, "--rounds", 2, "--over", "upper_step=0.001:0.1", "--over", "lower_step", "--json"]
     one, two = (invoke(*words, *more, "--out", tmp_path / str(k)) for k, more in enumerate(([], ["--mesh", 2])))

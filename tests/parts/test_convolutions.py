@@ -89,7 +89,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+QUICK = [CASES[k] for k in (1, 2, 4, 6, 8)]  # one of each kind
+
+
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES], ids=str)
 def test_convolutions_agree_with_xla(case: Any) -> None:
     kernel, strides, padding, spread, dilation, groups, batches, features, out = case
     sizes = (7, 6, 5)[: len(kernel)]
@@ -109,7 +112,14 @@ def test_convolutions_agree_with_xla(case: Any) -> None:
     same(convolve, *drawn(0, image, weights))
 
 
-@pytest.mark.parametrize("layout", [("NHWC", "HWIO", "NHWC"), ("NCHW", "HWIO", "NHWC"), ("HWNC", "IOWH", "CWHN")])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(("NHWC", "HWIO", "NHWC"), marks=pytest.mark.slow),
+        pytest.param(("NCHW", "HWIO", "NHWC"), marks=pytest.mark.slow),
+        ("HWNC", "IOWH", "CWHN"),
+    ],
+)
 def test_any_layout(layout: tuple[str, str, str]) -> None:
     sizes = {"N": 2, "C": 3, "H": 6, "W": 5}, {"I": 3, "O": 4, "H": 3, "W": 2}
     image, kernel = (tuple(size[name] for name in names) for size, names in zip(sizes, layout, strict=False))
@@ -164,7 +174,12 @@ def test_what_would_need_too_many_slices_is_left() -> None:
 
 @pytest.mark.parametrize(
     ("size", "strides", "padding"),
-    [((2, 2), (2, 2), "VALID"), ((3, 2), (2, 1), "SAME"), ((2, 3), (3, 3), ((1, 0), (2, 2))), ((2, 2), (2, 2), "SAME")],
+    [
+        pytest.param((2, 2), (2, 2), "VALID", marks=pytest.mark.slow),
+        ((3, 2), (2, 1), "SAME"),  # windows that overlap, and padding
+        pytest.param((2, 3), (3, 3), ((1, 0), (2, 2)), marks=pytest.mark.slow),
+        pytest.param((2, 2), (2, 2), "SAME", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("reducer", ["max", pytest.param("min", marks=pytest.mark.slow), "sum"])
 def test_pooling_agrees_with_xla_with_ties(size: Any, strides: Any, padding: Any, reducer: str) -> None:
@@ -272,13 +287,13 @@ def trained(engine: Any, case: Any, **method: Any) -> Any:
     return rk.solve(problem, clients, method, init, rounds=2, cohort=3, engine=engine, progress=False).x
 
 
+@pytest.mark.parametrize("engine", [rk.Simulation(), pytest.param(rk.Federation(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [pytest.param((4, 4, 4, 4), marks=pytest.mark.slow), (3, 5, 1, 4)])
-def test_both_engines_agree_with_xla(sizes: tuple[int, ...]) -> None:
+def test_both_engines_agree_with_xla(sizes: tuple[int, ...], engine: Any) -> None:
     with jax.enable_x64(False):
         case = equinox_case(sizes)
         expected = trained(rk.Simulation(convolutions="xla"), case)
-        for engine in (rk.Simulation(), rk.Federation()):
-            agree(trained(engine, case), expected, 1e-5)
+        agree(trained(engine, case), expected, 1e-5)
 
 
 def test_a_plan_has_products_alone_and_the_flag_is_part_of_it() -> None:
