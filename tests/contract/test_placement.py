@@ -318,6 +318,7 @@ def test_sites_take_their_own_rows() -> None:
     agree(outcome(rk.Simulation(), what), outcome(rk.Federation(), as_hosted(what)))
 
 
+@pytest.mark.slow
 def test_a_search_of_steps() -> None:
     found = []
     for where in ("device", "host"):

@@ -15,7 +15,7 @@ from rookery import fed, plan
 from rookery.engines import engine
 from rookery.engines.federation import wire
 
-from .cases import BOTH, CORE, HARD, case, claims, job, method, names, pairs, ragged, single, together
+from .cases import BOTH, CHEAP, HARD, case, claims, job, method, names, pairs, ragged, single, together
 from .runs import agree, outcome
 
 LAST = {"AFL": {"output": "last"}, "WeightedNodesProx": {"output": "last"}}  # what they report is where they go on
@@ -37,7 +37,7 @@ def reached(traced: plan.Plan, begin: Any) -> tuple[set[Any], set[str]]:
     return found, asked
 
 
-@together(pairs(), default=CORE | {"WeightedNodesProx"})
+@together(pairs(), default=CHEAP | {"WeightedNodesProx"})
 def test_what_travels_is_the_method_s(name: str, kind: str) -> None:
     """Exchanges and bytes are those of the method alone, no client's function depends on the moments, x does.
 
@@ -126,6 +126,7 @@ def test_hyperparameters_are_the_method_s_own_and_compile_nothing() -> None:
     assert engine.PROGRAMS.made == compiled + 1  # the start, where the number is
 
 
+@pytest.mark.slow
 def test_tune_and_the_best() -> None:
     it = case("SingleLevel")
     judge = lambda x, y: {
@@ -154,7 +155,7 @@ def test_a_checkpoint_goes_on_with_an_optimizer_made_anew(tmp_path: Path) -> Non
 
 def test_weights_stay_in_their_simplex() -> None:
     it = case("WeightedNodes")
-    algorithm = wrapped("WeightedNodesProx", optax.adam(0.3))
+    algorithm = wrapped("WeightedNodesABA", optax.adam(0.3))
     run = rk.solve(dataclasses.replace(it.problem, cap=0.5), it.clients(), algorithm, it.init, 2)
     assert np.max(run.weights) <= 0.5 + 1e-12
     assert np.min(run.weights) >= 0
