@@ -239,7 +239,8 @@ def test_the_coefficients_add_up_to_the_steps(tau: int, beta: float) -> None:
     assert coefficients(tau, beta).sum() == pytest.approx(tau, rel=1e-12)
 
 
-@pytest.mark.parametrize("direction", ["momentum", pytest.param("storm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["momentum", "storm"])
 def test_the_coefficients_are_what_a_client_sends(direction: Any) -> None:
     """The k-th minibatch's gradient is a unit vector of its own, so q_x holds the coefficients a^(k).
 
@@ -279,9 +280,8 @@ def limit(name: str, step: float, local_steps: Any, rounds: int = 400) -> Vector
 BEST = solution(TASK).x
 
 
-@pytest.mark.parametrize(
-    "name", ["ASFBO", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "ASFBO")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_where_it_ends(name: str) -> None:
     """Exact with one local step; with more, off by a bias that is proportional to the step; unequal τ_i."""
     np.testing.assert_allclose(limit(name, 0.1, [1, 1, 1]), BEST, atol=1e-8)

@@ -225,6 +225,7 @@ def test_the_bias_of_local_steps_is_in_proportion_to_the_steps(task: Any) -> Non
     np.testing.assert_allclose([floors[1] / floors[0], floors[2] / floors[1]], 0.5, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_the_own_hypergradients_mean_is_right_for_local_lower_levels_alone(task: Any, local_task: Any) -> None:
     """FedBiOLocal on its own problem; and one step of it from the solution of the other."""
     closed, local = solution(task), solution(local_task)

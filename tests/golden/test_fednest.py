@@ -51,8 +51,11 @@ def pair(cls: type, **given: Any) -> tuple[Any, golden.Nest]:
     return cls(**words), letters
 
 
-EACH = [  # all methods on bilevel problems, and the first on all problems: the others are compiled in the slow run
-    pytest.param(cls, kind, marks=() if kind == "bilevel" or cls is rk.FedNest else pytest.mark.slow)
+# All methods on bilevel problems, and the first on others (compositional ones: below); the rest is slow.
+EACH = [
+    pytest.param(
+        cls, kind, marks=() if kind == "bilevel" or (cls, kind) == (rk.FedNest, "minimax") else pytest.mark.slow
+    )
     for cls in METHODS
     for kind in PROBLEMS
 ]

@@ -109,7 +109,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("CVaR", "chi2 ball") else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_worst_case_of_a_batch(name: str) -> None:
     """For samples that count differently, with ties and with places that hold none."""
     rng, given = np.random.default_rng(1), {"penalty": None} | CASES[name]

@@ -297,6 +297,7 @@ class Probe(rk.WeightedNodesProx):
 PROBE = {"sync_every": 1, "model_step": 1.0, "linear_step": 1.0}
 
 
+@pytest.mark.slow
 def test_hypergradient_against_differences() -> None:
     w = np.array([0.1, 0.4, 0.2, 0.3])
 
