@@ -1,5 +1,6 @@
 """`import rookery` stays light: what takes long to import is loaded on first use, and every public name resolves."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -30,13 +31,32 @@ def fresh(code):
     return json.loads(done.stdout)
 
 
+@functools.cache
+def imported():
+    """Which modules `import rookery` loads, and what it then gives of tasks and theory; of one Python."""
+    return fresh("""
+import json, sys
+import rookery as rk
+loaded = list(sys.modules)
+found = [callable(rk.tasks.quadratic), rk.tasks.__name__, rk.theory.__name__]
+from rookery.tasks import quadratic
+from rookery.registry import TASKS
+same = quadratic is rk.tasks.quadratic is TASKS["quadratic"]
+print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task")]}))
+""")
+
+
+@pytest.mark.xdist_group("imports")
 def test_import_loads_nothing_that_is_slow_and_not_needed():
-    loaded = set(fresh("import rookery, sys, json; print(json.dumps(list(sys.modules)))"))
+    loaded = set(imported()["loaded"])
     assert "rookery.solve" in loaded
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("first", ["rookery.tasks", "rookery.theory", "rookery.registry"])
+@pytest.mark.parametrize(
+    "first",
+    ["rookery.registry", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rookery.tasks", "rookery.theory"))],
+)
 def test_every_public_name_resolves_whatever_is_imported_first(first):
     code = f"""
 import json
@@ -49,13 +69,6 @@ print(json.dumps([name for name in rk.__all__ if not hasattr(rk, name) or name n
     assert fresh(code) == []
 
 
+@pytest.mark.xdist_group("imports")
 def test_tasks_and_theory_are_there_without_an_import_of_their_own():
-    code = """
-import json
-import rookery as rk
-found = [callable(rk.tasks.quadratic), rk.tasks.__name__, rk.theory.__name__]
-from rookery.tasks import quadratic
-from rookery.registry import TASKS
-print(json.dumps([*found, quadratic is rk.tasks.quadratic is TASKS["quadratic"], hasattr(rk, "task")]))
-"""
-    assert fresh(code) == [True, "rookery.tasks", "rookery.theory", True, False]
+    assert imported()["found"] == [True, "rookery.tasks", "rookery.theory", True, False]

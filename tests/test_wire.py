@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import array_shapes
 
 from rookery.engines.federation.wire import WireError, decode, encode
 
-FIXED = settings(deadline=None, derandomize=True, max_examples=150)
+FIXED = settings(deadline=None, derandomize=True, max_examples=60)
+MORE = settings(FIXED, max_examples=300)
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 TYPES = [np.dtype(t) for t in ("bool", *INTEGERS, "float16", jnp.bfloat16, "float32", "float64")]
 
@@ -93,7 +94,7 @@ def test_jax_arrays_and_scalars() -> None:
     assert_same(decoded, [np.arange(3).astype(jnp.bfloat16), np.array(2, np.float32), np.array(3), np.array(True)])
 
 
-@FIXED
+@MORE
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(with_header))
 @example(b"")
 @example(b"\0\0\0")
@@ -101,8 +102,11 @@ def test_any_bytes(message: bytes) -> None:
     decode_or_refuse(message)
 
 
+any_header = json_values | st.fixed_dictionaries({"arrays": json_values})
+
+
 @FIXED
-@given(json_values | st.fixed_dictionaries({"arrays": json_values}), st.binary(max_size=20))
+@given(any_header, st.binary(max_size=20))
 def test_any_json(header: Any, tail: bytes) -> None:
     decode_or_refuse(with_header(json.dumps(header), tail))
 
@@ -144,6 +148,30 @@ def test_too_few_and_too_many_bytes(message: bytes, data: st.DataObject) -> None
         decode(message[: data.draw(st.integers(0, len(message) - 1))])
     with pytest.raises(WireError, match="1 bytes too many"):
         decode(message + b"\0")
+
+
+# With more examples.
+
+
+@pytest.mark.slow
+@MORE
+@given(headers, st.lists(arrays(), max_size=4))
+def test_more_round_trips(header: dict[str, Any], sent: list[np.ndarray]) -> None:
+    test_round_trip.hypothesis.inner_test(header, sent)
+
+
+@pytest.mark.slow
+@MORE
+@given(any_header, st.binary(max_size=20))
+def test_more_json(header: Any, tail: bytes) -> None:
+    test_any_json.hypothesis.inner_test(header, tail)
+
+
+@pytest.mark.slow
+@MORE
+@given(messages, st.data())
+def test_more_changed_messages(message: bytes, data: st.DataObject) -> None:
+    test_a_changed_message.hypothesis.inner_test(message, data)
 
 
 REFUSED = {

@@ -16,7 +16,7 @@ def bisected(v: np.ndarray, cap: float) -> np.ndarray:
     return np.clip(v - (low + high) / 2, 0, cap)
 
 
-@pytest.mark.parametrize("size", [1, 2, 20])
+@pytest.mark.parametrize("size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2)), 20])
 def test_equals_bisection(size: int) -> None:
     rng = np.random.default_rng(size)
     for cap in np.linspace(1 / size, 1, 4).tolist():

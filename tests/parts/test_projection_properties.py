@@ -5,12 +5,14 @@ from fractions import Fraction
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rookery.parts import projection
 
-FIXED = settings(deadline=None, derandomize=True, max_examples=40)
+FIXED = settings(deadline=None, derandomize=True, max_examples=15)
+MORE = settings(FIXED, max_examples=100)
 SIZES = [1, 2, 5, 40]  # JAX compiles for every size: a few stand for all
 
 
@@ -94,6 +96,13 @@ def test_simplex(case: tuple[np.ndarray, float | None]) -> None:
     assert_nearest(centred, w, furthest, rounding)
 
 
+@pytest.mark.slow
+@MORE
+@given(simplices)
+def test_more_points_of_the_simplex(case: tuple[np.ndarray, float | None]) -> None:
+    test_simplex.hypothesis.inner_test(case)
+
+
 radii = st.integers(-30, 30).map(lambda exponent: 10.0**exponent) | st.floats(0.01, 100)
 
 
@@ -116,6 +125,13 @@ def test_ball(v: np.ndarray, radius: float) -> None:
     length = math.hypot(*normal.tolist())
     if length > 0:
         assert_nearest(v, w, radius * (normal / length), rounding)
+
+
+@pytest.mark.slow
+@MORE
+@given(points(), radii)
+def test_more_points_of_the_ball(v: np.ndarray, radius: float) -> None:
+    test_ball.hypothesis.inner_test(v, radius)
 
 
 def test_a_ball_of_radius_zero() -> None:
