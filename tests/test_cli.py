@@ -177,6 +177,7 @@ def test_what_a_stopped_run_leaves(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "r" / "run.json").read_text())["stopped"] == "round 6: x is not finite"
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_down_names_the_client_with_debug():
     result = invoke(*SMALL, "--rounds", 40, "--set", "upper_step=1e200", "--set", "neumann_terms=1", "--debug")
     assert result.exit_code == 1

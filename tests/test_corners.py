@@ -24,9 +24,10 @@ ENGINES = {
     "debug": rk.Simulation(debug=True),
     "federation": rk.Federation(),
 }
-on_all = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-COMPILED = {name: own for name, own in ENGINES.items() if name != "debug"}
-on_compiled = pytest.mark.parametrize("engine", COMPILED.values(), ids=COMPILED)
+QUICK = ("blocks", "federation")  # the others are variants of the first
+EACH = [pytest.param(own, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, own in ENGINES.items()]
+on_all = pytest.mark.parametrize("engine", EACH)
+on_compiled = pytest.mark.parametrize("engine", [own for own in EACH if own.id != "debug"])
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 VALUES = np.array([1.0, 2.0, 4.0, 8.0])
@@ -259,7 +260,9 @@ def test_maps_that_are_read_later(engine: Any) -> None:
 # Numbers.
 
 
-@pytest.mark.parametrize(("passes", "steps"), [(0.7, 70), (1 / 3, 34), (1.1, 110)])
+@pytest.mark.parametrize(
+    ("passes", "steps"), [*(pytest.param(*own, marks=pytest.mark.slow) for own in ((0.7, 70), (1 / 3, 34))), (1.1, 110)]
+)
 def test_epochs_are_counted_in_integers(passes: float, steps: int) -> None:
     """⌈passes · 1000 / 10⌉: 1.1 · 1000 / 10 is above 110 in floating point, and the steps are 110."""
     clients = rk.Clients(upper=[np.zeros(1000)])
@@ -323,7 +326,7 @@ def test_clipping_survives_large_numbers() -> None:
 # Effects.
 
 
-@pytest.mark.parametrize("batch_size", [1, None])
+@pytest.mark.parametrize("batch_size", [1, pytest.param(None, marks=pytest.mark.slow)])
 def test_prints_in_loops_are_kept(batch_size: int | None, capfd: pytest.CaptureFixture[str]) -> None:
     def loss(x: Any, b: Any) -> Any:
         jax.debug.print("loss at {}", x)

@@ -19,7 +19,7 @@ KEYS = jax.random.split(jax.random.key(7), 500)
 SPANS = [(0, 1), (0, 2), (0, 5), (1, 8), (-7, 30_000), (3, 65_538), (0, 65_535), (-70_000, -60_000), (5, 5), (5, 2)]
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+@pytest.mark.parametrize("shape", [*(pytest.param(own, marks=pytest.mark.slow) for own in ((), (5,))), (2, 3)])
 def test_integers_equal_those_of_jax(shape: tuple[int, ...]) -> None:
     ours = jax.jit(jax.vmap(lambda key, low, high: draws.integers(key, shape, low, high), (0, None, None)))
     for low, high in SPANS:
@@ -30,7 +30,7 @@ def test_integers_equal_those_of_jax(shape: tuple[int, ...]) -> None:
         assert jnp.array_equal(own, expected[0])
 
 
-@pytest.mark.parametrize("shape", [(), (4,)])
+@pytest.mark.parametrize("shape", [pytest.param((), marks=pytest.mark.slow), (4,)])
 def test_coins_equal_those_of_jax(shape: tuple[int, ...]) -> None:
     each = lambda draw: jax.jit(jax.vmap(lambda key, chance: draw(key, chance, shape), (0, None)))
     both = each(draws.coins), each(jax.random.bernoulli)

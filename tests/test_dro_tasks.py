@@ -249,7 +249,7 @@ def test_groups_weighted_by_hand_count_the_same():
 # The portfolio.
 
 
-@pytest.mark.parametrize("budget", [None, 1.0])
+@pytest.mark.parametrize("budget", [None, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_portfolio_is_found(budget):
     task = rk.tasks.portfolio(clients=4, assets=3, samples=20, budget=budget)
     found = end(task, task.algorithm(rk.FedNest), 400)

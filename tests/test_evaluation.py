@@ -64,7 +64,9 @@ def by_hand(y: np.ndarray) -> dict[str, np.ndarray]:
 ENGINES = {"simulation": rk.Simulation(), "blocks": rk.Simulation(block=3), "federation": rk.Federation()}
 
 
-@pytest.mark.parametrize("engine", ["simulation", pytest.param("blocks", marks=pytest.mark.slow), "federation"])
+@pytest.mark.parametrize(
+    "engine", ["simulation", *(pytest.param(name, marks=pytest.mark.slow) for name in ("blocks", "federation"))]
+)
 def test_means_and_quantiles_are_those_of_the_clients(engine: str) -> None:
     run = rk.solve(
         PROBLEM, clients(), METHOD, START, 4, cohort=2, every=2, evaluate_client=measured, engine=ENGINES[engine],
@@ -82,15 +84,15 @@ def test_means_and_quantiles_are_those_of_the_clients(engine: str) -> None:
     assert set(run.exchanges["name"]).isdisjoint({"evaluation"})
 
 
-def test_an_evaluation_changes_neither_numbers_nor_ledger() -> None:
-    for engine in (rk.Simulation(), rk.Federation()):
-        runs = [
-            rk.solve(PROBLEM, clients(), METHOD, START, 3, cohort=2, engine=engine, evaluate_client=own)
-            for own in (None, measured)
-        ]
-        assert np.array_equal(runs[0].y, runs[1].y)
-        counted = [c for c in runs[0].history.columns if c not in ("seconds",)]
-        assert runs[0].history[counted].equals(runs[1].history[counted])
+@pytest.mark.parametrize("engine", [pytest.param(rk.Simulation(), marks=pytest.mark.slow), rk.Federation()])
+def test_an_evaluation_changes_neither_numbers_nor_ledger(engine: Any) -> None:
+    runs = [
+        rk.solve(PROBLEM, clients(), METHOD, START, 3, cohort=2, engine=engine, evaluate_client=own)
+        for own in (None, measured)
+    ]
+    assert np.array_equal(runs[0].y, runs[1].y)
+    counted = [c for c in runs[0].history.columns if c not in ("seconds",)]
+    assert runs[0].history[counted].equals(runs[1].history[counted])
 
 
 def test_memory_is_seen_where_it_is() -> None:

@@ -138,7 +138,10 @@ def best_level(rule, value, p):
     return rule if rule > 0 else EACH.mean() + rule
 
 
-@pytest.mark.parametrize("name", CASES)
+FURTHER = ("kl with a cap that is not reached", "kl, a shift", "chi2 exact, no weight at zero")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in FURTHER else n for n in CASES])
 def test_value_weights_and_gradient_are_those_of_the_worst_case(name):
     objective, reference, rule = CASES[name]
     value, p = reference(EACH)
@@ -200,7 +203,7 @@ def test_a_cap_bounds_the_weights_and_the_level_goes_the_right_way_from_anywhere
     assert slopes.max() <= 1
 
 
-@pytest.mark.parametrize("shift", [None, 0.0])
+@pytest.mark.parametrize("shift", [None, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_no_overflow_in_single_precision(shift):
     """Losses of 10,000 λ: finite values and gradients wherever the level is; the exact value at the best one."""
     loss = lambda x, rows: rows["l"] * x
@@ -259,7 +262,7 @@ def fair_clients(weights):
     return rk.Clients(upper=rows, weights=weights)
 
 
-@pytest.mark.parametrize("weights", ["size", [0.5, 0.3, 0.2]])
+@pytest.mark.parametrize("weights", [pytest.param("size", marks=pytest.mark.slow), [0.5, 0.3, 0.2]])
 def test_the_mean_of_the_clients_group_losses_is_the_groups_own(weights):
     clients = fair_clients(weights)
     shares = objectives.group_shares(clients, members, ["A", "B"])

@@ -143,6 +143,7 @@ def test_what_packages_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoke("run", "quadratic", "-a", "FedLost").exit_code == 2
 
 
+@pytest.mark.slow
 def test_tune_takes_own_code_and_leaves_a_config_of_the_best(here: Path) -> None:
     (here / "mine.py").write_text("import rookery as rk\nslow = rk.LFedNest(upper_step=0.01, lower_step=0.1)\n")
     line = ["tune", "quadratic", "-a", "mine.py:slow", "--clients", 3, "--rounds", 4, "--over", "upper_step"]

@@ -90,6 +90,7 @@ def test_learnt_penalties_beat_the_start_and_hold_against_a_grid():
     assert all(trust), "the noise is to be penalised more than the measurements"
 
 
+@pytest.mark.slow
 def test_clients_that_differ():
     task = rk.tasks.hyperparameters(partition="dirichlet")
     method = task.algorithm(rk.FedNest)

@@ -258,7 +258,7 @@ def test_asfbo_by_hand():
     assert best >= max(min(theory.asfbo_terms(constants, 2, 2**j, 2**k, 0.25, 4)) / 4 for j in (3, 6) for k in (0, 2))
 
 
-@pytest.mark.parametrize("given", [{}, {"direction": "storm", "batch_size": 1}])
+@pytest.mark.parametrize("given", [{}, pytest.param({"direction": "storm", "batch_size": 1}, marks=pytest.mark.slow)])
 def test_asfbo_converges(given):
     task = rk.tasks.quadratic(
         clients=3, upper_dim=2, lower_dim=1, samples=8, noise=0.1, heterogeneity=0.1, seed=7, replace=True

@@ -132,7 +132,12 @@ def _fake(name: str, data_dir: Any = None) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("data", "setting", "size"), [("fashion-mnist", 4, 360), ("cifar-10", 3, 1480), ("covtype", 1, 385)]
+    ("data", "setting", "size"),
+    [
+        ("fashion-mnist", 4, 360),
+        pytest.param("cifar-10", 3, 1480, marks=pytest.mark.slow),
+        ("covtype", 1, 385),
+    ],
 )
 def test_other_data(data: str, setting: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("rookery.tasks.weighted_nodes"), "load", _fake)

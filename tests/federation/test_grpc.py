@@ -18,10 +18,11 @@ CASES: dict[str, dict[str, Any]] = {
     "local steps": {"name": "FedAvg"},
     "bilevel": {"name": "FedNest"},
     "memory": {"name": "Ditto"},
+    "two exchanges": {"name": "FedSVRG"},
     "compositional": {"name": "FedDRO"},
     "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
 }
-FAST = ("local steps", "memory", "compositional")  # without and with memory, with one and with several exchanges
+FAST = ("local steps", "memory", "two exchanges")
 
 
 def counted(played: Played) -> tuple[dict[str, int], list[Any]]:

@@ -63,7 +63,9 @@ def test_full_batch_gradient_of_every_client(regime: str) -> None:
         assert work[i].tolist() == [len(own["t"]), 0, 1, 0]
 
 
-@pytest.mark.parametrize("regime", SIZES)
+@pytest.mark.parametrize(
+    "regime", [name if name == "masked" else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
 def test_single_precision_stays_single(regime: str) -> None:
     """Also where double precision is enabled: a loss of float32 arrays has float32 gradients."""
     data = [jax.tree.map(lambda a: a.astype(np.float32), own) for own in samples(SIZES[regime])]
@@ -176,7 +178,7 @@ def near(found: Any, expected: np.ndarray) -> None:
     np.testing.assert_allclose(ravel_pytree(found)[0], expected.ravel(), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("regime", ["plain", "masked"])
+@pytest.mark.parametrize("regime", [pytest.param("plain", marks=pytest.mark.slow), "masked"])
 def test_oracles_by_finite_differences(regime: str) -> None:
     low, up = samples(SIZES[regime], 1), samples(SIZES[regime][::-1], 2)
     i = 1
@@ -244,7 +246,7 @@ def extra(x: Any, b: Any) -> Any:
     return jnp.mean(jnp.cos(b["a"][:, :2] @ x["u"])) * x["s"]
 
 
-@pytest.mark.parametrize("regime", ["plain", "masked"])
+@pytest.mark.parametrize("regime", [pytest.param("plain", marks=pytest.mark.slow), "masked"])
 def test_compositional_as_bilevel(regime: str) -> None:
     """∇_y g = y − r(x), ∇²_y g = I, ∇²_xy g·v = −∇r(x)ᵀv, ∇_y f = ∇f(y), ∇_x f = ∇h(x)."""
     low, up = samples(SIZES[regime], 1), samples(SIZES[regime][::-1], 2)
@@ -291,8 +293,14 @@ WITH = rk.Bilevel(on_hidden, on_hidden, features=hidden)
 WITHOUT = rk.Bilevel(*[lambda x, y, b: on_hidden(x, y, hidden(x, b))] * 2)
 
 
-@pytest.mark.parametrize("regime", ["plain", "masked"])
-@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize(
+    ("size", "regime"),
+    [
+        (None, "plain"),
+        (2, "masked"),
+        *(pytest.param(*own, marks=pytest.mark.slow) for own in ((None, "masked"), (2, "plain"))),
+    ],
+)
 def test_features_change_no_gradient(regime: str, size: int | None) -> None:
     clients = rk.Clients(samples(SIZES[regime], 1), samples(SIZES[regime], 2))
 
@@ -321,7 +329,7 @@ def test_features_are_left_out_where_they_would_cost_more() -> None:
     assert Client(WITH, rk.Clients(samples(SIZES["chunked"])), 0, 0).seen(X) is None
 
 
-@pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNestNonAlt])
+@pytest.mark.parametrize("cls", [pytest.param(rk.FedNest, marks=pytest.mark.slow), rk.LFedNestNonAlt])
 def test_features_change_no_run(cls: type) -> None:
     clients = rk.Clients(samples(SIZES["plain"], 1), samples(SIZES["plain"], 2))
     method = cls(upper_step=0.1, lower_step=0.1, lower_local_steps=3, neumann_terms=2, hessian_step=0.2)
@@ -442,7 +450,13 @@ print(calls, (resident("VmHWM") - before) / held)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("sizes", "dtype"), [("equal", "float32"), ("unequal", "float32"), ("unequal", "float64")])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        *(pytest.param(sizes, "float32", marks=pytest.mark.slow) for sizes in ("equal", "unequal")),
+        ("unequal", "float64"),
+    ],
+)
 def test_nothing_is_made_for_each_client_and_data_are_copied_once(sizes: str, dtype: str) -> None:
     """200,000 clients: calls of Python do not count them, and memory at its peak is that of the clients themselves."""
     environment = {**os.environ, "JAX_ENABLE_X64": "0", "JAX_PLATFORMS": "cpu"}

@@ -24,7 +24,9 @@ def keys(count: int, seed: int = 0) -> Any:
     return jax.random.split(jax.random.key(seed), count)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 31, 300, 1000])
+@pytest.mark.parametrize(
+    "size", [1, 4, 31, 1000, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 3, 5, 300))]
+)
 def test_shuffled_is_a_bijection(size: int) -> None:
     for epoch in (0, 1, 5000):
         found = orders(size, keys(20), epoch)
@@ -37,7 +39,7 @@ def test_shuffled_with_a_traced_size() -> None:
     np.testing.assert_array_equal(one(jnp.int32(9)), orders(9, jax.random.key(3)[None])[0])
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 50, 1000])
+@pytest.mark.parametrize("size", [3, 50, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7, 1000))])
 def test_every_sample_is_equally_likely_at_the_first_rank(size: int) -> None:
     zero = jnp.zeros(1, int)
     first = jax.jit(jax.vmap(lambda key: shuffled(key, zero, zero, size)))(keys(20_000))
@@ -98,7 +100,7 @@ def batches(clients: rk.Clients, i: int, size: int, steps: int, key: Any) -> lis
 
 
 @pytest.mark.parametrize("sizes", [SIZES, [12, 12, 12]], ids=["ragged", "equal"])
-@pytest.mark.parametrize("size", [1, 3, 4, 5])
+@pytest.mark.parametrize("size", [3, 5, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
 def test_every_sample_equally_often(sizes: list[int], size: int) -> None:
     """Over whole epochs, also where a minibatch runs from one epoch into the next."""
     for seed in range(3):
@@ -170,7 +172,9 @@ def test_a_cohort_is_a_sorted_set_of_clients(n: int, size: int) -> None:
         np.testing.assert_array_equal(found[0], np.arange(n))
 
 
-@pytest.mark.parametrize(("n", "size"), [(10, 4), (9, 1), (40, 5), (16, 2)])
+@pytest.mark.parametrize(
+    ("n", "size"), [(10, 4), (40, 5), *(pytest.param(*own, marks=pytest.mark.slow) for own in ((9, 1), (16, 2)))]
+)
 def test_every_client_is_equally_likely(n: int, size: int) -> None:
     counts = np.bincount(draw_cohorts(n, size, 20_000).ravel(), minlength=n)
     # Draws without replacement vary less than a multinomial: the usual statistic, scaled, is chi-square again.
@@ -178,7 +182,10 @@ def test_every_client_is_equally_likely(n: int, size: int) -> None:
     assert scipy.stats.chi2.sf(statistic, n - 1) > LEAST_P, counts
 
 
-@pytest.mark.parametrize(("n", "size", "sets"), [(5, 2, 10), (6, 3, 20), (16, 2, 120), (24, 3, 2024)])
+@pytest.mark.parametrize(
+    ("n", "size", "sets"),
+    [(6, 3, 20), (16, 2, 120), *(pytest.param(*own, marks=pytest.mark.slow) for own in ((5, 2, 10), (24, 3, 2024)))],
+)
 def test_every_cohort_is_equally_likely(n: int, size: int, sets: int) -> None:
     found, counts = np.unique(draw_cohorts(n, size, 40_000), axis=0, return_counts=True)
     assert len(found) == sets

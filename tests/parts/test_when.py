@@ -54,7 +54,13 @@ def expected() -> tuple[np.ndarray, list[int]]:
 
 
 @pytest.mark.parametrize(
-    "engine", [rk.Simulation(), rk.Simulation(block=3), rk.Simulation(debug=True), rk.Federation()]
+    "engine",
+    [
+        rk.Simulation(),
+        rk.Simulation(block=3),
+        pytest.param(rk.Simulation(debug=True), marks=pytest.mark.slow),
+        rk.Federation(),
+    ],
 )
 def test_only_those_who_have_to_do_the_work(engine: Any) -> None:
     values, times = expected()
