@@ -32,16 +32,11 @@ def address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-EVERY = [name for name, _ in CORE_HOSTED]
-
-
-# (PDSGD, which gathers, has a whole run besides.)
-@pytest.mark.parametrize("methods", [["ScaffoldSaddle"], pytest.param(EVERY, marks=pytest.mark.slow)], ids=len)
-def test_two_processes_of_two_devices(methods: list[str], tmp_path: Path) -> None:
+def test_two_processes_of_two_devices(tmp_path: Path) -> None:
     where = address()
     each = [
         subprocess.Popen(
-            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path), *methods],
+            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path)],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -49,11 +44,9 @@ def test_two_processes_of_two_devices(methods: list[str], tmp_path: Path) -> Non
         )
         for i in range(2)
     ]
-    expected = {
-        name: outcome(rk.Simulation(block=2), job(name, ragged(kind), **HARD))
-        for name, kind in CORE_HOSTED
-        if name in methods
-    }  # while they work
+    expected = {  # while they work
+        name: outcome(rk.Simulation(block=2), job(name, ragged(kind), **HARD)) for name, kind in CORE_HOSTED
+    }
     said = [process.communicate(timeout=500) for process in each]
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in said]
     errors = [error for _, error in said]

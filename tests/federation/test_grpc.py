@@ -16,13 +16,14 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 CASES: dict[str, dict[str, Any]] = {
     "local steps": {"name": "FedAvg"},
-    "bilevel": {"name": "FedNest"},
+    "bilevel": {"name": "FedBiO"},
+    "many exchanges": {"name": "FedNest"},
     "memory": {"name": "Ditto"},
     "two exchanges": {"name": "FedSVRG"},
     "compositional": {"name": "FedDRO"},
     "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
 }
-FAST = ("local steps", "memory", "two exchanges")
+FAST = ("local steps", "bilevel", "memory", "two exchanges", "compositional")
 
 
 def counted(played: Played) -> tuple[dict[str, int], list[Any]]:
