@@ -25,6 +25,8 @@ class HostArray:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.view(np.ndarray)  # the same memory; slices of a memmap itself are slow to make
+        # The type of its rows in JAX, as it is set when clients are made.
+        self.dtype = np.dtype(jax.dtypes.canonicalize_dtype(self.array.dtype.newbyteorder("=")))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,11 +37,6 @@ class HostArray:
     def ndim(self) -> int:
         """As of the array."""
         return self.array.ndim
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of its rows in JAX."""
-        return np.dtype(jax.dtypes.canonicalize_dtype(self.array.dtype.newbyteorder("=")))
 
     @property
     def row_bytes(self) -> int:
@@ -92,6 +89,16 @@ def check(placement: Any) -> None:
             f'placement={placement!r} is not known: give "device", or "host" for rows that stay in NumPy arrays or in '
             "a numpy.memmap, of which only a cohort's travel to the device."
         )
+
+
+def check_types(value: Any) -> None:
+    """Raise TypeError where rows are wider than JAX has numbers now."""
+    for leaf in jax.tree.leaves(value):
+        if isinstance(leaf, HostArray) and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            raise TypeError(
+                f"The clients have rows of {leaf.dtype} on the host: they were made with jax_enable_x64, and this run "
+                "is without it. Make the clients without it, too, or set it for the run."
+            )
 
 
 def on_host(value: Any) -> bool:

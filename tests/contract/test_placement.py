@@ -1,5 +1,6 @@
 """Rows that stay on the host give the numbers of rows on the device, and only those that are needed are read."""
 
+import itertools
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,72 @@ def test_rounds_in_any_portions() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("where", ["read", "store"])
+@pytest.mark.parametrize("turn", [1, 4])
+def test_an_error_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch, where: str, turn: int) -> None:
+    """Of the disk, say, in the first plan or a later one: the session goes on from where it was."""
+    session, plain, calls = opened(), opened("device"), itertools.count(1)
+    own = getattr(staged.Stage, where)
+
+    def fails_once(*given: Any) -> Any:
+        if next(calls) == turn:
+            raise OSError("the disk is gone")
+        return own(*given)
+
+    monkeypatch.setattr(staged.Stage, where, fails_once)
+    with pytest.raises(OSError, match="the disk is gone"):
+        session.advance(12)
+    done = session.rounds
+    assert done < 12
+    assert (done > 0) == (turn > 1)
+    plain.advance(done) if done else None
+    close(session.state, plain.state)
+    session.advance(12 - done), plain.advance(12 - done)
+    close(session.state, plain.state)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_of_later_rounds_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened()
+    session.advance(1)
+    end = session._ready.end
+    own = staged._read
+    monkeypatch.setattr(staged, "_read", lambda *given: own(*given) if given[2] < end else 1 / 0)
+    session = opened()
+    assert len(session.advance(end)) == end
+    with pytest.raises(ZeroDivisionError):
+        session.advance(1)
+
+
+def test_a_handful_of_bytes() -> None:
+    session = rk.Simulation().open(
+        Job(
+            rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)),
+            rk.Clients.from_arrays(np.arange(5, dtype=np.uint8), np.ones(5, int), placement="host"),
+            rk.FedAvg(step=0.1), (jnp.ones(()), ()), 2,
+        )
+    )  # fmt: skip
+    session.init()
+    assert len(session.advance(3)) == 3
+
+
+def test_types_that_only_jax_has() -> None:
+    runs = []
+    for where in placement.PLACES:
+        narrow = {"a": np.asarray(rows()["a"], jnp.bfloat16), "t": np.asarray(rows()["t"], jnp.float8_e4m3fn)}
+        clients = rk.Clients.from_arrays(narrow, SIZES, placement=where)
+        loss = lambda x, b: jnp.mean((b["a"].astype(float) @ x - b["t"].astype(float)) ** 2)
+        runs.append(rk.solve(rk.SingleLevel(loss), clients, FEDAVG, np.ones(3), 3, cohort=COHORT).x)
+    close(*runs)
+
+
+def test_clients_of_wider_numbers_than_the_run_has() -> None:
+    clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
+    with jax.enable_x64(False), pytest.raises(TypeError, match="made with jax_enable_x64, and this run is without it"):
+        rk.solve(case("SingleLevel").problem, clients, FEDAVG, np.ones(3, np.float32), 3, cohort=COHORT)
+
+
 def test_client_by_client() -> None:
     given = {"rounds": 1, "cohort": 2, "keep_best": None, "evaluate_client": None}
     runs = [solved(where, engine=rk.Simulation(debug=True), **given) for where in placement.PLACES]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rookery import fed
+from rookery import fed, placement
 from rookery.clients import Clients, Source
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
@@ -133,6 +133,7 @@ def largest(sizes: Any, count: int) -> int:
 
 def prepared(job: Job, block: int | str, debug: bool = False, convolve: str = "auto") -> tuple[Traced, Fetched, int]:
     """A job's plans as they are computed with rows that are fetched, these rows, and the size of blocks."""
+    placement.check_types([source.rows for source in job.clients.levels().values() if source is not None])
     most = AUTO_BLOCK if isinstance(block, str) else block
     size = 1 if debug else _that_fit(job.clients, min(most, job.clients.n))
     data = fetched(job.clients, size)

@@ -68,12 +68,13 @@ class Pool:
         n = len(sizes[0])
         self._next = np.full(n, NEVER, np.int64)  # the round in which a client is needed next
         self._locked = np.zeros(n, bool)  # needed by the rounds that are being planned
-        self._clear()
+        self.clear()
         self._begin, self._ids = 0, np.zeros((0, 0), np.int32)
         self._following = np.zeros((0, 0), np.int64)  # for each of a cohort, the round in which it is needed again
-        self.planned = -1  # the round after those planned last
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Nobody's rows are there."""
+        self.planned = -1  # the round after those planned last
         self._arenas = [Arena(room) for room in self._rooms]
         self._places: dict[int, tuple[int, ...]] = {}
         self._queue: list[tuple[int, int]] = []  # (-next round, client): entries that no longer hold are skipped
@@ -85,14 +86,14 @@ class Pool:
         aside: list[tuple[int, int]] = []
         self._locked[:] = False
         end, cost, counted = t, 0, 0
-        while end < t + most and cost < enough:
+        while end < t + most and (end == t or cost < enough):
             cohort = self._ids[end - self._begin]
             self._locked[cohort] = True
             fits = self._fits(cohort, moves, aside)
             if not fits and end > t:
                 break
             if not fits:  # the room is there, in too many parts: start anew
-                self._clear()
+                self.clear()
                 moves, aside = [], []
                 fits = self._fits(cohort, moves, aside)
                 assert fits, "a cohort that there is no room for"

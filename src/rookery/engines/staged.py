@@ -116,34 +116,41 @@ class Session(simulation.Session):
         done: list[Amounts] = []
         flights: deque[_Flight] = deque()
         go, t, end = jnp.bool_(True), self.rounds, self.rounds + rounds
-        if self.stopped is None:
-            self._bring(t)
-        while t < end and self.stopped is None:
-            assert self._ready is not None
-            count = min(self._ready.end, end) - t
-            self._carry, reports, go = program(
-                traced.round.consts, stage.clients, traced.hyper, self._carry, t, count, strict, traced.seed, go
-            )
-            flights.append(_Flight(count, reports))
-            t += count
-            while len(flights) > 1:
-                done += self._landed(flights.popleft())
-            if self.stopped is None:
+        try:
+            while t < end and self.stopped is None:
                 self._bring(t)
-        while flights and self.stopped is None:
-            done += self._landed(flights.popleft())
+                assert self._ready is not None
+                count = min(self._ready.end, end) - t
+                self._carry, reports, go = program(
+                    traced.round.consts, stage.clients, traced.hyper, self._carry, t, count, strict, traced.seed, go
+                )
+                flights.append(_Flight(count, reports))
+                t += count
+                if len(flights) > 1:
+                    done += self._landed(flights)
+        finally:  # where rows could not be read, too: the state is that after all rounds that were begun
+            while flights and self.stopped is None:
+                done += self._landed(flights)
         return done
 
-    def _landed(self, flight: _Flight) -> list[Amounts]:
-        return self._told(jax.device_get(flight.reports), flight.rounds)
+    def _landed(self, flights: "deque[_Flight]") -> list[Amounts]:
+        """What the first of them has cost, once it is done."""
+        reports = jax.device_get(flights[0].reports)
+        return self._told(reports, flights.popleft().rounds)
 
     def _bring(self, t: int) -> None:
         """See to it that the rows for round t are there, or on their way, and that those for later rounds are read."""
         assert self._stage is not None
         while self._ready is None or not self._ready.begin <= t < self._ready.end:
-            coming = self._coming or self._ask(t)
-            plan, pieces = coming.result()
-            self._stage.store(pieces)  # those of other rounds, too: the pool counts on them
+            self._coming = self._coming or self._ask(t)
+            try:
+                plan, pieces = self._coming.result()
+                self._stage.store(pieces)  # those of other rounds, too: the pool counts on them
+            except BaseException:
+                if self._coming.done():  # nobody knows what has arrived; who is only interrupted waits again
+                    self._pool.clear()
+                    self._ready = self._coming = None
+                raise
             self._ready, self._coming = plan, None
         if self._coming is None:
             self._coming = self._ask(self._ready.end)
@@ -349,10 +356,9 @@ class Stage:
         ends: dict[str, int] = {}
 
         def part(shape: tuple[int, ...], dtype: Any) -> Part:
-            name = np.dtype(dtype).str
-            begin = ends.get(name, 0)
-            ends[name] = begin + int(np.prod(shape))
-            return Part(name, begin, shape)
+            begin = ends.get(np.dtype(dtype).name, 0)
+            ends[np.dtype(dtype).name] = begin + int(np.prod(shape))
+            return Part(np.dtype(dtype), begin, shape)
 
         layout: Layout = {}
         for k, (room, samples) in enumerate(zip(rooms, self._samples, strict=True)):
@@ -367,22 +373,22 @@ class Stage:
         sent = self._sent.get(rooms)
         if sent and sent[0][1].is_ready():
             return sent.popleft()[0]
-        ends: dict[str, int] = {}
+        rooms_of: dict[Any, int] = {}
         for part in layout.values():
-            ends[part.dtype] = max(ends.get(part.dtype, 0), part.begin + int(np.prod(part.shape)))
-        return {dtype: placement.buffer((end,), np.dtype(dtype)) for dtype, end in ends.items()}
+            rooms_of[part.dtype] = max(rooms_of.get(part.dtype, 0), part.begin + int(np.prod(part.shape)))
+        return {dtype.name: placement.buffer((room,), dtype) for dtype, room in rooms_of.items()}
 
 
 class Part(NamedTuple):
     """Where in the numbers of a type an array is."""
 
-    dtype: str
+    dtype: np.dtype[Any]
     begin: int
     shape: tuple[int, ...]
 
     def of(self, numbers: dict[str, Any]) -> Any:
         """The array itself."""
-        return numbers[self.dtype][self.begin : self.begin + int(np.prod(self.shape))].reshape(self.shape)
+        return numbers[self.dtype.name][self.begin : self.begin + int(np.prod(self.shape))].reshape(self.shape)
 
 
 Layout = dict[tuple[int, Any], Part]
