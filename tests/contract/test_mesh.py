@@ -57,20 +57,16 @@ def on_one_device(name: str, cohort: int) -> Any:
     return outcome(rk.Simulation(), many(METHODS[name], cohort, **HARD), 3)
 
 
-@pytest.mark.parametrize(
-    "cohort", [pytest.param(2, marks=pytest.mark.slow), 7, pytest.param(11, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    "name", ["DRFA", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PDSGD", "FedAvg"))]
-)
-@pytest.mark.parametrize(
-    ("mesh", "block"), [(2, 2), *(pytest.param(*how, marks=pytest.mark.slow) for how in ((4, "auto"), (2, 1)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cohort", [2, 7, 11])
+@pytest.mark.parametrize("name", ["DRFA", "PDSGD", "FedAvg"])
+@pytest.mark.parametrize(("mesh", "block"), [(2, 2), (4, "auto"), (2, 1)])
 def test_any_cohort_in_any_blocks(name: str, cohort: int, mesh: int, block: Any) -> None:
     what = many(METHODS[name], cohort, **HARD)
     agree(on_one_device(name, cohort), outcome(rk.Simulation(mesh=mesh, block=block), what, 3))
 
 
+@pytest.mark.slow
 def test_a_mesh_of_ones_own() -> None:
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[1:3]), ("any",))
     what = many(METHODS["FedAvg"], 5)

@@ -8,7 +8,8 @@ from tests.federation.studies import hosts, in_memory, without_data
 import rookery as rk
 
 
-@together(pairs(), default={"FedAvg"})
+@pytest.mark.slow
+@together(pairs())
 def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     here = outcome(rk.Simulation(), what)
