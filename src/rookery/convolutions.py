@@ -295,6 +295,22 @@ class _Windows(NamedTuple):
             total = part if total is None else total + part
         return _alone(total)
 
+    @property
+    def apart(self) -> bool:
+        """Whether each entry is in one window at most, and all windows lie within the array."""
+        return self.size == self.stride and not any(map(any, self.padding))
+
+    def spread(self, value: Array, which: Array, shape: Sequence[int]) -> Array:
+        """`put_back` of windows apart, each of which has a value at one of its entries: the `which`-th."""
+        wide = [length for pair in zip(value.shape, self.size, strict=True) for length in pair]
+        within = lambda a: lax.broadcast_in_dim(a, wide, range(0, 2 * a.ndim, 2))
+        numbers = lax.iota(jnp.int32, prod(self.size)).reshape(self.size)
+        here = within(which) == lax.broadcast_in_dim(numbers, wide, range(1, 2 * value.ndim, 2))
+        covered = [a * b for a, b in zip(value.shape, self.size, strict=True)]
+        spread = lax.select(here, within(value), jnp.zeros(wide, value.dtype)).reshape(covered)
+        edges = [(0, n - length, 0) for n, length in zip(shape, covered, strict=True)]
+        return lax.pad(spread, jnp.zeros((), value.dtype), edges) if list(shape) != covered else spread
+
 
 def _pooling(eqn: Any) -> Callable[..., Any] | None:
     params = eqn.params
@@ -334,6 +350,8 @@ def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: An
     for number, value in enumerate(rest, 1):
         stays = select_prim.bind(best, value)
         best, which = lax.select(stays, best, value), jnp.where(stays, which, number)
+    if windows.apart:
+        return windows.spread(source, which, array.shape)
     parts = [jnp.where(which == number, source, 0) for number in range(1 + len(rest))]
     return windows.put_back(parts, array.shape)
 

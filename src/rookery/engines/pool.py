@@ -113,40 +113,42 @@ class Pool:
         for client in cohort.tolist():
             if client in self._places:
                 continue
-            taken: list[int] = []
-            for arena, sizes in zip(self._arenas, self._sizes, strict=True):
-                begin = self._room(arena, sizes[client], aside)
-                if begin is None:
-                    self._give(client, taken)
-                    return False
-                taken.append(begin)
-            self._places[client] = tuple(taken)
+            places = self._placed(client, aside)
+            if places is None:
+                return False
+            self._places[client] = places
             heapq.heappush(self._queue, (-int(self._next[client]), client))
-            moves.append((client, *taken))
+            moves.append((client, *places))
         return True
 
-    def _room(self, arena: Arena, size: int, aside: list[tuple[int, int]]) -> int | None:
-        """Where so many rows of a level can go, others having made room if need be."""
-        begin = arena.take(size)
-        while begin is None:
-            left = self._leave(arena, aside)
-            if left is None:
-                return None
-            begin = arena.take(size) if left >= size else None
-        return begin
+    def _placed(self, client: int, aside: list[tuple[int, int]]) -> tuple[int, ...] | None:
+        """Where a client's rows of each level can go, others having made room if need be."""
+        taken: list[int] = []
+        for level, (arena, sizes) in enumerate(zip(self._arenas, self._sizes, strict=True)):
+            begin = arena.take(sizes[client])
+            while begin is None:
+                other = self._last(aside)
+                if other is None:
+                    self._give(client, taken)
+                    return None
+                places = self._places.pop(other)
+                if not taken and all(each[other] == each[client] for each in self._sizes):
+                    return places  # of one who has as many rows
+                freed = self._give(other, places)[level]
+                begin = arena.take(sizes[client]) if freed >= sizes[client] else None
+            taken.append(begin)
+        return tuple(taken)
 
-    def _leave(self, arena: Arena, aside: list[tuple[int, int]]) -> int | None:
-        """Let go of the client who is needed last; the free part there is now at a level. None if all are needed."""
+    def _last(self, aside: list[tuple[int, int]]) -> int | None:
+        """The client who is needed last of those who are there; None if all are needed."""
         while self._queue:
             entry = heapq.heappop(self._queue)
             later, client = -entry[0], entry[1]
             if client not in self._places or self._next[client] != later:
                 continue
-            if self._locked[client]:
-                aside.append(entry)
-                continue
-            freed = self._give(client, self._places.pop(client))
-            return freed[self._arenas.index(arena)]
+            if not self._locked[client]:
+                return client
+            aside.append(entry)
         return None
 
     def _give(self, client: int, places: Sequence[int]) -> list[int]:

@@ -243,7 +243,7 @@ class Piece(NamedTuple):
     """Rows of all levels that travel together, and where they go."""
 
     rooms: tuple[int, ...]  # how many rows of each level it has room for
-    numbers: dict[str, np.ndarray]  # by their type, end to end
+    numbers: dict[str, placement.Buffer]  # by their type, end to end
 
 
 class Stage:
@@ -278,7 +278,7 @@ class Stage:
         self._shapes = simulation.shapes((self._rows, self._offsets))
         self._stored: Any = None  # which is there once the last pieces are in their places
         self._reuse = jax.default_backend() != "cpu"  # a CPU's device may use a buffer as it is
-        self._sent: dict[Any, deque[tuple[dict[str, np.ndarray], Any]]] = {}  # buffers of pieces, and these there
+        self._sent: dict[Any, deque[tuple[dict[str, placement.Buffer], Any]]] = {}  # buffers of pieces, and these there
 
     @property
     def clients(self) -> Clients:
@@ -322,12 +322,13 @@ class Stage:
         rooms = tuple(eighths * size for size in self._part)
         layout = self._layout(rooms)
         buffers = self._buffer(rooms, layout)
+        numbers = {name: own.array for name, own in buffers.items()}
         for k, (level, own, length) in enumerate(zip(self.levels, runs, lengths, strict=True)):
             first = np.maximum(own.firsts, 0)
             for j, array in enumerate(level.arrays):
-                rows = layout[k, j].of(buffers)
+                rows = layout[k, j].of(numbers)
                 level.level.arrays[array].read(own.here + first - own.firsts, own.ends - first, rows[:length])
-            table = layout[k, "runs"].of(buffers)
+            table = layout[k, "runs"].of(numbers)
             table[:, : len(first)] = own.who, own.there, own.firsts
             table[:, len(first) :] = [[self._data.n], [level.room], [length]]  # nobody's rows, which go nowhere
         return Piece(rooms, buffers)
@@ -344,7 +345,8 @@ class Stage:
                 ("store", tuple(layout.items()), self._shapes),
                 lambda: jax.jit(partial(_store, layout), donate_argnums=(0, 1)),
             )
-            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, piece.numbers)
+            numbers = {name: own.sent() for name, own in piece.numbers.items()}
+            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers)
             if self._reuse:
                 self._sent.setdefault(piece.rooms, deque()).append((piece.numbers, self._stored))
             self.moved += sum(room * own.row_bytes for room, own in zip(piece.rooms, self.levels, strict=True))
@@ -368,7 +370,7 @@ class Stage:
         self._layouts[rooms] = layout
         return layout
 
-    def _buffer(self, rooms: tuple[int, ...], layout: "Layout") -> dict[str, np.ndarray]:
+    def _buffer(self, rooms: tuple[int, ...], layout: "Layout") -> dict[str, placement.Buffer]:
         """Room for a piece: that of one which has arrived, or new."""
         sent = self._sent.get(rooms)
         if sent and sent[0][1].is_ready():
@@ -376,7 +378,7 @@ class Stage:
         rooms_of: dict[Any, int] = {}
         for part in layout.values():
             rooms_of[part.dtype] = max(rooms_of.get(part.dtype, 0), part.begin + int(np.prod(part.shape)))
-        return {dtype.name: placement.buffer((room,), dtype) for dtype, room in rooms_of.items()}
+        return {dtype.name: placement.Buffer(room, dtype) for dtype, room in rooms_of.items()}
 
 
 class Part(NamedTuple):
