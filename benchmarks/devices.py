@@ -64,9 +64,14 @@ def pinned(cores: list[int]) -> list[str]:
 
 
 def environment(devices: int) -> dict[str, str]:
-    """That of a process with this number of devices, each of them a core."""
+    """That of a process with this number of devices, each of them a core.
+
+    Memory that is freed stays with the process (MALLOC_*): devices that give it back to the system after every program
+    and ask for it again wait for each other.
+    """
     flags = "--xla_cpu_multi_thread_eigen=false"
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
+    kept = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(10**11), "MALLOC_TOP_PAD_": str(2**26)}
+    return {**os.environ, **kept, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": flags}
 
 
 def seconds(mesh: Any, cohort: int) -> float:

@@ -175,7 +175,7 @@ def test_what_would_need_too_many_slices_is_left() -> None:
 @pytest.mark.parametrize(
     ("size", "strides", "padding"),
     [
-        pytest.param((2, 2), (2, 2), "VALID", marks=pytest.mark.slow),
+        ((2, 2), (2, 2), "VALID"),  # windows apart, which leave a row over
         ((3, 2), (2, 1), "SAME"),  # windows that overlap, and padding
         pytest.param((2, 3), (3, 3), ((1, 0), (2, 2)), marks=pytest.mark.slow),
         pytest.param((2, 2), (2, 2), "SAME", marks=pytest.mark.slow),
