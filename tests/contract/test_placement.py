@@ -420,10 +420,11 @@ def test_threads_that_share_a_copy(monkeypatch: pytest.MonkeyPatch, dtype: Any, 
     monkeypatch.setattr(placement, "_threads", lambda: 5)
     monkeypatch.setattr(placement, "_WORTH", 64)
     rng = np.random.default_rng(4)
-    rows = np.asarray(rng.integers(100, size=(400, 3)), dtype, order=order)
-    for count in (0, 1, 2, 7, 40):
-        sizes = rng.integers(0, 9, count)
-        begins = rng.integers(0, 390, count)
+    rows = np.asarray(rng.integers(100, size=(402, 3)), dtype, order=order)
+    runs = [(rng.integers(0, 390, count), rng.integers(0, 9, count)) for count in (0, 1, 2, 7, 40)]
+    alike = np.full(40, 4)  # whole clients, as they are where all have as many rows; and pieces of such
+    runs += [(4 * rng.integers(0, 100, 40), alike), (4 * rng.integers(0, 99, 40) + 1, alike), (alike[:0], alike[:0])]
+    for begins, sizes in runs:
         out = np.zeros((sizes.sum(), 3))
         placement.HostArray(rows).read(begins, sizes, out)
         np.testing.assert_array_equal(out, rows[placement.spread(begins, sizes)])
@@ -477,11 +478,11 @@ def test_an_arena_joins_what_is_given_back() -> None:
     assert arena.take(10) == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_pool_holds_what_rounds_need_and_reads_little(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n, cohort = 60, 6
-    sizes = [rng.integers(1, 12, n), rng.integers(3, 5, n)]
+    sizes = [rng.integers(1, 12, n), rng.integers(3, 5, n)] if seed < 3 else [np.full(n, 5), np.full(n, 3)]
     rooms = [int(np.sort(own)[-cohort:].sum() + 40 * (seed > 0)) for own in sizes]
     drawn = np.stack([np.sort(rng.choice(n, cohort, replace=False)) for _ in range(1000)])
     own = pool.Pool(sizes, [1, 2], rooms, lambda t: drawn[t : t + 50])
