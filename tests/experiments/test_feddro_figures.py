@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, reproduce
+from rookery.experiments import EXPERIMENTS, feddro, reproduce
 from rookery.experiments import feddro_theory as theory
 from rookery.experiments.experiment import fingerprint
 
@@ -42,6 +42,55 @@ def test_the_claim_on_fedavg_can_fail() -> None:
     assert theory.fedavg_stalls(pd.DataFrame(rows)).holds
     rows[-1]["error"] = 1e-3  # at the smaller step it comes close
     assert not theory.fedavg_stalls(pd.DataFrame(rows)).holds
+
+
+def image_ends(seeds: dict[str, tuple[int, ...]], ours: float, others: float, last: float) -> pd.DataFrame:
+    """One evaluation of every method: ours, the others, and the last baseline; seeds by data set, .001 apart."""
+    value = dict.fromkeys(feddro.IMAGES, others) | dict.fromkeys(feddro.IMAGES[:2], ours) | {feddro.IMAGES[-1]: last}
+    return pd.DataFrame(
+        {"run": f"{method}, {data}", "method": method, "data": data, "seed": seed, "round": 9}
+        | dict.fromkeys(feddro.METRICS, value[method] + 0.001 * seed * (method not in feddro.IMAGES[:2]))
+        for data, own in seeds.items()
+        for method in feddro.IMAGES
+        for seed in own
+    )
+
+
+def test_the_claims_on_risk_and_the_worst_class_go_by_the_seeds() -> None:
+    three = {"a": (0, 1, 2)}
+    one = {"b": (0,)}
+    checks = feddro.robust_risk, feddro.worst_class  # lower is better, higher is better
+    assert [check(image_ends(three, 0.5, 0.6, 0.6)).holds for check in checks] == [True, False]
+    assert [check(image_ends(three, 0.5, 0.4, 0.4)).holds for check in checks] == [False, True]
+    assert [check(image_ends(three, 0.5, 0.6, 0.4)).holds for check in checks] == [False, False]  # one is better
+    assert [check(image_ends(one, 0.5, 0.6, 0.6)).holds for check in checks] == [None, None]  # one seed
+    assert feddro.robust_risk(image_ends(three | one, 0.5, 0.6, 0.6)).holds is None
+    assert feddro.robust_risk(image_ends(three | one, 0.5, 0.4, 0.4)).holds is False
+    assert feddro.worst_class(image_ends(three, 0.0, 0.0, 0.0).assign(worst_accuracy=0.0)).holds is None
+
+
+def test_the_lead_of_dsfeddro_goes_by_the_seeds_of_every_data_set() -> None:
+    def found(seeds: dict[str, tuple[int, ...]], more: float) -> tuple[bool | None, str]:
+        results = image_ends(seeds, 0.5, 0.5, 0.5)
+        noise = 0.001 * results["seed"]
+        results.loc[results["method"] == "DS-FedDRO", list(feddro.ACCURACIES)] += more
+        results[list(feddro.ACCURACIES)] = results[list(feddro.ACCURACIES)].add(noise, axis=0)
+        finding = feddro.ds_above(results)
+        return finding.holds, finding.note
+
+    assert found({"a": (0, 1, 2), "b": (0, 1)}, 0.01)[0] is True
+    assert found({"a": (0, 1, 2), "b": (0, 1)}, -0.01)[0] is False
+    holds, note = found({"a": (0, 1), "b": (0,)}, 0.01)
+    assert holds is None
+    assert "a (2 seeds)" in note
+    assert "b (" not in note
+
+
+def test_the_committed_results_of_figure_1_are_its_runs() -> None:
+    results = pd.read_csv(Path(__file__).parents[2] / "docs/reproduction/feddro-fig1/results.csv")
+    there = {key: own["round"].tolist() for key, own in results.groupby(["run", "seed"])}
+    runs = EXPERIMENTS["feddro-fig1"].runs(False)
+    assert there == {(c.name, s): [*range(0, c.rounds + 1, c.every)] for c in runs for s in c.seeds}
 
 
 @pytest.mark.slow

@@ -43,8 +43,8 @@ def test_fig2a(fig2a):
 @pytest.mark.slow
 def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
     computed = []
-    run = experiment._run
-    monkeypatch.setattr(experiment, "_run", lambda config, *rest: computed.append(config.name) or run(config, *rest))
+    solve = experiment.solve
+    monkeypatch.setattr(experiment, "solve", lambda *given, **named: computed.append(given) or solve(*given, **named))
     runs = [config for config in figures.fig2c_runs(True) if config.labels["tau"] == 1]
     alone = dataclasses.replace(
         EXPERIMENTS["fednest-fig2c"], runs=lambda quick: runs, claims=(), picture=figures.fig2b_picture
