@@ -62,9 +62,7 @@ NOT_TO_COUNT = {
         "Both SVRG and FedOut stabilise the training.",
     ],
     "fedbio-rates": [
-        "FedBiO: communications grow no faster than ε^{-3/2}.",
         "FedBiOAcc: communications grow no faster than ε^{-1}.",
-        "FedNest: communications grow no faster than ε^{-2}.",
         "As ε falls FedBiOAcc's communications grow least, FedNest's most.",
     ],
 }
