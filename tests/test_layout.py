@@ -15,7 +15,7 @@ SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
     {"tree", "arguments", "metrics", "ledger", "weights", "hosts", "placement"},
-    {"draws", "jaxprs", "frames"},
+    {"draws", "jaxprs", "frames", "source"},
     {"convolutions"},
     {"problems", "clients", "channel", "computing"},
     {"client", "objectives", "channels", "variables"},

@@ -12,7 +12,7 @@ import numpy as np
 from rookery import hyperparameters, jaxprs
 from rookery.arguments import check_counts, check_seed
 from rookery.client import Client
-from rookery.clients import Clients, Source, overflows
+from rookery.clients import Clients
 from rookery.fed import Algorithm
 from rookery.problems import (
     Bilevel,
@@ -24,6 +24,7 @@ from rookery.problems import (
     call,
     inner_value_like,
 )
+from rookery.source import Source, overflows
 
 
 def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, Any]:

@@ -16,9 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery import convolutions, draws, jaxprs, ledger, tree
 from rookery.arguments import check_counts
-from rookery.clients import Batch, Chunks, Clients, Count, Rows
+from rookery.clients import Clients
 from rookery.ledger import WORK
 from rookery.problems import Problem, call
+from rookery.source import Batch, Chunks, Count, Rows
 
 C = TypeVar("C")
 Data = Batch | Chunks

@@ -12,9 +12,10 @@ from jax.flatten_util import ravel_pytree
 
 from rookery import checks
 from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients, Source
+from rookery.clients import Clients
 from rookery.placement import on_host
 from rookery.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
+from rookery.source import Source
 from rookery.variables import taken
 
 Verdict = Literal["good", "note", "bad"]

@@ -14,8 +14,9 @@ from rookery import channel as channels
 from rookery import convolutions, jaxprs, ledger
 from rookery.channel import Faults
 from rookery.client import Client, Data, Epochs, Steps
-from rookery.clients import Clients, Count, sample_cohort
+from rookery.clients import Clients, sample_cohort
 from rookery.problems import Problem
+from rookery.source import Count
 
 __all__ = [
     "Algorithm", "Client", "Data", "Epochs", "Fed", "NonFiniteError", "PerClient", "Schedule", "Step", "Steps",

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.arguments import is_number
-from rookery.clients import Count
 from rookery.fed import Algorithm, Epochs
+from rookery.source import Count
 
 
 class Split(NamedTuple):

@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from rookery.arguments import check_positive, is_number
-from rookery.clients import Clients, Rows
+from rookery.clients import Clients
 from rookery.placement import on_host
 from rookery.problems import Compositional, SingleLevel
+from rookery.source import Rows
 
 Losses = Float[Array, " m"]
 SampleLoss = Callable[[Any, Rows], Losses]

@@ -16,10 +16,10 @@ from jax.flatten_util import ravel_pytree
 
 import rookery as rk
 from rookery import tree
-from rookery.clients import Batch, Chunks
 from rookery.engines import simulation
 from rookery.engines.engine import Job
 from rookery.fed import Client
+from rookery.source import Batch, Chunks
 
 KEY = jax.random.key(0)
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, Step, Steps
 from rookery.parts import projection
 from rookery.parts.single_loop import Three, directions
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
+from rookery.source import Count
 
 Scalar = Float[Array, ""]
 Norms = tuple[Scalar, Scalar, Scalar]

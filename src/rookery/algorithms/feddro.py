@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import draws, tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step
 from rookery.parts.compositional import first_value, plus_h, slope
 from rookery.parts.storm import storm
 from rookery.problems import Compositional
+from rookery.source import Count
 
 Output = Literal["last", "random"]
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step, Steps
 from rookery.parts import features, hypergradient, inverse_hessian
 from rookery.parts.local import sgd, svrg
 from rookery.problems import Bilevel, Compositional, Minimax
+from rookery.source import Count
 
 _POWER_ITERATIONS, _LOCAL_POWER_ITERATIONS = 10, 5
 

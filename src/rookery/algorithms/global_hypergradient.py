@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import draws, tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, Step, Steps
 from rookery.parts import features
 from rookery.parts.local import svrg
 from rookery.problems import Bilevel
+from rookery.source import Count
 
 
 class State(NamedTuple):

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, Step, Steps
 from rookery.parts import hypergradient, inverse_hessian
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
+from rookery.source import Count
 
 Pair = tuple[tree.Tree, tree.Tree]  # one for x, one for y
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client, Data, Epochs, Fed, Step
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.projection import ball
 from rookery.parts.storm import storm
 from rookery.problems import Compositional, takes_key
+from rookery.source import Count
 
 
 class State(NamedTuple):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import tree
-from rookery.clients import Batch
 from rookery.fed import Client, Fed, Step
 from rookery.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
 from rookery.problems import SingleLevel
+from rookery.source import Batch
 
 
 def _shares(batch: Batch, losses: Float[Array, " rows"]) -> Float[Array, " rows"]:

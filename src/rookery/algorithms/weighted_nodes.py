@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import draws, tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed, PerClient, Step
 from rookery.parts import local_svrg
 from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference
 from rookery.parts.projection import capped_simplex
 from rookery.problems import SingleLevel, WeightedNodes
+from rookery.source import Count
 
 
 def _local_svrg(

@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery import fed, placement
-from rookery.clients import Clients, Source
+from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
 from rookery.engines.interpreter import AUTO_BLOCK, auto_block
 from rookery.placement import HostArray
+from rookery.source import Source
 
 BYTES = 2**30  # of a block's rows, at most, unless a single client has more
 

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from rookery import __version__, fed, ledger
 from rookery.checkpoints import Padded
-from rookery.clients import Clients, Source
+from rookery.clients import Clients
 from rookery.engines import engine, simulation
 from rookery.engines.engine import Job
 from rookery.engines.interpreter import Block, Interpreter, inside, weighted_sum
@@ -27,6 +27,7 @@ from rookery.hosts import ALONE, HostError, Hosts
 from rookery.jaxprs import digest
 from rookery.ledger import Amounts
 from rookery.plan import Call, Carry, Plan
+from rookery.source import Source
 
 AXIS = "clients"
 _EVERYBODY, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)

@@ -4,9 +4,9 @@ import jax
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client, Fed
 from rookery.problems import Problem
+from rookery.source import Count
 
 
 def slope(problem: Problem, y: tree.Tree) -> tree.Tree:

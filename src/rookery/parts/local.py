@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rookery import tree
-from rookery.clients import Count
 from rookery.fed import Client
 from rookery.parts import optimizers
+from rookery.source import Count
 
 Gradient = Callable[[tree.Tree, Any], tree.Tree]  # (z, ν) -> the gradient at z on the ν-th minibatch
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery import draws, tree
-from rookery.clients import Count
 from rookery.fed import Client, Data
+from rookery.source import Count
 
 Average = Literal["last", "theory"]
 

@@ -12,10 +12,11 @@ import optax
 from jaxtyping import Array, Float
 
 from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients, Rows
+from rookery.clients import Clients
 from rookery.data import PARTITIONS, load
 from rookery.objectives import Objective, equal_opportunity, group_shares
 from rookery.problems import SingleLevel
+from rookery.source import Rows
 from rookery.tasks.task import Task, choice
 
 GROUPS = ("White", "Black", "other")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from rookery import hyperparameters, plan
 from rookery.checks import check_means, check_measure, start_values
-from rookery.clients import Clients, Source
+from rookery.clients import Clients
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.dataflow import PlanGuard
 from rookery.engines.federation.site import Guard, RefusedError, Site
@@ -25,6 +25,7 @@ from rookery.engines.federation.store import Store
 from rookery.jaxprs import digest
 from rookery.plan import Plan, Setting
 from rookery.problems import Problem
+from rookery.source import Source
 
 LOG = logging.getLogger("rookery.site")
 _NAME = re.compile(r"[0-9a-f]{8,64}")
