@@ -312,8 +312,8 @@ DYING = (
     "of the start's dying away, by which the mean so far falls like 1/t."
 )
 LEAST = (
-    "The slopes are in that order and their intervals apart, but FedBiOAcc's is that of the start's dying away, −1: its "
-    "floor is below a tenth of every ε."
+    "The slopes are in that order and their intervals apart, but FedBiOAcc's is that of the start's dying away, −1: "
+    "its floor is below a tenth of every ε."
 )
 FEW = "Fewer than three ε have their best step inside the grid."
 WIDE = "The 95 % interval is too wide to tell."
