@@ -86,10 +86,54 @@ def test_the_lead_of_dsfeddro_goes_by_the_seeds_of_every_data_set() -> None:
     assert "b (" not in note
 
 
-def test_the_committed_results_of_figure_1_are_its_runs() -> None:
-    results = pd.read_csv(Path(__file__).parents[2] / "docs/reproduction/feddro-fig1/results.csv")
+def test_fedavg_is_the_worst_only_by_the_seeds() -> None:
+    three = {"a": (0, 1, 2)}
+    assert feddro.fedavg_worst(image_ends(three, 0.5, 0.5, 0.4)).holds is True
+    assert feddro.fedavg_worst(image_ends(three, 0.3, 0.5, 0.4)).holds is False
+    found = feddro.fedavg_worst(image_ends({"b": (0,)}, 0.3, 0.5, 0.4))
+    assert found.holds is None
+    assert "DS-FedDRO (test accuracy, b)" in found.note
+
+
+def test_of_the_long_runs_those_with_the_best_step_by_the_first_seed_are_compared() -> None:
+    long = [f"{feddro.LONG}, step {step:g}" for step in (0.01, 0.05)]
+    parts = [image_ends({"a": (0,), data: (0, 1)}, 0.5, 0.5, 0.5) for data in long]
+    results = pd.concat([parts[0], parts[1][parts[1]["data"] != "a"]], ignore_index=True)
+    results = results[(results["method"] != "PDSGD") | (results["data"] != long[1])]  # one step
+    first, best = results["seed"] == 0, results["data"] == long[1]
+    results.loc[(results["method"] == "FedDRO") & best & first, "train_accuracy"] = 0.6
+    results.loc[(results["method"] == "MBSGD") & best & ~first, "train_accuracy"] = 0.9  # not the first seed
+    compared = feddro._compared(results)
+    assert list(compared["data"].unique()) == ["a", feddro.LONG]
+    steps = compared[compared["data"] == feddro.LONG].groupby("method")["run"].unique().map(list)
+    assert steps["FedDRO"] == [f"FedDRO, {long[1]}"]
+    assert steps["PDSGD"] == [f"PDSGD, {long[0]}"]
+    assert steps["MBSGD"] == [f"MBSGD, {long[0]}"]
+
+
+def test_more_local_steps_help_and_saturate_by_the_seeds() -> None:
+    def found(accuracies: tuple[float, ...], noise: float = 0.0) -> bool | None:
+        rows = [
+            {"run": f"{method} {local}", "method": method, "data": feddro.SYNCED, "local": local, "seed": seed}
+            | {"round": at, "train_accuracy": value + (seed - 1) * noise * (local > 1)}
+            for method in feddro.IMAGES[:2]
+            for local, value in zip(feddro.IMAGE_SWEEP, accuracies, strict=True)
+            for seed in (0, 1, 2)
+            for at in (0, 120, 240)
+        ]
+        return feddro.image_locals_help(pd.DataFrame(rows)).holds
+
+    assert found((0.4, 0.6, 0.65)) is True
+    assert found((0.4, 0.6, 0.75)) is False  # it goes on
+    assert found((0.6, 0.4, 0.45)) is False  # it costs
+    assert found((0.4, 0.6, 0.65), noise=0.3) is None
+
+
+@pytest.mark.parametrize("name", ["feddro-fig1", "feddro-fig3"])
+def test_the_committed_results_are_those_of_the_runs(name: str) -> None:
+    results = pd.read_csv(Path(__file__).parents[2] / f"docs/reproduction/{name}/results.csv")
     there = {key: own["round"].tolist() for key, own in results.groupby(["run", "seed"])}
-    runs = EXPERIMENTS["feddro-fig1"].runs(False)
+    runs = EXPERIMENTS[name].runs(False)
     assert there == {(c.name, s): [*range(0, c.rounds + 1, c.every)] for c in runs for s in c.seeds}
 
 
