@@ -17,7 +17,14 @@ def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     agree(here, there)
 
 
-@pytest.mark.parametrize("name", names())
+# One of each family, the one with the most to it; all of them are in the slow test, in the hard setting.
+FAMILIES = {
+    "ASFBO", "AccFCSGM", "AFL", "CommFedBiO", "DSFedDRO", "FastDRO", "FedBiOAcc", "FedMBO", "FedSVRG", "LFedNestSVRG",
+    "LocalBSGVR", "NASA", "PFedMe", "ScaffoldSaddle", "StocBiO", "WeightedNodesProx",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in names()])
 def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     what = job(name, ragged(claims(name)[0], 2), full(name))
     here = outcome(rk.Simulation(), what, 1)
