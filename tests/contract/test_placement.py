@@ -112,6 +112,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def roomy(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for any two cohorts, so that several rounds are one call."""
+    monkeypatch.setattr(staged, "BYTES", int(SIZES.sum()) * 8 * 4 * 3 // 4)
+
+
+@pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The clients whose rows are read."""
     owner, seen = np.repeat(np.arange(N), SIZES), set[int]()
@@ -247,8 +253,9 @@ def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
     assert program._cache_size() == 1
 
 
-@pytest.mark.usefixtures("small")
-def test_a_value_that_is_not_finite_ends_the_run_in_the_middle() -> None:
+@pytest.mark.parametrize("room", ["small", "roomy"])
+def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, request: Any) -> None:
+    request.getfixturevalue(room)
     data = rows()
     *before, last = map(set, cohorts(6).tolist())
     data["a"][np.isin(np.repeat(np.arange(N), SIZES), list(last - set.union(*before)))] = 1e308
@@ -262,8 +269,9 @@ def test_a_value_that_is_not_finite_ends_the_run_in_the_middle() -> None:
     close(device.state, host.state)
 
 
-@pytest.mark.usefixtures("small")
-def test_too_few_replies_end_the_run_at_the_same_round() -> None:
+@pytest.mark.parametrize("room", ["small", "roomy"])
+def test_too_few_replies_end_the_run_at_the_same_round(room: str, request: Any) -> None:
+    request.getfixturevalue(room)
     failed = []
     for where in ("device", "host"):
         with pytest.raises(rk.RoundFailedError) as error:
@@ -294,9 +302,11 @@ def test_a_callback_that_ends_the_run_loses_no_round() -> None:
     same(one, other)
 
 
-@pytest.mark.usefixtures("small")
-def test_rounds_in_any_portions() -> None:
+@pytest.mark.parametrize("room", ["small", "roomy"])
+def test_rounds_in_any_portions(room: str, request: Any) -> None:
+    request.getfixturevalue(room)
     session, plain = opened(), opened("device")
+    assert (session._at_once == 1) == (room == "small")
     for count in (1, 3, 7, 2, 11):
         assert len(session.advance(count)) == count
     plain.advance(24)

@@ -249,7 +249,7 @@ def minimum(job: Job) -> int:
 def shapes(value: Any) -> Any:
     """Structure, shapes and types of a pytree."""
     leaves, structure = jax.tree.flatten(value)
-    return structure, tuple((a.shape, str(a.dtype)) for a in leaves)
+    return structure, tuple((a.shape, a.dtype) for a in leaves)
 
 
 def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
@@ -366,7 +366,11 @@ def advance(
     program: Program, cohort: int, minimum: int, limit: int, consts: Any, clients: Clients, hyper: Any, carry: Carry,
     begin: Any, rounds: Any, strict: Any, seed: Array,
 ) -> Any:  # fmt: skip
-    """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated."""
+    """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
+
+    Where the limit is one round there is no loop, whose end a GPU would have to tell the host: it is left to compute,
+    and its result is not taken where no round is wanted.
+    """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
     once = jax.jit(partial(one_round, program, cohort, consts, clients, hyper))  # traced once, for shapes and loop
     reported = jax.eval_shape(once, carry, begin, seed)[-1]
@@ -374,16 +378,17 @@ def advance(
     width = sum(leaf.size for leaf in leaves)
 
     def body(state: Any) -> Any:
-        i, _, carry, reports = state
+        i, wanted, carry, reports = state
         ids, own, after, report = once(carry, begin + i, seed)
         enough = report["least"] >= minimum
-        good = enough & (jnp.all(report["finite"]) | ~strict)
+        good = wanted & enough & (jnp.all(report["finite"]) | ~strict)
         row = jnp.concatenate([leaf.astype(jnp.uint32).ravel() for leaf in jax.tree.leaves(report)])
         carry = put(program, clients.n, carry, ids, own, after, good)
         return i + 1, good, carry, reports.at[i].set(row)
 
-    first = (jnp.int32(0), jnp.bool_(True), carry, jnp.zeros((limit, width), jnp.uint32))
-    *_, carry, reports = jax.lax.while_loop(lambda s: (s[0] < rounds) & s[1], body, first)
+    first = (jnp.int32(0), rounds > 0, carry, jnp.zeros((limit, width), jnp.uint32))
+    going = lambda state: (state[0] < rounds) & state[1]
+    *_, carry, reports = body(first) if limit == 1 else jax.lax.while_loop(going, body, first)
     columns = jnp.split(reports, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
     back = [c.reshape(limit, *leaf.shape).astype(leaf.dtype) for c, leaf in zip(columns, leaves, strict=True)]
     return carry, jax.tree.unflatten(structure, back)

@@ -84,6 +84,8 @@ class Session(simulation.Session):
             levels = self._stage.levels
             sizes, costs, rooms = zip(*((own.level.sizes, own.row_bytes, own.room) for own in levels), strict=True)
             self._pool = pool.Pool(sizes, costs, rooms, self._cohorts)
+            two = all(own.room >= 2 * fetched.largest(own.level.sizes, job.cohort) for own in levels)
+            self._at_once = simulation.ROUNDS_AT_ONCE if two else 1  # rounds in a call
         self._ready: pool.Plan | None = None  # rounds for which all rows are there, or on their way
         self._coming: Future[tuple[pool.Plan, list[Piece]]] | None = None  # and those after them
         self._reader = ThreadPoolExecutor(1, "rookery-reader")  # plans, and reads rows, while rounds are computed
@@ -120,7 +122,7 @@ class Session(simulation.Session):
             while t < end and self.stopped is None:
                 self._bring(t)
                 assert self._ready is not None
-                count = min(self._ready.end, end) - t
+                count = min(self._ready.end, end, t + self._at_once) - t
                 self._carry, reports, go = program(
                     traced.round.consts, stage.clients, traced.hyper, self._carry, t, count, strict, traced.seed, go
                 )
@@ -166,7 +168,7 @@ class Session(simulation.Session):
 
     def _rounds(self, clients: Clients) -> Any:
         of, job, block = self._pooled.round, self._job, self._settings.block
-        fixed = job.cohort, simulation.minimum(job), simulation.ROUNDS_AT_ONCE
+        fixed = job.cohort, simulation.minimum(job), self._at_once
         return engine.PROGRAMS.find(
             ("staged rounds", of.identity, simulation.shapes(clients), block, *fixed),
             lambda: jax.jit(partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
