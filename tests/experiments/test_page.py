@@ -60,10 +60,7 @@ NOT_TO_COUNT = {
         "The more a method communicates, the larger the rate at which it converges.",
         "Both SVRG and FedOut stabilise the training.",
     ],
-    "fedbio-rates": [
-        "FedBiOAcc: communications grow no faster than ε^{-1}.",
-        "As ε falls FedBiOAcc's communications grow least, FedNest's most.",
-    ],
+    "fedbio-rates": ["FedBiOAcc: communications grow no faster than ε^{-1}."],
 }
 
 

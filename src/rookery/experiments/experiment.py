@@ -91,6 +91,7 @@ class Experiment:
         grid: how the best of them are found; values at the edge of what was tried are marked, or the search goes on
             beyond them.
         headlines: the numbers that the page of all reproductions shows.
+        thinned: thinned(results) gives what `results.csv` is to hold, where all of it would be too large; None: all.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Experiment:
     grid: Grid | None = None
     headlines: Callable[[pd.DataFrame], list["Headline"]] | None = None
     more: Mapping[str, Callable[[pd.DataFrame], Figure]] = field(default_factory=dict)
+    thinned: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     @property
     def pictures(self) -> dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]]:
@@ -148,7 +150,8 @@ def run_experiment(
     folder = runs_folder(experiment, out)
     stored = _compute(experiment.name, folder, [*searched, *configs], data_dir, progress)
     results = pd.concat([_read(stored[c.name, s], c, s) for c in configs for s in c.seeds], ignore_index=True)
-    _write(out / "results.csv", results.to_csv(index=False, float_format="%.10g"))
+    written = results if experiment.thinned is None else experiment.thinned(results)
+    _write(out / "results.csv", written.to_csv(index=False, float_format="%.10g"))
     if searched:
         compute = lambda more: _compute(experiment.name, folder, more, data_dir, progress)
         search = _widened(experiment, searched, stored, compute, progress)
