@@ -49,16 +49,17 @@ def moved(name: str) -> float:
     read by the two products of the anchor. Three batches are picked, multiplied and seen. Two gradients by x: a batch,
     what comes back, and x's gradient, written and then summed over clients. A local step (23) and a term of the series
     (5) pick a batch of what y sees, of which four products are made; a local step has y six times besides.
-    ASFBO, a local step (15): x is made of its start and q (one read, one written). Two batches are picked, multiplied
-    by x, seen, and multiplied again by what comes back, which gives two gradients. The update reads q, u and both, and
-    writes q and u. What y sees is read or written sixteen times by the output layer's products and their tangents.
+    ASFBO, a local step (15): x is made of its start and q (one read, one written). Two batches are picked and,
+    together, multiplied by x, seen, and multiplied again by what comes back, which gives a gradient. The update reads
+    q, u and that, and writes q and u. What y sees is read or written sixteen times by the output layer's products and
+    their tangents.
     """
     if name == "FedNest":
         samples, seen = 300 * ROW, 300 * HIDDEN
         picked = 3 * samples + 3 * seen + 3 * (3 * BATCH + SEEN)
         by_x = 2 * (BATCH + SEEN + 2 * X)
         return 4 * (picked + by_x + (23 + 5) * 6 * SEEN + 23 * 6 * Y)
-    return 4 * 15 * (8 * BATCH + 12 * X + 16 * SEEN)
+    return 4 * 15 * (8 * BATCH + 9 * X + 16 * SEEN)
 
 
 def multiplied(name: str) -> float:

@@ -243,6 +243,43 @@ class Client:
 
         return self._mean("g", self.problem.g, batch, all_three)  # type: ignore[union-attr]
 
+    def f_and_g(
+        self, x: tree.Tree, y: tree.Tree, v: tree.Tree, upper: Data, lower: Data
+    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        """∇_x f − ∇²_xy g · v, ∇_y g and ∇²_y g · v − ∇_y f, on a batch of each level.
+
+        Small batches of one kind go through the problem's features together, if it has any: a network then has one
+        product of matrices forward and one back where there would be two, and x's gradient is written once.
+        """
+        if not self._joined(x, upper, lower):
+            f_x, f_y = self.f_x_and_y(x, y, upper)
+            g_y, g_yy, g_xy = self.g_y_and_products(x, y, lower, v)
+            return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
+        self._count("gradients", 2)
+        self._count("products", 2)
+        problem: Any = self.problem
+        rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)  # type: ignore[union-attr]
+        count = _samples(upper)
+
+        def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩
+            seen = problem.features(x, rows)
+            of_f, of_g = (jax.tree.map(lambda a: a[cut], seen) for cut in (slice(count), slice(count, None)))
+            along = jax.jvp(lambda w: problem.g_seen(x, w, of_g), (w,), (v,))[1]
+            return problem.f_seen(x, y, of_f) - along, of_g
+
+        (d_x, f_y, minus_g_yy), of_g = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
+        return d_x, jax.grad(problem.g_seen, 1)(x, y, of_g), tree.scale(-1, tree.add(minus_g_yy, f_y))
+
+    def _joined(self, x: tree.Tree, upper: Data, lower: Data) -> bool:
+        """Whether both batches go through the features as one: rows of one kind, no padding, fewer numbers than x."""
+        plain = all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower))
+        if not plain or self.problem.features is None or self.problem.random:
+            return False
+        kind = lambda batch: jax.tree.map(lambda a: (a.shape[1:], a.dtype), batch.rows)
+        numbers = lambda *trees: sum(jnp.size(leaf) for leaf in jax.tree.leaves(trees))
+        rows = [batch.rows for batch in (upper, lower)]  # type: ignore[union-attr]
+        return kind(upper) == kind(lower) and numbers(*rows) <= numbers(x)
+
     def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
         """The inner function's value; a value alone counts by its samples, as those of f and g do."""
         return self._mean("r", self._inner, batch, lambda r: r(x))

@@ -66,6 +66,10 @@ class Bilevel:
         """The lower loss on a batch."""
         return call(self.lower, x, y, batch if self.features is None else self.features(x, batch), key=key)
 
+    def f_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The upper loss on a batch that `features` has been applied to already."""
+        return call(self.upper, x, y, seen, key=key)
+
     def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """The lower loss on a batch that `features` has been applied to already."""
         return call(self.lower, x, y, seen, key=key)

@@ -322,6 +322,38 @@ def test_features_change_no_gradient(regime: str, size: int | None) -> None:
     assert np.abs(a).min() > 1e-4  # x and y matter in all of them
 
 
+def _wide(x: Any, batch: Any) -> Any:
+    return {**batch, "a": jnp.tanh(batch["a"] @ x["w"])}
+
+
+def _head(x: Any, y: Any, batch: Any) -> Any:
+    """Of x itself, too; the numbers of a batch that are no real ones go through as they are."""
+    far = batch["a"] @ y - batch["t"] + batch["n"] % 2
+    return jnp.mean(jnp.log(jnp.cosh(far))) + 0.1 * jnp.sum(jnp.sin(x["w"])) * jnp.sum(y**2)
+
+
+@pytest.mark.parametrize("sizes", [[5, 5, 5], [5, 2, 4]], ids=["equal", "unequal"])
+def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directions, and what is counted of them, are those of each level by itself."""
+    level = lambda seed: [{**own, "n": np.arange(len(own["t"]))} for own in samples(sizes, seed)]
+    problem, clients = rk.Bilevel(_head, lambda *z: 2 * _head(*z), features=_wide), rk.Clients(level(1), level(2))
+    rng = np.random.default_rng(5)
+    x, y, v = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9), rng.normal(size=9)
+    joined = Client._joined
+    found: list[bool] = []
+    ends = []
+    for at_once in (True, False):
+        asked = lambda *given: found.append(joined(*given)) or (at_once and found[-1])
+        monkeypatch.setattr(Client, "_joined", asked)
+        c = Client(problem, clients, 1, 1)
+        ends.append([*c.f_and_g(x, y, v, c.upper(KEY, 3, 1), c.lower(KEY, 2, 1)), c.counts])
+    assert found == [sizes[0] == sizes[1]] * 2
+    for a, b in zip(*(jax.tree.leaves(own) for own in ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
+    whole = Client(problem, clients, 1, 1)
+    assert not joined(whole, x, whole.upper(), whole.lower())  # more numbers than x has
+
+
 def test_features_are_left_out_where_they_would_cost_more() -> None:
     c = Client(WITH, rk.Clients(samples([4, 4])), 0, 0)
     assert c.seen(X, uses=3) is None  # fewer samples than the whole data set

@@ -23,11 +23,10 @@ def directions(
     g_2, g_3 = (g_1, g_1) if one_lower else (c.lower(orders[k], upper, step) for k in (3, 4))
 
     def at(x: tree.Tree, y: tree.Tree, z: tree.Tree) -> Three:
+        if one_lower:  # and then one of f, too
+            return c.f_and_g(x, y, z, f_1, g_1)
         f_x, f_y = c.f_x_and_y(x, y, f_1) if one_upper else (c.f_x(x, y, f_1), c.f_y(x, y, f_2))
-        if one_lower:
-            g_y, g_yy, g_xy = c.g_y_and_products(x, y, g_1, z)
-        else:
-            g_y, g_yy, g_xy = c.g_y(x, y, g_1), c.g_yy(x, y, g_3, z), c.g_xy(x, y, g_2, z)
+        g_y, g_yy, g_xy = c.g_y(x, y, g_1), c.g_yy(x, y, g_3, z), c.g_xy(x, y, g_2, z)
         return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
 
     return [at(*point) for point in points]
