@@ -345,13 +345,60 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
             continue
         z = _nudged((x, y))
         both_ways = _together_and_alone(_used_of(problem, clients, name))
-        traced, _ = jaxprs.trace(both_ways, z, rows)
-        key = jaxprs.digest(jaxprs.fingerprint(jaxprs.open_up(traced)), *traced.consts, *jax.tree.leaves(rows))
+        key = _key_of(both_ways, z, rows)
         if key not in _SOUND:
             _compare(problem, name, both_ways, (z, (x, y)), rows)
-            _SOUND[key] = None
-            if len(_SOUND) > _REMEMBERED:
-                _SOUND.popitem(last=False)
+            _remember(key)
+
+
+def check_features(problem: Problem, clients: Clients, x: Any) -> None:
+    """Raise ValueError if a row of a problem's features is not made of that row alone.
+
+    Tried out on two samples of each level, at a point near the start: both together, against one by one.
+    """
+    features: Any = problem.features
+    sources = [] if features is None else [s for s in (clients.lower, clients.upper) if s is not None]
+
+    def both_ways(x: Any, rows: Any) -> Any:
+        return features(x, rows), jax.vmap(lambda row: features(x, jax.tree.map(lambda a: a[None], row)))(rows)
+
+    for rows in (_two_samples(source, clients.here) for source in sources):
+        if rows is None or (key := _key_of(both_ways, _nudged(x), rows)) in _SOUND:
+            continue
+        together, alone = map(jax.tree.leaves, jax.jit(both_ways)(_nudged(x), rows))
+        for a, b in zip(together, alone, strict=True):
+            if a.shape[:1] != (2,) or b.shape != (2, 1, *a.shape[1:]) or not _close(a, b[:, 0]):
+                raise ValueError(
+                    "Bilevel.features makes something else of two samples together than of each of them alone. It has "
+                    "to keep the batch's leading axis, and to make each row of that row alone, without statistics of "
+                    "the batch: it is given all of a client's samples at once, or those of both levels. Compute what "
+                    "depends on the batch as a whole in the losses, and leave features out."
+                )
+        _remember(key)
+
+
+def _key_of(both_ways: Callable[..., Any], *given: Any) -> str:
+    """What is tried out, and on which numbers."""
+    traced, _ = jaxprs.trace(both_ways, *given)
+    return jaxprs.digest(jaxprs.fingerprint(jaxprs.open_up(traced)), *traced.consts, *jax.tree.leaves(given[1:]))
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Whether two arrays of numbers are the same to rounding, or have none to compare."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return bool(jnp.all(a == b))
+    if not bool(jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))):
+        return True
+    size = float(jnp.linalg.norm(a.ravel()) + jnp.linalg.norm(b.ravel()))
+    tolerance = min(0.1, max(1e-6, 8000 * float(jnp.finfo(a.dtype).eps)))
+    return float(jnp.linalg.norm((a - b).ravel())) <= tolerance * size + 1e-30
+
+
+def _remember(key: str) -> None:
+    """That this has been tried out and was sound."""
+    _SOUND[key] = None
+    if len(_SOUND) > _REMEMBERED:
+        _SOUND.popitem(last=False)
 
 
 def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any], z: Any, memory: Any) -> None:
@@ -435,9 +482,7 @@ def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Seq
     else:
         return
     for a, b in pairs:
-        tolerance = min(0.1, max(1e-6, 8000 * float(jnp.finfo(a.dtype).eps)))
-        size = float(jnp.linalg.norm(a.ravel()) + jnp.linalg.norm(b.ravel()))
-        if float(jnp.linalg.norm((a - b).ravel())) > tolerance * size + 1e-30:
+        if not _close(a, b):
             upper = "upper" if isinstance(problem, Bilevel) else _first_field(problem)
             lower = {Bilevel: "lower", Compositional: "inner"}.get(type(problem), upper)
             where = {"r": "inner", "g": lower}.get(name, upper)

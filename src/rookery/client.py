@@ -261,24 +261,32 @@ class Client:
         rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)  # type: ignore[union-attr]
         count = _samples(upper)
 
-        def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩
+        def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩, and ∇_y g
             seen = problem.features(x, rows)
             of_f, of_g = (jax.tree.map(lambda a: a[cut], seen) for cut in (slice(count), slice(count, None)))
-            along = jax.jvp(lambda w: problem.g_seen(x, w, of_g), (w,), (v,))[1]
-            return problem.f_seen(x, y, of_f) - along, of_g
+            g_y = jax.grad(problem.g_seen, 1)(x, w, of_g)
+            pairs = zip(*map(jax.tree.leaves, (g_y, v)), strict=True)
+            return problem.f_seen(x, y, of_f) - sum(jnp.sum(a * b) for a, b in pairs), g_y
 
-        (d_x, f_y, minus_g_yy), of_g = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
-        return d_x, jax.grad(problem.g_seen, 1)(x, y, of_g), tree.scale(-1, tree.add(minus_g_yy, f_y))
+        (d_x, f_y, minus_g_yy), g_y = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
+        return d_x, g_y, tree.scale(-1, tree.add(minus_g_yy, f_y))
 
     def _joined(self, x: tree.Tree, upper: Data, lower: Data) -> bool:
-        """Whether both batches go through the features as one: rows of one kind, no padding, fewer numbers than x."""
-        plain = all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower))
-        if not plain or self.problem.features is None or self.problem.random:
+        """Whether both batches go through the features as one: rows of one kind, no padding, no more numbers than x."""
+        if self.problem.features is None or self.problem.random:
             return False
-        kind = lambda batch: jax.tree.map(lambda a: (a.shape[1:], a.dtype), batch.rows)
-        numbers = lambda *trees: sum(jnp.size(leaf) for leaf in jax.tree.leaves(trees))
-        rows = [batch.rows for batch in (upper, lower)]  # type: ignore[union-attr]
-        return kind(upper) == kind(lower) and numbers(*rows) <= numbers(x)
+        if not all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower)):
+            return False
+        flat: Any = [jax.tree.flatten(batch.rows) for batch in (upper, lower)]  # type: ignore[union-attr]
+        (first, structure), (second, other) = flat
+        kinds = [[(a.shape[1:], a.dtype) for a in leaves] for leaves in (first, second)]
+        numbers = lambda leaves: sum(jnp.size(leaf) for leaf in leaves)
+        if structure != other or kinds[0] != kinds[1] or numbers(first + second) > numbers(jax.tree.leaves(x)):
+            return False
+        count = len(first[0]) + len(second[0])
+        rows = [jax.ShapeDtypeStruct((count, *shape), dtype) for shape, dtype in kinds[0]]
+        seen = jax.eval_shape(self.problem.features, x, jax.tree.unflatten(structure, rows))
+        return all(a.shape[:1] == (count,) for a in jax.tree.leaves(seen))
 
     def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
         """The inner function's value; a value alone counts by its samples, as those of f and g do."""

@@ -38,8 +38,9 @@ class Bilevel:
         lower: g(x, y, batch), likewise; strongly convex in y for the theory to hold.
         lower_scope: "global", one y for all clients; or "client", y_i*(x) minimises the client's own g_i.
         features: optional, features(x, batch): what both losses see of a batch. It may depend on x, not on y, and keeps
-            the batch's leading axis. A method that moves only y then computes it once and not at every step. With it,
-            the losses are called with features(x, batch) in the place of batch.
+            the batch's leading axis; each row is made of that row alone (no statistics of the batch). A method that
+            moves only y then computes it once and not at every step, and one that moves both computes it of both
+            levels' batches together. With it, the losses are called with features(x, batch) in the place of batch.
         project_upper: keeps x in its set after each server step.
 
     Example:

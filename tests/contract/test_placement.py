@@ -13,7 +13,7 @@ import pytest
 import rookery as rk
 from rookery import draws, placement
 from rookery.checkpoints import _digest
-from rookery.engines import engine, fetched, pool, staged
+from rookery.engines import engine, fetched, pool, simulation, staged
 from rookery.engines.engine import Job
 
 from .cases import HARD, case, full, job, pairs, ragged, together
@@ -112,9 +112,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def roomy(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for any two cohorts, so that several rounds are one call."""
-    monkeypatch.setattr(staged, "BYTES", int(SIZES.sum()) * 8 * 4 * 3 // 4)
+def scarce(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for one cohort, so that every round is a call of its own."""
+    monkeypatch.setattr(staged, "BYTES", (2 * fetched.largest(SIZES, COHORT) + 2) * 8 * 4)
 
 
 @pytest.fixture
@@ -202,6 +202,12 @@ def test_a_part_is_on_the_device() -> None:
     close(session.state, plain.state)
 
 
+def test_many_rounds_are_one_call_where_all_rows_fit() -> None:
+    clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
+    what = Job(case("SingleLevel").problem, clients, FEDAVG, (jnp.ones(3), ()), N, seed=SEED)
+    assert rk.Simulation().open(what)._at_once == simulation.ROUNDS_AT_ONCE
+
+
 def test_all_are_on_the_device_where_they_fit() -> None:
     session = opened()
     session.advance(256)
@@ -253,7 +259,7 @@ def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
     assert program._cache_size() == 1
 
 
-@pytest.mark.parametrize("room", ["small", "roomy"])
+@pytest.mark.parametrize("room", ["small", "scarce"])
 def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     data = rows()
@@ -269,7 +275,7 @@ def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, reques
     close(device.state, host.state)
 
 
-@pytest.mark.parametrize("room", ["small", "roomy"])
+@pytest.mark.parametrize("room", ["small", "scarce"])
 def test_too_few_replies_end_the_run_at_the_same_round(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     failed = []
@@ -302,11 +308,11 @@ def test_a_callback_that_ends_the_run_loses_no_round() -> None:
     same(one, other)
 
 
-@pytest.mark.parametrize("room", ["small", "roomy"])
+@pytest.mark.parametrize("room", ["small", "scarce"])
 def test_rounds_in_any_portions(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     session, plain = opened(), opened("device")
-    assert (session._at_once == 1) == (room == "small")
+    assert (session._at_once == 1) == (room == "scarce")
     for count in (1, 3, 7, 2, 11):
         assert len(session.advance(count)) == count
     plain.advance(24)

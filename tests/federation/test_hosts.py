@@ -19,7 +19,7 @@ def test_the_same_as_in_simulation(name: str, kind: str) -> None:
 
 # One of each family, the one with the most to it; all of them are in the slow test, in the hard setting.
 FAMILIES = {
-    "ASFBO", "AccFCSGM", "AFL", "CommFedBiO", "DSFedDRO", "FastDRO", "FedBiOAcc", "FedMBO", "FedSVRG", "LFedNestSVRG",
+    "ASFBO", "AccFCSGM", "CommFedBiO", "DRFA", "DSFedDRO", "FastDRO", "FedBiOAcc", "FedMBO", "FedSVRG", "LFedNestSVRG",
     "LocalBSGVR", "NASA", "PFedMe", "ScaffoldSaddle", "StocBiO", "WeightedNodesProx",
 }  # fmt: skip
 

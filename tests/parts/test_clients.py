@@ -354,6 +354,39 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     assert not joined(whole, x, whole.upper(), whole.lower())  # more numbers than x has
 
 
+@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Simulation(debug=True), rk.Federation()], ids=lambda e: repr(e))
+def test_a_run_with_both_levels_at_once(engine: Any) -> None:
+    rng = np.random.default_rng(5)
+    level = lambda seed: [{**own, "n": np.arange(5)} for own in samples([5, 5, 5], seed)]
+    start = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9)
+    plain = rk.Bilevel(*[lambda x, y, b: _head(x, y, _wide(x, b))] * 2)
+    method = rk.ASFBO(local_steps=(1, 3), batch_size=2)
+    runs = [
+        rk.solve(problem, rk.Clients(level(1), level(2)), method, start, 3, cohort=2, every=3, engine=own)
+        for problem, own in ((rk.Bilevel(_head, _head, features=_wide), engine), (plain, rk.Simulation()))
+    ]
+    for a, b in zip(*(jax.tree.leaves(run.state) for run in runs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        lambda x, b: {**b, "a": b["a"] @ x["w"] - jnp.mean(b["a"] @ x["w"], axis=0)},
+        lambda x, b: jax.tree.map(lambda a: jnp.repeat(a, 2, axis=0), _wide(x, b)),
+        lambda x, b: {**_wide(x, b), "of x": x["w"]},
+        lambda x, b: {**_wide(x, b), "number": 2.0},
+    ],
+    ids=["statistics", "two rows", "no rows", "a number"],
+)
+def test_features_that_are_not_made_row_by_row_are_refused(features: Any) -> None:
+    level = [{**own, "n": np.arange(5)} for own in samples([5, 5, 5])]
+    start = {"w": np.ones((3, 9))}, np.ones(9)
+    with pytest.raises(ValueError, match="something else of two samples together"):
+        rk.solve(rk.Bilevel(_head, _head, features=features), rk.Clients(level), rk.ASFBO(batch_size=2), start, 1)
+
+
 def test_features_are_left_out_where_they_would_cost_more() -> None:
     c = Client(WITH, rk.Clients(samples([4, 4])), 0, 0)
     assert c.seen(X, uses=3) is None  # fewer samples than the whole data set

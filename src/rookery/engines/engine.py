@@ -13,7 +13,7 @@ from jaxtyping import Array
 from rookery import channel as channels
 from rookery import convolutions, draws, hyperparameters, plan
 from rookery.checkpoints import Keepers
-from rookery.checks import check_means, check_measure
+from rookery.checks import check_features, check_means, check_measure
 from rookery.clients import Clients, sample_cohort
 from rookery.computing import AS_IT_IS, Computing
 from rookery.hosts import Hosts
@@ -161,6 +161,7 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients 
     measure = more[0] if more else None
     plan.traced_loops(start.body), plan.traced_loops(one_round.body)
     if job.clients.held:  # else those check who hold the data
+        check_features(job.problem, job.clients, job.start[0])
         check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
     if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)

@@ -84,7 +84,8 @@ class Session(simulation.Session):
             levels = self._stage.levels
             sizes, costs, rooms = zip(*((own.level.sizes, own.row_bytes, own.room) for own in levels), strict=True)
             self._pool = pool.Pool(sizes, costs, rooms, self._cohorts)
-            two = all(own.room >= 2 * fetched.largest(own.level.sizes, job.cohort) for own in levels)
+            usual = lambda own: 2 * job.cohort * own.level.sizes.mean()  # the rows of two cohorts
+            two = all(own.room >= min(own.level.sizes.sum(), usual(own)) for own in levels)
             self._at_once = simulation.ROUNDS_AT_ONCE if two else 1  # rounds in a call
         self._ready: pool.Plan | None = None  # rounds for which all rows are there, or on their way
         self._coming: Future[tuple[pool.Plan, list[Piece]]] | None = None  # and those after them

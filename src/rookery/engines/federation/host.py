@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery import hyperparameters, plan
-from rookery.checks import check_means, check_measure, start_values
+from rookery.checks import check_features, check_means, check_measure, start_values
 from rookery.clients import Clients
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.dataflow import PlanGuard
@@ -277,6 +277,7 @@ class Host:
         plans = self._plans(header, setting, start)
         (x, y), sampled = start[0], plans[0].sample_by_sample | plans[1].sample_by_sample
         try:
+            check_features(study.problem, study.data, x)
             check_means(study.problem, study.data, x, y, sampled)
             if len(plans) == 3 and "mean" in plans[2].sample_by_sample and _ragged(described):
                 check_measure(study.problem, study.data, study.measure, start[0], plans[0].made.carry.memory)
