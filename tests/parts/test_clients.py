@@ -354,7 +354,11 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     assert not joined(whole, x, whole.upper(), whole.lower())  # more numbers than x has
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Simulation(debug=True), rk.Federation()], ids=lambda e: repr(e))
+@pytest.mark.parametrize(
+    "engine",
+    [rk.Simulation(), pytest.param(rk.Simulation(debug=True), marks=pytest.mark.slow), rk.Federation()],
+    ids=["simulation", "debug", "federation"],
+)
 def test_a_run_with_both_levels_at_once(engine: Any) -> None:
     rng = np.random.default_rng(5)
     level = lambda seed: [{**own, "n": np.arange(5)} for own in samples([5, 5, 5], seed)]
