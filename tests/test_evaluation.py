@@ -112,6 +112,7 @@ def test_memory_is_seen_where_it_is() -> None:
     )
 
 
+@pytest.mark.slow
 def test_after_a_failed_round_the_memory_of_before_is_shown() -> None:
     problem = rk.SingleLevel(lambda x, z: loss(x, z))
     method = rk.PFedMe(step=0.05, local_steps=2, inner_steps=2)

@@ -120,6 +120,7 @@ def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path)
     same(uncut(), solved(what, after, checkpoint=tmp_path))
 
 
+@pytest.mark.slow
 def test_a_value_that_is_not_finite_ends_the_run_on_all_devices() -> None:
     what = many(rk.FedAvg(step=1e200, local_steps=3), 5)
     with pytest.warns(rk.NonFiniteWarning) as one:

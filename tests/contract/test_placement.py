@@ -374,6 +374,7 @@ def test_a_handful_of_bytes() -> None:
     assert len(session.advance(3)) == 3
 
 
+@pytest.mark.slow
 def test_types_that_only_jax_has() -> None:
     runs = []
     for where in placement.PLACES:
@@ -390,12 +391,14 @@ def test_clients_of_wider_numbers_than_the_run_has() -> None:
         rk.solve(case("SingleLevel").problem, clients, FEDAVG, np.ones(3, np.float32), 3, cohort=COHORT)
 
 
+@pytest.mark.slow
 def test_client_by_client() -> None:
     given = {"rounds": 1, "cohort": 2, "keep_best": None, "evaluate_client": None}
     runs = [solved(where, engine=rk.Simulation(debug=True), **given) for where in placement.PLACES]
     close(runs[0].state, runs[1].state)
 
 
+@pytest.mark.slow
 def test_sites_take_their_own_rows() -> None:
     what = job("FedAvg", ragged("SingleLevel"))
     agree(outcome(rk.Simulation(), what), outcome(rk.Federation(), as_hosted(what)))
