@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -372,6 +373,24 @@ def test_a_run_with_both_levels_at_once(engine: Any) -> None:
     for a, b in zip(*(jax.tree.leaves(run.state) for run in runs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
     assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
+
+
+def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
+    """With a loss that has only a reverse rule both levels go together; rows of two structures go by themselves."""
+    rng = np.random.default_rng(6)
+    x, y, v = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9), rng.normal(size=9)
+    smooth = jax.custom_vjp(lambda r: jnp.log(jnp.cosh(r)))
+    smooth.defvjp(lambda r: (smooth(r), r), lambda r, g: (g * jnp.tanh(r),))
+    head = lambda of: lambda x, y, b: jnp.mean(of(b["a"] @ y - b["t"])) + 0.1 * y @ y
+    ends = []
+    for of, kind in ((smooth, dict), (lambda r: jnp.log(jnp.cosh(r)), OrderedDict)):
+        upper = [kind(own) for own in samples([5, 5], 2)]
+        c = Client(rk.Bilevel(head(of), head(of), features=_wide), rk.Clients(samples([5, 5], 1), upper), 1, 1)
+        batches = c.upper(KEY, 2, 1), c.lower(KEY, 2, 1)
+        assert c._joined(x, *batches) == (kind is dict)
+        ends.append(c.f_and_g(x, y, v, *batches))
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -368,8 +368,8 @@ def advance(
 ) -> Any:  # fmt: skip
     """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
 
-    Where the limit is one round there is no loop, whose end a GPU would have to tell the host: it is left to compute,
-    and its result is not taken where no round is wanted.
+    With a limit of one round there is no loop, in which a host would wait for a GPU to tell whether it goes on. The
+    round is then computed in any case, and not taken where none is wanted.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
     once = jax.jit(partial(one_round, program, cohort, consts, clients, hyper))  # traced once, for shapes and loop
