@@ -1,5 +1,6 @@
 """Settings for all tests, made before anything is traced: double precision, four devices, quick compilation."""
 
+import functools
 import gc
 import itertools
 import os
@@ -18,7 +19,10 @@ os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the 
 
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
+# Every small program is lowered in a context of its own, and loading its dialects is a fourth of the time that takes.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first

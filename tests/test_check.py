@@ -75,6 +75,7 @@ def test_a_lower_level_that_is_not_strongly_convex() -> None:
     assert "½·λ·‖y‖²" in line.advice
 
 
+@pytest.mark.slow
 def test_flat_directions_that_the_upper_level_does_not_feel_are_a_note() -> None:
     shifted = lambda x, y, b: jnp.mean((b["a"][:, 0] * (y[0] + y[1]) - b["t"] - jnp.sum(x)) ** 2)
     found = rk.check(rk.Bilevel(shifted, shifted), CLIENTS, INIT)
@@ -159,7 +160,7 @@ def test_arguments() -> None:
 # Numbers.
 
 
-@pytest.mark.parametrize("scope", ["global", "client"])
+@pytest.mark.parametrize("scope", ["global", pytest.param("client", marks=pytest.mark.slow)])
 def test_the_numbers_are_those_of_the_closed_forms(scope: Any) -> None:
     task = rk.tasks.quadratic(clients=3, sizes=[2, 2, 2], noise=0.2, weights=[1, 2, 3], scope=scope)
     found = rk.check(task.problem, task.clients, task.init)
@@ -195,6 +196,7 @@ def test_curvature_and_conjugate_gradients_of_a_matrix() -> None:
             assert left < 1e-8
 
 
+@pytest.mark.slow
 def test_in_single_precision_the_same_is_found() -> None:
     with jax.enable_x64(False):
         clients = rk.Clients(LOWER, UPPER, weights="size")
@@ -258,6 +260,7 @@ def test_of_the_built_in_tasks_there_is_nothing_to_complain(name: str, given: di
     assert math.isfinite(found.numbers.get("difference", 0))
 
 
+@pytest.mark.slow
 def test_what_is_suggested_converges() -> None:
     task = rk.tasks.quadratic(clients=3)
     found = rk.check(task.problem, task.clients, task.init)

@@ -160,6 +160,7 @@ def test_the_debugging_run(tmp_path: Path) -> None:
     same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
 
 
+@pytest.mark.slow
 @on_first
 def test_in_bfloat16(engine: Any, tmp_path: Path) -> None:
     clients = rk.Clients(upper=[jnp.asarray(rows, jnp.bfloat16) for rows in ROWS])
@@ -376,6 +377,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_writing(tmp_path: Path) -> None:
     """A process, by a signal that it can't handle: the round before is used, and what is half-written goes away."""
     folder, script = tmp_path / "run", [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path / "run")]
@@ -519,6 +521,7 @@ def test_a_damaged_site(begun: Path) -> None:
     same(resumed(begun), uncut(federated=True))
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_be_reached_at_a_save(tmp_path: Path) -> None:
     """The checkpoint is left out, and the one before is kept by all."""
 

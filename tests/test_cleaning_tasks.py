@@ -39,6 +39,7 @@ def as_double(value):
 # Data cleaning.
 
 
+@pytest.mark.slow
 def test_a_step_is_along_the_hypergradient():
     rng = np.random.default_rng(0)
     sizes, ends = (2, 3, 4), np.cumsum((2, 3, 4))
@@ -191,6 +192,7 @@ def test_the_representation_is_learnt_from_local_heads():
 # Group weights.
 
 
+@pytest.mark.slow
 def test_weights_start_at_one_and_the_upper_loss_bounds_the_worst_group():
     task = rk.tasks.group_weights(partition="shards")
     x, _ = task.init

@@ -72,6 +72,7 @@ def test_list_of_one_algorithm_gives_its_settings():
 # Runs.
 
 
+@pytest.mark.slow
 def test_a_server_optimizer(tmp_path):
     """It changes the run, is written down, and a run goes on with it and with no other."""
     given = [*SMALL, "--rounds", 2, "--out", tmp_path / "run", "--server-optimizer"]

@@ -56,6 +56,7 @@ def seen_types(engine: Any) -> set[str]:
     return types
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("computing")
 def test_bfloat16_with_masters() -> None:
     """Losses are given bfloat16; the state, and what is added up, keep their type, and small steps are not lost."""
@@ -154,6 +155,7 @@ def test_bad_input(given: Any, message: str) -> None:
         rk.Simulation(**given)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_precision(tmp_path: Any) -> None:
     solved(checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match="another run"):

@@ -125,6 +125,7 @@ def stored() -> dict[str, str]:
     return {name: engine.traced(job).fingerprint for name, job in jobs.items()}
 
 
+@pytest.mark.slow
 def test_a_fingerprint_is_the_same_in_another_process() -> None:
     """Otherwise no checkpoint could be resumed: of methods that branch (`Client.when`), too."""
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -23,6 +23,7 @@ def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_page_on_adding_an_algorithm(tmp_path: Path) -> None:
     (page,) = blocks("docs/add-an-algorithm.md", "python")
     use = """
@@ -124,6 +125,7 @@ def test_the_readme_example_is_the_example_that_is_run() -> None:
         assert line in code, line
 
 
+@pytest.mark.slow
 def test_the_page_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first commands run; every command, and every file that a run writes, is described."""
     monkeypatch.chdir(tmp_path)

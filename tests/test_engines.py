@@ -690,6 +690,7 @@ def told() -> list[Any]:
     return np.asarray(run.x).tolist()
 
 
+@pytest.mark.slow
 def test_the_same_draws_without_double_precision() -> None:
     assert jax.config.jax_enable_x64
     program = "import jax, test_engines; assert not jax.config.jax_enable_x64; print(test_engines.told())"

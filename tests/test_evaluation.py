@@ -95,6 +95,7 @@ def test_an_evaluation_changes_neither_numbers_nor_ledger(engine: Any) -> None:
     assert runs[0].history[counted].equals(runs[1].history[counted])
 
 
+@pytest.mark.slow
 def test_memory_is_seen_where_it_is() -> None:
     problem = rk.SingleLevel(lambda x, z: loss(x, z))
     method = rk.PFedMe(step=0.05, local_steps=2, inner_steps=2)

@@ -198,6 +198,7 @@ def test_classes_in_a_given_order_and_labels_as_numbers() -> None:
     assert clients.lower.rows["label"].tolist() == [1, 0, 1]
 
 
+@pytest.mark.slow
 def test_engines_run_on_a_table_as_on_arrays() -> None:
     clients = made(standardize={"age": (60, 15), "pressure": (120, 20)}, weights="size")
     plain = rk.Clients([clients.client_data(i)["lower"][0] for i in range(3)], weights="size")

@@ -45,6 +45,7 @@ def test_the_vs_loss_is_that_of_the_paper():
     assert float(vs_loss(x, y, batch)) == pytest.approx(np.mean(each), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_start_of_the_loss_is_plain_cross_entropy_and_the_upper_loss_does_not_see_it():
     task = rk.tasks.loss_tuning()
     x, y = task.init

@@ -114,7 +114,7 @@ def flax_nnx(rate: float = 0.0) -> tuple[Any, Any, Any]:
 
 
 LIBRARIES = {"equinox": equinox, "linen": flax_linen, "nnx": flax_nnx}
-FURTHER = [("federation", "linen"), ("federation", "nnx")]
+FURTHER = [("federation", "linen"), ("federation", "nnx"), ("simulation", "nnx")]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,7 @@ def test_the_same_network_in_any_library(engine: Any, library: str) -> None:
     assert sent == expected.exchanges.set_index("name").loc["x", "bytes_up"]  # arrays alone are sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["x", pytest.param("y", marks=pytest.mark.slow)])
 def test_a_module_at_either_level(place: str) -> None:
     """And with a set that it is kept in, and in a printed plan."""
@@ -231,6 +232,7 @@ def test_a_random_loss_is_the_same_on_every_engine(name: str) -> None:
         np.testing.assert_allclose(here.x, run(rk.Simulation(debug=True)).x, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_mask() -> None:
     run = lambda seed: rk.solve(rk.SingleLevel(noisy), CLIENTS, rk.FedAvg(step=0.1), np.ones(2), 1, seed=seed).x
     still = lambda seed: (
@@ -263,6 +265,7 @@ def test_the_mean_over_masks_is_the_loss() -> None:
     np.testing.assert_allclose(found, best, atol=0.05)
 
 
+@pytest.mark.slow
 def test_an_nnx_model_with_dropout_trains() -> None:
     start, _, _ = flax_nnx(0.3)
     graph, _ = nnx.split(Nnx(0.3))
@@ -272,6 +275,7 @@ def test_an_nnx_model_with_dropout_trains() -> None:
     assert run.history["loss"].iloc[-1] < 0.7 * run.history["loss"].iloc[0]
 
 
+@pytest.mark.slow
 def test_random_functions_of_every_class() -> None:
     """Each is given a key where it has the parameter; f(value) and g(x, batch) are still told from f(value, batch)."""
     noise = lambda key: 0.01 * jax.random.normal(key, ())

@@ -138,7 +138,7 @@ def best_level(rule, value, p):
     return rule if rule > 0 else EACH.mean() + rule
 
 
-FURTHER = ("kl with a cap that is not reached", "kl, a shift", "chi2 exact, no weight at zero")
+FURTHER = ("kl, no shift", "kl with a cap that is not reached", "kl, a shift", "chi2 exact, no weight at zero")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in FURTHER else n for n in CASES])
@@ -278,7 +278,7 @@ def test_the_mean_of_the_clients_group_losses_is_the_groups_own(weights):
     close(mean["groups"], (mass * each) @ belongs / (mass @ belongs), 1e-12)
 
 
-@pytest.mark.parametrize("reference", ["all", "positives"])
+@pytest.mark.parametrize("reference", [pytest.param("all", marks=pytest.mark.slow), "positives"])
 def test_equal_opportunity_is_the_worst_case_over_groups(reference):
     clients = fair_clients("size")
     shares = objectives.group_shares(clients, members, ["A", "B"])

@@ -179,6 +179,7 @@ def test_every_setting_has_a_meaning_and_a_default(name: str) -> None:
     assert rows["clients" if "clients" in rows else "nodes"]["default"] != "none"
 
 
+@pytest.mark.slow
 def test_completion_of_names() -> None:
     source = "import sys; sys.argv = ['rookery']; from rookery.cli import main; main()"
     environment = {"_ROOKERY_COMPLETE": "complete_bash", "COMP_WORDS": "rookery run quad", "COMP_CWORD": "2"}

@@ -279,6 +279,7 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         run(50, callbacks=[press])
 
 
+@pytest.mark.slow
 def test_ctrl_c_between_two_evaluations(tmp_path: Path) -> None:
     """In a process of its own: the run ends within moments, with a row and a checkpoint for where it stopped."""
     script = textwrap.dedent("""

@@ -98,6 +98,7 @@ def test_clients_that_differ():
     assert run.history["accuracy"].iloc[-1] > 0.93
 
 
+@pytest.mark.slow
 def test_the_example_draws_its_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")

@@ -85,6 +85,7 @@ def test_neumann_terms_make_the_bias_small():
     assert theory.fednest(constants, 1000, neumann="sum").neumann_terms == constants.neumann_terms(1000) - 1
 
 
+@pytest.mark.slow
 def test_quadratic_constants_are_bounds(task):
     """Random points of the ball and pairs of points, all clients, by automatic differentiation."""
     found = theory.quadratic_constants(task)
@@ -167,6 +168,7 @@ def _composed():
     return problem, rk.Clients(rows), (np.ones(3), np.zeros(3)), evaluate
 
 
+@pytest.mark.slow
 def test_compositional_converges_whatever_the_local_steps():
     """α_i = α/τ_i: with no direct gradient the local steps add up to exactly α·h, and unequal τ_i change nothing."""
     problem, clients, init, evaluate = _composed()

@@ -87,6 +87,7 @@ def test_the_worse_half_stops_at_each_rung(found: rk.Tuning) -> None:
     assert table["status"].tolist() == ["finished"] * 4 + ["stopped"] * 16 + ["diverged"] * 5
 
 
+@pytest.mark.slow
 def test_the_best_beats_what_was_set(found: rk.Tuning) -> None:
     as_set = rk.solve(
         TASK.problem, TASK.clients, METHOD, TASK.init, ROUNDS, every=ROUNDS, evaluate=TASK.evaluate
@@ -127,6 +128,7 @@ def test_a_sign_turns_the_search_around(found: rk.Tuning) -> None:
     assert worst.value == worst.table["last"].max() > found.value
 
 
+@pytest.mark.slow
 def test_memory_cohorts_single_precision_and_higher_is_better() -> None:
     """A method with memory on a part of the clients; float32 stays float32 under steps that are float64 numbers."""
     data = [{"a": np.float32([a, a]), "t": np.float32([t, 2 * t])} for a, t in ((1, 1), (2, -1), (4, 3))]
@@ -173,6 +175,7 @@ def alike(one: rk.Tuning, many: rk.Tuning) -> None:
     pd.testing.assert_frame_equal(one.table, many.table, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "seed"), [(2, 0), *(pytest.param(4, seed, marks=pytest.mark.slow) for seed in (0, 5))]
 )

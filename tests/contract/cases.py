@@ -166,7 +166,7 @@ PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an 
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "PDSGD", "ScaffoldSaddle"}  # a mean, a gather, memory
-QUICK = (CORE - {"PDSGD"}) | {"DRFA", "FedBiOLocal"}  # a cohort of its own, own lower levels
+QUICK = (CORE - {"PDSGD"}) | {"FedBiOLocal"}  # own lower levels
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
@@ -331,11 +331,11 @@ def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
     return pytest.mark.parametrize(("name", "kind"), each)
 
 
-# What several processes try together: with memory, with the centre's data, a gather, a local lower level, a loop.
+# What several processes try together: with memory, with the centre's data, a gather, two levels, a nested mean.
 CORE_HOSTED = [
     ("ScaffoldSaddle", "Minimax"),
     ("WeightedNodesProx", "WeightedNodes"),
     ("PDSGD", "SingleLevel"),
     ("FedBiO", "Bilevel"),
-    ("FedDRO", "Compositional"),
+    ("SCGD", "Compositional"),
 ]

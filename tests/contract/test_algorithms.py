@@ -58,6 +58,7 @@ def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
         assert getattr(rk, name).init is getattr(rk, of).init
 
 
+@pytest.mark.slow
 @together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")], default=CHEAP)
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
@@ -76,7 +77,7 @@ def test_the_order_of_clients_does_not_matter(name: str, kind: str) -> None:
     close(solve(it.clients([0, 1, 2], [1, 2, 3] if uneven else None)), other, 1e-12)
 
 
-@together(FIRST, default=CHEAP)
+@together(FIRST, default={"ScaffoldSaddle"})
 def test_copies_compiled_are_one_client_uncompiled(name: str, kind: str) -> None:
     """Three clients with the same data, vectorised and compiled, are that client alone, run step by step."""
     it = case(kind)
@@ -126,7 +127,7 @@ def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
 # Lost replies, and channels.
 
 
-@together([pair for pair in PAIRS if pair[0] not in WHOM], default=CHEAP)
+@together([pair for pair in PAIRS if pair[0] not in WHOM], default={"ScaffoldSaddle"})
 def test_lost_replies_of_equal_clients_change_nothing(name: str, kind: str) -> None:
     """Whoever is heard: the mean over equal clients is each one's value. (What a client remembers is its own.)"""
     it = case(kind)

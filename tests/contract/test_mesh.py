@@ -103,6 +103,7 @@ def uncut() -> rk.Run:
     return solved(many(METHODS["PDSGD"], 5), None)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("PDSGD on devices")
 def test_a_run_is_the_same() -> None:
     same(uncut(), solved(many(METHODS["PDSGD"], 5), 4))

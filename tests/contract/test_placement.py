@@ -43,6 +43,8 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged, "PIECE", 200)
 
 
+# Where two cohorts fit, and where they don't: then every round is a call of its own, without a loop.
+ROOMS = pytest.mark.parametrize("room", [pytest.param("small", marks=pytest.mark.slow), "scarce"])
 CORE = {"Ditto"}  # with memory. (One that draws a cohort of its own, as DRFA does, is slow.)
 
 
@@ -55,7 +57,7 @@ def test_the_hard_setting(name: str, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("tight")
-@together(pairs(), default={"FedAvg"})
+@together(pairs(), default=())
 def test_full_batches_of_equal_clients(name: str, kind: str) -> None:
     what = job(name, case(kind), full(name))
     agree(outcome(rk.Simulation(), what, 3), outcome(rk.Simulation(), as_hosted(what), 3))
@@ -172,6 +174,7 @@ def test_only_the_rows_of_cohorts_are_read(read: set[int]) -> None:
     assert all(own.arrays == (0, 1) for own in session._stage.levels)  # and not what no loss looks at
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tight")
 def test_very_unequal_clients_and_buffers_that_are_used_again() -> None:
     """As on a GPU: a buffer is used again once its rows are in their places."""
@@ -259,7 +262,7 @@ def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
     assert program._cache_size() == 1
 
 
-@pytest.mark.parametrize("room", ["small", "scarce"])
+@ROOMS
 def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     data = rows()
@@ -275,7 +278,7 @@ def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, reques
     close(device.state, host.state)
 
 
-@pytest.mark.parametrize("room", ["small", "scarce"])
+@ROOMS
 def test_too_few_replies_end_the_run_at_the_same_round(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     failed = []
@@ -308,7 +311,7 @@ def test_a_callback_that_ends_the_run_loses_no_round() -> None:
     same(one, other)
 
 
-@pytest.mark.parametrize("room", ["small", "scarce"])
+@ROOMS
 def test_rounds_in_any_portions(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     session, plain = opened(), opened("device")

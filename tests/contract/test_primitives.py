@@ -166,7 +166,7 @@ def judged_on(engine: Any, clients: rk.Clients) -> rk.Run:
     return rk.solve(PROBLEM, clients, Central(), np.zeros(()), rounds=3, cohort=3, seed=4, engine=engine)
 
 
-@pytest.mark.parametrize("holder", [None, 1])
+@pytest.mark.parametrize("holder", [pytest.param(None, marks=pytest.mark.slow), 1])
 def test_the_center(holder: int | None) -> None:
     """Its value, its minibatches, and its bytes by hand: none of the server's own, one reply of a client's."""
     given = with_center(holder)

@@ -153,6 +153,7 @@ def test_a_checkpoint_goes_on_with_an_optimizer_made_anew(tmp_path: Path) -> Non
         solve(made(0.2), 6, checkpoint=file)
 
 
+@pytest.mark.slow
 def test_weights_stay_in_their_simplex() -> None:
     it = case("WeightedNodes")
     algorithm = wrapped("WeightedNodesABA", optax.adam(0.3))
@@ -216,6 +217,7 @@ def test_what_an_optimizer_takes_the_place_of_is_not_searched() -> None:
         rk.tune(it.problem, it.clients(), algorithm, it.init, 1, **how)
 
 
+@pytest.mark.slow
 def test_any_state_in_a_local_loop() -> None:
     """Integers, Python's own numbers and wider types in an optimizer's state, and steps whose number is drawn."""
 

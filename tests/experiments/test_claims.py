@@ -121,7 +121,10 @@ def small(widest):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("widest", "rates"), [(0.05, {0.02, 0.04, 0.08}), (9.0, {0.02, 0.04, 0.08, 0.2})])
+@pytest.mark.parametrize(
+    ("widest", "rates"),
+    [pytest.param(0.05, {0.02, 0.04, 0.08}, marks=pytest.mark.slow), (9.0, {0.02, 0.04, 0.08, 0.2})],
+)
 def test_a_search_goes_on_beyond_the_edge_of_its_grid_twice_at_most(tmp_path, capsys, widest, rates):
     machinery.run_experiment(small(widest), tmp_path)
     search = pd.read_csv(tmp_path / "search.csv")

@@ -109,7 +109,7 @@ def test_an_interrupted_run_is_not_stored_and_the_finished_ones_are(tmp_path, mo
     assert (tmp_path / "summary.md").exists()
 
 
-@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("around", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_has_its_own_precision_and_leaves_the_process_its(tmp_path, around):
     with jax.enable_x64(around):
         run(experiment(float64=True), tmp_path / "double", seeds=1)

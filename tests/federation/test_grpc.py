@@ -23,7 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compositional": {"name": "FedDRO"},
     "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
 }
-FAST = ("local steps", "bilevel", "memory")
+FAST = ("bilevel", "memory")
 
 
 def counted(played: Played) -> tuple[dict[str, int], list[Any]]:

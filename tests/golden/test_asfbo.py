@@ -204,6 +204,7 @@ def test_projection() -> None:
 # Minibatches.
 
 
+@pytest.mark.slow
 def test_independent_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step then draws two ξ and three ζ, no minibatch twice; STORM's second point draws none."""
     drawn: Counter[tuple[Any, ...]] = Counter()

@@ -429,6 +429,7 @@ def synchronous(
     return x - ALPHA * (f_x - mixed @ p), y
 
 
+@pytest.mark.slow
 def test_alset_takes_one_of_the_n_products() -> None:
     method = rk.ALSET(**STEPS, lower_rounds=2, neumann_terms=4, hessian_step=STEP)
     drawn: Counter[int] = Counter()

@@ -112,6 +112,7 @@ def test_local_adam(method: Any) -> None:
 METHODS = ["FedNest", *(pytest.param(n, marks=pytest.mark.slow) for n in golden.NEST if n != "FedNest")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_local_optimizers_of_both_levels(name: str) -> None:
     ours, clients = q.bilevel()

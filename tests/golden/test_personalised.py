@@ -244,6 +244,7 @@ def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_memory_that_nobody_sees() -> None:
     method = METHODS["FineTuned"][0]
     both = lambda x, y: {"value": x[0]}

@@ -23,6 +23,7 @@ def test_equals_the_transcription(cls: type, transcribed: Any) -> None:
     assert any(np.isclose(np.linalg.norm(x), q.RADIUS) for x, _ in expected[1:])  # the projection was at work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "transcribed"), METHODS)
 def test_a_cohort(cls: type, transcribed: Any) -> None:
     """SCAFFOLD's clients remember their control variates while they sit out."""

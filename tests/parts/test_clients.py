@@ -333,7 +333,9 @@ def _head(x: Any, y: Any, batch: Any) -> Any:
     return jnp.mean(jnp.log(jnp.cosh(far))) + 0.1 * jnp.sum(jnp.sin(x["w"])) * jnp.sum(y**2)
 
 
-@pytest.mark.parametrize("sizes", [[5, 5, 5], [5, 2, 4]], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param([5, 5, 5], marks=pytest.mark.slow), [5, 2, 4]], ids=["equal", "unequal"]
+)
 def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Directions, and what is counted of them, are those of each level by itself."""
     level = lambda seed: [{**own, "n": np.arange(len(own["t"]))} for own in samples(sizes, seed)]
@@ -417,6 +419,7 @@ def test_features_are_left_out_where_they_would_cost_more() -> None:
     assert Client(WITH, rk.Clients(samples(SIZES["chunked"])), 0, 0).seen(X) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [pytest.param(rk.FedNest, marks=pytest.mark.slow), rk.LFedNestNonAlt])
 def test_features_change_no_run(cls: type) -> None:
     clients = rk.Clients(samples(SIZES["plain"], 1), samples(SIZES["plain"], 2))

@@ -181,7 +181,7 @@ def test_what_would_need_too_many_slices_is_left() -> None:
         pytest.param((2, 2), (2, 2), "SAME", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("reducer", ["max", pytest.param("min", marks=pytest.mark.slow), "sum"])
+@pytest.mark.parametrize("reducer", ["max", *(pytest.param(own, marks=pytest.mark.slow) for own in ("min", "sum"))])
 def test_pooling_agrees_with_xla_with_ties(size: Any, strides: Any, padding: Any, reducer: str) -> None:
     start, fold = {"max": (-jnp.inf, lax.max), "min": (jnp.inf, lax.min), "sum": (0.0, lax.add)}[reducer]
     padding = padding if isinstance(padding, str) else ((0, 0), *padding, (0, 0))
@@ -287,6 +287,7 @@ def trained(engine: Any, case: Any, **method: Any) -> Any:
     return rk.solve(problem, clients, method, init, rounds=2, cohort=3, engine=engine, progress=False).x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [rk.Simulation(), pytest.param(rk.Federation(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sizes", [pytest.param((4, 4, 4, 4), marks=pytest.mark.slow), (3, 5, 1, 4)])
 def test_both_engines_agree_with_xla(sizes: tuple[int, ...], engine: Any) -> None:

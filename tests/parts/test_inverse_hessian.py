@@ -123,6 +123,7 @@ def largest(iterations: int, seed: int = 0) -> float:
     return float(jnp.linalg.norm(flat(v)))
 
 
+@pytest.mark.slow
 def test_power_iteration_finds_the_largest_eigenvalue() -> None:
     exact = np.linalg.eigvalsh(H)[-1]
     assert abs(largest(200) - exact) < 1e-8

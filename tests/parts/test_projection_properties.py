@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from rookery.parts import projection
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=15)
 MORE = settings(FIXED, max_examples=100)
+BALL, SIMPLEX = jax.jit(projection.ball), jax.jit(projection.simplex)
+CAPPED = jax.jit(projection.capped_simplex, static_argnums=1)
 SIZES = [1, 2, 5, 40]  # JAX compiles for every size: a few stand for all
 
 
@@ -37,15 +40,13 @@ def caps(size: int) -> st.SearchStrategy[float]:
 
 def ball(v: np.ndarray, radius: float) -> np.ndarray:
     """The projection of a tree of two leaves, the second of which may be empty."""
-    w = projection.ball({"first": jnp.asarray(v[:1]), "rest": jnp.asarray(v[1:])}, radius)
+    w = BALL({"first": jnp.asarray(v[:1]), "rest": jnp.asarray(v[1:])}, radius)
     return np.concatenate([w["first"], w["rest"]])
 
 
 def capped(v: np.ndarray, cap: float | None) -> np.ndarray:
     """The projection onto the capped simplex; without a cap, onto the simplex."""
-    return np.asarray(
-        projection.simplex(jnp.asarray(v)) if cap is None else projection.capped_simplex(jnp.asarray(v), cap)
-    )
+    return np.asarray(SIMPLEX(jnp.asarray(v)) if cap is None else CAPPED(jnp.asarray(v), cap))
 
 
 def exact(v: np.ndarray, cap: float | None) -> np.ndarray:

@@ -64,6 +64,7 @@ def test_epochs_have_different_and_independent_orders() -> None:
     assert scipy.stats.chisquare(joint.ravel()).pvalue > LEAST_P, joint
 
 
+@pytest.mark.slow
 def test_the_epochs_of_one_key_are_uniform_too() -> None:
     """A local run of many epochs has one key: the drift alone must mix."""
     ranks = jnp.zeros(6000, int)
