@@ -354,7 +354,8 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
 def check_features(problem: Problem, clients: Clients, x: Any) -> None:
     """Raise ValueError if a row of a problem's features is not made of that row alone.
 
-    Tried out on two samples of each level, at a point near the start: both together, against one by one.
+    Tried out on two samples of each level, if need be of two clients, at a point near the start: both together, against
+    one by one.
     """
     features: Any = problem.features
     sources = [] if features is None else [s for s in (clients.lower, clients.upper) if s is not None]
@@ -362,7 +363,7 @@ def check_features(problem: Problem, clients: Clients, x: Any) -> None:
     def both_ways(x: Any, rows: Any) -> Any:
         return features(x, rows), jax.vmap(lambda row: features(x, jax.tree.map(lambda a: a[None], row)))(rows)
 
-    for rows in (_two_samples(source, clients.here) for source in sources):
+    for rows in (_two_samples(source, clients.here, of_one=False) for source in sources):
         if rows is None or (key := _key_of(both_ways, _nudged(x), rows)) in _SOUND:
             continue
         together, alone = map(jax.tree.leaves, jax.jit(both_ways)(_nudged(x), rows))
@@ -428,14 +429,17 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
             )
 
 
-def _two_samples(source: Source, here: range | None = None) -> Any:
-    """Two samples of the largest client that is here, if possible such that differ; None if it has but one."""
+def _two_samples(source: Source, here: range | None = None, of_one: bool = True) -> Any:
+    """Two samples of the largest client that is here, or else of two clients, if possible such that differ; or None."""
     here = range(len(source.sizes)) if here is None else here
-    largest = here.start + int(np.argmax(np.asarray(source.sizes)[here.start : here.stop]))
-    if int(source.sizes[largest]) < 2:
+    sizes = np.asarray(source.sizes)[here.start : here.stop]
+    largest, size = here.start + int(np.argmax(sizes)), int(sizes.max())
+    if size < 2 and not of_one:
+        largest, size = here.start, int(sizes.sum())
+    if size < 2:
         return None
     begin = int(source.offsets[largest])
-    end = begin + min(int(source.sizes[largest]), _LOOKED_AT)
+    end = begin + min(size, _LOOKED_AT)
     first = [np.asarray(a[begin:end]) for a in jax.tree.leaves(source.rows)]
     differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in first], axis=0)
     other = int(np.argmax(differs)) if differs.any() else 1

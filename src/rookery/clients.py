@@ -230,7 +230,7 @@ class Clients:
         check_counts(n=n)
         here = hosts.share(n)
         group = hosts.Hosts(together=len(here) < n)
-        each = [dict(load(i)) for i in here]
+        each = [_loaded(load, i) for i in here]
         names = [name for name in ("lower", "upper", "test") if name in each[0]]
         for i, own in zip(here, each, strict=True):
             if set(own) != set(names) or not {"lower", "upper"} & set(names):
@@ -546,6 +546,14 @@ class Clients:
         center = "" if self._center is None else f", {self._center.widest} at the centre"
         where = ", on the host" if self.placement == "host" else ""
         return f"Clients(n={self.n}, samples each: {sizes}{test}{center}{where})"
+
+
+def _loaded(load: Callable[[int], Mapping[str, Rows]], i: int) -> dict[str, Rows]:
+    """A client's data, copied: a loader may use its buffers again."""
+    own: Any = load(i)
+    if not isinstance(own, Mapping):
+        raise TypeError(f"load({i}) gives a {type(own).__name__}; give a dict with 'lower' or 'upper' or both.")
+    return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, dict(own))
 
 
 def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:

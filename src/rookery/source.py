@@ -1,5 +1,6 @@
 """Rows of one level: joined and checked, a client's view of them, and the minibatches drawn from it."""
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -262,6 +263,11 @@ def _source(
         real = jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)
         if not (real or array.dtype == bool):
             raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
+        if not array.dtype.isnative:
+            raise ValueError(
+                f"{level}: {name} has the type {array.dtype.str}, the byte order of another machine; give "
+                f"a.astype({array.dtype.newbyteorder('=').str!r})."
+            )
         made = jax.dtypes.canonicalize_dtype(array.dtype)
         if made == array.dtype and array.dtype.kind in "biu":
             continue
@@ -305,13 +311,13 @@ def _rows_where(find: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> 
 def _placed(array: np.ndarray) -> Array:
     """The array on the default device, copied once: `jnp.asarray` would hold two copies for a while.
 
-    On a CPU `device_put` shares aligned memory. What nobody can write to (JAX's own arrays, files mapped for reading)
-    may be shared with the caller; anything else is copied into memory of NumPy's, which has huge pages, where rows here
-    and there are found faster.
+    On a CPU `device_put` shares aligned memory. What nobody can write to (JAX's own arrays) may be shared with the
+    caller; anything else is copied into memory of NumPy's, which has huge pages, where rows here and there are found
+    faster.
     """
     with jax.ensure_compile_time_eval():  # under a trace, too
         where = next(iter(jax.device_put(0).devices())).platform
-        if where == "cpu" and _writeable(array):
+        if where == "cpu" and _may_change(array):
             made = jax.dtypes.canonicalize_dtype(array.dtype)
             room = np.empty(array.size * made.itemsize + _ALIGNED, np.uint8)
             begin = -room.ctypes.data % _ALIGNED
@@ -321,9 +327,11 @@ def _placed(array: np.ndarray) -> Array:
         return jax.block_until_ready(jax.device_put(array))
 
 
-def _writeable(array: Any) -> bool:
-    """Whether the array, or one that it is a view of, can be written to."""
-    return isinstance(array, np.ndarray) and (array.flags.writeable or _writeable(array.base))
+def _may_change(array: Any) -> bool:
+    """Whether the array, one that it is a view of or a file that it is mapped to can be written to."""
+    if isinstance(array, mmap.mmap):
+        return True
+    return isinstance(array, np.ndarray) and (array.flags.writeable or _may_change(array.base))
 
 
 def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:

@@ -121,6 +121,20 @@ def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path)
     same(uncut(), solved(what, after, checkpoint=tmp_path))
 
 
+def test_memory_is_compared_with_the_model() -> None:
+    """What is divided among the devices, with what each of them has; in `evaluate`, and at the end."""
+    what = many(rk.Ditto(step=0.05, personal_step=0.1, proximal=0.5, batch_size=2), 5)
+    evaluate = lambda x, y, memory: {"apart": jnp.sum((memory - x) ** 2)}
+    run = lambda mesh: rk.solve(
+        what.problem, what.clients, what.algorithm, what.start[0], 2, cohort=5, seed=7, evaluate=evaluate,
+        keep_best="-apart", engine=rk.Simulation(mesh=mesh),
+    )  # fmt: skip
+    one, four = run(None), run(4)
+    np.testing.assert_allclose(four.history["apart"], one.history["apart"], rtol=1e-10)
+    close(four.memory - four.x, one.memory - one.x)
+    close(four.best.memory - four.best.x, one.best.memory - one.best.x)
+
+
 @pytest.mark.slow
 def test_a_value_that_is_not_finite_ends_the_run_on_all_devices() -> None:
     what = many(rk.FedAvg(step=1e200, local_steps=3), 5)

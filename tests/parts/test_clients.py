@@ -405,8 +405,9 @@ def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
     ],
     ids=["statistics", "two rows", "no rows", "a number"],
 )
-def test_features_that_are_not_made_row_by_row_are_refused(features: Any) -> None:
-    level = [{**own, "n": np.arange(5)} for own in samples([5, 5, 5])]
+@pytest.mark.parametrize("size", [5, 1])
+def test_features_that_are_not_made_row_by_row_are_refused(features: Any, size: int) -> None:
+    level = [{**own, "n": np.arange(size)} for own in samples([size] * 3)]
     start = {"w": np.ones((3, 9))}, np.ones(9)
     with pytest.raises(ValueError, match="something else of two samples together"):
         rk.solve(rk.Bilevel(_head, _head, features=features), rk.Clients(level), rk.ASFBO(batch_size=2), start, 1)
@@ -462,11 +463,28 @@ def test_from_arrays_is_the_same_as_lists() -> None:
         (np.zeros(5), [2, 3], {"upper": (np.zeros(3), [3])}, r"^upper has data of 1 clients, and there are 2"),
         (np.zeros(5), [2, 3], {"test": np.zeros(5)}, r"^test is a ndarray; give a pair \(rows, sizes\)"),
         (np.zeros(5), [2, 3], {"weights": [1]}, r"^weights has the shape"),
+        (np.zeros(5, ">f4"), [2, 3], {}, r"^lower: .* has the type >f4, the byte order of another machine"),
     ],
 )
 def test_arrays_that_are_refused(rows: Any, sizes: Any, more: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         rk.Clients.from_arrays(rows, sizes, **more)
+
+
+@pytest.mark.parametrize("given", [None, [1.0, 2.0]])
+def test_loaders_that_are_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"load\(1\) gives a \w+; give a dict"):
+        rk.Clients.from_loader(2, lambda i: given if i else {"lower": np.zeros(2)})
+
+
+def test_a_loader_may_use_its_buffer_again() -> None:
+    buffer = {"a": np.zeros((3, 2), np.float32)}
+
+    def load(i: int) -> dict[str, Any]:
+        buffer["a"][:] = i
+        return {"lower": buffer}
+
+    assert rk.Clients.from_loader(3, load).lower.rows["a"][:, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 # Clients whose data are elsewhere.
@@ -506,6 +524,13 @@ def test_what_a_user_writes_later_changes_nothing(dtype: Any) -> None:
     assert clients.lower.rows["odd"].all()
     assert not clients.lower.rows["even"].any()
     assert (again.lower.rows == 1).all()
+
+
+def test_what_is_written_to_a_file_later_changes_nothing(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.ones((64, 2), np.float32))
+    clients = rk.Clients.from_arrays(np.load(tmp_path / "rows.npy", mmap_mode="r"), [32, 32])
+    np.load(tmp_path / "rows.npy", mmap_mode="r+")[:] = 0
+    assert (clients.lower.rows == 1).all()
 
 
 def test_what_nobody_can_write_to_is_not_copied() -> None:

@@ -258,9 +258,15 @@ class Session(simulation.Session):
 
     @property
     def memory(self) -> Any:
-        """What the clients remember, one row for each; put together, if several processes hold it."""
-        whole = lambda a: a if self.hosts.count == 1 else multihost_utils.process_allgather(a, tiled=True)
-        return jax.tree.map(lambda a: whole(a)[: self._division.n], self._carry.memory)
+        """What the clients remember, one row for each, on the host: all of it may be too much for one device."""
+        return jax.tree.map(lambda a: self._whole(a)[: self._division.n], self._carry.memory)
+
+    def _whole(self, leaf: Any) -> Any:
+        """An array that is divided among the devices, of one process or several."""
+        if _is_key(leaf):
+            data = jnp.asarray(self._whole(jax.random.key_data(leaf)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        return np.array(leaf) if self.hosts.count == 1 else multihost_utils.process_allgather(leaf, tiled=True)
 
     def save(self) -> Carry:
         """See `engine.Session.save`."""
