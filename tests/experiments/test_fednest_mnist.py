@@ -110,7 +110,41 @@ def test_rates_at_which_methods_converge():
         assert check(results).holds
     swapped = results.assign(method=results["method"].replace({"FedNest": "LFedNest", "LFedNest": "FedNest"}))
     swapped["run"] = swapped["method"] + swapped["rate"].astype(str)
-    assert not light.communication_stands_larger_rates(swapped).holds
+    assert light.communication_stands_larger_rates(swapped).holds is False
+
+
+def standing(**converging):
+    """Results in which each method converges at these rates, of the four and those beyond that were run of it."""
+    good, bad = [0.1] + [0.93] * 20, [0.1] + [0.3] * 20
+    return frame(
+        {
+            (m, "non-i.i.d.", 1, rate): good if rate in converging[m] else bad
+            for m in light.RATED
+            for rate in (*light.RATES, *light.EDGE_RATES[m])
+        }
+    )
+
+
+def test_rates_beyond_the_figure_s_tell_what_a_method_stands():
+    low, four = (0.003, 0.0055), (0.003, 0.01, 0.03, 0.06)
+    apart = {"FedNest": (*four, 0.1, 0.13), "FedNestSGD": (*four, 0.1), "LFedNestSVRG": low, "LFedNest": (0.003,)}
+    found = light.communication_stands_larger_rates(standing(**apart))
+    assert found.holds
+    assert [*found.figures.values()] == [[0.13, 0.1, 0.0055, 0.003]] * 2
+    assert not found.note
+    results = standing(**apart)
+    assert light.fednest_stands_the_largest(results).holds  # of the figure's four, as before
+    assert light.lfednest_needs_the_smallest(results).holds
+    again = light.communication_stands_larger_rates(standing(**apart | {"LFedNest": (0.003, 0.01)}))
+    assert again.holds is False
+    assert "LFedNest converges up to 0.003, fails above it, and converges again at 0.01." in again.note
+    assert [*again.figures.values()][1][-1] == 0.003
+    same = light.communication_stands_larger_rates(standing(**apart | {"FedNest": (*four, 0.1)}))
+    assert same.holds is None
+    assert "FedNest and FedNestSGD have the same largest rate, 0.1." in same.note
+    beyond = light.communication_stands_larger_rates(standing(**apart | {"LFedNestSVRG": (0.003, 0.1)}))
+    assert beyond.holds is None
+    assert "LFedNestSVRG still converges at the largest rate that was run, 0.1." in beyond.note
 
 
 def test_the_paper_s_claims_are_checked_with_one_hessian_step_and_compared_with_the_other():

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, reproduce
+from rookery.experiments import EXPERIMENTS, asfbo_mnist, reproduce
 
 FILES = {"results.csv", "claims.json", "summary.md"}
 
@@ -63,3 +63,26 @@ def test_which_optimum_with_unequal_local_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["asfbo-fig1", "asfbo-hetero", "asfbo-ablation", "fedbio-rates"])
 def test_the_others_run(name: str, tmp_path: Path) -> None:
     quick(name, tmp_path)
+
+
+def test_what_is_thinned_of_fig1_gives_the_claims_of_the_whole() -> None:
+    """Of the baselines a few evaluations are kept, by which nothing that is read off them changes."""
+    rng = np.random.default_rng(0)
+    rounds = np.arange(0, 501, 2)
+    frames = []
+    for config in asfbo_mnist.fig1_runs(False):
+        for seed in config.seeds:
+            level = 0.98 - 0.9 * np.exp(-rounds / rng.uniform(20, 60))
+            noise = rng.uniform(-0.01, 0.01, (2, len(rounds)))
+            labels = {"run": config.name, **config.labels, "seed": seed}
+            measured = dict(zip(("accuracy", "train_accuracy"), np.round(level + noise, 4), strict=True))
+            frames.append(pd.DataFrame({**labels, "round": rounds, "exchanges": rounds, **measured, "train_loss": 1.0}))
+    whole = pd.concat(frames, ignore_index=True)
+    thin = EXPERIMENTS["asfbo-fig1"].thinned(whole)  # type: ignore[misc]
+    assert len(thin) < 0.6 * len(whole)
+    for claim in EXPERIMENTS["asfbo-fig1"].claims:
+        assert claim.check is not None
+        found, expected = claim.check(thin), claim.check(whole)
+        assert (found.holds, found.note) == (expected.holds, expected.note)
+        for name, values in expected.figures.items():
+            np.testing.assert_allclose(found.figures[name], values, rtol=1e-9)
