@@ -22,7 +22,8 @@ import pytest
 from jax._src.interpreters import mlir
 
 # Every small program is lowered in a context of its own, and loading its dialects is a fourth of the time that takes.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+if hasattr(mlir, "make_ir_context"):
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
