@@ -142,7 +142,7 @@ def test_the_same_network_in_any_library(engine: Any, library: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["x", pytest.param("y", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["x", "y"])
 def test_a_module_at_either_level(place: str) -> None:
     """And with a set that it is kept in, and in a printed plan."""
     rows = [{"a": r["a"], "t": r["t"]} for r in ROWS]

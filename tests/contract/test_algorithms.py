@@ -59,7 +59,7 @@ def test_every_algorithm_has_its_settings_and_its_exchanges() -> None:
 
 
 @pytest.mark.slow
-@together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")], default=CHEAP)
+@together([("FedNest", "Bilevel"), ("ScaffoldSaddle", "Minimax")])
 def test_blocks_do_not_matter(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     agree(outcome(rk.Simulation(block=2), what), outcome(rk.Simulation(), what), 1e-12)

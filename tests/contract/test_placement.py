@@ -57,7 +57,8 @@ def test_the_hard_setting(name: str, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("tight")
-@together(pairs(), default=())
+@pytest.mark.slow
+@together(pairs())
 def test_full_batches_of_equal_clients(name: str, kind: str) -> None:
     what = job(name, case(kind), full(name))
     agree(outcome(rk.Simulation(), what, 3), outcome(rk.Simulation(), as_hosted(what), 3))

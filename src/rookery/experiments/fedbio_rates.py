@@ -433,7 +433,7 @@ def over_clients(results: pd.DataFrame, cost: str) -> Finding:
     """FedBiOAcc's cost as a power of M, the mean over the ε that both M have: see `_no_steeper`, for no flatter."""
     found = _costs(results, "FedBiOAcc")
     if len(found) < 2:
-        return Finding(None, {}, FEW)
+        return Finding(None, {}, "There is one M only.")
     (few, one), (many, other) = found.items()
     shared = set(one.epsilons) & set(other.epsilons)
     counts = [np.array([getattr(least, cost) for least in own.among(shared).each]) for own in (one, other)]
