@@ -30,7 +30,7 @@ def main() -> None:
     session.init()
     traced = session._traced
     program = simulation.Program(traced.round, clients, BLOCK)
-    compiled = jax.jit(partial(simulation.advance, program, CLIENTS, 0, 4), donate_argnums=3)
+    compiled = jax.jit(partial(simulation.advance, program, CLIENTS, 0, 4, simulation.together()), donate_argnums=3)
     arguments = (traced.round.consts, clients, traced.hyper, session.save(), 0, 1, True, traced.seed)
     needs = compiled.lower(*arguments).compile().memory_analysis()
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(clients))

@@ -876,7 +876,7 @@ def models_in_memory(block: int) -> float:
     """The temporary memory of a compiled run of FedAvg with a cohort of 64, in models of a million numbers."""
     clients = rk.Clients(upper=[np.ones((2, 1), np.float32)] * 64)
     plans = traced(SQUARES, clients, rk.FedAvg(local_steps=3), jax.ShapeDtypeStruct((10**6,), jnp.float32))
-    rounds = partial(simulation.advance, simulation.Program(plans.round, clients, block), 64, 0, 256)
+    rounds = partial(simulation.advance, simulation.Program(plans.round, clients, block), 64, 0, 256, 1)
     given = plans.round.consts, clients, plans.hyper, plans.start.made.carry, 0, 1, True, plans.seed
     compiled = jax.jit(rounds, donate_argnums=3).lower(*given).compile()
     return compiled.memory_analysis().temp_size_in_bytes / 4e6

@@ -26,7 +26,7 @@ Data = Batch | Chunks
 Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
 
 _RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
-_DRAWN_AHEAD = 2**15  # indices of minibatches that a local run may have drawn before its loop
+_DRAWN_AHEAD = 2**17  # bytes of minibatches' indices that a local run may have drawn before its loop
 
 
 @dataclass(frozen=True)
@@ -384,21 +384,21 @@ class Client:
             return carry
         each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
         if each is not None:
-            table = turn.precompute("minibatch", most, _DRAWN_AHEAD)
-            carry = _for(count, lambda i, carry: turn(i, carry, table)[0], carry)
+            drawn = turn.before(most, _DRAWN_AHEAD)
+            carry = _for(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
             done = ledger.times(each, jnp.maximum(count, 0))
         else:
 
             def step(i: Any, state: tuple[C, Array]) -> tuple[C, Array]:
-                carry, added = turn(i, state[0], table)
+                carry, added = turn(i, state[0], drawn(i))
                 return carry, ledger.add(state[1], added)
 
             start = (carry, jnp.zeros((2, len(WORK)), jnp.uint32))
             if go_on is None:
-                table = turn.precompute("minibatch", most, _DRAWN_AHEAD)
+                drawn = turn.before(most, _DRAWN_AHEAD)
                 carry, done = _for(count, step, start)
             else:
-                table = []
+                drawn = lambda i: []
                 more = lambda s: (s[0] < count) & go_on(s[1][0])
                 _, (carry, done) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
         self._looped = done if self._looped is None else ledger.add(self._looped, done)

@@ -78,7 +78,14 @@ def literal(v: Literal) -> Array:
 
 
 class LoopBody:
-    """fn(i, carry) -> (carry, aux), traced once; values that only depend on i can be computed before the loop."""
+    """fn(i, carry) -> (carry, aux), traced once; what is drawn for a turn can be drawn before the loop.
+
+    Attributes:
+        carry: the one to begin with.
+        consts: what fn closes over.
+        aux: its shapes.
+        jaxpr: of (consts, i, carry, what was drawn).
+    """
 
     def __init__(self, fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> None:
         for attempt in (1, 2):
@@ -108,15 +115,13 @@ class LoopBody:
                 f"{jnp.shape(old)} to {new.dtype}{new.shape}; shape and type must stay as they are."
             )
         self.carry = jax.tree.map(strong, carry)
-        self.consts, self._aux_structure = traced.consts, jax.tree.structure(shapes[1])
+        self.consts, self.aux = traced.consts, shapes[1]
         self.jaxpr, self._count, self._const_count = open_up(traced), len(leaves), len(traced.consts)
 
-    def __call__(self, i: Any, carry: Any, table: Sequence[Array] = ()) -> tuple[Any, Any]:
-        """The carry after turn i, and the aux."""
-        i = jnp.asarray(i, jnp.int32)
-        drawn = [jax.lax.dynamic_index_in_dim(a, i, keepdims=False) for a in table]
-        out = run(self.jaxpr, *self.consts, i, *jax.tree.leaves(carry), *drawn)
-        aux = jax.tree.unflatten(self._aux_structure, out[self._count :])
+    def __call__(self, i: Any, carry: Any, drawn: Sequence[Array] = ()) -> tuple[Any, Any]:
+        """The carry after turn i, and the aux; `drawn` is that turn's row of what `ahead` gives."""
+        out = run(self.jaxpr, *self.consts, jnp.asarray(i, jnp.int32), *jax.tree.leaves(carry), *drawn)
+        aux = jax.tree.unflatten(jax.tree.structure(self.aux), out[self._count :])
         return jax.tree.unflatten(self._structure, out[: self._count]), aux
 
     def constants_of_aux(self) -> Any | None:
@@ -125,42 +130,81 @@ class LoopBody:
         if any(used[self._const_count :]):
             return None
         inputs = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
-        return jax.tree.unflatten(self._aux_structure, run(jaxpr, *inputs))
+        return jax.tree.unflatten(jax.tree.structure(self.aux), run(jaxpr, *inputs))
 
-    def precompute(self, name: str, most: int | None, limit: int) -> list[Array]:
-        """A table for each call of the jitted function `name` that does not depend on the carry: its value in turn i.
+    def before(self, most: int | None, limit: int) -> Callable[[Any], list[Array]]:
+        """What is drawn ahead (see there) for a loop of at most `most` turns, as a function of the turn; a value of all
+        turns has at most `limit` bytes. None: nothing is."""
+        rows = self.ahead(limit // most)(jnp.arange(most, dtype=jnp.int32)) if most else []
+        return lambda i: [jax.lax.dynamic_index_in_dim(a, jnp.asarray(i, jnp.int32), keepdims=False) for a in rows]
 
-        For loops of at most `most` turns, and tables of at most `limit` numbers in all.
+    def ahead(self, limit: int) -> Callable[[Array], list[Array]]:
+        """A function that draws for several turns at once; from now on a turn is given its row of the result.
+
+        Drawn are keys and random integers that depend on the turn, but not on the carry, each of at most `limit` bytes;
+        what a jitted function draws twice of the same values, once.
         """
-        if most is None:
-            return []
-        jaxpr, fixed = self.jaxpr, {*self.jaxpr.invars[: self._const_count + 1]}
+        jaxpr, inputs = self.jaxpr, self._const_count + 1
+        known, varying = {*jaxpr.invars[:inputs]}, {jaxpr.invars[inputs - 1]}
         calls: dict[Any, Any] = {}
         same: dict[Var, Var] = {}
         for eqn in jaxpr.eqns:
-            if all(isinstance(v, Literal) or v in fixed for v in eqn.invars):
-                fixed.update(eqn.outvars)
-                if eqn.params.get("name") == name:
-                    inputs = tuple(v.val if isinstance(v, Literal) else v for v in eqn.invars)
-                    first = calls.setdefault((inputs, eqn.params["jaxpr"]), eqn)
-                    same.update(zip(eqn.outvars, first.outvars, strict=True))
-        if sum(most * v.aval.size for eqn in calls.values() for v in eqn.outvars) > limit or not calls:
-            return []
-        made = [v for eqn in calls.values() for v in eqn.outvars]
-        ahead, used = prune(part(jaxpr, [eqn for eqn in jaxpr.eqns if not eqn.effects], jaxpr.invars, made))
-        given = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
-        turns = jnp.arange(most, dtype=jnp.int32)
-        with_turn = used[self._const_count]
-        at = lambda i: run(ahead, *given, *([i] if with_turn else []))
+            read = [v for v in eqn.invars if not isinstance(v, Literal)]
+            if eqn.effects or not known.issuperset(read):
+                continue
+            known.update(eqn.outvars)
+            if varying.isdisjoint(read):
+                continue
+            varying.update(eqn.outvars)
+            if _draws(eqn) and all(_is_whole(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
+                given = tuple(repr(v) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars)
+                what = eqn.params["jaxpr"] if {"name", "jaxpr"} <= eqn.params.keys() else id(eqn)  # a jitted function
+                same.update(zip(eqn.outvars, calls.setdefault((what, given), eqn).outvars, strict=True))
         rename = lambda v: same.get(v, v) if isinstance(v, Var) else v
         eqns = [
             eqn.replace(invars=[rename(v) for v in eqn.invars])
             for eqn in jaxpr.eqns
-            if not eqn.outvars or not all(v in same for v in eqn.outvars)
+            if not eqn.outvars or not same.keys() >= set(eqn.outvars)
         ]
         outvars: list[Any] = [rename(v) for v in jaxpr.outvars]
-        self.jaxpr = part(jaxpr, eqns, [*jaxpr.invars, *made], outvars)
-        return list(jax.vmap(at)(turns)) if with_turn else [jnp.broadcast_to(a, (most, *a.shape)) for a in at(0)]
+        found = [v for eqn in calls.values() for v in eqn.outvars]
+        rest, used = prune(part(jaxpr, eqns, [*jaxpr.invars, *found], outvars))
+        drawn = [v for v, is_used in zip(found, used[len(jaxpr.invars) :], strict=True) if is_used]
+        first, needed = prune(part(jaxpr, [eqn for eqn in jaxpr.eqns if not eqn.effects], jaxpr.invars, drawn))
+        self.jaxpr = part(rest, rest.eqns, [*jaxpr.invars, *drawn], rest.outvars)
+
+        def row(i: Array) -> list[Array]:
+            return run(first, *(a for a, is_needed in zip([*self.consts, i], needed, strict=False) if is_needed))
+
+        return lambda turns: list(jax.vmap(row)(turns)) if drawn else []
+
+
+def _draws(eqn: Any) -> bool:
+    """Whether it, or what it calls, derives keys or draws."""
+    name = str(eqn.primitive)
+    if name.startswith("random_") or name in _WORDS or eqn.params.get("name") == "minibatch":
+        return name not in ("random_wrap", "random_unwrap")
+    return any(_draws(each) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
+
+
+_WORDS = ("random_bits", "threefry2x32")
+
+
+def largest_draw(jaxpr: Jaxpr) -> int:
+    """The most random words that one equation of it, or of what it calls, draws."""
+    avals: list[Any] = [eqn.outvars[0].aval for eqn in jaxpr.eqns if str(eqn.primitive) in _WORDS]
+    return max(
+        [0, *(aval.size for aval in avals), *(largest_draw(each) for eqn in jaxpr.eqns for each in within(eqn.params))]
+    )
+
+
+def _is_whole(aval: Any) -> bool:
+    return not jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _nbytes(aval: Any) -> int:
+    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return int(aval.size) * (8 if is_key else aval.dtype.itemsize)
 
 
 def fingerprint(*jaxprs: Jaxpr, also: Any = ()) -> str:

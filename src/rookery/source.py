@@ -130,15 +130,15 @@ def minibatch(key: Array, step: Count, size: Count, length: int, replace: bool) 
     return shuffled(key, position % size, position // size, size)
 
 
-_SHUFFLE_ROUNDS = 24
+_SHUFFLE_ROUNDS, _WRITTEN_OUT = 24, 6  # written out: of a loop's turn
 
 
 def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: Count) -> Int[Array, " k"]:
     """The sample at each rank of a pseudo-random order of 0..size−1, one order for each (key, epoch).
 
     The swap-or-not shuffle of Hoang, Morris and Rogaway (CRYPTO 2012): a bijection for any size, computed place by
-    place. No permutation is sorted or stored, and clients of different sizes cost the same. Its rounds are written out,
-    for they then fuse into one kernel where a loop would launch dozens; the barriers keep them out of other kernels,
+    place. No permutation is sorted or stored, and clients of different sizes cost the same. Six of its rounds are one
+    kernel: all would be a long one to compile, each for itself a launch. The barriers keep them out of other kernels,
     which would compute (and compile) them again.
     """
     words = jax.random.key_data(key)
@@ -149,20 +149,25 @@ def shuffled(key: Array, rank: Int[Array, " k"], epoch: Int[Array, " k"], size: 
     fractions = (salts >> 8).astype(jnp.float32) * np.float32(2.0**-24)
     pivots = jnp.minimum((fractions * size.astype(jnp.float32)).astype(jnp.int32), size - 1)
     salts, pivots = jax.lax.optimization_barrier(((~salts).astype(jnp.int32), pivots))
-    # What follows is 24 times as long in the program: so a row of numbers for each constant (made of the salts: it is
+    # What follows is six times as long in the program: so a row of numbers for each constant (made of the salts: it is
     # then vectorised as they are), plain operations on signed words, and of a hash what its first bit depends on.
     zero = salts[:1] & 0
-    x = zero + rank.astype(jnp.int32)
     size, *constants = (zero + value for value in (size, 16, 15, *(int(f.view(np.int32)) for f in _FACTORS)))
     sixteen, fifteen, *factors = constants
-    for turn in range(_SHUFFLE_ROUNDS):
-        salt, pivot = (jax.lax.slice_in_dim(each, turn, turn + 1) for each in (salts, pivots))
-        partner = pivot - x
-        partner = jax.lax.select(jax.lax.lt(partner, zero), partner + size, partner)
-        h = jax.lax.max(x, partner) ^ salt
-        h = (h ^ jax.lax.shift_right_logical(h, sixteen)) * factors[0]
-        h = (h ^ jax.lax.shift_right_logical(h, fifteen)) * factors[1]
-        x = jax.lax.select(jax.lax.lt(h, zero), partner, x)
+
+    def some(x: Array, drawn: tuple[Array, Array]) -> tuple[Array, None]:
+        for turn in range(_WRITTEN_OUT):
+            salt, pivot = (jax.lax.slice_in_dim(each, turn, turn + 1) for each in drawn)
+            partner = pivot - x
+            partner = jax.lax.select(jax.lax.lt(partner, zero), partner + size, partner)
+            h = jax.lax.max(x, partner) ^ salt
+            h = (h ^ jax.lax.shift_right_logical(h, sixteen)) * factors[0]
+            h = (h ^ jax.lax.shift_right_logical(h, fifteen)) * factors[1]
+            x = jax.lax.select(jax.lax.lt(h, zero), partner, x)
+        return x, None
+
+    grouped = lambda each: each.reshape(-1, _WRITTEN_OUT, *each.shape[1:])
+    x, _ = jax.lax.scan(some, zero + rank.astype(jnp.int32), (grouped(salts), grouped(pivots)))
     return jax.lax.optimization_barrier(x[0])
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_single_precision_stays_single(regime: str) -> None:
     """Also where double precision is enabled: a loss of float32 arrays has float32 gradients."""
     data = [jax.tree.map(lambda a: a.astype(np.float32), own) for own in samples(SIZES[regime])]
     c = Client(rk.SingleLevel(robust), rk.Clients(upper=data), 0, 0)
-    assert c.f_x(jnp.zeros(3, jnp.float32), (), c.upper(KEY)).dtype == jnp.float32
+    assert jax.jit(lambda x: c.f_x(x, (), c.upper(KEY)))(jnp.zeros(3, jnp.float32)).dtype == jnp.float32
 
 
 @pytest.mark.parametrize("regime", SIZES)
@@ -202,8 +202,8 @@ def test_oracles_by_finite_differences(regime: str) -> None:
         }
 
     found = oracles(jnp.asarray(i))
-    np.testing.assert_allclose(found["f"], f(X, Y), rtol=1e-12)
-    np.testing.assert_allclose(found["g"], g(X, Y), rtol=1e-12)
+    np.testing.assert_allclose(found["f"], jax.jit(f)(X, Y), rtol=1e-12)
+    np.testing.assert_allclose(found["g"], jax.jit(g)(X, Y), rtol=1e-12)
     f_x, f_y = differences(lambda x: f(x, Y), X), differences(lambda y: f(X, y), Y)
     near(found["f_x"], f_x)
     near(found["f_y"], f_y)
@@ -348,8 +348,13 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     for at_once in (True, False):
         asked = lambda *given: found.append(joined(*given)) or (at_once and found[-1])
         monkeypatch.setattr(Client, "_joined", asked)
-        c = Client(problem, clients, 1, 1)
-        ends.append([*c.f_and_g(x, y, v, c.upper(KEY, 3, 1), c.lower(KEY, 2, 1)), c.counts])
+
+        @jax.jit
+        def directions() -> list[Any]:
+            c = Client(problem, clients, 1, 1)
+            return [*c.f_and_g(x, y, v, c.upper(KEY, 3, 1), c.lower(KEY, 2, 1)), c.counts]
+
+        ends.append(directions())
     assert found == [sizes[0] == sizes[1]] * 2
     for a, b in zip(*(jax.tree.leaves(own) for own in ends), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
@@ -357,21 +362,28 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     assert not joined(whole, x, whole.upper(), whole.lower())  # more numbers than x has
 
 
+def both_levels(problem: Any, engine: Any) -> rk.Run:
+    rng = np.random.default_rng(5)
+    level = lambda seed: [{**own, "n": np.arange(5)} for own in samples([5, 5, 5], seed)]
+    start = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9)
+    method = rk.ASFBO(local_steps=(1, 3), batch_size=2)
+    return rk.solve(problem, rk.Clients(level(1), level(2)), method, start, 3, cohort=2, every=3, engine=engine)
+
+
+@cache
+def without_features() -> rk.Run:
+    """For all engines to be compared with."""
+    return both_levels(rk.Bilevel(*[lambda x, y, b: _head(x, y, _wide(x, b))] * 2), rk.Simulation())
+
+
+@pytest.mark.xdist_group("both levels")
 @pytest.mark.parametrize(
     "engine",
     [rk.Simulation(), pytest.param(rk.Simulation(debug=True), marks=pytest.mark.slow), rk.Federation()],
     ids=["simulation", "debug", "federation"],
 )
 def test_a_run_with_both_levels_at_once(engine: Any) -> None:
-    rng = np.random.default_rng(5)
-    level = lambda seed: [{**own, "n": np.arange(5)} for own in samples([5, 5, 5], seed)]
-    start = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9)
-    plain = rk.Bilevel(*[lambda x, y, b: _head(x, y, _wide(x, b))] * 2)
-    method = rk.ASFBO(local_steps=(1, 3), batch_size=2)
-    runs = [
-        rk.solve(problem, rk.Clients(level(1), level(2)), method, start, 3, cohort=2, every=3, engine=own)
-        for problem, own in ((rk.Bilevel(_head, _head, features=_wide), engine), (plain, rk.Simulation()))
-    ]
+    runs = [both_levels(rk.Bilevel(_head, _head, features=_wide), engine), without_features()]
     for a, b in zip(*(jax.tree.leaves(run.state) for run in runs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
     assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
@@ -387,10 +399,16 @@ def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
     ends = []
     for of, kind in ((smooth, dict), (lambda r: jnp.log(jnp.cosh(r)), OrderedDict)):
         upper = [kind(own) for own in samples([5, 5], 2)]
-        c = Client(rk.Bilevel(head(of), head(of), features=_wide), rk.Clients(samples([5, 5], 1), upper), 1, 1)
-        batches = c.upper(KEY, 2, 1), c.lower(KEY, 2, 1)
-        assert c._joined(x, *batches) == (kind is dict)
-        ends.append(c.f_and_g(x, y, v, *batches))
+        problem, clients = rk.Bilevel(head(of), head(of), features=_wide), rk.Clients(samples([5, 5], 1), upper)
+
+        @jax.jit
+        def directions() -> Any:
+            c = Client(problem, clients, 1, 1)
+            batches = c.upper(KEY, 2, 1), c.lower(KEY, 2, 1)
+            assert c._joined(x, *batches) == (kind is dict)
+            return c.f_and_g(x, y, v, *batches)
+
+        ends.append(directions())
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
@@ -592,7 +610,7 @@ def test_a_round_of_a_cohort_needs_no_memory_for_each_of_the_others() -> None:
         session = rk.Simulation().open(Job(problem, clients, rk.Scaffold(batch_size=1), (np.zeros(3), ()), 10))
         session.init()
         traced, program = session._traced, simulation.Program(session._traced.round, clients, "auto")
-        compiled = jax.jit(partial(simulation.advance, program, 10, 0, 4), donate_argnums=3)
+        compiled = jax.jit(partial(simulation.advance, program, 10, 0, 4, 1), donate_argnums=3)
         given = (traced.round.consts, clients, traced.hyper, session.save(), 0, 1, True, traced.seed)
         needs = compiled.lower(*given).compile().memory_analysis()
         assert needs.alias_size_in_bytes >= 24 * n

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery import channel as channels
-from rookery import convolutions, draws, hyperparameters, plan
+from rookery import convolutions, draws, hyperparameters, jaxprs, plan
 from rookery.checkpoints import Keepers
 from rookery.checks import check_features, check_means, check_measure
 from rookery.clients import Clients, sample_cohort
@@ -139,9 +139,7 @@ class Traced:
     @property
     def fingerprint(self) -> str:
         """Of both plans and their constants."""
-        from rookery.jaxprs import digest
-
-        return digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
+        return jaxprs.digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
 
 
 def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients | None = None) -> Traced:
@@ -193,6 +191,31 @@ class Programs:
 
 
 PROGRAMS = Programs(most=64)
+
+
+def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`jax.jit` of a function that runs this plan.
+
+    On a GPU a hash of JAX's random keys is then a call of one kernel. Written out, as JAX does by itself, each is a
+    hundred operations, and with all of them a third of the compiler's time. But the kernel reads and writes arrays of
+    what is drawn: plans that draw many numbers at once keep to the other way, in which nothing is stored.
+    """
+    program = jax.jit(function, **options)
+    if jax.default_backend() != "gpu" or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
+        return program
+
+    def run(*args: Any) -> Any:
+        before = getattr(jax.config, _BY_KERNEL)
+        jax.config.update(_BY_KERNEL, True)
+        try:
+            return program(*args)
+        finally:
+            jax.config.update(_BY_KERNEL, before)
+
+    return run
+
+
+_BY_KERNEL, _DRAWN_BY_KERNEL = "jax_threefry_gpu_kernel_lowering", 2**14  # JAX's setting, and numbers of one draw
 
 
 def where_not_finite(carry: Carry, finite: Any) -> str:

@@ -16,6 +16,7 @@ from rookery.fed import Book, Fed, Inputs, Threaded
 from rookery.plan import Body, Call, Server
 
 AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
+_DRAWN_AHEAD = 2**20  # bytes of one of a loop's draws that are made before it
 _CACHE = 2**15  # bytes of a matrix that leaves no room for many other clients' in a CPU's cache
 
 
@@ -255,14 +256,16 @@ class Interpreter:
 
         traced = jaxprs.LoopBody(turn, carry)
         each = traced.constants_of_aux()  # what every turn costs, where that is always the same
+        drawn = traced.before(length, _DRAWN_AHEAD)
         if each is not None:
-            carry = jax.lax.fori_loop(np.int32(0), count, lambda i, carry: traced(i, carry)[0], traced.carry)
+            one_turn = lambda i, carry: traced(i, carry, drawn(i))[0]
+            carry = jax.lax.fori_loop(np.int32(0), count, one_turn, traced.carry)
             done, turns = ledger.times(each[0], jnp.maximum(count, 0)), each[1]
             turns = [jnp.broadcast_to(n, (length, *n.shape)) for n in turns]
         else:
 
             def one(state: Any, i: Any) -> Any:
-                carry, (added, turns) = traced(i, state[0])
+                carry, (added, turns) = traced(i, state[0], drawn(i))
                 return (carry, ledger.add(state[1], added)), turns
 
             start = (traced.carry, jnp.asarray(ledger.NO_WORK))

@@ -299,7 +299,7 @@ class Session(simulation.Session):
             program = Program(of, self._data, self._block, self._division)
             whole = partial(function, program, *fixed)
             divided = jax.shard_map(whole, mesh=mesh, in_specs=specs, out_specs=gives, check_vma=False)
-            return jax.jit(divided, donate_argnums=donate)
+            return engine.compiled(of, divided, donate_argnums=donate)
 
         key = (name, of.identity, simulation.shapes(self._data), self._block, *fixed, mesh)
         return engine.PROGRAMS.find(key, make)

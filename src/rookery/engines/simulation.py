@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rookery import convolutions, ledger, plan
+from rookery import convolutions, jaxprs, ledger, plan
 from rookery.clients import Clients
 from rookery.computing import Computing
 from rookery.engines import engine
@@ -23,6 +23,7 @@ from rookery.ledger import Amounts
 from rookery.plan import Carry, Given, Plan
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
+DRAWN_TOGETHER, _DRAWN_AHEAD = 8, 2**17  # rounds whose draws are made at once, and bytes of one of a round's
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ class Session:
         """The compiled function(program, *fixed, ...), found by what it is."""
         return engine.PROGRAMS.find(
             (name, of.identity, shapes(self._data), self._block, *fixed),
-            lambda: jax.jit(partial(function, Program(of, self._data, self._block), *fixed), donate_argnums=donate),
+            lambda: engine.compiled(
+                of, partial(function, Program(of, self._data, self._block), *fixed), donate_argnums=donate
+            ),
         )
 
     def init(self) -> Amounts:
@@ -160,7 +163,9 @@ class Session:
         """See `engine.Session.advance`."""
         traced, job = self._traced, self._job
         limit = ROUNDS_AT_ONCE
-        program = self._program("rounds", traced.round, advance, job.cohort, minimum(job), limit, donate=(3,))
+        program = self._program(
+            "rounds", traced.round, advance, job.cohort, minimum(job), limit, together(), donate=(3,)
+        )
         done: list[Amounts] = []
         while len(done) < rounds and self.stopped is None:
             count = min(rounds - len(done), limit)
@@ -363,32 +368,53 @@ def put(program: Program, n: int, carry: Carry, ids: Any, own: Carry, after: Car
 
 
 def advance(
-    program: Program, cohort: int, minimum: int, limit: int, consts: Any, clients: Clients, hyper: Any, carry: Carry,
-    begin: Any, rounds: Any, strict: Any, seed: Array,
+    program: Program, cohort: int, minimum: int, limit: int, together: int, consts: Any, clients: Clients, hyper: Any,
+    carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array,
 ) -> Any:  # fmt: skip
     """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
 
-    With a limit of one round there is no loop, in which a host would wait for a GPU to tell whether it goes on. The
-    round is then computed in any case, and not taken where none is wanted.
+    The cohorts, keys and minibatches of `together` rounds are drawn at once. With a limit of one round there is no
+    loop, in which a host would wait for a GPU to tell whether it goes on. The round is then computed in any case, and
+    not taken where none is wanted.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
-    once = jax.jit(partial(one_round, program, cohort, consts, clients, hyper))  # traced once, for shapes and loop
-    reported = jax.eval_shape(once, carry, begin, seed)[-1]
-    leaves, structure = jax.tree.flatten(reported)
-    width = sum(leaf.size for leaf in leaves)
 
-    def body(state: Any) -> Any:
-        i, wanted, carry, reports = state
-        ids, own, after, report = once(carry, begin + i, seed)
-        enough = report["least"] >= minimum
-        good = wanted & enough & (jnp.all(report["finite"]) | ~strict)
+    def one(i: Any, state: Any) -> Any:
+        wanted, carry = state
+        ids, own, after, report = one_round(program, cohort, consts, clients, hyper, carry, begin + i, seed)
+        good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
+        return (good, put(program, clients.n, carry, ids, own, after, good)), report
+
+    def noted(held: Any, made: Any) -> Any:
+        (i, _, reports), (state, report) = held, made
         row = jnp.concatenate([leaf.astype(jnp.uint32).ravel() for leaf in jax.tree.leaves(report)])
-        carry = put(program, clients.n, carry, ids, own, after, good)
-        return i + 1, good, carry, reports.at[i].set(row)
+        return i + 1, state, reports.at[i].set(row)
 
-    first = (jnp.int32(0), rounds > 0, carry, jnp.zeros((limit, width), jnp.uint32))
-    going = lambda state: (state[0] < rounds) & state[1]
-    *_, carry, reports = body(first) if limit == 1 else jax.lax.while_loop(going, body, first)
+    going = lambda held: (held[0] < rounds) & held[1][0]
+    state: Any = (rounds > 0, carry)
+    if together == 1 or limit == 1:
+        once = jax.jit(one)  # traced once, for shapes and loop
+        told = jax.eval_shape(once, begin, state)[1]
+        some = lambda held: noted(held, once(*held[:2]))
+    else:
+        turn = jaxprs.LoopBody(one, state)
+        draw, state, told = turn.ahead(_DRAWN_AHEAD), turn.carry, turn.aux
+
+        def some(held: Any) -> Any:
+            first = held[0]
+            drawn = draw(first + jnp.arange(together, dtype=jnp.int32))
+            more = lambda held: going(held) & (held[0] < first + together)
+            next_one = lambda held: noted(held, turn(held[0], held[1], [rows[held[0] - first] for rows in drawn]))
+            return jax.lax.while_loop(more, next_one, held)
+
+    leaves, structure = jax.tree.flatten(told)
+    held = (jnp.int32(0), state, jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.uint32))
+    _, (_, carry), reports = some(held) if limit == 1 else jax.lax.while_loop(going, some, held)
     columns = jnp.split(reports, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
     back = [c.reshape(limit, *leaf.shape).astype(leaf.dtype) for c, leaf in zip(columns, leaves, strict=True)]
     return carry, jax.tree.unflatten(structure, back)
+
+
+def together() -> int:
+    """Rounds whose draws are made at once: one where a kernel's launch costs little."""
+    return 1 if jax.default_backend() == "cpu" else DRAWN_TOGETHER

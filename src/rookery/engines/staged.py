@@ -169,21 +169,21 @@ class Session(simulation.Session):
 
     def _rounds(self, clients: Clients) -> Any:
         of, job, block = self._pooled.round, self._job, self._settings.block
-        fixed = job.cohort, simulation.minimum(job), self._at_once
+        fixed = job.cohort, simulation.minimum(job), self._at_once, simulation.together()
         return engine.PROGRAMS.find(
             ("staged rounds", of.identity, simulation.shapes(clients), block, *fixed),
-            lambda: jax.jit(partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
+            lambda: engine.compiled(of, partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
         )
 
 
 def advance(
-    program: Program, cohort: int, minimum: int, most: int, consts: Any, clients: Clients, hyper: Any, carry: Carry,
-    begin: Any, rounds: Any, strict: Any, seed: Array, go: Any,
+    program: Program, cohort: int, minimum: int, most: int, together: int, consts: Any, clients: Clients, hyper: Any,
+    carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array, go: Any,
 ) -> Any:  # fmt: skip
     """See `simulation.advance`; nothing is done unless `go`, and the last result is whether all rounds were good."""
     rounds = jnp.where(go, rounds, 0)
     carry, reports = simulation.advance(
-        program, cohort, minimum, most, consts, clients, hyper, carry, begin, rounds, strict, seed
+        program, cohort, minimum, most, together, consts, clients, hyper, carry, begin, rounds, strict, seed
     )
     good = (reports["least"] >= minimum) & (jnp.all(reports["finite"], axis=1) | ~jnp.asarray(strict))
     return carry, reports, go & jnp.all(good | (jnp.arange(most) >= rounds))

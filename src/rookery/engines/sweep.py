@@ -94,8 +94,8 @@ class Sweep:
         """The compiled function(program, mesh, *fixed, ...), found by what it is."""
         return engine.PROGRAMS.find(
             (name, of.identity, simulation.shapes(self._data), self._searched, self._block, self._mesh, *fixed),
-            lambda: jax.jit(
-                partial(function, Program(of, self._data, self._block), self._mesh, *fixed), donate_argnums=donate
+            lambda: engine.compiled(
+                of, partial(function, Program(of, self._data, self._block), self._mesh, *fixed), donate_argnums=donate
             ),
         )
 
