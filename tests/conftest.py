@@ -7,13 +7,20 @@ import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-# The tests' programs are tiny and run once: nearly all their time is the compiler's, and most of that its optimizer's.
-# Newer compilers have no older emitters, and end the process where they don't know a flag.
+# The tests' programs are tiny and run once: nearly all their time is the compiler's, and most of that its optimizer's;
+# what is left over is less in one piece than cut up for several threads. Newer compilers have no older emitters, and
+# end the process where they don't know a flag.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
+    " --xla_disable_hlo_passes=while-loop-invariant-code-motion"
+    + (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        if version("jaxlib").startswith("0.10.")
+        else ""
+    ),
 )
 os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the user's cache
 
@@ -28,6 +35,30 @@ gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long:
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
 
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one group go to one worker: pytest-xdist 3.8 adds its name to an id that pytest 9.2 no longer reads."""
+    for item in items:
+        named = getattr(item, "_nodeid", item.nodeid)
+        if named != item.nodeid:
+            item._id = type(item.id).parse(named)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of one file, too, where they are in no group: what they share is then compiled once, not by each worker."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return group.partition("::")[0] if group == nodeid else group
+
+    config.option.loadscopereorder = False  # as collected: a long one does not come last because its tests are few
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 # Every compiled program holds a few of the memory maps that a process may have (65,530 by default on Linux).
 MAPS = Path("/proc/self/maps")
 MANY = 20_000
@@ -38,6 +69,11 @@ _tests = itertools.count()
 def _room_for_programs() -> Iterator[None]:
     """After a test: forget all compiled programs once there are many."""
     yield
-    if next(_tests) % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+    if next(_tests) % 50 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
         jax.clear_caches()
         gc.collect()
+
+
+def pytest_sessionfinish() -> None:
+    """Last of all pytest looks for garbage, five times: not among what all tests have left."""
+    gc.freeze()

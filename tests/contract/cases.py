@@ -331,11 +331,7 @@ def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
     return pytest.mark.parametrize(("name", "kind"), each)
 
 
-# What several processes try together: with memory, with the centre's data, a gather, two levels, a nested mean.
-CORE_HOSTED = [
-    ("ScaffoldSaddle", "Minimax"),
-    ("WeightedNodesProx", "WeightedNodes"),
-    ("PDSGD", "SingleLevel"),
-    ("FedBiO", "Bilevel"),
-    ("SCGD", "Compositional"),
-]
+# What several processes try together: with memory, a gather, the centre's data; and further, in the slow tests, nodes
+# with a random output, two levels, a nested mean.
+HOSTED = [("ScaffoldSaddle", "Minimax"), ("PDSGD", "SingleLevel"), ("WeightedNodesABA", "WeightedNodes")]
+HOSTED_SLOW = [("WeightedNodesProx", "WeightedNodes"), ("FedBiO", "Bilevel"), ("SCGD", "Compositional")]

@@ -1,4 +1,4 @@
-"""A program, of which several processes run together: ADDRESS PROCESSES PROCESS FOLDER. What it finds is JSON lines.
+"""A program, of which several processes run together: ADDRESS PROCESSES PROCESS FOLDER CASE... What it finds is JSON.
 
 Process 0 writes each method's state and memory into the folder. In the end process 1 can't load its data.
 """
@@ -15,14 +15,14 @@ import rookery as rk
 from rookery import hosts
 from rookery.ledger import Ledger
 
-from .cases import CORE_HOSTED, HARD, case, job, ragged
+from .cases import HARD, case, job, ragged
 
 
-def main(address: str, processes: int, process: int, folder: Path) -> None:
+def main(address: str, processes: int, process: int, folder: Path, cases: list[str]) -> None:
     """All of it, in this process."""
     hosts.start(address, processes, process, patience=100)
     everywhere = rk.Simulation(mesh="all")
-    for name, kind in CORE_HOSTED:
+    for name, kind in (given.split("-") for given in cases):
         what = job(name, ragged(kind), **HARD)
         session: Any = everywhere.open(what)
         ledger = Ledger()
@@ -87,4 +87,4 @@ def failing(process: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])

@@ -17,7 +17,7 @@ import pytest
 import rookery as rk
 from rookery import hosts
 
-from .cases import CORE_HOSTED, HARD, job, ragged
+from .cases import HARD, HOSTED, HOSTED_SLOW, job, ragged
 from .runs import outcome
 
 HERE = Path(__file__).parent
@@ -32,11 +32,12 @@ def address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def test_two_processes_of_two_devices(tmp_path: Path) -> None:
-    where = address()
+@pytest.mark.parametrize("cases", [HOSTED, pytest.param(HOSTED_SLOW, marks=pytest.mark.slow)], ids=["core", "further"])
+def test_two_processes_of_two_devices(cases: list[tuple[str, str]], tmp_path: Path) -> None:
+    where, given = address(), ["-".join(pair) for pair in cases]
     each = [
         subprocess.Popen(
-            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path)],
+            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path), *given],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -45,7 +46,7 @@ def test_two_processes_of_two_devices(tmp_path: Path) -> None:
         for i in range(2)
     ]
     expected = {  # while they work
-        name: outcome(rk.Simulation(block=2), job(name, ragged(kind), **HARD)) for name, kind in CORE_HOSTED
+        name: outcome(rk.Simulation(block=2), job(name, ragged(kind), **HARD)) for name, kind in cases
     }
     said = [process.communicate(timeout=500) for process in each]
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in said]

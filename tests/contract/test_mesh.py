@@ -110,11 +110,9 @@ def test_a_run_is_the_same() -> None:
     assert uncut().memory is not None
 
 
+@pytest.mark.slow  # test_hosts: from four devices of two processes to one
 @pytest.mark.xdist_group("PDSGD on devices")
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [(4, None), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((4, 2), (None, 3), (2, 4)))],
-)
+@pytest.mark.parametrize(("before", "after"), [(4, None), (4, 2), (None, 3), (2, 4)])
 def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
     what = many(METHODS["PDSGD"], 5)
     solved(what, before, 4, checkpoint=tmp_path)

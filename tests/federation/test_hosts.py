@@ -18,9 +18,7 @@ def test_the_same_as_in_simulation(name: str, kind: str) -> None:
 
 
 # One of each class of problem and a few that differ; all of them are in the slow tests, and in the hard setting.
-FAMILIES = {
-    "DSFedDRO", "FastDRO", "FedSVRG", "LFedNestSVRG", "NASA", "PFedMe", "ScaffoldSaddle", "WeightedNodesProx",
-}  # fmt: skip
+FAMILIES = {"FastDRO", "FedBiO", "FedSVRG", "NASA", "PFedMe", "ScaffoldSaddle", "WeightedNodesProx"}
 
 
 @pytest.mark.parametrize("name", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in names()])

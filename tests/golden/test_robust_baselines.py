@@ -115,18 +115,19 @@ CASES: dict[str, dict[str, Any]] = {
 def test_the_worst_case_of_a_batch(name: str) -> None:
     """For samples that count differently, with ties and with places that hold none."""
     rng, given = np.random.default_rng(1), {"penalty": None} | CASES[name]
+    ours = jax.jit(rk.FastDRO(**given).worst)
     for factor in (0.01, 0.3, 1.0, 30.0):
         losses = factor * rng.normal(size=9).round(1)
         losses[4] = losses[2]
         reference = rng.uniform(0.1, 1, size=9)
         reference[[losses.argmax(), 5]] = 0
         reference /= reference.sum()
-        found = rk.FastDRO(**given).worst(jnp.asarray(losses), jnp.asarray(reference))
+        found = ours(jnp.asarray(losses), jnp.asarray(reference))
         expected = worst(losses=losses, reference=reference, **given)
         np.testing.assert_allclose(found @ losses, expected @ losses, rtol=1e-9)  # p itself where it is unique:
         if name != "CVaR":
             np.testing.assert_allclose(found, expected, atol=1e-7)
-    equal = rk.FastDRO(**given).worst(jnp.ones(5), jnp.full(5, 0.2))
+    equal = ours(jnp.ones(5), jnp.full(5, 0.2))
     np.testing.assert_allclose(jnp.sum(equal), 1, rtol=1e-12)
 
 
@@ -403,6 +404,7 @@ def test_the_oracles_of_single_samples(sizes: tuple[int, ...]) -> None:
         marked = jnp.ones(len(losses)) if batch.mask is None else batch.mask
         return losses, weighted(marked * (1 + batch.places)), batch.places, marked, c.places, c.work
 
+    one, slope = jax.jit(_loss), jax.jit(jax.grad(_loss))
     for size in (None, 2):
         losses, gradient, places, marked, there, work = look(size)
         assert there.shape == (max(sizes),)
@@ -410,8 +412,8 @@ def test_the_oracles_of_single_samples(sizes: tuple[int, ...]) -> None:
         on = np.asarray(places)[np.asarray(marked, bool)]
         assert len(set(on.tolist())) == len(on) == (sizes[i] if size is None else min(size, sizes[i]))
         alone = [jax.tree.map(lambda a: a[j : j + 1], data[i]) for j in on]
-        np.testing.assert_allclose(losses[np.asarray(marked, bool)], [_loss(x, row) for row in alone], rtol=1e-12)
-        expected = sum((1 + j) * jax.grad(_loss)(x, row) for j, row in zip(on, alone, strict=True))
+        np.testing.assert_allclose(losses[np.asarray(marked, bool)], [one(x, row) for row in alone], rtol=1e-12)
+        expected = sum((1 + j) * slope(x, row) for j, row in zip(on, alone, strict=True))
         np.testing.assert_allclose(gradient, expected, rtol=1e-12)
         assert work.tolist() == [len(on), 0, 1, 0]
 

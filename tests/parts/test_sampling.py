@@ -1,5 +1,6 @@
 """Minibatches and cohorts by their statistics: bijections, equal counts, uniform marginals, no repeats by mistake."""
 
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -17,8 +18,13 @@ LEAST_P = 1e-4  # keys are fixed, so a test that passes once passes always
 
 def orders(size: int, keys: Any, epoch: int = 0) -> np.ndarray:
     """One whole order for each key."""
-    ranks, epochs = jnp.arange(size), jnp.full(size, epoch)
-    return np.asarray(jax.jit(jax.vmap(lambda key: shuffled(key, ranks, epochs, size)))(keys))
+    return np.asarray(_orders(size)(keys, epoch))
+
+
+@cache
+def _orders(size: int) -> Any:
+    one = lambda key, epoch: shuffled(key, jnp.arange(size), jnp.full(size, epoch), size)
+    return jax.jit(jax.vmap(one, (0, None)))
 
 
 def keys(count: int, seed: int = 0) -> Any:
@@ -86,17 +92,17 @@ def federation(sizes: list[int], replace: bool = False) -> rk.Clients:
     return rk.Clients(upper=[{"id": 1000 * i + np.arange(s)} for i, s in enumerate(sizes)], replace=replace)
 
 
+@partial(jax.jit, static_argnums=(2, 5))
+def draw(clients: rk.Clients, i: Any, size: int, key: Any, step: Any, replace: bool) -> Any:
+    batch = clients.view("upper", i).draw(key, size, step, replace)
+    return batch.rows["id"], jnp.ones(size, bool) if batch.mask is None else batch.mask
+
+
 def batches(clients: rk.Clients, i: int, size: int, steps: int, key: Any) -> list[np.ndarray]:
     """The samples of the first `steps` minibatches of client i."""
-
-    @jax.jit
-    def draw(key: Any, step: Any) -> Any:
-        batch = clients.view("upper", jnp.asarray(i)).draw(key, size, step, clients.replace)
-        return batch.rows["id"], jnp.ones(size, bool) if batch.mask is None else batch.mask
-
     found = []
     for step in range(steps):
-        rows, mask = draw(key, step)
+        rows, mask = draw(clients, i, size, key, step, clients.replace)
         found.append(np.asarray(rows)[np.asarray(mask)])
     return found
 
