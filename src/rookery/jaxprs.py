@@ -142,7 +142,7 @@ class LoopBody:
         """A function that draws for several turns at once; from now on a turn is given its row of the result.
 
         Drawn are keys and random integers that depend on the turn, but not on the carry, each of at most `limit` bytes;
-        what a jitted function draws twice of the same values, once.
+        what a jitted function draws twice of the same values, once. See `_can_be_ahead` for what stays in the loop.
         """
         jaxpr, inputs = self.jaxpr, self._const_count + 1
         known, varying = {*jaxpr.invars[:inputs]}, {jaxpr.invars[inputs - 1]}
@@ -150,7 +150,7 @@ class LoopBody:
         same: dict[Var, Var] = {}
         for eqn in jaxpr.eqns:
             read = [v for v in eqn.invars if not isinstance(v, Literal)]
-            if eqn.effects or not known.issuperset(read):
+            if not known.issuperset(read) or not _can_be_ahead(eqn, _SPARE * limit):
                 continue
             known.update(eqn.outvars)
             if varying.isdisjoint(read):
@@ -179,6 +179,27 @@ class LoopBody:
         return lambda turns: list(jax.vmap(row)(turns)) if drawn else []
 
 
+_SPARE = 64  # bytes for each byte of a result, to compute it: a shuffle needs 24
+_IN_TURN = ("while", "cond", "rng_bit_generator", "rng_uniform")
+
+
+def _can_be_ahead(eqn: Any, limit: int) -> bool:
+    """Whether it can be computed for many turns at once, with the numbers of each alone, and with little more memory.
+
+    Generators but JAX's default draw other numbers when vectorised, and callbacks may not allow it; a condition would
+    be computed both ways; and what it makes, inside, too, has at most `limit` bytes. JAX's search for keys that are
+    used twice takes a row of a table for the same key in every turn.
+    """
+    name, made, read = str(eqn.primitive), [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
+    if eqn.effects or name in _IN_TURN or "callback" in name or "ffi" in name:
+        return False
+    if any(_is_key(aval) and str(aval.dtype) != "key<fry>" for aval in [*made, *read]):
+        return False
+    if any(_nbytes(aval) > limit for aval in made) or getattr(jax.config, "jax_debug_key_reuse", False):
+        return False
+    return all(_can_be_ahead(each, limit) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
+
+
 def _draws(eqn: Any) -> bool:
     """Whether it, or what it calls, derives keys or draws."""
     name = str(eqn.primitive)
@@ -202,9 +223,12 @@ def _is_whole(aval: Any) -> bool:
     return not jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def _is_key(aval: Any) -> bool:
+    return hasattr(aval, "dtype") and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
 def _nbytes(aval: Any) -> int:
-    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
-    return int(aval.size) * (8 if is_key else aval.dtype.itemsize)
+    return int(aval.size) * (8 if _is_key(aval) else aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
 def fingerprint(*jaxprs: Jaxpr, also: Any = ()) -> str:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import config
 
 import rookery as rk
 from rookery import jaxprs
@@ -56,6 +57,44 @@ def test_what_is_too_large_stays_in_the_loop() -> None:
 def test_nothing_to_draw() -> None:
     here, drawn, _ = looped(lambda i, x: (x + i, ()), jnp.float64(1), 2**10)
     assert here == 16
+    assert drawn == []
+
+
+def other_generator(i: Any, x: Any) -> Any:
+    return x + jax.random.randint(jax.random.key(i, impl="rbg"), (), 0, 9), ()
+
+
+def raw_key(i: Any, x: Any) -> Any:
+    key = jax.random.key_data(jax.random.key(7, impl="rbg")) + i.astype(jnp.uint32)
+    return x + jax.random.randint(jax.random.wrap_key_data(key, impl="rbg"), (), 0, 9), ()
+
+
+def called_back(i: Any, x: Any) -> Any:
+    odd = jax.pure_callback(lambda i: np.int32(2 * i + 1), jax.ShapeDtypeStruct((), jnp.int32), i)
+    return x + jax.random.randint(jax.random.fold_in(KEY, odd), (), 0, 9), ()
+
+
+def first_of_many(i: Any, x: Any) -> Any:
+    few = jax.jit(lambda key: jax.random.permutation(key, 1000)[:2])
+    return x + jnp.sum(few(jax.random.key_data(KEY) + i.astype(jnp.uint32))), ()
+
+
+def by_condition(i: Any, x: Any) -> Any:
+    return x + jax.lax.cond(i % 2 == 0, lambda: jax.random.randint(KEY, (), 0, 9), lambda: 1), ()
+
+
+@pytest.mark.parametrize("turn", [other_generator, raw_key, called_back, first_of_many, by_condition])
+def test_what_can_not_be_drawn_for_many_turns_stays_in_the_loop(turn: Any) -> None:
+    """Other numbers when vectorised, no vectorisation, much memory for a small result, a branch seldom taken."""
+    there, _, _ = looped(turn, jnp.int64(1), None)
+    here, drawn, _ = looped(turn, jnp.int64(1), 16)
+    assert here == there
+    assert drawn == []
+
+
+def test_the_search_for_keys_used_twice_finds_none() -> None:
+    with jax.debug_key_reuse(True):
+        _, drawn, _ = looped(drawing, jnp.float64(1), 2**10, turns=1)
     assert drawn == []
 
 
@@ -129,7 +168,7 @@ def test_keys_by_kernel_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = engine.traced(engine.Job(problem, clients, rk.FedNest(hessian_step=0.1), start, 4))
     noisy = rk.SingleLevel(lambda x, b, key: jnp.mean((x - b) ** 2) + jnp.mean(jax.random.normal(key, (200, 200)) * x))
     drawn = engine.traced(engine.Job(noisy, rk.Clients(upper=[np.ones(3)]), rk.FedAvg(), (np.zeros(()), ()), 1))
-    setting = lambda: jax.config.jax_threefry_gpu_kernel_lowering
+    setting = lambda: config.threefry_gpu_kernel_lowering.value
 
     def seen(fail: bool) -> Any:
         if fail:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src import config as jax_config  # a setting for this thread alone has no public name
 from jaxtyping import Array
 
 from rookery import channel as channels
@@ -200,22 +201,18 @@ def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable
     hundred operations, and with all of them a third of the compiler's time. But the kernel reads and writes arrays of
     what is drawn: plans that draw many numbers at once keep to the other way, in which nothing is stored.
     """
-    program = jax.jit(function, **options)
-    if jax.default_backend() != "gpu" or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
+    program, by_kernel = jax.jit(function, **options), getattr(jax_config, "threefry_gpu_kernel_lowering", None)
+    if jax.default_backend() != "gpu" or by_kernel is None or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
         return program
 
     def run(*args: Any) -> Any:
-        before = getattr(jax.config, _BY_KERNEL)
-        jax.config.update(_BY_KERNEL, True)
-        try:
+        with by_kernel(True):
             return program(*args)
-        finally:
-            jax.config.update(_BY_KERNEL, before)
 
     return run
 
 
-_BY_KERNEL, _DRAWN_BY_KERNEL = "jax_threefry_gpu_kernel_lowering", 2**14  # JAX's setting, and numbers of one draw
+_DRAWN_BY_KERNEL = 2**14  # numbers of one draw
 
 
 def where_not_finite(carry: Carry, finite: Any) -> str:
