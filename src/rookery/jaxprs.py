@@ -141,11 +141,11 @@ class LoopBody:
     def ahead(self, limit: int) -> Callable[[Array], list[Array]]:
         """A function that draws for several turns at once; from now on a turn is given its row of the result.
 
-        Drawn are keys and random integers that depend on the turn, but not on the carry, each of at most `limit` bytes;
+        Drawn are keys and random integers that do not depend on the carry, each of at most `limit` bytes;
         what a jitted function draws twice of the same values, once. See `_can_be_ahead` for what stays in the loop.
         """
         jaxpr, inputs = self.jaxpr, self._const_count + 1
-        known, varying = {*jaxpr.invars[:inputs]}, {jaxpr.invars[inputs - 1]}
+        known = {*jaxpr.invars[:inputs]}
         calls: dict[Any, Any] = {}
         same: dict[Var, Var] = {}
         for eqn in jaxpr.eqns:
@@ -153,9 +153,6 @@ class LoopBody:
             if not known.issuperset(read) or not _can_be_ahead(eqn, _SPARE * limit):
                 continue
             known.update(eqn.outvars)
-            if varying.isdisjoint(read):
-                continue
-            varying.update(eqn.outvars)
             if _draws(eqn) and all(_is_whole(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
                 given = tuple(repr(v) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars)
                 what = eqn.params["jaxpr"] if {"name", "jaxpr"} <= eqn.params.keys() else id(eqn)  # a jitted function
