@@ -130,17 +130,18 @@ def test_of_the_long_runs_those_with_the_best_step_by_the_first_seed_are_compare
     assert steps["MBSGD"] == [f"MBSGD, {long[0]}"]
 
 
-def test_more_local_steps_help_and_saturate_by_the_seeds() -> None:
+@pytest.mark.parametrize("data", feddro.SYNCED)
+def test_more_local_steps_help_and_saturate_by_the_seeds(data: str) -> None:
     def found(accuracies: tuple[float, ...], noise: float = 0.0) -> bool | None:
         rows = [
-            {"run": f"{method} {local}", "method": method, "data": feddro.SYNCED, "local": local, "seed": seed}
+            {"run": f"{method} {local}", "method": method, "data": feddro.SYNCED[data], "local": local, "seed": seed}
             | {"round": at, "train_accuracy": value + (seed - 1) * noise * (local > 1)}
             for method in feddro.IMAGES[:2]
             for local, value in zip(feddro.IMAGE_SWEEP, accuracies, strict=True)
             for seed in (0, 1, 2)
             for at in (0, 120, 240)
         ]
-        return feddro.image_locals_help(pd.DataFrame(rows)).holds
+        return feddro.image_locals_help(pd.DataFrame(rows), data=data).holds
 
     assert found((0.4, 0.6, 0.65)) is True
     assert found((0.4, 0.6, 0.75)) is False  # it goes on

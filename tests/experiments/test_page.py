@@ -14,6 +14,7 @@ from rookery.experiments import (
     fedbio,
     feddro,
     feddro_adult,
+    fednest_light,
     fednest_tuning,
     page,
     weighted,
@@ -78,6 +79,7 @@ CHOSEN = {
     "feddro-fig4": lambda study, method, setting, local: feddro_adult.SWEEP_CHOSEN[study, method, local],
     "fednest-fig3a": lambda method, split: fednest_tuning.CHOSEN[method, split],
     "fednest-fig3b": lambda method, split: fednest_tuning.CHOSEN[method, split],
+    "fednest-fig5": lambda split: fednest_light.FIG5_STEPS,
     "weighted-table3": lambda data, method: _of_weighted(data, method),
     "weighted-covtype": lambda data, method: _of_weighted(data, method),
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, asfbo_mnist, reproduce
+from rookery.experiments import EXPERIMENTS, asfbo, asfbo_mnist, reproduce
 
 FILES = {"results.csv", "claims.json", "summary.md"}
 
@@ -63,6 +63,21 @@ def test_which_optimum_with_unequal_local_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["asfbo-fig1", "asfbo-hetero", "asfbo-ablation", "fedbio-rates"])
 def test_the_others_run(name: str, tmp_path: Path) -> None:
     quick(name, tmp_path)
+
+
+def test_runs_that_diverge_are_counted_beside_the_leads_without_them() -> None:
+    chosen = {"SimFBO": (0.84, 0.85, 0.84, 0.5), "ASFBO": (0.86, 0.87, 0.87, 0.86), "ShroFBO": (0.3, 0.86, 0.85, 0.85)}
+    rows = [
+        {"run": method, "method": method, "work": "drawn", "seed": seed, "round": 1, "accuracy": accuracy,
+         "chosen_accuracy": accuracy}
+        for method, own in chosen.items() for seed, accuracy in enumerate(own)
+    ]  # fmt: skip
+    found = asfbo._reweighted(pd.DataFrame(rows), "drawn")
+    assert found.holds is None
+    assert "Of 4 runs each, 1 of SimFBO and 1 of ShroFBO diverge early" in found.note
+    assert "ASFBO +0.0233 ± 0.0067, ShroFBO +0.0100 ± 0.0000" in found.note
+    rows = [row for row in rows if row["seed"] in (1, 2)]
+    assert asfbo._reweighted(pd.DataFrame(rows), "drawn").note == ""
 
 
 def test_what_is_thinned_of_fig1_gives_the_claims_of_the_whole() -> None:

@@ -103,20 +103,28 @@ def cleaning_runs(quick: bool) -> list[Config]:
     return [cleaning(quick, m, fraction) for fraction in (FRACTIONS[1:3] if quick else FRACTIONS) for m in CLEANERS]
 
 
+def cleaning_tried(quick: bool, method: str, upper: float, lower: float) -> Config:
+    """Both steps of a method at ρ = .4, on a seed that is not reported."""
+    name = f"search: {method}, upper {upper:g}, lower {lower:g}"
+    return cleaning(quick, method, 0.4, (upper, lower), name=name, seeds=(9,), every=20 if quick else 200)
+
+
 def cleaning_search(quick: bool) -> list[Config]:
-    """Both steps of every method at ρ = .4, on a seed that is not reported."""
+    """Every method's."""
     upper, lower = (UPPER_GRID[-1:], (0.5,)) if quick else (UPPER_GRID, LOWER_GRID)
     return [
-        cleaning(quick, m, 0.4, (factor, step), name=f"search: {m}, upper {factor:g}, lower {step:g}", seeds=(9,),
-                 every=20 if quick else 200)
+        cleaning_tried(quick, m, factor, step)
         for m in CLEANERS
         for step in lower
         for factor in ((0.0,) if m == "FedAvg" else upper)
-    ]  # fmt: skip
+    ]
 
 
 CLEANING_GRID = Grid(
-    r"upper (?P<upper>\S+), lower (?P<lower>\S+)$", ("method",), lambda search: -search["validation_loss"]
+    r"upper (?P<upper>\S+), lower (?P<lower>\S+)$",
+    ("method",),
+    lambda search: -search["validation_loss"],
+    wider=lambda key, values: [cleaning_tried(False, *key, *values.values())],
 )
 
 
@@ -235,8 +243,8 @@ cleaning_experiment = Experiment(
     differences=(
         OURS_TO_SET,
         "Both steps of every method were searched at ρ = .4 on a seed that is not reported, by the clean validation "
-        "loss at the end (`search.csv`). FedBiO's upper step is the largest of the grid, where the loss is flat "
-        "(.2342, .2332, .2329 at 10, 30, 100): the weights are at their bounds by then.",
+        "loss at the end (`search.csv`). FedBiO's hardly changes with the upper step from 10 on "
+        "(.2342, .2332, .2329, .2339 at 10, 30, 100, 300): the weights are at their bounds by then.",
         "FedAvg's step was chosen in the same way. In accuracy a smaller one does better at ρ = .4 and .8: on all the "
         "data and at step .01 it ended at .893 and .789, which would change no claim.",
         "FedNest is not part of the claims.",

@@ -287,7 +287,7 @@ def after_start(results: pd.DataFrame, data: str, setting: int, center: str) -> 
     """The lowest mean after the first evaluations, where the picture may begin."""
     own = select(results, data=data, setting=setting).dropna(subset=[f"{center}_accuracy"])
     means = own.groupby(["run", "round"])[f"{center}_accuracy"].mean()
-    return min(float(line.iloc[2:].min()) for _, line in means.groupby("run"))
+    return min(float(line.iloc[min(2, len(line) - 1) :].min()) for _, line in means.groupby("run"))
 
 
 def over_exchanges(results: pd.DataFrame) -> Figure:
