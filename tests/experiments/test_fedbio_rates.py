@@ -90,6 +90,16 @@ def test_a_slope_holds_if_its_interval_reaches_little_beyond_the_bound(
     assert fedbio_rates._no_steeper(slope, error, -2.0) is holds
 
 
+def test_the_logarithm_of_the_accelerated_methods_proof_is_taken_out() -> None:
+    """n = (ln T)^{3/2}/ε rounds of 12 local steps: 3 exchanges of `runs`, two for every 8 steps at M = 4."""
+    best = lambda step, n: np.where(step == 0.125, 1.0, 2.0) * np.log(12 * n) ** 1.5 / n
+    costs = fedbio_rates._costs(runs("FedBiOAcc", best, epsilons=EPSILONS["FedBiOAcc"]), "FedBiOAcc")[4]
+    assert costs.slope("exchanges")[0] < -1.1
+    slope, error = costs.slope("exchanges", fedbio_rates._logarithms("FedBiOAcc", 4, costs))
+    assert abs(slope + 1) < error + 0.01 < 0.05
+    assert fedbio_rates._logarithms("FedBiO", 4, costs) is None
+
+
 def test_a_best_step_at_the_edge_of_the_grid_does_not_count() -> None:
     results = runs("FedNest", lambda step, n: 1 / (step * n))  # no floor: the largest step is best
     finding = fedbio_rates.rate(results, **NEST)

@@ -60,6 +60,7 @@ def test_the_scored_model_is_the_one_with_the_best_validation_accuracy() -> None
         [{**common, "seed": s, "minority_validation_accuracy": v, "minority_accuracy": a} for s, v, a in rows]
     )
     assert weighted.scores(results, "FedAvg", "mnist", 2, "minority") == [0.6, 0.3]
+    assert weighted.scores(results, "FedAvg", "mnist", 2, "minority", last=True) == [0.6, 0.99]
 
 
 def _sizes(accuracies: dict[int, dict[int, float]]) -> pd.DataFrame:
@@ -69,6 +70,14 @@ def _sizes(accuracies: dict[int, dict[int, float]]) -> pd.DataFrame:
          f"{center}_accuracy": accuracy, f"{center}_validation_accuracy": 0.9}
         for center in weighted.KINDS for size, own in accuracies.items() for seed, accuracy in own.items()
     )  # fmt: skip
+
+
+def test_of_the_sizes_the_last_model_is_scored() -> None:
+    rows = [(0.9, 0.3), (0.8, 0.4)]
+    results = pd.concat(
+        _sizes({100: {1: accuracy}}).assign(minority_validation_accuracy=valid) for valid, accuracy in rows
+    )
+    assert weighted_more._by_size(results, "digits", "minority") == {100: [0.4]}
 
 
 def test_sizes_are_compared_seed_by_seed() -> None:

@@ -30,7 +30,7 @@ from rookery.experiments.asfbo_mnist import (
     representation,
     wider,
 )
-from rookery.experiments.claims import Claim, Finding, lead, together
+from rookery.experiments.claims import Claim, Finding, Lead, lead, together
 from rookery.experiments.curves import Figures, below, curves, draw, ends, mean, reached, select, ticks
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.grid import Grid
@@ -122,10 +122,10 @@ def hetero_picture(results: pd.DataFrame) -> Figure:
     for ax, (work, words) in zip(axes[0], WORK.items(), strict=False):
         runs = select(results, work=work)
         lasts = runs.groupby(["run", "seed"])["accuracy"].transform("last") >= DIVERGED
-        failed = runs[~lasts].groupby(["run", "seed"]).ngroups
+        left = runs[~lasts].groupby(["run", "seed"]).ngroups
         draw(ax, runs[lasts], "round", "accuracy", {m: {"method": m} for m in methods}, markevery=8)
         ax.set_ylim(0.6, 0.92)
-        title = f"{words} ({failed} more runs diverge)" if failed else words
+        title = f"{words}, without {left} ending below {DIVERGED:g}" if left else words
         report.label(ax, "rounds", "test accuracy" if work == "fixed" else "", title)
     ax, lowest = axes[0, 2], 0.81
     for place, work in enumerate(WORK):
@@ -149,7 +149,11 @@ def _chosen_models(results: pd.DataFrame, work: str) -> dict[str, np.ndarray]:
     own = {
         m: curves(results, "chosen_accuracy", method=m, work=work) for m in SINGLE_LOOP if m in set(results["method"])
     }
-    return {m: np.array([float(c.iloc[-1]) for c in each]) for m, each in own.items()}
+    return {m: _last(each) for m, each in own.items()}
+
+
+def _last(runs: list[pd.Series]) -> np.ndarray:
+    return np.array([float(c.iloc[-1]) for c in runs])
 
 
 def _reweighted(results: pd.DataFrame, work: str) -> Finding:
@@ -162,23 +166,34 @@ def _reweighted(results: pd.DataFrame, work: str) -> Finding:
     words = {True: "is", False: "is not", None: "is undecided"}
     note = "; ".join(f"{m} {words[pair.holds]}" for m, pair in leads.items()) + " (by two standard errors)."
     holds = together([pair.holds for pair in leads.values()])
-    return Finding(holds, figures | {"the last models": last}, "" if holds else note + _without_diverged(own))
+    finals = {m: _last(curves(results, method=m, work=work)) for m in own}
+    return Finding(holds, figures | {"the last models": last}, "" if holds else note + _without_diverged(own, finals))
 
 
-def _without_diverged(own: dict[str, np.ndarray]) -> str:
-    """How many runs diverge before they have a model, and the leads over SimFBO on the seeds where neither does."""
+def _without_diverged(own: dict[str, np.ndarray], finals: dict[str, np.ndarray]) -> str:
+    """How many runs diverge before they have a model, and later; the leads over SimFBO of the others' chosen models.
+
+    `own` are the accuracies of the chosen models, `finals` those after the last round.
+    """
     failed = {m: int((each < DIVERGED).sum()) for m, each in own.items()}
     if not any(failed.values()):
         return ""
-    leads = []
+    leads: dict[str, Lead] = {}
     for method in (m for m in own if m != "SimFBO"):
         lasting = (own[method] >= DIVERGED) & (own["SimFBO"] >= DIVERGED)
         if lasting.sum() > 1:
-            more = lead(own[method][lasting], own["SimFBO"][lasting])
-            leads.append(f"{method} {more.mean:+.4f} ± {more.error:.4f}")
-    counts = " and ".join(f"{count} of {m}" for m, count in failed.items() if count)
-    note = f" Of {len(own['SimFBO'])} runs each, {counts} diverge early, at the factor that the search chose."
-    return note + (f" The leads on the other seeds: {', '.join(leads)}." if leads else "")
+            leads[method] = lead(own[method][lasting], own["SimFBO"][lasting])
+    later = {m: int(((each >= DIVERGED) & (finals[m] < DIVERGED)).sum()) for m, each in own.items()}
+    counts = lambda each: " and ".join(f"{count} of {m}" for m, count in each.items() if count)
+    note = f" Of {len(own['SimFBO'])} runs each, {counts(failed)} diverge early, at the factor that the search chose"
+    note += f", so that even the chosen model is below {DIVERGED:g}"
+    note += f" (later, after the chosen model: {counts(later)})." if any(later.values()) else "."
+    if not leads:
+        return note
+    told = ", ".join(f"{m} {more.mean:+.4f} ± {more.error:.4f}" for m, more in leads.items())
+    behind = [m for m, more in leads.items() if more.holds is False]
+    then = f" {' and '.join(behind)} {'is' if len(behind) == 1 else 'are'} behind then." if behind else ""
+    return f"{note} The leads on the other seeds: {told}.{then}"
 
 
 hetero = Experiment(
@@ -212,7 +227,7 @@ hetero = Experiment(
     search=hetero_search,
     grid=HETERO_GRID,
     headlines=lambda results: [
-        Headline(f"{m}, fixed τ_i", "", own) for m, own in _chosen_models(results, "fixed").items()
+        Headline(f"{m}, fixed τ_i, chosen model", "", own) for m, own in _chosen_models(results, "fixed").items()
     ],
 )  # fmt: skip
 

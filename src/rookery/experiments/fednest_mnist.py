@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
-from rookery.experiments.claims import Claim, Finding, Verdict, lead
+from rookery.experiments.claims import Claim, Finding, Verdict, differs, lead
 from rookery.experiments.curves import SPLITS, Figures
 from rookery.experiments.curves import best as _best
 from rookery.experiments.curves import curves as _curves
@@ -71,7 +71,7 @@ REPRESENTATION = (
     "An MLP 784-200-10 on MNIST: the hidden layer (157,000 parameters) is the upper variable, the output layer (2,010) "
     "the lower one, cross-entropy at both levels and ½·10⁻³‖y‖² at the lower. 100 clients of 600 images, split 300/300 "
     "into training and validation; i.i.d., or non-i.i.d. as in FedAvg: sorted by label, 200 shards of 300, two for "
-    "each client. Ten clients a round, batches of 64, N = 5 terms of the Neumann series, T = 1, five local epochs in "
+    "each client. Ten clients a round, batches of 64, N = 5 in the Neumann series, T = 1, five local epochs in "
     "the inner optimizer, τ = 1 step in the outer one unless said otherwise, both steps .01, 1/ℓ = .01, 500 rounds "
     "(the paper's epochs); accuracy on the 10,000 test images every ten rounds. *End* is the mean over the last tenth "
     "of the rounds, then over the seeds. Bands: lowest to highest of the seeds."
@@ -83,13 +83,14 @@ TOOK = (
 REPRESENTATION_DIFFERENCES = (
     "The paper gives neither steps nor 1/ℓ nor rounds nor the lower regulariser: steps, 1/ℓ and rounds are those of "
     "the authors' scripts (where 1/ℓ is the outer step), the regulariser and the seeds are ours.",
-    "The authors' code does not reset the accumulator of its inverse-Hessian product, splits the non-i.i.d. clients "
-    "480/120, has an unsquared norm as regulariser and leaves dropout on; here all four are as in the paper's text.",
+    "The authors' code splits the non-i.i.d. clients 480/120, leaves dropout on, takes all of a client's data for the "
+    "hypergradient and a fresh cohort for the outer step; for FedNest and FedNestSGD it does not reset the accumulator "
+    "of its inverse-Hessian product. Here all of this is as in the paper's text.",
     "The anchor of FedInn is the client's full gradient, as in the authors' code (the paper's is stochastic).",
 )
 COLLAPSE = (
-    "With the script's steps LFedNest fails non-i.i.d. after some 300 rounds, with the authors' habits, too; with .003 "
-    "for 1/ℓ it does not: [fednest-collapse](../fednest-collapse/summary.md)."
+    "With the script's steps LFedNest fails non-i.i.d., with the authors' habits, too; with .003 for the upper step or "
+    "1/ℓ it does not: [fednest-collapse](../fednest-collapse/summary.md)."
 )
 
 
@@ -246,6 +247,12 @@ def lfednest_below(results: pd.DataFrame) -> Finding:
     return Finding(bool((full - highest >= 0.02).all()), figures, fallen(results, "LFedNest"))
 
 
+def lfednest_level(results: pd.DataFrame) -> Finding:
+    """Non-i.i.d., LFedNest's mean end is within 2 points of 87.5 %."""
+    end = _ends(results, method="LFedNest", split="non-i.i.d.")
+    return Finding(abs(_mean(end) - 0.875) <= 0.02, {"end, each seed": end.tolist()})
+
+
 SHARES = {
     "implicit_share": "conjugate gradients",
     "implicit_share_series": "the series, 1/ℓ from the Hessian",
@@ -268,7 +275,7 @@ def implicit_part(results: pd.DataFrame) -> Finding:
     holds = max(short) < 1 / 8 and min(series) > 1 / 2 and min(exact) > 1
     note = (
         "With as few terms and 1/ℓ = .01, p is hardly longer than N/ℓ·∇_y f, and the method nearly that of joint "
-        "training: the figure hardly tests a hypergradient."
+        "training: FedNest's curves hardly test a hypergradient."
     )
     figures: Figures = {f"end by {words}, i.i.d. and non-i.i.d.": ends[metric] for metric, words in SHARES.items()}
     return Finding(holds, figures, note if holds else "")
@@ -290,6 +297,16 @@ fig2a = Experiment(
                 ),
                 Claim("Non-i.i.d., FedNest ends above 90 %.", "Fig. 2a", above_ninety),
                 Claim("Non-i.i.d., FedNest outperforms LFedNest by 2 points or more.", "Sec. 4.1", lfednest_below),
+                Claim(
+                    "Non-i.i.d., LFedNest ends at about 87.5 % (within 2 points).",
+                    "Fig. 2a",
+                    lfednest_level,
+                    otherwise=differs(
+                        "set-up",
+                        "With the script's steps it reaches that, and then fails. With the habits of the authors' code "
+                        "and .003 for the upper step and 1/ℓ it ends at 87.8 % (`fednest-collapse`).",
+                    ),
+                ),
             ),
             _ends_by_split,
         ),
@@ -306,7 +323,7 @@ fig2a = Experiment(
     family=FAMILY,
     headlines=lambda results: [
         Headline("FedNest, non-i.i.d.", "≈ .915", end_of(results, "FedNest")),
-        Headline("LFedNest, non-i.i.d., highest", "≈ .875", _best(_of(results, "LFedNest"))),
+        Headline("LFedNest, non-i.i.d.", "≈ .875", end_of(results, "LFedNest")),
     ],
 )
 

@@ -26,8 +26,9 @@ of theirs a check on its numbers. How many hold, by paper; the reason for each t
 _VERDICTS = """
 *Reproduced*: it holds, by more than two standard errors over the seeds or by a tolerance that the claim states.
 *Differs, ours*: it does not, and our set-up or budget may be why. *Differs, the paper's*: it does not and cannot, by an
-argument. *Undecided*: within the tolerance, or these runs cannot tell. ± is the standard deviation over the seeds. What
-the papers themselves got wrong is [a page of its own](reproduction/errata.md).
+argument. *Undecided*: within the tolerance, or these runs cannot tell. ± is the standard deviation over the seeds. Two
+standard errors are an interval of 82 % for three seeds, of 88 % for five, of 93 % for 13. What the papers themselves
+got wrong is [a page of its own](reproduction/errata.md).
 """
 
 _FOOT = """## How it is made
@@ -116,7 +117,7 @@ def _verdicts(found: Mapping[str, Claims]) -> list[str]:
     for name, claims in groups.items():
         count = _count(claims, "experiment")
         cells = [_of(count), *(str(count[verdict] or "–") for verdict in others)]
-        cells += [_of(_count(claims, kind)) for kind in ("theory", "own")]
+        cells += [_in_short(claims, kind) if _count(claims, kind) else "–" for kind in ("theory", "own")]
         lines.append(f"| {name} | {' | '.join(f'**{c}**' if name == '**all**' else c for c in cells)} |")
     return lines
 
@@ -145,8 +146,8 @@ def _other(name: str, claims: Claims) -> str:
 def _in_short(claims: Claims, kind: Kind) -> str:
     """How many are reproduced, and what became of the others."""
     count = _count(claims, kind)
-    rest = [f"{count[v]} {v}" for v in VERDICTS[1:] if count[v]]
-    return "; ".join([_of(count), *rest])
+    words = lambda verdict: verdict if count[verdict] == 1 else verdict.replace("differs", "differ")
+    return "; ".join([_of(count), *(f"{count[v]} {words(v)}" for v in VERDICTS[1:] if count[v])])
 
 
 def _headlines(experiment: Experiment, folder: Path) -> list[Headline]:
@@ -169,7 +170,7 @@ def _rounded(value: Any) -> str:
     """Three digits; all of them are in claims.json."""
     if isinstance(value, str):
         return {"inf": "∞", "-inf": "−∞"}.get(value, value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def _of_paper(paper: str, own: Mapping[str, Claims], folder: Path) -> list[str]:
@@ -209,7 +210,7 @@ def _section(name: str, claims: Claims, folder: Path) -> list[str]:
     heads = [_cells(head) for head in _headlines(experiment, folder / name)]
     if heads:
         lines += [
-            "| at the end | the paper's | ours |",
+            "| | the paper's | ours |",
             "|---|---|---|",
             *(f"| {' | '.join(row)} |" for row in heads),
             "",

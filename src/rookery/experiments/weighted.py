@@ -204,12 +204,15 @@ SEARCH_GRID = Grid(
 )
 
 
-def scores(results: pd.DataFrame, method: str, data: str, setting: int, center: str, **labels: Any) -> list[float]:
-    """The test accuracy of the model with the highest validation accuracy, on Covertype of the last, for each seed."""
+def scores(
+    results: pd.DataFrame, method: str, data: str, setting: int, center: str, last: bool = False, **labels: Any
+) -> list[float]:
+    """The test accuracy, for each seed, of the model with the highest validation accuracy; with `last`, and on
+    Covertype, of the last."""
     where = center if method in ALONE else "both"
     own = select(results, method=method, data=data, setting=setting, center=where, **labels)
     by_seed = own.groupby("seed")
-    best = by_seed.tail(1) if data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
+    best = by_seed.tail(1) if last or data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
     return [float(value) for value in best[f"{center}_accuracy"]]
 
 
@@ -432,11 +435,12 @@ def chosen_words(*data: str) -> str:
     return "Chosen by the search: " + "; ".join(f"{d}: {words}" for d, words in zip(data, each, strict=True)) + "."
 
 
-IMAGE_SETUP = (
+IMAGE_RUNS = (
     "15 nodes, 5 of the minority; 4,000 images each, 500 at the centre, 5,000 to test; the paper's CNN with batch "
     f"statistics; b = 1/3, batches of 50, T_s = 400, q = 1/50. {chosen_words(*IMAGES)} 20 outer iterations; the others "
-    f"as many exchanges. {SCORED}"
+    "as many exchanges."
 )
+IMAGE_SETUP = f"{IMAGE_RUNS} {SCORED}"
 IMAGE_DIFFERENCES = (
     "Not given: the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, what ± means (standard "
     "deviation here).",
