@@ -1,5 +1,7 @@
 """Methods between a coordinator and three processes, over gRPC: the same numbers and costs as in simulation."""
 
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -66,3 +68,49 @@ def test_the_same_as_in_simulation(name: str, sites: list[Process]) -> None:
     assert [text for text in there.told if "is connected" in text] == [
         f"{name} is connected." for name in sorted(NAMES, key=lambda name: there.told.index(f"{name} is connected."))
     ]
+
+
+class Stream:
+    """What gRPC gives to the coordinator for a site's stream; `ends` is called when it has ended."""
+
+    def __init__(self, name: str, ended: bool = False) -> None:
+        self._name, self._ended = name, ended
+        self._silent = threading.Event()
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [("site", self._name)]
+
+    def send_initial_metadata(self, metadata: Any) -> None: ...
+
+    def add_callback(self, callback: Any) -> bool:
+        self.ends = callback
+        return not self._ended
+
+    def requests(self) -> Iterator[bytes]:
+        self._silent.wait(10)
+        yield from ()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_stream_that_ends_while_a_message_is_on_its_way_is_told(ended: bool) -> None:
+    """gRPC asks for no piece after that: what stands behind it is not run."""
+    transport = server()
+    stream = Stream(NAMES[0], ended)
+    pieces = transport._join(stream.requests(), stream)
+    if ended:
+        assert list(pieces) == []
+    else:
+        first = threading.Thread(target=next, args=(pieces,), daemon=True)
+        first.start()
+        while transport.receive(1).kind != "here":
+            pass
+        transport.send(0, b"hello")
+        first.join(10)
+        stream.ends()
+    kinds = []
+    while (event := transport.receive(0.5)) is not None:
+        kinds.append(event.kind)
+    assert kinds == ["here", "gone"][1 - ended :]
+    transport.send(0, b"hello")
+    assert transport.receive(1).kind == "gone"
+    transport.close()

@@ -164,18 +164,25 @@ class Server:
             self._events.put(Event(site, "here"))
         if before is not None:
             before.give_way()
-        context.add_callback(lambda: connection.close())
+        left = lambda: self._left(connection)
+        if not context.add_callback(left):  # a stream that ends while a piece is on its way asks for no other
+            left()
         threading.Thread(target=self._read, args=(connection, requests), daemon=True).start()
         while (message := connection.out.get()) is not None:
             yield from pieces(message)
-        with self._lock:
-            if self._connections.get(site) is connection:
-                del self._connections[site]
-                self._events.put(Event(site, "gone", connection.why.encode()))
+        left()
         if connection.replaced:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process has joined under this name")
         if self._closed:  # a site that was not told, for it did not answer
             context.abort(grpc.StatusCode.ABORTED, "the run is over")
+
+    def _left(self, connection: _Connection) -> None:
+        """Its stream has ended."""
+        connection.close()
+        with self._lock:
+            if self._connections.get(connection.site) is connection:
+                del self._connections[connection.site]
+                self._events.put(Event(connection.site, "gone", connection.why.encode()))
 
     def _who(self, context: Any) -> tuple[Any, str]:
         """The number of the site that connects, or why it is none."""
