@@ -147,7 +147,7 @@ def test_a_wrong_derivative() -> None:
 
 
 def test_arguments() -> None:
-    with pytest.raises(ValueError, match="samples=0 is not an integer, at least 1"):
+    with pytest.raises(ValueError, match="samples must be an integer of at least 1; got 0"):
         rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT, samples=0)
     with pytest.raises(ValueError, match="starts from a pair"):
         rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT[0])

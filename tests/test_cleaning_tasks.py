@@ -267,14 +267,14 @@ def test_learnt_weights_serve_the_worst_group_better():
         (rk.tasks.data_cleaning, {"partition": "x"}, "partition='x' is not known; there are: iid, shards, dirichlet"),
         (rk.tasks.few_shot, {"data": "letters"}, "data='letters' is not known; there are: digits, mnist, omniglot"),
         (rk.tasks.few_shot, {"ways": 11}, "ways=11: .* at most the 10"),
-        (rk.tasks.few_shot, {"shots": 0}, "shots=0 is not an integer, at least 1"),
+        (rk.tasks.few_shot, {"shots": 0}, "shots must be an integer of at least 1; got 0"),
         (rk.tasks.few_shot, {"queries": 100}, "together at most"),
-        (rk.tasks.few_shot, {"clients": -1}, "clients=-1"),
+        (rk.tasks.few_shot, {"clients": -1}, "clients must be an integer of at least 1; got -1"),
         (rk.tasks.group_weights, {"data": "x"}, "data='x' is not known; there are: synthetic, adult"),
         (rk.tasks.group_weights, {"partition": "x"}, "partition='x' is not known"),
         (rk.tasks.group_weights, {"groups": "sex"}, "groups='sex': the synthetic data have their own"),
         (rk.tasks.group_weights, {"data": "adult", "groups": "x"}, "groups='x' is not known; there are: sex-income"),
-        (rk.tasks.group_weights, {"temperature": 0.0}, "temperature=0.0 is not a positive number"),
+        (rk.tasks.group_weights, {"temperature": 0.0}, "temperature must be a positive number; got 0.0"),
     ],
 )
 def test_bad_input_is_named(make, given, message):

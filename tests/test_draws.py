@@ -61,7 +61,7 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**64, True, 1.0, "1", None])
 def test_what_is_not_a_seed(seed: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^seed={seed!r} is not an integer from 0 to 2\*\*64 - 1\.$"):
+    with pytest.raises(ValueError, match=rf"^seed must be an integer from 0 to 2\*\*64 - 1; got {seed!r}\.$"):
         draws.seed_key(seed)
 
 

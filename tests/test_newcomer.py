@@ -112,25 +112,25 @@ def measures():
 
 COMMANDS = [
     # Seeds, rounds and the other numbers.
-    (f"{QUADRATIC} --seed 18446744073709551616", "seed=18446744073709551616 is not an integer from 0 to 2**64 - 1"),
-    (f"{QUADRATIC} --seed -1", "seed=-1 is not an integer from 0"),
+    (f"{QUADRATIC} --seed 18446744073709551616", "seed must be an integer from 0 to 2**64 - 1; got 18446744073"),
+    (f"{QUADRATIC} --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
     (f"{QUADRATIC} --seed 1.5", "--seed"),
     (f"{QUADRATIC} --seed x", "--seed"),
-    (f"{QUADRATIC} --rounds -1", "rounds=-1 is not an integer, at least 0"),
+    (f"{QUADRATIC} --rounds -1", "rounds must be an integer of at least 0; got -1"),
     (f"{QUADRATIC} --rounds 1e3", "--rounds"),
-    (f"{QUADRATIC} --every 0", "every=0 is not an integer, at least 1"),
+    (f"{QUADRATIC} --every 0", "every must be an integer of at least 1; got 0"),
     (f"{QUADRATIC} --cohort 0", "cohort=0: the federation has 3 clients"),
     (f"{QUADRATIC} --cohort 4", "cohort=4: the federation has 3 clients"),
     (f"{QUADRATIC} --clients -2", "clients=-2 is not a whole number, at least 1"),
-    ("check quadratic --seed -1", "seed=-1 is not an integer"),
+    ("check quadratic --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
     # What is set.
-    (f"{QUADRATIC} --set upper_dim=0", "upper_dim=0 is not an integer, at least 1"),
-    (f"{QUADRATIC} --set samples=-4", "samples=-4 is not an integer, at least 1"),
-    (f"{QUADRATIC} --set samples=0", "samples=0 is not an integer, at least 1"),
-    (f"{QUADRATIC} --set lower_dim=-1", "lower_dim=-1 is not an integer, at least 1"),
+    (f"{QUADRATIC} --set upper_dim=0", "upper_dim must be an integer of at least 1; got 0"),
+    (f"{QUADRATIC} --set samples=-4", "samples must be an integer of at least 1; got -4"),
+    (f"{QUADRATIC} --set samples=0", "samples must be an integer of at least 1; got 0"),
+    (f"{QUADRATIC} --set lower_dim=-1", "lower_dim must be an integer of at least 1; got -1"),
     (f"{QUADRATIC} --set sizes=abc", "sizes='abc' is not a list of numbers of samples"),
-    (f"{QUADRATIC} --set noise=-1", "noise=-1 is not a number, at least 0"),
-    (f"{QUADRATIC} --set noise=nan", "noise=nan is not a number, at least 0"),
+    (f"{QUADRATIC} --set noise=-1", "noise must be a number of at least 0; got -1"),
+    (f"{QUADRATIC} --set noise=nan", "noise must be a number of at least 0; got nan"),
     (f"{QUADRATIC} --set replace=yes", "replace='yes' is not true or false"),
     (f"{QUADRATIC} --set upper_step=nan", "upper_step=nan is not a positive number"),
     (f"{QUADRATIC} --set upper_step=inf", "upper_step=inf is not a positive number"),
@@ -146,12 +146,12 @@ COMMANDS = [
     (f"{QUADRATIC} --set rounds=3", "that has an option of its own, --rounds 3"),
     (f"{QUADRATIC} --set width=3", "LFedNest on quadratic has no setting 'width'"),
     ("check quadratic --set upper_step=1", "The task quadratic has no setting 'upper_step'"),
-    ("run hyperrep --set width=-5", "width=-5 is not an integer, at least 1"),
-    ("run hyperrep --set width=0", "width=0 is not an integer, at least 1"),
-    ("run minimax-quadratic --set spread=-1", "spread=-1 is not a number, at least 0"),
-    ("run minimax-quadratic --set penalty=-1", "penalty=-1 is not a number, at least 0"),
-    ("run minimax-quadratic --set dim=0", "dim=0 is not an integer, at least 1"),
-    ("run portfolio --set assets=0", "assets=0 is not an integer, at least 1"),
+    ("run hyperrep --set width=-5", "width must be an integer of at least 1; got -5"),
+    ("run hyperrep --set width=0", "width must be an integer of at least 1; got 0"),
+    ("run minimax-quadratic --set spread=-1", "spread must be a number of at least 0; got -1"),
+    ("run minimax-quadratic --set penalty=-1", "penalty must be a number of at least 0; got -1"),
+    ("run minimax-quadratic --set dim=0", "dim must be an integer of at least 1; got 0"),
+    ("run portfolio --set assets=0", "assets must be an integer of at least 1; got 0"),
     ("run dro-imbalanced --set few=5000", "few=5000: a rare class keeps at least 1 sample"),
     (f"{QUADRATIC} --server-optimizer adam:-1", "give a positive step size after the name"),
     # Names.
@@ -196,7 +196,7 @@ COMMANDS = [
     ("run --config set.toml", "set is a table, as in [set]"),
     ("run --config setting.toml", "FedNest on quadratic has no setting 'uper_step'; did you mean upper_step"),
     ("run --config table.toml", "upper_step = {'a': 1} is no number"),
-    ("run --config good.toml --seed -1", "seed=-1 is not an integer"),
+    ("run --config good.toml --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
     # Files.
     (f"{QUADRATIC} --out done", "done holds a run already: go on with --resume, or give another --out"),
     (f"{QUADRATIC} --out typo --resume", "typo holds no run to go on with"),
@@ -226,7 +226,7 @@ COMMANDS = [
     ("compare done --by colour", "There is no measure 'colour'"),
     ("compare done --out done.txt", "a picture's name ends in .png, .pdf or .svg"),
     # Searches.
-    (f"{TUNE} --candidates 0", "candidates=0 is not an integer, at least 1"),
+    (f"{TUNE} --candidates 0", "candidates must be an integer of at least 1; got 0"),
     (f"{TUNE} --candidates 4", "with 3 step sizes to search give at least 9"),
     (f"{TUNE} --over upper_step=1:0.1", "give the lower end first"),
     (f"{TUNE} --over upper_step=a:b", "is not of the form name=low:high"),
@@ -336,10 +336,10 @@ def tuned(**given: Any) -> Callable[[], Any]:
 
 CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("init of objects", lambda: solve(init=np.array([object()])), "init: x has the type object"),
-    ("block 0", lambda: solve(engine=rk.Simulation(block=0)), 'block=0 is not an integer, at least 1, or "auto"'),
-    ("block -1", lambda: solve(engine=rk.Simulation(block=-1)), "block=-1 is not an integer"),
-    ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "block=1.5 is not an integer"),  # type: ignore[arg-type]
-    ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug='no' is not True or False"),  # type: ignore[arg-type]
+    ("block 0", lambda: solve(engine=rk.Simulation(block=0)), 'integer of at least 1, or "auto"; got 0'),
+    ("block -1", lambda: solve(engine=rk.Simulation(block=-1)), "got -1"),
+    ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "got 1.5"),  # type: ignore[arg-type]
+    ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug must be True or False; got 'no'"),  # type: ignore[arg-type]
     ("cohort True", lambda: solve(cohort=True), "cohort=True: the federation has 3 clients"),
     ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a folder"),
     ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a folder"),
@@ -440,7 +440,7 @@ AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
     (
         "batch of -1",
         authored(lambda self, fed, s, k: State(gradient(s, fed, k, lambda c, k: c.upper(k, -1)))),
-        "client.upper: size=-1 is not an integer, at least 1",
+        "client.upper: size must be an integer of at least 1; got -1",
     ),
     (
         "no lower level",

@@ -337,11 +337,11 @@ def test_the_portfolio_has_its_closed_form():
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, "1", True])
 def test_a_penalty_is_positive(bad):
     for make in (lambda: objectives.kl(squares, bad), lambda: objectives.chi2(squares, bad)):
-        with pytest.raises(ValueError, match=r"penalty=.* is not a positive number\."):
+        with pytest.raises(ValueError, match=r"penalty must be a positive number; got .*\."):
             make()
-    with pytest.raises(ValueError, match=r"aversion=.* is not a positive number\."):
+    with pytest.raises(ValueError, match=r"aversion must be a positive number; got .*\."):
         objectives.portfolio(bad)
-    with pytest.raises(ValueError, match=r"smoothing=.* is not a positive number\."):
+    with pytest.raises(ValueError, match=r"smoothing must be a positive number; got .*\."):
         objectives.cvar(squares, 0.5, smoothing=bad)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
+from rookery.arguments import check_counts
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines.engine import Job
@@ -177,9 +178,7 @@ def tune(
     problem, evaluate, measure = models.problem, models.seeing(evaluate), measuring(models, evaluate_client)
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
-    for name, value in (("rounds", rounds), ("candidates", candidates), ("slots", 1 if slots is None else slots)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r} is not an integer, at least 1.")
+    check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
     ranges = _ranges(algorithm, search)
     for end in (0, 1):
         at_end = {name: bounds[end] for name, bounds in ranges.items()}

@@ -157,13 +157,13 @@ def test_the_file(tmp_path: Path) -> None:
     wrong = {
         "minimum_cohorts = 3": "no rule 'minimum_cohorts'; did you mean 'minimum_cohort'?",
         "zzz = 3": "there are plans, rounds",
-        "rounds = 0": "rounds=0 is not an integer",
-        "rounds = true": "rounds=True is not an integer",
+        "rounds = 0": "rounds must be an integer of at least 1; got 0",
+        "rounds = true": "rounds must be an integer of at least 1; got True",
         'plans = "ab"': "is not a list of fingerprints",
         "plans = [1]": "is not a list of fingerprints",
         "aggregated = 1": "neither true or false nor",
-        "least_noise = -1": "not a number, at least 0",
-        "clip = 0": "clip=0 is not a positive number",
+        "least_noise = -1": "least_noise must be a number of at least 0; got -1",
+        "clip = 0": "clip must be a positive number; got 0",
         'evaluation = "all"': "none of 'none', 'together', 'own'",
         "plans = [": "policy.toml: ",
     }

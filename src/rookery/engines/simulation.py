@@ -59,9 +59,9 @@ class Simulation:
     def __post_init__(self) -> None:
         whole = isinstance(self.block, int) and not isinstance(self.block, bool) and self.block >= 1
         if not whole and self.block != "auto":
-            raise ValueError(f'Simulation: block={self.block!r} is not an integer, at least 1, or "auto".')
+            raise ValueError(f'Simulation: block must be an integer of at least 1, or "auto"; got {self.block!r}.')
         if not isinstance(self.debug, bool):
-            raise ValueError(f"Simulation: debug={self.debug!r} is not True or False.")
+            raise ValueError(f"Simulation: debug must be True or False; got {self.debug!r}.")
         convolutions.check(self.convolutions, "Simulation")
         self.computing.check("Simulation")
         if self.mesh is not None and self.debug:
