@@ -108,6 +108,25 @@ def test_the_file_of_a_run_repeats_it(here: Path) -> None:
     assert (code, last) == (1, "rookery: a is not connected; b is not connected.")
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "line"),
+    [
+        (("--clip", "1"), ("--clip", "0.001"), "begun with --clip 1, and is resumed with --clip 0.001"),
+        ((), ("--clip", "0.001"), "begun without --clip, and is resumed with --clip 0.001"),
+        (("--minimum", "1"), (), "begun with --minimum 1, and is resumed without --minimum"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_options(
+    here: Path, first: tuple[str, ...], then: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused before any site is asked, or could be."""
+    given = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0", "--out", "runs/first")
+    said(*SERVE, *given, *first)
+    monkeypatch.setattr(grpc, "Server", None)
+    code, last = said(*SERVE, *given, *then, "--resume")
+    assert (code, line in last) == (2, True), last
+
+
 def a_job(shift: float = 0.0) -> Job:
     problem = rk.SingleLevel(lambda x, rows: ((x - rows + shift) ** 2).mean())
     clients = rk.Clients(upper=[np.ones(2, np.float32), np.ones(3, np.float32)])

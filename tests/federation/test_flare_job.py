@@ -369,6 +369,7 @@ def test_it_is_not_submitted_for_ever(tmp_path: Path) -> None:
             "site-2 refuses: another plan.",
         ),
         ({"seen": [RUNNING, DONE], "left": ("failed", "There is no task 'x'.")}, "There is no task"),
+        ({"seen": [RUNNING, DONE], "left": ("failed", "no\x1b[2J\nJob 7.")}, r"no\\x1b\[2J\\nJob 7."),
         ({"seen": [RUNNING, "FINISHED:ABORTED"], "left": ("lost", "")}, "aborted, by somebody else"),
         (
             {"seen": ["SUBMITTED", BROKEN], "deployed": ["server: OK", "site-1: BYOC not permitted"]},
@@ -377,7 +378,7 @@ def test_it_is_not_submitted_for_ever(tmp_path: Path) -> None:
         ({"seen": [BROKEN], "log": "now - X - ERROR - [a - b] - a class is not allowed\n"}, "a class is not allowed"),
         ({"seen": [BROKEN]}, "gives no reason"),
     ],
-    ids=["refused", "failed", "aborted", "not deployed", "not started", "no reason"],
+    ids=["refused", "failed", "forged", "aborted", "not deployed", "not started", "no reason"],
 )
 def test_a_job_that_is_hopeless_is_not_submitted_again(tmp_path: Path, job: Any, message: str) -> None:
     script = Script(tmp_path, job)

@@ -5,13 +5,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.contract.runs import close
 from tests.federation.processes import NAMES, Played, Process, federation, job, play, server
-from tests.federation.studies import without_data
+from tests.federation.studies import hosts, study, without_data
 
 import rookery as rk
+from rookery.checks import start_values
+from rookery.engines.engine import Job
+from rookery.engines.federation import wire
+from rookery.engines.federation.host import Host
+from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports.memory import Memory
 from rookery.ledger import Ledger
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -114,3 +121,118 @@ def test_a_stream_that_ends_while_a_message_is_on_its_way_is_told(ended: bool) -
     transport.send(0, b"hello")
     assert transport.receive(1).kind == "gone"
     transport.close()
+
+
+def small(width: int = 2) -> Job:
+    """Two sites whose rows have so many columns."""
+    problem = rk.SingleLevel(lambda x, rows: jnp.mean((rows @ x[: rows.shape[-1]] - 1.0) ** 2))
+    clients = rk.Clients(upper=[np.ones((n, width)) for n in (2, 3)])
+    return Job(problem, clients, rk.FedAvg(step=0.1), start_values(problem, clients, np.zeros(2)), 2, 0)
+
+
+def joining(host: Host, address: str) -> tuple[threading.Thread, list[str]]:
+    """A site in a thread, and how it ended."""
+    said: list[str] = []
+
+    def join() -> None:
+        try:
+            network.join(host.handle, lambda: host.done, host.name, address, None, str, patience=60)
+            said.append(host.reason)
+        except network.JoinError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    return thread, said
+
+
+def test_a_site_with_one_more_column_is_refused_alone_and_the_others_wait() -> None:
+    transport, played = server(("a", "b")), Played()
+    good = [Host(name, study(small(), i)) for i, name in enumerate(("a", "b"))]
+    first, first_said = joining(good[0], transport.address)
+    other, other_said = joining(Host("b", study(small(3), 1)), transport.address)
+
+    def put_right() -> None:
+        other.join(60)
+        threads.append(joining(good[1], transport.address))
+
+    threads: list[Any] = []
+    helper = threading.Thread(target=put_right)
+    helper.start()
+    play(federation(transport, played), without_data(small()), 2, played)
+    helper.join(60)
+    second, second_said = threads[0]
+    for thread in (first, second):
+        thread.join(60)
+    assert first_said == second_said == [""]
+    told = "has other samples than the coordinator: upper: array (3,) float64 at the site, upper: array (2,) float64"
+    assert told in other_said[0]
+    assert played.says(f"b {told}")
+
+
+def test_all_sites_learn_who_kept_a_run_from_beginning() -> None:
+    transport = server(("a", "b"))
+    threads = [joining(Host(n, study(small(w), i)), transport.address) for i, (n, w) in enumerate([("a", 2), ("b", 3)])]
+    engine = federation(transport, Played(), patience=2.0)
+    with pytest.raises(RuntimeError, match="b has other samples than the coordinator"):
+        engine.open(without_data(small()))
+    for thread, said in threads:
+        thread.join(60)
+        assert "has other samples than the coordinator" in said[0]
+    assert threads[0][1][0].startswith(f"The coordinator at {transport.address} refuses a: the run is over: b has")
+
+
+FORGED = "\x1b[2J\n12:00:00 All sites are there." + "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": FORGED},
+        {"conditions": {FORGED: FORGED}},
+        {"samples": {"upper": [[FORGED, [2], "float64"]]}},
+        {"samples": {"upper": 7}},
+        {"samples": {"upper": [[FORGED]]}},
+        {"sizes": {"upper": 10**30}},
+    ],
+)
+def test_what_a_site_says_of_itself_is_shown_escaped_and_short(change: dict[str, Any]) -> None:
+    class Forging(Host):
+        def hello(self) -> dict[str, Any]:
+            return super().hello() | change
+
+    transport, played = server(("a", "b")), Played()
+    threads = [
+        joining(cls(n, study(small(), i)), transport.address)
+        for i, (n, cls) in enumerate([("a", Host), ("b", Forging)])
+    ]
+    with pytest.raises(RuntimeError, match=r"^b ") as raised:
+        federation(transport, played, patience=1.0).open(without_data(small()))
+    for thread, _ in threads:
+        thread.join(60)
+    for line in [str(raised.value), *played.told, *(said[0] for _, said in threads)]:
+        assert line.isprintable()
+        assert len(line) < 1500
+
+
+@pytest.mark.parametrize(("value", "shown"), [(3e38, "3.0e+38, too large"), (np.inf, "not finite")])
+def test_a_value_that_nothing_can_be_computed_with_is_left_out_by_name(value: float, shown: str) -> None:
+    problem = rk.SingleLevel(lambda x, rows: jnp.mean((rows - x) ** 2))
+    clients = rk.Clients(upper=[np.ones(n, np.float32) for n in (2, 3, 4)])
+    start = (np.float32(0), ())
+    what = Job(problem, clients, rk.FedAvg(step=0.1), start, 3, 0, None, rk.Faults(minimum=2))
+    own = hosts(what)
+
+    def ask(i: int, message: bytes) -> bytes:
+        asked, (header, arrays) = wire.decode(message)[0], wire.decode(own[i].handle(message))
+        if i == 2 and asked.get("phase") == 1 and asked.get("reply"):
+            arrays = [np.full_like(a, value) for a in arrays]
+        return wire.encode(header, arrays)
+
+    played = Played()
+    engine = rk.Federation(transport=Memory(3, ask, ["a", "b", "c"]), patience=0.0, tell=played.told.append)
+    for i, host in enumerate(own):
+        host.name = "abc"[i]
+    play(engine, without_data(what), 3, played)
+    assert played.says("c replies to", shown, "it is left out")
+    assert np.isfinite(played.state.x)

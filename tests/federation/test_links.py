@@ -1,6 +1,7 @@
 """The links by themselves, over a transport whose every event is written down."""
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ class Scripted:
         self._script, self._events = script, deque[Event]()
         self.sent: list[tuple[int, dict[str, Any]]] = []
         self._turns = [itertools.count() for _ in self.names]
+        self.dismissed: list[tuple[int, str]] = []
 
     def send(self, site: int, message: bytes) -> None:
         header, _ = wire.decode(message)
@@ -30,7 +32,10 @@ class Scripted:
     def receive(self, seconds: float) -> Event | None:
         return self._events.popleft() if self._events else None
 
-    def close(self) -> None: ...
+    def dismiss(self, site: int, why: str) -> None:
+        self.dismissed.append((site, why))
+
+    def close(self, why: str = "") -> None: ...
 
 
 def reply(
@@ -225,3 +230,70 @@ def test_who_refuses_is_not_waited_for_where_nobody_can_come_back() -> None:
     for least in (2, 3):
         assert values(links.ask(requests(links), least=least)) == {0: 1, 2: 3}
     assert links.records[1].state == "refused"
+
+
+FORGED = "no.\x1b[2J\r\n12:00:00 All sites are there.\u202e" + "x" * 200_000
+
+
+@pytest.mark.parametrize("answer", ["refused", FORGED])
+@pytest.mark.parametrize("least", [2, None])
+def test_nothing_that_a_site_says_reaches_the_terminal_as_it_is(answer: str, least: int | None) -> None:
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        told = {"answer": answer if site == 1 else "value", "number": header["number"], "why": FORGED}
+        return [Event(site, "reply", wire.encode(told, [np.float64(1)]))]
+
+    lines: list[str] = []
+    links = Links(Scripted(script), patience=0.0, tell=lines.append)
+    try:
+        links.ask(requests(links), least)
+    except SiteError as error:
+        lines.append(str(error))
+    assert any("All sites are there" in line for line in lines)
+    for line in lines:
+        assert line.isprintable()
+        assert len(line) < 500
+
+
+def test_who_does_not_fit_is_told_why_and_waited_for() -> None:
+    """The others' replies are kept; it is asked again when it is back."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        right = reply(site, header, value=99 if (site, turn) == (1, 0) else 0)
+        return [right, Event(1, "gone", b"was let go"), Event(1, "here")] if (site, turn) == (1, 0) else [right]
+
+    told: list[str] = []
+    transport = Scripted(script)
+    links = Links(transport, patience=None, tell=told.append)
+    wrong = lambda site, reply: "has other samples" if float(reply.arrays[0]) == 99 else None
+    assert values(links.ask(requests(links), None, wrong, dismiss=True)) == {0: 1, 1: 2, 2: 3}
+    assert transport.dismissed == [(1, "has other samples")]
+    assert "b has other samples." in told
+    assert [site for site, _ in transport.sent] == [0, 1, 2, 1]
+
+
+def test_a_site_that_does_not_fit_and_does_not_come_back_is_named_with_the_reason() -> None:
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        return [reply(site, header), *([Event(1, "gone", b"was let go")] if site == 1 else [])]
+
+    links = Links(Scripted(script), patience=0.2)
+    with pytest.raises(SiteError, match=r"^b has other samples$"):
+        links.ask(requests(links), None, lambda site, reply: "has other samples" if site == 1 else None, dismiss=True)
+
+
+def test_connecting_anew_buys_no_time() -> None:
+    """With enough others; each connection replaces the one before without a word."""
+    began: list[float] = []
+
+    class Reconnecting(Scripted):
+        def receive(self, seconds: float) -> Event | None:
+            found = super().receive(seconds)
+            if found is None and seconds > 0 and time.monotonic() - began[0] < 5:
+                time.sleep(0.05)
+                return Event(1, "here")
+            return found
+
+    transport = Reconnecting(lambda site, header, turn: [] if site == 1 else [reply(site, header)])
+    links = Links(transport, deadline=0.3, patience=None)
+    began.append(time.monotonic())
+    assert values(links.ask(requests(links), least=2)) == {0: 1, 2: 3}
+    assert time.monotonic() - began[0] < 2

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +68,8 @@ def serve(
     stopped = " Go on with --resume, from the last completed round." if out is not None else ""
     with border(), blaming(), told(stopped), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
+        if resume and out is not None:  # before any site is asked
+            _check_options(out, {"clip": clip, "noise": noise}, minimum)
         asked = ask(task, algorithm, settings or [], len(names), None, seed)
         if insecure:
             print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
@@ -124,6 +127,27 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
     if own.name != COORDINATOR:
         raise ValueError(f"{kit} is the kit of the site {own.name}; the coordinator has one of its own.")
     return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
+
+
+def _check_options(out: Path, given: dict[str, float | None], minimum: int | None) -> None:
+    """Raise ValueError if the run in the folder was begun with other options that its rounds depend on."""
+    try:
+        before = tomllib.loads((out / "run.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # the checkpoint is compared later
+    shown = lambda name, value: f"without --{name}" if value is None else f"with --{name} {value:g}"
+    for name, value in given.items():
+        was = before.get(name)
+        if was != value:
+            raise ValueError(
+                f"{out} was begun {shown(name, was)}, and is resumed {shown(name, value)}. Give the same, or another "
+                "--out."
+            )
+    if ("minimum" in before) != (minimum is not None):
+        raise ValueError(
+            f"{out} was begun {shown('minimum', before.get('minimum'))}, and is resumed {shown('minimum', minimum)}. "
+            "Give --minimum in both, or in neither, or another --out."
+        )
 
 
 @contextlib.contextmanager

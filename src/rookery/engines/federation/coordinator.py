@@ -1,5 +1,6 @@
 """The coordinator: it runs the server's part of the plan, and asks the sites for the clients'."""
 
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from rookery.engines.federation.site import client_program
 from rookery.fed import Inputs
 from rookery.ledger import Amounts, Entries, Entry
 from rookery.plan import Body, Call, Given, Made, Plan, Server
+from rookery.printable import printable
 
 
 @dataclass(eq=False)
@@ -99,6 +101,7 @@ class Coordinator:
         self.lost: set[int] = set()  # who did not reply in the last phase
         self.wrote: set[int] = set()  # who has written what it remembers, in the last phase
         self.memory_finite: list[bool] = []  # for each leaf of what the sites remember, in the last phase
+        self.blamed: dict[str, str] = {}  # who sent something wrong, or nothing, in the last phase, and what
 
     def start(self) -> tuple[Made, Amounts]:
         """The algorithm's `init`."""
@@ -126,6 +129,7 @@ class Coordinator:
 
     def _phase(self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys) -> tuple[Made, Amounts]:
         t = np.int32(moment[1])
+        self.blamed = {}
         ids = Value(keys.ids)
         given = Given(carry, self._traced.hyper, t, ids, self._traced.job.clients.weights, keys.key, keys.private)
         leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Kept | Value))
@@ -164,14 +168,15 @@ class Coordinator:
         lossy = self._traced.job.faults is not None
         patience, links.patience = links.patience, 0.0 if lossy else links.patience
         try:
-            found = links.ask({i: Request(number, message) for i in range(n)}, least=n if lossy else None)
+            asked_of = {i: Request(number, message) for i in range(n)}
+            found = links.ask(asked_of, n if lossy else None, lambda site, reply: _no_rounds(reply))
         except SiteError as error:
             raise _needed(error) from error
         finally:
             links.patience = patience
         for site, reply in found.items():
             if "why" in reply.header:
-                raise ValueError(f"{links.name(site)}: {reply.header['why']}")
+                raise ValueError(f"{links.name(site)}: {printable(reply.header['why'])}")
         rounds = lambda told: range(told["rounds"][0], 10**9) if told["onwards"] and told["rounds"] else told["rounds"]
         return {i: rounds(found[i].header) for i in range(n)} if len(found) == n else None
 
@@ -187,7 +192,7 @@ class Coordinator:
             for i in there:  # who has refused is told, too
                 links.records[i].becomes("connected")
             links.ask({i: Request(number, message) for i in there}, least=0)
-        links.transport.close()
+        links.transport.close(why)
 
 
 def _needed(error: SiteError) -> RuntimeError:
@@ -322,23 +327,37 @@ class _Phase:
             asked.setdefault(client, place)
         requests, new = self._requests(cohort, maps, wanted, asked)
         shapes = [(s.shape, _words_type(s.dtype)) for s in map(_shape, wanted.reply)]
-        finite = self._coordinator.links.finite and least is not None
-        replies = self._take(requests, new, least, lambda reply: _what_is_wrong(exchange.name, reply, shapes, finite))
+        bounded = self._coordinator.links.finite
+
+        def wrong(site: int, reply: Reply) -> str | None:
+            found = _what_is_wrong(exchange.name, reply, shapes)
+            excess = _excess(exchange.name, reply) if bounded and found is None else None
+            if excess is not None:
+                self._blame(site, excess)
+            return found or (None if least is None else excess)
+
+        replies = self._take(requests, new, least, wrong)
         self._coordinator.received += exchange.reply_bytes * len(replies)
         self.lost |= set(asked) - set(replies)
         cohort.delivered.update(v.number for m in maps for v in m.sent)
         return {client: reply.arrays for client, reply in replies.items()}
 
+    def _blame(self, site: int, why: str) -> None:
+        self._coordinator.blamed[self._coordinator.links.name(site)] = why
+
     def _take(
-        self, requests: dict[int, Request], new: int, least: int | None, wrong: Callable[[Reply], str | None]
+        self, requests: dict[int, Request], new: int, least: int | None, wrong: Callable[[int, Reply], str | None]
     ) -> dict[int, Reply]:
         """Ask, and note the work that sites say they have done."""
         coordinator = self._coordinator
+        links = coordinator.links
         coordinator.sent += new * len(requests)
         try:
-            replies = coordinator.links.ask(requests, least, lambda site, reply: _what_is_told(reply) or wrong(reply))
+            replies = links.ask(requests, least, lambda site, reply: _what_is_told(reply) or wrong(site, reply))
         except SiteError as error:
             raise _needed(error) from error
+        for site in set(requests) - set(replies):
+            coordinator.blamed.setdefault(links.name(site), links.records[site].why or "did not reply")
         for client, (header, _) in replies.items():
             for number, counts in header["work"]:
                 self._work.setdefault(number, {})[client] = counts
@@ -468,7 +487,7 @@ class _Phase:
             own, new = self._requests(cohort, maps, Wanted(FINISH, [], refs), asked)
             requests, count = requests | own, max(count, new)
         real = len(engine.real_leaves(self._plan.made.carry.memory))
-        found = self._take(requests, count, self._least, lambda reply: _says_no_more(reply, real))
+        found = self._take(requests, count, self._least, lambda site, reply: _says_no_more(reply, real))
         self.lost |= set(requests) - set(found)
         self.wrote = {client for client in found if stayed[cohort.ids.index(client)]}
 
@@ -515,13 +534,27 @@ def _words(array: Any) -> Any:
     return np.asarray(array, jax.typeof(array).dtype)
 
 
-def _what_is_wrong(name: str, reply: Reply, wanted: list[Any], finite: bool) -> str | None:
+def _what_is_wrong(name: str, reply: Reply, wanted: list[Any]) -> str | None:
     """What is wrong with a reply to the exchange of this name; None if nothing is."""
     if [(a.shape, a.dtype) for a in reply.arrays] != wanted:
         got = [(a.shape, str(a.dtype)) for a in reply.arrays]
-        return f"replies to {name!r} with {got}, where the plan has {wanted}."
-    if finite and not all(np.isfinite(a).all() for a in reply.arrays if jnp.issubdtype(a.dtype, jnp.inexact)):
-        return f"replies to {name!r} with a value that is not finite"
+        return f"replies to {name!r} with {printable(got)}, where the plan has {wanted}."
+    if "finite" in reply.header:
+        return f"replies to {name!r} with more than the plan has"
+    return None
+
+
+def _excess(name: str, reply: Reply) -> str | None:
+    """Whether a reply has values that nothing can be computed with: not finite, or their squares are not."""
+    for array in reply.arrays:
+        if jnp.issubdtype(array.dtype, jnp.inexact) and array.size:
+            # As in float32, for a float16's squares are added up in that.
+            most = math.sqrt(float(jnp.finfo(fed.accumulator(array.dtype)).max))
+            largest = float(np.max(np.abs(array)))  # NaN if one of them is
+            if not math.isfinite(largest):
+                return f"replies to {name!r} with a value that is not finite"
+            if largest > most:
+                return f"replies to {name!r} with a value of {largest:.1e}, too large to compute with"
     return None
 
 
@@ -532,6 +565,16 @@ def _what_is_told(reply: Reply) -> str | None:
         case list(work) if all(isinstance(w, list) and len(w) == 2 and _is_count(w[0]) and counts(w[1]) for w in work):
             return None
     return "does not say what work it has done"
+
+
+def _no_rounds(reply: Reply) -> str | None:
+    """What is wrong with what a site says of its checkpoints."""
+    match reply.header:
+        case {"why": str()}:
+            return None
+        case {"rounds": list(rounds), "onwards": bool()} if all(map(_is_count, rounds)):
+            return None
+    return "does not say which rounds it has saved"
 
 
 def _says_no_more(reply: Reply, leaves: int) -> str | None:

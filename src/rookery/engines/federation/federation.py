@@ -98,8 +98,10 @@ class Federation:
         links.watch = self.watch or links.watch
         try:
             return opening.meet(job, links, self.convolutions)
-        except BaseException:
-            transport.close()
+        except BaseException as error:
+            transport.close(
+                str(error) if isinstance(error, ValueError | RuntimeError) else "the coordinator has failed"
+            )
             raise
 
 

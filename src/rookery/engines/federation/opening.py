@@ -15,6 +15,7 @@ from rookery.engines.federation.host import fingerprint, sample_of
 from rookery.engines.federation.links import Links, Reply, Request
 from rookery.engines.federation.session import Session
 from rookery.plan import Plan
+from rookery.printable import printable
 
 _HEADER = 1 << 20  # bytes of a reply beyond its arrays
 
@@ -24,10 +25,12 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
     everyone = range(job.clients.n)
     number = links.number()
     hello = Request(number, wire.encode({"do": "hello", "number": number}, []))
-    told = links.ask({i: hello for i in everyone}, check=lambda i, reply: _no_hello(reply))
-    wrong = [line for i in everyone for line in _differences(links.name(i), job.clients, told[i])]
-    if wrong:
-        raise ValueError(" ".join(wrong))
+    unfit = lambda i, reply: _no_hello(reply) or _differences(links.name(i), job.clients, reply)
+    rejoins = links.transport.rejoins  # a site that does not fit is let go, and the others wait until it is put right
+    told = links.ask(dict.fromkeys(everyone, hello), None, unfit if rejoins else _only_hello, dismiss=rejoins)
+    wrong = {links.name(i): _differences(links.name(i), job.clients, told[i]) for i in everyone}
+    if any(wrong.values()):
+        raise ValueError(" ".join(f"{name} {line}" for name, line in wrong.items() if line))
     clients = _clients(job.clients, [told[i].header for i in everyone])
     traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
     session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
@@ -67,7 +70,8 @@ def _no_hello(reply: Reply) -> str | None:
     size = lambda n: type(n) is int and 0 < n < 2**31
     match said:
         case {"answer": "hello", "name": str(), "conditions": dict(), "samples": dict(samples), "sizes": dict(sizes)}:
-            each = [array for arrays in samples.values() if isinstance(arrays, list) for array in arrays]
+            lists = all(isinstance(arrays, list) for arrays in samples.values())
+            each = [array for arrays in samples.values() for array in arrays] if lists else [None]
             shaped = all(isinstance(a, list) and [type(part) for part in a] == [str, list, str] for a in each)
             counts = [*sizes.values(), *([said["center"]] if said.get("center") is not None else [])]
             if shaped and set(sizes) == set(samples) and all(map(size, counts)):
@@ -75,22 +79,29 @@ def _no_hello(reply: Reply) -> str | None:
     return "does not say who it is and what it has"
 
 
+def _only_hello(site: int, reply: Reply) -> str | None:
+    return _no_hello(reply)
+
+
 def _largest_reply(traced: Plan) -> int:
     told = [eqn.params.get("exchange") for eqn in traced.calls.values()]
     return max((exchange.reply_bytes for exchange in told if exchange is not None), default=0)
 
 
-def _differences(name: str, clients: Clients, told: Reply) -> list[str]:
-    """What keeps a site from taking part, in a line each."""
+def _differences(name: str, clients: Clients, told: Reply) -> str | None:
+    """What keeps a site from taking part, in one line; None if nothing does."""
     said = told.header
     apart = description.differences(description.conditions(), said["conditions"], "at the coordinator", f"at {name}")
-    lines = [f"{name} runs under other conditions: {'; '.join(apart)}."] if apart else []
+    lines = [f"runs under other conditions: {printable('; '.join(apart))}."] if apart else []
     if said["name"] != name:
-        lines.append(f"{name} calls itself {said['name']!r}.")
+        lines.append(f"calls itself {printable(repr(said['name']))}.")
     ours = {level: sample_of(source) for level, source in clients.levels().items() if source is not None}
     if said["samples"] != ours:
-        lines.append(f"{name}'s samples are {_shown(said['samples'])}, the coordinator's {_shown(ours)}.")
-    return lines
+        lines.append(
+            f"has other samples than the coordinator: {printable(_shown(said['samples']))} at the site, "
+            f"{printable(_shown(ours))} at the coordinator."
+        )
+    return " It ".join(lines) or None
 
 
 def _shown(samples: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
 from rookery.hosts import ALONE
 from rookery.ledger import Amounts
+from rookery.printable import printable
 
 
 class Session:
@@ -72,7 +73,7 @@ class Session:
         for _ in range(rounds):
             made, amounts = self.coordinator.round(self.rounds, self._carry.state, self._carry.server)
             if made.least is not None and int(made.least) < minimum:
-                self.stopped = engine.too_few(self.rounds, int(made.least), minimum)
+                self.stopped = self._blaming(engine.too_few(self.rounds, int(made.least), minimum))
             elif self._check(made.carry, self.rounds):
                 self._carry = made.carry
                 self.rounds += 1
@@ -99,12 +100,17 @@ class Session:
         if all(finite):
             return True
         memory = self._traced.start.made.carry.memory  # its structure
-        found = engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite))
+        found = self._blaming(engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite)))
         if self._job.on_nonfinite == "stop":
             self.stopped = found
             return False
         self.warned = self.warned or found
         return True
+
+    def _blaming(self, stopped: Stopped) -> Stopped:
+        """The same with what is known of sites that sent something wrong, or nothing, in the last phase."""
+        who = "; ".join(f"{name} {why.rstrip('.')}" for name, why in self.coordinator.blamed.items())
+        return stopped._replace(reason=f"{stopped.reason} ({who}.)") if who else stopped
 
     def save(self) -> Any:
         """See `engine.Session.save`: the server's part."""
@@ -124,7 +130,15 @@ class Session:
         for site in self.sites:
             site.close()
         self.sites = []
-        self.coordinator.close("it has failed; its log says why." if sys.exception() is not None else "")
+        self.coordinator.close(self._why(sys.exception()))
+
+    def _why(self, error: BaseException | None) -> str:
+        """Why the run ends, as the sites are told; "" if it is complete."""
+        if error is None or self.stopped is not None:
+            return "" if self.stopped is None else self.stopped.reason
+        if isinstance(error, RuntimeError | ValueError) and str(error):
+            return printable(error)
+        return f"the coordinator has failed ({type(error).__name__}); its log says why."
 
 
 class Keepers:

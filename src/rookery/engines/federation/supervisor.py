@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rookery.engines.federation.transports.nvflare import OUTCOME, RESULTS, TOPIC, missing
+from rookery.printable import printable
 
 _BROKEN = ("NoConnection", "NoReply", "SessionClosed", "SessionExpired")  # FLARE's names of what may pass
+
+_LINE = 2000  # characters of a line that is told
 
 
 class JobFailedError(RuntimeError):
@@ -52,6 +55,8 @@ def supervise(
         poll: seconds from one look at the job to the next.
         tell: told what happens.
     """
+    say = tell
+    tell = lambda text: say(printable(text, _LINE))  # it has words of the server, and of sites
     watch = _Watch(connect, silence, patience, poll, tell)
     try:
         for left in range(again, -1, -1):
@@ -68,10 +73,10 @@ def supervise(
                 return _results(folder, Path(out))
             why = _hopeless(ended, outcome, folder)
             if why:
-                raise JobFailedError(why)
+                raise JobFailedError(printable(why, _LINE))
             reason = (ended.ours and ended.why) or outcome.get("why") or f"FLARE has ended the job ({ended.status})."
             if not left:
-                raise JobFailedError(f"{reason} It was submitted {again + 1} times.")
+                raise JobFailedError(f"{printable(reason, _LINE)} It was submitted {again + 1} times.")
             tell(f"{reason} The job is submitted again ({left} more times).")
     finally:
         watch.close()

@@ -26,5 +26,8 @@ class Transport(Protocol):
     def receive(self, seconds: float) -> Event | None:
         """The next event; None if there is none in that time."""
 
-    def close(self) -> None:
-        """Give up all connections."""
+    def dismiss(self, site: int, why: str) -> None:
+        """Tell a site why it can't take part, and end its connection."""
+
+    def close(self, why: str = "") -> None:
+        """Give up all connections; `why`, if the run was not completed."""

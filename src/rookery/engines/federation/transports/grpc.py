@@ -16,6 +16,7 @@ from typing import Any
 from rookery.engines.federation.kits import Kit, check_names, load_kit, parse_address
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.wire import PART, Message, Parts, cut
+from rookery.printable import printable
 
 LOG = logging.getLogger("rookery.network")
 _UNREAD = 16  # messages of a site that nobody has waited for: it sends more than it is asked for
@@ -83,6 +84,7 @@ class _Connection:
         self.unread = 0
         self.why = "has left"
         self.over = self.replaced = False
+        self.dismissed = ""  # why it can't take part
 
     def close(self, why: str = "") -> None:
         if not self.over:
@@ -125,7 +127,7 @@ class Server:
         self.garbage = 0
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock, self._connections = threading.Lock(), {}  # type: ignore[var-annotated]
-        self._secure, self._closed = not insecure, False
+        self._secure, self._closed, self._over = not insecure, False, "the run is over"
         self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
         self._server = grpc.server(self._pool, options=_OPTIONS)
         join = grpc.stream_stream_rpc_method_handler(self._join)
@@ -161,6 +163,8 @@ class Server:
         with self._lock:  # so that what happens to a site is told in the order in which it happens
             before = self._connections.get(site)
             self._connections[site] = connection
+            if before is not None:  # a reply to what was sent there never comes
+                self._events.put(Event(site, "gone", b"has connected anew"))
             self._events.put(Event(site, "here"))
         if before is not None:
             before.give_way()
@@ -173,8 +177,10 @@ class Server:
         left()
         if connection.replaced:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "another process has joined under this name")
+        if connection.dismissed:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, connection.dismissed)
         if self._closed:  # a site that was not told, for it did not answer
-            context.abort(grpc.StatusCode.ABORTED, "the run is over")
+            context.abort(grpc.StatusCode.ABORTED, self._over)
 
     def _left(self, connection: _Connection) -> None:
         """Its stream has ended."""
@@ -187,7 +193,7 @@ class Server:
     def _who(self, context: Any) -> tuple[Any, str]:
         """The number of the site that connects, or why it is none."""
         if self._closed:
-            return None, "the run is over"
+            return None, self._over
         told = dict(context.invocation_metadata()).get("site", "")
         if self._secure:
             names = context.auth_context().get("x509_common_name", [])
@@ -243,8 +249,17 @@ class Server:
                     connection.unread = max(0, connection.unread - 1)
         return event
 
-    def close(self) -> None:
+    def dismiss(self, site: int, why: str) -> None:
+        """See `Transport`."""
+        with self._lock:
+            connection = self._connections.get(site)
+        if connection is not None:
+            connection.dismissed = printable(why)
+            connection.close("was let go")
+
+    def close(self, why: str = "") -> None:
         """Let all sites go."""
+        self._over += f": {printable(why).rstrip('.')}" if why else ""
         self._closed = True
         with self._lock:
             connections = list(self._connections.values())
@@ -268,7 +283,7 @@ def _plain(details: str) -> str:
     return last.rpartition(": ")[2] if tried else details
 
 
-_FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS", "ABORTED")
+_FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS", "ABORTED", "FAILED_PRECONDITION")
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
 
 
@@ -324,7 +339,7 @@ def join(
         except ValueError as error:
             why = f"the coordinator {error}"
         except grpc.RpcError as error:
-            why = _plain(str(error.details()))
+            why = printable(_plain(str(error.details()))).rstrip(".")
             if error.code().name in _FINAL and not done():
                 raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
         finally:

@@ -42,7 +42,10 @@ class Memory:
             return None
         return self._events.popleft()
 
-    def close(self) -> None:
+    def dismiss(self, site: int, why: str) -> None:
+        """Nothing to do."""
+
+    def close(self, why: str = "") -> None:
         """Nothing to do."""
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event
+from rookery.printable import printable
 
 SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `local`
 RESULTS = "rookery"  # the folder of a run's results, within the job's
@@ -163,7 +164,10 @@ class Calls:
             raise ConnectionAbortedError("FLARE has ended the job.")
         return event
 
-    def close(self) -> None:
+    def dismiss(self, site: int, why: str) -> None:
+        """Nothing to do: a job's sites stay the same."""
+
+    def close(self, why: str = "") -> None:
         """See `Transport.close`."""
         self._closed.set()
 
@@ -195,7 +199,7 @@ class Calls:
             reply = self._ask(site, message, self._timeout)
         except Exception as error:
             if not self._closed.is_set() and not self._is_abort(error):
-                _LOG.warning("%s does not answer: %s", self.names[site], error)
+                _LOG.warning("%s does not answer: %s", self.names[site], printable(error))
                 self._lose(site)
             return
         self.replies += 1
@@ -208,7 +212,7 @@ class Calls:
         with suppress(wire.WireError):
             header, _ = wire.decode(reply)
             if header.get("answer") == "refused":
-                self.refused[self.names[site]] = str(header.get("why"))
+                self.refused[self.names[site]] = printable(header.get("why"))
 
     def _ask(self, site: int, message: bytes, timeout: float) -> bytes:
         reply = self._proxies[self.names[site]](timeout=timeout).ask(message=message)
