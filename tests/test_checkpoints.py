@@ -1,7 +1,10 @@
 """Checkpoints: a resumed run is the uninterrupted one, on every engine, whatever happened to process and disk."""
 
 import copy
+import functools
+import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -221,10 +224,10 @@ def test_keys_in_state_and_memory(engine: Any, tmp_path: Path) -> None:
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     whole = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
-    calls: list[Any] = []
-    again = rk.solve(**GIVEN | {"evaluate": lambda x, y: calls.append(1) or {}}, checkpoint=tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jnp, "abs", None)  # which `evaluate` calls
+        again = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
     same(again, whole)
-    assert not calls
 
 
 def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
@@ -232,6 +235,168 @@ def test_more_rounds_go_on_from_the_end(tmp_path: Path) -> None:
     resumed = rk.solve(**GIVEN, checkpoint=tmp_path / "run")
     assert resumed.history["round"].tolist() == [0, 2, 4, 6]  # as those of a whole run
     equal(resumed.state, uncut().state)
+
+
+def passing(x: Any, y: Any) -> dict[str, Any]:
+    """Best after round 10 of `EXTENDED`."""
+    return {"far": jnp.abs(x[1] - 0.41)}
+
+
+EXTENDED: dict[str, Any] = {
+    **GIVEN,
+    "algorithm": rk.FedAvg(step=0.02),
+    "cohort": None,
+    "evaluate": passing,
+    "evaluate_client": lambda client, x, y: {"loss": client.mean(lambda b: jnp.mean((x - b) ** 2), client.upper())},
+}
+
+
+@pytest.mark.parametrize(
+    ("every", "lengths"), [(4, (10, 20)), (4, (8, 9, 10, 13)), (3, (2, 10, 11)), (11, (10, 12)), (1, (10, 12))]
+)
+def test_an_extended_run_is_an_uninterrupted_one(every: int, lengths: tuple[int, ...], tmp_path: Path) -> None:
+    """Also where an earlier end is off the schedule and better than all that follows."""
+    for rounds in lengths:
+        given = {**EXTENDED, "every": every, "rounds": rounds}
+        whole = rk.solve(**given)
+        for _ in range(2):  # extended, and asked again
+            same(rk.solve(**given, checkpoint=tmp_path / "run"), whole)
+        assert whole.best is not None
+        if every == 4:
+            assert whole.best.round == min(rounds, 10 if rounds == 10 else 9 if rounds == 9 else 8)
+
+
+def test_another_every_keeps_the_rows(tmp_path: Path) -> None:
+    """Rows of the first schedule stay; the end off both schedules is dropped, and one on the new schedule is kept."""
+    rk.solve(**EXTENDED | {"every": 4, "rounds": 9}, checkpoint=tmp_path / "run")
+    found = rk.solve(**EXTENDED | {"every": 5, "rounds": 15}, checkpoint=tmp_path / "run")
+    assert found.history["round"].tolist() == [0, 4, 8, 10, 15]
+    assert found.best.round == 10
+    rk.solve(**EXTENDED | {"every": 4, "rounds": 10}, checkpoint=tmp_path / "other")
+    found = rk.solve(**EXTENDED | {"every": 5, "rounds": 15}, checkpoint=tmp_path / "other")
+    assert found.history["round"].tolist() == [0, 4, 8, 10, 15]
+    assert found.best.round == 10
+
+
+@pytest.mark.parametrize("first", ["-far", "+far", None])
+def test_another_keep_best_is_refused(first: str | None, tmp_path: Path) -> None:
+    """A state that was not kept can't be the best."""
+    rk.solve(**EXTENDED | {"rounds": 2, "keep_best": first}, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=f"its keep_best is {re.escape(repr(first))}, this run's '-loss'.* another"):
+        rk.solve(**EXTENDED | {"rounds": 4, "keep_best": "loss"}, checkpoint=tmp_path / "run")
+
+
+def measures(text: str = "x[1] - 1", offset: Any = 0.0, **around: Any) -> Any:
+    """evaluate(x, y), made from text as if a file had been edited."""
+    names = {"jnp": jnp, "np": np, "offset": offset, **around}
+    exec(f"def evaluate(x, y):\n    return {{'far': jnp.abs({text}) + offset}}", names)
+    return names["evaluate"]
+
+
+@dataclass
+class Distance:
+    """A callable with settings."""
+
+    there: Any
+
+    def __call__(self, x: Any, y: Any) -> dict[str, Any]:
+        return {"far": jnp.sum(jnp.abs(x - self.there))}
+
+
+class Plain:
+    def __init__(self, there: float) -> None:
+        self.there = there
+
+    def far(self, x: Any, y: Any) -> dict[str, Any]:
+        return {"far": jnp.sum(jnp.abs(x - self.there))}
+
+
+def to(there: Any, x: Any, y: Any) -> dict[str, Any]:
+    return {"far": jnp.sum(jnp.abs(x - there))}
+
+
+CORRECTED = {
+    "body": (measures(), measures("x[0] - 1"), "its code differs"),
+    "constant": (measures(), measures("x[1] - 2"), "its code differs"),
+    "array": (measures("x[0] - a[1]", a=np.arange(3.0)), measures("x[0] - a[1]", a=np.ones(3)), "a differs"),
+    "key": (measures(offset=jax.random.key(0)), measures(offset=jax.random.key(1)), "offset differs"),
+    "helper": (
+        measures("far(x)", far=lambda x: x[0]), measures("far(x)", far=lambda x: x[1]), "far differs"
+    ),
+    "two": (measures("a - b", a=1, b=2), measures("a - b", a=2, b=1), "a, b differ"),
+    "callable": (Distance(np.zeros(2)), Distance(np.ones(2)), "the function differs"),
+    "method": (Plain(0.0).far, Plain(1.0).far, "the function differs"),
+    "partial": (functools.partial(to, 0.0), functools.partial(to, 1.0), "the function differs"),
+    "jitted": (measures("f(x)", f=jax.jit(lambda x: x[0])), measures("f(x)", f=jax.jit(lambda x: x[1])), "f differs"),
+    "mapped": (
+        measures("f(x)", f=jax.vmap(lambda x: x + 1)), measures("f(x)", f=jax.vmap(lambda x: x + 2)), "f differs"
+    ),
+    "optional": (measures(), None, "saved with evaluate, and this run has none"),
+    "added": (None, measures(), "saved without evaluate, and this run has one"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CORRECTED)
+def test_a_corrected_metric_is_told_apart(case: str, tmp_path: Path) -> None:
+    before, after, _ = CORRECTED[case]
+    assert checkpoints.fingerprint(before) != checkpoints.fingerprint(after)
+
+
+@pytest.mark.parametrize("case", ["body", "array", "two", "callable", "optional", "added"])
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_another_evaluate_is_refused(case: str, rounds: int, tmp_path: Path) -> None:
+    """Of a finished run and of one that goes on: no row holds the values of a metric that was corrected since."""
+    before, after, message = CORRECTED[case]
+    given = {**EXTENDED, "keep_best": None}
+    rk.solve(**given | {"rounds": 2, "evaluate": before}, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=f"{message}.*Give the same evaluate, another checkpoint folder, or delete"):
+        rk.solve(**given | {"rounds": rounds, "evaluate": after}, checkpoint=tmp_path / "run")
+
+
+def test_another_evaluate_client_is_refused(tmp_path: Path) -> None:
+    other = lambda client, x, y: {"loss": client.mean(lambda b: jnp.mean((x - b) ** 4), client.upper())}
+    rk.solve(**EXTENDED, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"its evaluate_client is another function \(its code differs\)"):
+        rk.solve(**EXTENDED | {"evaluate_client": other}, checkpoint=tmp_path / "run")
+
+
+MEASURE = """
+    import functools, itertools, threading
+    import jax, jax.numpy as jnp, numpy as np
+    import rookery as rk
+
+    class Scale:
+        names = {"a", "b", "c", "d"}
+        def __init__(self): self.lock, self.by, self.me = threading.Lock(), np.float32(2), self
+        @functools.cached_property
+        def twice(self): return 2 * self.by
+        def __call__(self, x): return x * self.twice if "a" in {"a", "b"} else x
+
+    def made():
+        scale, data = Scale(), rk.Clients(upper=[np.ones(3)])
+        helper = jax.jit(jax.vmap(lambda x: x + 1))
+        def evaluate(x, y, *, of=frozenset({"x", "y", "z"})):
+            "In words."
+            return {"loss": jnp.sum(scale(helper(x))) + data.n + len([i for i in (1, 2) if "far" in of])}
+        return evaluate
+"""
+
+
+def test_a_function_is_the_same_in_another_process() -> None:
+    """With sets, locks, caches, cycles, jitted functions and clients around it; also after it was called."""
+    source = textwrap.dedent(MEASURE)
+    show = "\nimport json\nfrom rookery import checkpoints\nprint(json.dumps(checkpoints.fingerprint(made())))"
+    other = subprocess.run(
+        [sys.executable, "-c", source + show], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONHASHSEED": "7", "JAX_ENABLE_X64": "1"},
+    )  # fmt: skip
+    names: dict[str, Any] = {"__name__": "study"}
+    exec("# Another line.\n" + source, names)
+    evaluate = names["made"]()
+    found = checkpoints.fingerprint(evaluate)
+    assert found == json.loads(other.stdout)
+    evaluate(jnp.ones(2), ())
+    assert checkpoints.fingerprint(evaluate) == found
 
 
 def test_a_schedule_goes_on(tmp_path: Path) -> None:
@@ -650,7 +815,7 @@ def test_a_later_format(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "round_2" / "header" / "metadata").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="round_2 has the format 99, this version reads 3"):
+    with pytest.raises(ValueError, match="round_2 must have the format 4 of this version; got 99"):
         rk.solve(**FEDAVG, checkpoint=folder)
 
 

@@ -20,6 +20,9 @@ from rookery.metrics import Direction, direction
         ("loss", "loss", False),
         ("accuracy_gap", "accuracy_gap", False),
         ("precision_error", "precision_error", False),
+        ("error_rate", "error_rate", False),
+        ("test_accuracy_mean", "test_accuracy_mean", True),
+        ("accuracy_gap_q90", "accuracy_gap_q90", False),
         ("+loss", "loss", True),
         ("-reward", "reward", False),
         ("+weight_women", "weight_women", True),
@@ -40,12 +43,14 @@ def test_directions(metric: str, name: str, higher: bool) -> None:
     [
         (
             "accuracy_women",
-            r"'accuracy_women' does not say .*'\+accuracy_women' if higher is, '-accuracy_women' if low",
+            r"'accuracy_women' does not say .*'\+accuracy_women' if higher is better, '-accuracy_women' if low",
         ),
         ("test_acuracy", r"write '\+test_acuracy' .*Or did you mean 'test_accuracy'\?$"),
-        ("", "The metric '' is not a name"),
-        ("-", "The metric '-' is not a name"),
-        (None, "The metric None is not a name"),
+        ("rate", r"'rate' does not say"),
+        ("loss_reduction", r"'loss_reduction' does not say"),
+        ("", "A metric must be a name .*; got ''"),
+        ("-", "A metric must be a name .*; got '-'"),
+        (None, "A metric must be a name .*; got None"),
     ],
 )
 def test_what_no_name_tells(metric: Any, message: str) -> None:

@@ -386,7 +386,7 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "a callback takes (a, b); give"),
     ("channel 3", lambda: solve(channel=3), "channel is 3; give rk.clip(...)"),
     ("channel by name", lambda: solve(channel={"x": 3}), "channel is 3; give rk.clip(...)"),
-    ("keep_best 3", lambda: solve(keep_best=3, evaluate=lambda x, y: {"a": 1}), "The metric 3 is not a name"),
+    ("keep_best 3", lambda: solve(keep_best=3, evaluate=lambda x, y: {"a": 1}), "such as 'loss'; got 3"),
     ("a loss that is none", lambda: solve(problem=rk.SingleLevel(3)), "SingleLevel.loss fails"),  # type: ignore[arg-type]
 ]  # fmt: skip
 

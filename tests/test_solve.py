@@ -1,6 +1,8 @@
 """`solve`: the history, the best state, callbacks, schedules, sweeps, Ctrl-C and the debugging engine."""
 
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,11 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import rookery as rk
 from rookery.engines.engine import PROGRAMS
+from rookery.engines.simulation import Session
 
 COUNTED = [
     "exchanges",
@@ -147,6 +152,80 @@ def test_without_evaluate() -> None:
     assert found.best is None
 
 
+@pytest.mark.parametrize("every", [1, 7])
+def test_without_evaluation_rounds_go_in_long_calls(
+    every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the rows and the counts of a run that stops at each of them."""
+    calls: list[int] = []
+    advance = Session.advance
+    monkeypatch.setattr(Session, "advance", lambda self, count: calls.append(count) or advance(self, count))
+    looked = run(300, every=every)
+    assert len(calls) >= 300 / every
+    for more in ({}, {"checkpoint": tmp_path / "run"}):
+        calls.clear()
+        found = run(300, every=every, evaluate=None, **more)
+        assert sum(calls) == 300
+        assert len(calls) <= 12
+        columns = ["round", *COUNTED]
+        pd.testing.assert_frame_equal(found.history[columns], looked.history[columns])
+        pd.testing.assert_frame_equal(found.exchanges, looked.exchanges)
+        assert (found.history["seconds"].diff()[1:] > 0).all()
+        np.testing.assert_array_equal(found.x, looked.x)
+
+
+# What a run can be asked for.
+
+
+def test_a_run_is_saved(tmp_path: Path) -> None:
+    found = run(6, every=2, evaluate=wave, keep_best="-loss")
+    found.save(tmp_path / "new" / "run")
+    folder = tmp_path / "new" / "run"
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "history.csv"), found.history)
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "exchanges.csv"), found.exchanges)
+    weights = rk.load_weights(folder / "weights.safetensors")
+    assert found.best is not None
+    np.testing.assert_array_equal(weights["x"], found.x)
+    np.testing.assert_array_equal(weights["best.x"], found.best.x)
+    settings = json.loads((folder / "settings.json").read_text())
+    assert (settings["algorithm"], settings["hyperparameters"]["step"], settings["rounds"]) == ("FedAvg", 0.1, 6)
+    assert settings["best"] == {"round": found.best.round, "value": found.best.value}
+    with pytest.raises(ValueError, match=r"folder must be a new folder; .*run holds a run already\. Give another"):
+        found.save(folder)
+
+
+def test_a_run_is_pickled() -> None:
+    method = rk.with_server_optimizer(rk.FedAvg(step=0.1), upper=optax.adam(0.1))
+    found = run(3, method=method, keep_best="-size")
+    again = pickle.loads(pickle.dumps(found))
+    assert jax.tree.structure(again.state) == jax.tree.structure(found.state)
+    for a, b in zip(jax.tree.leaves(again.state), jax.tree.leaves(found.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(again.state.server_optimizer.upper[0].mu, found.state.server_optimizer.upper[0].mu)
+    pd.testing.assert_frame_equal(again.history, found.history)
+
+
+def test_a_run_is_plotted() -> None:
+    found = run(6, every=2, evaluate=wave)
+    for x, across in (
+        ("round", [0, 2, 4, 6]),
+        ("gradients", found.history["gradients"]),
+        ("bytes", found.history["bytes_up"] + found.history["bytes_down"]),
+    ):
+        axes = found.plot("loss", x=x, ax=Figure().subplots())
+        np.testing.assert_array_equal(axes.lines[0].get_xdata(), across)
+        np.testing.assert_array_equal(axes.lines[0].get_ydata(), found.history["loss"])
+    assert [line.get_label() for line in found.plot(ax=axes).lines] == ["loss", "accuracy", "loss"]
+    for given, message in (
+        ({"x": "gradient"}, "x must be one of round, .*; got 'gradient'. Did you mean 'gradients'"),
+        ({"metrics": ["los"]}, r"metrics of the run \(accuracy, loss\); got 'los'. Did you mean 'loss'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            found.plot(*given.pop("metrics", []), **given)
+    with pytest.raises(ValueError, match="no metrics to plot"):
+        run(1, evaluate=None).plot()
+
+
 # The best state.
 
 
@@ -169,6 +248,21 @@ def test_keep_best(keep_best: str) -> None:
     name = keep_best.lstrip("+-")
     assert found.best.value == found.history[name][best]
     np.testing.assert_allclose(found.x, x[-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["error_rate", "mean_error", "loss_test"])
+def test_the_best_of_a_name_that_tells(name: str) -> None:
+    """It used to be the state of the highest error rate."""
+    found = run(12, evaluate=lambda x, y: {name: wave(x, y)["loss"]}, keep_best=name)
+    assert found.best is not None
+    assert found.best.value == found.history[name].min()
+
+
+def test_a_name_that_does_not_tell_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'first' does not say which way is better: write '\+first'"):
+        run(1, keep_best="first")
+    with pytest.raises(ValueError, match="keep_best='loss' needs evaluate="):
+        run(1, evaluate=None, keep_best="loss")
 
 
 def test_the_first_of_equals_is_kept_and_nan_is_never_best() -> None:

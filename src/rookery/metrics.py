@@ -1,4 +1,4 @@
-"""Metrics: that they are numbers, and which way one is to go, by its name or by a sign before it."""
+"""Metrics: validation of their values, and whether higher is better, by name or by an explicit sign."""
 
 import difflib
 import re
@@ -17,6 +17,11 @@ LOWER = {
     "bias", "cost", "deviation", "disparity", "dist", "distance", "divergence", "entropy", "error", "errors",
     "excess", "fnr", "fpr", "gap", "gradient", "loss", "losses", "mae", "mse", "nll", "norm", "penalty",
     "perplexity", "regret", "residual", "risk", "rmse", "suboptimality", "variance", "violation",
+}  # fmt: skip
+
+NEUTRAL = {
+    "average", "avg", "final", "lower", "max", "mean", "median", "min", "percent", "rate", "sum", "test", "total",
+    "train", "training", "upper", "val", "valid", "validation",
 }  # fmt: skip
 
 
@@ -57,25 +62,27 @@ def check_numbers(source: str, metrics: Any) -> None:
 
 
 def direction(metric: str, otherwise: bool | None = None) -> Direction:
-    """The direction of "+name" (higher is better), of "-name" (lower is), or of a name whose last word tells.
+    """Return the direction of "+name" (higher is better), "-name" (lower is better), or of a name that tells.
 
-    `otherwise` is whether higher is better where it does not; None: a ValueError.
+    The last word decides; words such as rate, mean and test are skipped, and so is the suffix of a quantile. If it is
+    unknown, `otherwise` says whether higher is better; None raises a ValueError.
 
-    >>> direction("accuracy"), direction("accuracy_gap").higher_is_better, direction("+clients_served").name
+    >>> direction("accuracy"), direction("error_rate").higher_is_better, direction("+clients_served").name
     (Direction(name='accuracy', higher_is_better=True), False, 'clients_served')
     """
     if not isinstance(metric, str) or not metric.lstrip("+-"):
-        raise ValueError(f"The metric {metric!r} is not a name; give one that evaluate returns.")
+        raise ValueError(f"A metric must be a name that evaluate returns, such as 'loss'; got {metric!r}.")
     if metric[0] in "+-":
         return Direction(metric[1:], metric[0] == "+")
-    word = re.split(r"[^a-z0-9]+", re.sub(r"_q\d+$", "", metric.lower()))[-1]  # a quantile goes the metric's way
+    words = [word for word in re.split(r"[^a-z0-9]+", re.sub(r"_q\d+$", "", metric.lower())) if word]
+    word = next((word for word in reversed(words) if word not in NEUTRAL), "")
     if word in HIGHER or word in LOWER:
         return Direction(metric, word in HIGHER)
     if otherwise is not None:
         return Direction(metric, otherwise)
     near = difflib.get_close_matches(word, sorted(HIGHER | LOWER), 1)
-    meant = f" Or did you mean {metric[: len(metric) - len(word)] + near[0]!r}?" if near else ""
+    meant = f" Or did you mean {metric.lower().replace(word, near[0])!r}?" if near else ""
     raise ValueError(
-        f"The metric {metric!r} does not say which way is better: write '+{metric}' if higher is, '-{metric}' if "
-        f"lower is.{meant}"
+        f"The metric {metric!r} does not say which way is better: write '+{metric}' if higher is better, '-{metric}' "
+        f"if lower is better.{meant}"
     )

@@ -131,6 +131,10 @@ def _without_moments(state: Any) -> Any:
     return type(state).of_method(*state[:-1])
 
 
+def _unpickled(cls: Any, values: tuple[Any, ...]) -> Any:
+    return _state_class(cls)(*values)
+
+
 @functools.cache
 def _state_class(cls: Any) -> Any:
     base: Any = namedtuple(cls.__name__, [*cls._fields, "server_optimizer"])  # type: ignore[misc]
@@ -140,6 +144,9 @@ def _state_class(cls: Any) -> Any:
 
         __slots__ = ()
         of_method = cls
+
+        def __reduce__(self) -> Any:  # the class is made when it is needed, and pickle would look for it by name
+            return _unpickled, (cls, tuple(self))
 
         def __getattr__(self, name: str) -> Any:
             return getattr(_without_moments(self), name)

@@ -1,6 +1,8 @@
 """`solve`: rounds, evaluation, history, the best state, checkpoints, and a clean end on Ctrl-C."""
 
 import dataclasses
+import difflib
+import json
 import logging
 import os
 import re
@@ -27,16 +29,19 @@ from rookery.clients import Clients
 from rookery.engines import default_engine
 from rookery.engines.engine import Engine, Job, Session
 from rookery.fed import Algorithm
-from rookery.ledger import COUNTED, Ledger
-from rookery.metrics import Direction, check_numbers, direction
+from rookery.ledger import COUNTED, Amounts, Ledger
+from rookery.metrics import check_numbers, direction
 from rookery.problems import Problem, required_arguments
 from rookery.variables import Taken, taken
+from rookery.weights import save_weights
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 QUANTILES = (0, 10, 50, 90, 100)  # over clients, in percent
 FEW = 5  # of fewer, quantiles are single clients' own numbers
+_OWN = ("round", "seconds", *COUNTED)  # the columns of a history that are not metrics
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
@@ -59,12 +64,12 @@ def metrics_of(history: "pd.DataFrame") -> list[str]:
 
 def is_metric(name: str) -> bool:
     """Whether a column of a history is looked at on its own: not a count, a client's weight, or a quantile."""
-    return name not in ("round", "seconds", *COUNTED) and _SERIES.fullmatch(name) is None
+    return name not in _OWN and _SERIES.fullmatch(name) is None
 
 
 @dataclass(frozen=True)
 class Best:
-    """The state with the highest value of the metric that `keep_best` names.
+    """The state with the best value of the metric that `keep_best` names.
 
     `memory` is what the clients remembered then, one row for each, where `evaluate` looks at it; else None.
     """
@@ -96,6 +101,7 @@ class Run:
         interrupted: whether Ctrl-C was pressed, or a callback ended the run early.
         stopped: where the first value appeared that is not finite, if that ended the run; else None. The state is then
             the last one that is finite.
+        settings: the algorithm, its hyperparameters, the seed and so on, as JSON holds them.
     """
 
     history: "pd.DataFrame"
@@ -106,6 +112,7 @@ class Run:
     rounds: int = field(default=0)
     memory: Any = None
     stopped: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def x(self) -> Any:
@@ -124,11 +131,85 @@ class Run:
             raise AttributeError("This method learns no weights of the clients; rk.WeightedNodesProx does, say.")
         return self.state.weights
 
+    def save(self, folder: str | Path) -> None:
+        """Write the run to a new folder.
+
+        `history.csv` and `exchanges.csv` hold the tables, `settings.json` the settings and how the run ended.
+        `weights.safetensors` holds the floating-point arrays of x, y, the clients' memory and the best state, under
+        the names x, y, memory, best.x and so on; `rk.load_weights` reads it.
+        """
+        folder = Path(folder)
+        if (folder / "history.csv").exists() or folder.is_file():
+            what = "is a file" if folder.is_file() else "holds a run already"
+            raise ValueError(f"folder must be a new folder; {folder} {what}. Give another one.")
+        folder.mkdir(parents=True, exist_ok=True)
+        best = None if self.best is None else {name: getattr(self.best, name) for name in ("x", "y", "memory")}
+        save_weights(
+            folder / "weights.safetensors", {"x": self.x, "y": self.y, "memory": self.memory, "best": best or ()}
+        )
+        ended: dict[str, Any] = {"rounds": self.rounds, "interrupted": self.interrupted, "stopped": self.stopped}
+        ended["best"] = None if self.best is None else {"round": self.best.round, "value": self.best.value}
+        (folder / "settings.json").write_text(json.dumps({**self.settings, **ended}, indent=2) + "\n")
+        self.exchanges.to_csv(folder / "exchanges.csv", index=False)
+        self.history.to_csv(folder / "history.csv", index=False)
+
+    def plot(self, *metrics: str, x: str = "round", ax: "Axes | None" = None) -> "Axes":
+        """Plot metrics of the history and return the matplotlib axes.
+
+        Arguments:
+            metrics: columns of the history; none: all metrics, without quantiles and clients' weights.
+            x: what they are plotted over: "round", "exchanges", "bytes" (both ways), "samples" (of both levels),
+                "gradients", "products", "seconds", or another column of counts.
+            ax: axes to draw on; None: those of a new figure.
+
+        >>> import jax.numpy as jnp, rookery as rk
+        >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+        >>> clients = rk.Clients(upper=[jnp.array([1.0]), jnp.array([3.0])])
+        >>> error = lambda x, y: {"error": abs(x - 2)}
+        >>> run = rk.solve(problem, clients, rk.FedAvg(step=0.1), jnp.zeros(()), 20, evaluate=error)
+        >>> run.plot("error", x="gradients").get_xlabel()
+        'gradients'
+        """
+        sums = {"bytes": ["bytes_up", "bytes_down"], "samples": ["samples_upper", "samples_lower"]}
+        over = [*_OWN, *sums]
+        if x not in over:
+            raise ValueError(f"x must be one of {', '.join(over)}; got {x!r}.{_nearest(x, over)}")
+        known = [str(name) for name in self.history.columns if name not in _OWN]
+        shown = list(metrics) or metrics_of(self.history)
+        if not shown:
+            raise ValueError("This run has no metrics to plot; give evaluate=... to rk.solve.")
+        for name in shown:
+            if name not in known:
+                has = ", ".join(known) or "none"
+                raise ValueError(f"plot must be given metrics of the run ({has}); got {name!r}.{_nearest(name, known)}")
+        if ax is None:
+            from matplotlib import pyplot as plt  # slow to import, and not needed before
+
+            ax = plt.subplots(layout="constrained")[1]
+        across = self.history[sums.get(x, [x])].sum(axis=1)
+        for name in shown:
+            ax.plot(across, self.history[name], label=name)
+        values = self.history[shown].to_numpy(float)
+        values = values[np.isfinite(values)]
+        falls = not any(direction(name, otherwise=True).higher_is_better for name in shown)
+        if falls and values.size and values.min() > 0 and values.max() > 30 * values.min():
+            ax.set_yscale("log")
+        ax.set_xlabel({"round": "rounds", "bytes": "bytes, both ways"}.get(x, x.replace("_", " ")))
+        ax.set_ylabel(shown[0].replace("_", " ") if len(shown) == 1 else "")
+        if len(shown) > 1:
+            ax.legend(frameon=False)
+        return ax
+
     def __repr__(self) -> str:
         last: Any = self.history.iloc[-1][metrics_of(self.history)] if len(self.history) else {}
         metrics = "".join(f", {name}={value:.4g}" for name, value in last.items())
         ended = ", interrupted" if self.interrupted else ", stopped" if self.stopped else ""
         return f"Run(rounds={self.rounds}{metrics}{ended})"
+
+
+def _nearest(name: Any, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 Evaluate = Callable[..., dict[str, Any]]
@@ -196,18 +277,22 @@ def solve(
             clients or more reply, or where every site's policy allows its own numbers to be shown. It is no part of the
             method: it passes no channel, and the ledger does not count it. With `faults`, sites that can't be reached
             are left out.
-        every: rounds from one evaluation to the next.
+        every: rounds from one row of the history to the next, each with an evaluation. Without `evaluate`,
+            `evaluate_client` and callbacks many rounds go in one compiled call whatever `every` is, and the rows'
+            `seconds` are interpolated.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: what stands between the clients' values and the server: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`, for
             all exchanges, or {name of an exchange: channel}. None: the plain mean.
         faults: `rk.Faults(dropout=0.2)`: replies that do not arrive. If fewer than its minimum do, the run ends with
             `rk.RoundFailedError`.
-        checkpoint: a folder. The run is saved there at evaluations, written while it goes on, and goes on from there
-            if the folder is that of the same run, cut short. The last evaluation is always saved; those before as often
-            as they can be written, and take at most a twentieth of the time.
+        checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
+            arguments continues from there, to as many rounds as that call asks for; the result is that of an
+            uninterrupted run. The last evaluation is always saved; earlier ones as often as they can be written in at
+            most a twentieth of the time. A call with another `evaluate`, `evaluate_client` or `keep_best` is refused,
+            since the history would mix two metrics. A function counts by its code and by the values that it reads;
+            library functions count by name, and values that cannot be pickled by their type.
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
-            "-name" if lower is. Without a sign the name's last word decides (loss, error, distance, …: lower), else
-            higher is better.
+            "-name" if lower is better. Without a sign the name must tell, as "accuracy" and "error_rate" do.
         callbacks: functions, called with the run so far after every evaluation (one that returns True ends the run),
             and trackers, `rk.trackers.JsonLines("run.jsonl")` and so on, which are told each new row of the history.
         on_nonfinite: "stop": the run ends before the first round that makes a value of the state or of a client's
@@ -240,7 +325,7 @@ def solve(
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
-    record = _Record(models, evaluate, keep_best, evaluate_client is not None)
+    record = _Record(models, evaluate, keep_best, evaluate_client is not None, every, rounds)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate(x, y, memory) looks at what the clients remember, and a Federation's sites keep that to "
@@ -260,12 +345,15 @@ def solve(
         saver, found = None, None
         if checkpoint is not None:
             identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
+            identity |= {
+                "keep_best": record.goal and record.goal.signed,
+                "evaluate": checkpoints.fingerprint(evaluate),
+                "evaluate_client": checkpoints.fingerprint(evaluate_client),
+            }
             saver = checkpoints.Checkpoint(checkpoint, identity, session)
             found = saver.resume(record.seen(session), rounds)
         if found is not None:
-            record.restore(found.extra, found.best)
-            if record.rows[-1]["round"] % every and session.rounds < rounds:  # Ctrl-C came between two evaluations
-                record.rows.pop()
+            record.restore(session, found.extra, found.best)
         else:
             record.evaluate(session)
 
@@ -276,17 +364,12 @@ def solve(
         showing = _bar(progress if hosts.lead else False, algorithm, rounds, session)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
-
-            def note(regular: bool = True) -> None:
-                record.evaluate(session, regular)
-                if saver is not None:
-                    saver.save(record.extra(), record.best, always=session.durable)
-                following.tell(record.rows)
-
+            looks = record.looks or bool(functions)  # if nothing looks at the state, calls go on beyond `every` rounds
             following.tell(record.rows)
             bar(session.rounds, record.rows[-1])
             while session.rounds < rounds and not session.stopped:
-                count = pace.next(min(every - session.rounds % every, rounds - session.rounds))
+                until = every - session.rounds % every if looks else rounds
+                count = pace.next(min(until, rounds - session.rounds))
                 said = hosts.gathered((count, ended or interrupt.is_set()))
                 if any(stop for _, stop in said):
                     break
@@ -296,23 +379,29 @@ def solve(
                 jax.block_until_ready(session.state)
                 seconds = time.perf_counter() - begin
                 pace.took(count, seconds)
-                record.ledger.add(costs, cohort)
-                record.seconds += seconds
-                if session.rounds % every == 0 or session.rounds == rounds:
-                    if record.rows[-1]["round"] != session.rounds:
-                        note()
-                    if functions:
-                        so_far = record.run(session, interrupted=False)
-                        ended = hosts.first(lambda: any([_is_true(function(so_far)) for function in functions]))
-                elif saver is not None and session.durable and costs:
-                    saver.save(record.extra(), record.best, always=True)
+                known = len(record.rows)
+                record.passed(costs, cohort, seconds, session.rounds, looks)
+                due = session.rounds % every == 0 or session.rounds == rounds
+                if due and record.rows[-1]["round"] != session.rounds:
+                    record.evaluate(session)
+                if saver is not None and (len(record.rows) > known or (session.durable and costs)):
+                    saver.save(record.extra(), record.best, always=session.durable)
+                following.tell(record.rows)
+                if due and functions:
+                    so_far = record.run(session, interrupted=False)
+                    ended = hosts.first(lambda: any([_is_true(function(so_far)) for function in functions]))
                 bar(session.rounds, record.rows[-1])
             if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
-                note(regular=False)
+                record.evaluate(session)
+                if saver is not None:
+                    saver.save(record.extra(), record.best, always=session.durable)
+                following.tell(record.rows)
             if saver is not None:
                 saver.finish(record.extra(), record.best)
             interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
             run = record.run(session, interrupted)
+            as_text = lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)
+            run.settings = json.loads(json.dumps(settings, default=as_text))
             if session.stopped is None or not session.stopped.failed:
                 run.stopped = None if session.stopped is None else session.stopped.reason
                 following.run = run
@@ -432,7 +521,7 @@ def over_clients(
 
 
 class Pace:
-    """How many rounds to compute in one call: more and more, as long as a call does not take long."""
+    """How many rounds to compute in one call: up to eight times as many as before, if the call remains short."""
 
     def __init__(self, most: int) -> None:
         self._most, self._at_once = most, 1
@@ -443,47 +532,71 @@ class Pace:
 
     def took(self, count: int, seconds: float) -> None:
         """A call of `count` rounds has taken this long."""
-        self._at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / seconds)))
+        self._at_once = max(1, min(8 * count, int(SECONDS_AT_ONCE * count / seconds)))
 
 
 class _Record:
-    """The history as it grows."""
+    """The history as it grows: rows every `every` rounds and at the end, which is after `rounds`."""
 
-    def __init__(self, models: Taken, evaluate: Evaluate | None, keep_best: str | None, measures: bool) -> None:
-        self.measures = measures
+    def __init__(
+        self, models: Taken, evaluate: Evaluate | None, keep_best: str | None, measures: bool, every: int, rounds: int
+    ) -> None:
         self._models, self._evaluate, self._asked = models, models.seeing(evaluate), keep_best
-        self._keep_best: Direction | None = None if keep_best is None else direction(keep_best, otherwise=True)
+        self._measures, self._every, self._rounds = measures, every, rounds
+        self.goal = None if keep_best is None else direction(keep_best)
+        self.looks = measures or evaluate is not None
+        if self.goal is not None and not self.looks:
+            raise ValueError(f"keep_best={keep_best!r} needs evaluate=..., or evaluate_client=..., that returns it.")
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
         self.ledger = Ledger()
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
-        self.best: Best | None = None
+        self.best: Best | None = None  # of the rows that are due every `every` rounds, which a longer run has, too
+        self._last: Best | None = None  # the last state, if it is better and due only because the run ends there
 
     def seen(self, session: Session) -> tuple[Any, Any, Any]:
         """x, y and, where `evaluate` looks at it, what the clients remember."""
         return session.state.x, session.state.y, session.memory if self.sees_memory else None
 
-    def evaluate(self, session: Session, regular: bool = True) -> None:
-        """A row. One that is not regular, which another run of the same seed may not have, can't be the best."""
+    def passed(self, costs: list[Amounts], cohort: int, seconds: float, done: int, looks: bool) -> None:
+        """Count the rounds of a call, `done` with the last of them.
+
+        If nothing looks at the state between two calls, the rows that were due between the rounds are added.
+        """
+        if looks:
+            self.ledger.add(costs, cohort)
+            self.seconds += seconds
+            return
+        before = self.seconds
+        for k, cost in enumerate(costs, 1):
+            self.ledger.add([cost], cohort)
+            self.seconds = before + seconds * k / len(costs)
+            if (done - len(costs) + k) % self._every == 0:
+                self._add(done - len(costs) + k, {})
+
+    def _add(self, done: int, metrics: dict[str, float]) -> None:
+        self.rows.append({"round": done, **self.ledger.counts, "seconds": self.seconds, **metrics})
+
+    def evaluate(self, session: Session) -> None:
+        """Add a row for the session as it stands."""
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
-        own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2])
+        own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2]) if self._evaluate else ()
         metrics = session.hosts.first(lambda: self._metrics(own))
         for name, value in (
             over_clients(*session.measure(), np.asarray(session.clients.weights, float), session.shows_each)
-            if self.measures
+            if self._measures
             else {}
         ).items():
             if name in metrics:
                 raise ValueError(f"evaluate and evaluate_client both return {name!r}; call one of them something else.")
             metrics[name] = value
-        taken = sorted({"round", "seconds", *COUNTED} & set(metrics))
+        taken = sorted(set(_OWN) & set(metrics))
         if taken:
             raise ValueError(
                 f"evaluate returns {taken[0]!r}, a name that the history uses itself; call it something else."
             )
-        self.rows.append({"round": session.rounds, **self.ledger.counts, "seconds": self.seconds, **metrics})
-        if self._keep_best is not None and regular:
-            self._compare(session, metrics, self._keep_best)
+        self._add(session.rounds, metrics)
+        self._compare(session)
 
     def _metrics(self, own: tuple[Any, ...]) -> dict[str, float]:
         """What the user's function gives."""
@@ -491,16 +604,23 @@ class _Record:
         check_numbers("evaluate", metrics)
         return {name: float(value) for name, value in metrics.items()}
 
-    def _compare(self, session: Session, metrics: dict[str, float], wanted: Direction) -> None:
-        if wanted.name not in metrics:
-            known = ", ".join(metrics) or "nothing"
-            raise ValueError(f"keep_best={self._asked!r}: evaluate returns no such metric, but {known}.")
-        value = metrics[wanted.name]
-        if (self.best is None and np.isfinite(value)) or (
-            self.best is not None and wanted.better(value, self.best.value)
-        ):
+    def _compare(self, session: Session) -> None:
+        """Keep the state if the last row is due and better than the best. Rows off the schedule never become best."""
+        regular = session.rounds % self._every == 0
+        if self.goal is None or not (regular or session.rounds == self._rounds):
+            return
+        metrics = {name: value for name, value in self.rows[-1].items() if name not in _OWN}
+        if self.goal.name not in metrics:
+            known, meant = ", ".join(metrics) or "nothing", _nearest(self.goal.name, list(metrics))
+            raise ValueError(
+                f"keep_best={self._asked!r} must name a metric that evaluate returns; it returns {known}.{meant}"
+            )
+        value = metrics[self.goal.name]
+        better = np.isfinite(value) if self.best is None else self.goal.better(value, self.best.value)
+        if better:
             copy = jax.tree.map(_copied, self.seen(session))  # the run goes on in the state's own buffers
-            self.best = Best(session.rounds, value, *copy)
+            found = Best(session.rounds, value, *copy)
+            self.best, self._last = (found, None) if regular else (self.best, found)
 
     def run(self, session: Session, interrupted: bool) -> Run:
         import pandas as pd  # slow to import, and not needed before
@@ -509,7 +629,7 @@ class _Record:
         state, memory = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, (session.state, session.memory))
         columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
         exchanges = pd.DataFrame(self.ledger.last, columns=columns)
-        whole, best = self._models.whole, self.best
+        whole, best = self._models.whole, self._last or self.best
         if best is not None:
             best = Best(best.round, best.value, *map(whole, (best.x, best.y, best.memory)))
         return Run(
@@ -519,13 +639,20 @@ class _Record:
     def extra(self) -> dict[str, Any]:
         """What a checkpoint holds of it, which is written while the run goes on: as it is now."""
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
-        told = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last)}
+        told = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last), "every": self._every}
         return {**told, "seconds": self.seconds, "rows": list(self.rows), "best": best}
 
-    def restore(self, extra: dict[str, Any], best: Any) -> None:
+    def restore(self, session: Session, extra: dict[str, Any], best: Any) -> None:
+        """Go on from a checkpoint, without the last row if this run has none after that round."""
         self.ledger.counts, self.ledger.last = extra["counts"], extra["last"]
         self.seconds, self.rows = extra["seconds"], extra["rows"]
         self.best = None if extra["best"] is None else Best(extra["best"]["round"], extra["best"]["value"], *best)
+        last = self.rows[-1]["round"]
+        if last % extra["every"]:  # the saved run ended there, or was interrupted: its state is the session's
+            if last % self._every and last != self._rounds:
+                self.rows.pop()
+            else:
+                self._compare(session)
 
 
 @contextmanager

@@ -227,7 +227,7 @@ def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
         return {"first": memory[0, 0]}  # rises and falls again
 
     method = METHODS["Ditto"][0]
-    given: dict[str, Any] = {**GIVEN, "evaluate": evaluate, "keep_best": "first"}
+    given: dict[str, Any] = {**GIVEN, "evaluate": evaluate, "keep_best": "+first"}
     whole = rk.solve(PROBLEM, CLIENTS, method, START, ROUNDS, **given)
     assert whole.best is not None
     own = ditto()
@@ -251,7 +251,7 @@ def test_memory_that_nobody_sees() -> None:
     with pytest.raises(ValueError, match=r"a Federation's sites keep that to themselves: give an evaluate\(x, y\)"):
         rk.solve(PROBLEM, CLIENTS, method, START, 1, evaluate=lambda x, y, memory: {}, engine=rk.Federation())
     two = rk.Clients(upper=[NODES[0].arrays()] * 2)
-    run = rk.solve(PROBLEM, two, method, START, 1, evaluate=both, keep_best="value", engine=rk.Federation())
+    run = rk.solve(PROBLEM, two, method, START, 1, evaluate=both, keep_best="+value", engine=rk.Federation())
     assert run.memory is None
     assert run.best is not None
     assert run.best.memory is None
