@@ -167,7 +167,8 @@ def test_readme_commands_in_a_process_of_their_own(command: str, tmp_path: Path)
 
 def test_the_page_on_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (page,) = blocks("docs/report.md", "python")
-    exec(compile(page, "report.md", "exec"), {})
+    exec(compile("\n".join(blocks("docs/report.md", "python")), "report.md", "exec"), {})
+    assert Path("distance.png").exists()
+    assert Path("first/weights.safetensors").exists()
     html.write([Path("runs.jsonl")], Path("report.html"))
     assert Path("report.html").read_text().count('"seed":') >= 3
