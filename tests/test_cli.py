@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli, demo, report
+from rookery.metrics import direction
 from rookery.registry import ALGORITHMS, TASKS
 
 SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
@@ -196,8 +197,33 @@ def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch
 
     monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 2, "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "distance is not finite from round 0 on" in result.stderr
+
+
+def test_a_run_that_diverges_in_finite_numbers_says_so(tmp_path):
+    result = invoke(*SMALL, "--rounds", 3, "--set", "upper_step=1e12", "--out", tmp_path / "r", "--quiet")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "LFedNest on quadratic: distance went from" in line
+    assert "the run has diverged. Try smaller steps" in line
+    assert "diverged" in json.loads((tmp_path / "r" / "run.json").read_text())["diverged"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "bad"),
+    [
+        ("loss", [2.0, 3e6], True),
+        ("loss", [0.0, 5.0], False),  # it may start at 0
+        ("loss", [1e-9, 1.0], False),
+        ("accuracy", [0.1, 1e7], False),  # this way is better
+        ("accuracy", [0.1, np.nan], True),
+        ("loss", [np.nan, 0.5], False),
+    ],
+)
+def test_what_counts_as_diverged(metric, values, bad):
+    history = pd.DataFrame({"round": [0, 1], metric: values})
+    assert (cli.run._diverged(history, direction(metric)) is not None) is bad
 
 
 def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
@@ -237,12 +263,12 @@ def test_a_lower_level_of_each_clients_own():
         (["run", "hyperparameters", "--partition", "idd"], "did you mean iid?"),
         (["run", "hyperparameters", "--clients", "0"], "at least 1"),
         (["run", "hyperparameters", "--clients", "5000"], "use fewer clients"),
-        (["run", "quadratic", "--rounds", "-1"], "rounds=-1"),
-        (["run", "quadratic", "--every", "0"], "every=0"),
+        (["run", "quadratic", "--rounds", "-1"], "rounds must be an integer of at least 0; got -1"),
+        (["run", "quadratic", "--every", "0"], "every must be an integer of at least 1; got 0"),
         (["reproduce", "fednest-fg4"], "did you mean fednest-fig4"),
         (["reproduce", "fednest-fig4", "--seeds", "0"], "at least 1"),
         (["list", "taks"], "did you mean tasks"),
-        (["compare", "nowhere"], "nowhere is not a run"),
+        (["compare", "nowhere"], "There is no nowhere"),
     ],
 )
 def test_unknown_names_and_values(arguments, said):
@@ -338,13 +364,128 @@ def test_compare_shows_runs_side_by_side(saved, tmp_path):
     result = invoke("compare", saved / "0", saved / "1", "--by", "bytes", "--out", picture)
     assert result.exit_code == 0, result.output
     assert "distance on quadratic" in result.stdout
-    assert result.stdout.count("LFedNest") == 2
+    assert "means ± standard errors" in result.stdout
+    assert result.stdout.count("LFedNest") == 1  # they differ in the seed alone
     assert picture.read_bytes().startswith(b"\x89PNG")
     told = json.loads(
         invoke("compare", saved / "0", saved / "1", "--metric", "gradient", "--out", picture, "--json").stdout
     )
     assert told["metric"] == "gradient"
     assert [row["seed"] for row in told["runs"]] == [0, 1]
+
+
+@pytest.mark.parametrize("by", ["gradients", "products", "samples", "bytes", "seconds", "exchanges", "round", "rounds"])
+def test_compare_by_every_measure(saved, tmp_path, by, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "save", lambda fig, path: drawn.append(fig) or path)
+    told = json.loads(invoke("compare", saved, "--by", by, "--out", tmp_path / "c.png", "--json").stdout)
+    assert told["by"] == ("rounds" if by == "round" else by)
+    history = pd.read_csv(saved / "0" / "history.csv")
+    assert told["runs"][0]["gradients"] == history["gradients"].iloc[-1] > 0
+    assert told["runs"][0]["products"] == history["products"].iloc[-1] > 0
+    (ax,) = drawn[0].axes
+    assert ax.get_xlabel() == report.ACROSS[told["by"]]
+    if by in ("gradients", "products"):
+        assert ax.lines[0].get_xdata()[-1] == history[by].iloc[-1]
+
+
+def test_compare_takes_what_report_takes(saved, tmp_path):
+    task = rk.tasks.quadratic(clients=3)
+    file = tmp_path / "runs.jsonl"
+    run = rk.solve(
+        task.problem, task.clients, task.algorithm(rk.LFedNest), task.init, 2,
+        evaluate=task.evaluate, callbacks=[rk.trackers.JsonLines(file)], progress=False,
+    )  # fmt: skip
+    run.history.to_csv(tmp_path / "mine.csv", index=False)
+    given = [file, tmp_path / "mine.csv", saved / "0"]
+    told = json.loads(
+        invoke(
+            "compare", *given, "--by", "gradients", "--out", tmp_path / "c.png", "--metric", "distance", "--json"
+        ).stdout
+    )
+    assert [row["last"] for row in told["runs"]][:2] == [run.history["distance"].iloc[-1]] * 2
+    assert told["runs"][1]["method"] == "mine"
+    assert told["runs"][1]["seed"] is None
+    run.history.drop(columns="gradients").to_csv(tmp_path / "less.csv", index=False)
+    assert "--by gradients needs runs that record gradients" in refused(
+        "compare", tmp_path / "less.csv", "--by", "gradients"
+    )
+
+
+# Several runs.
+
+
+SEVERAL = [
+    "run",
+    "quadratic",
+    "-a",
+    "LFedNest",
+    "-a",
+    "FedBiO",
+    "--clients",
+    3,
+    "--rounds",
+    2,
+    "--every",
+    1,
+    "--seeds",
+    2,
+]
+
+
+def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeypatch):
+    """An interruption loses the run under way alone; the numbers are those of single runs."""
+    given = [*SEVERAL, "--out", tmp_path / "g", "--set", "linear_step=0.05", "--set", "upper_step=0.1"]
+    done, real = [], rk.solve
+
+    def solve(*given, **options):
+        run = real(*given, **options)
+        run.interrupted = len(done) == 2
+        done.append(options["seed"])
+        return run
+
+    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    result = invoke(*given)
+    assert result.exit_code == 130, result.output
+    assert "2 of 4 runs are finished. Go on with --resume." in result.stderr
+    assert "holds 3 of these runs already" in refused(*given)
+    description = json.loads((tmp_path / "g" / "quadratic-FedBiO-seed0" / "run.json").read_text())
+    (tmp_path / "g" / "quadratic-FedBiO-seed0" / "run.json").write_text(json.dumps({**description, "rounds_done": 1}))
+    result = invoke(*given, "--resume")
+    assert result.exit_code == 0, result.output
+    assert done == [0, 1, 0, 0, 1]
+    assert "means ± standard errors" in result.stdout
+    assert {path.name for path in (tmp_path / "g").iterdir()} == {
+        *(f"quadratic-{name}-seed{seed}" for name in ("LFedNest", "FedBiO") for seed in (0, 1)),
+        "comparison.png",
+        "report.html",
+    }
+    told = json.loads(invoke(*given, "--resume", "--json").stdout)
+    assert len(done) == 5
+    one = json.loads(
+        invoke(*SMALL, "--rounds", 2, "--every", 1, "--seed", 1, "--set", "upper_step=0.1", "--json").stdout
+    )
+    assert told["runs"][1]["last"] == one["last"]["distance"]
+    assert "holds another run" in refused(*given, "--resume", "--set", "lower_step=0.3")
+
+
+def test_several_runs_are_checked_before_the_first_starts(tmp_path):
+    out = ["--out", tmp_path / "g"]
+    assert "--out must be given" in refused(*SEVERAL)
+    assert "no run to go on with" in refused(*SEVERAL, *out, "--resume")
+    assert "seeds must be an integer of at least 1; got 0" in refused(*SEVERAL, *out, "--seeds", 0)
+    assert "LFedNest is given twice" in refused(*SEVERAL, *out, "-a", "LFedNest")
+    assert "did you mean upper_step" in refused(*SEVERAL, *out, "--set", "uper_step=1")
+    assert "does not solve Bilevel" in refused(*SEVERAL, *out, "-a", "FedAvg")
+    assert "did you mean" in refused("run", "quadratic", "minimax", *out)
+    assert not (tmp_path / "g").exists()
+
+
+def test_several_runs_of_which_one_diverges(tmp_path):
+    result = invoke(*SEVERAL, "--seeds", 1, "--set", "linear_step=1e200", "--out", tmp_path / "g")
+    assert result.exit_code == 1
+    assert "1 of 2 runs diverged: FedBiO on quadratic, seed 0." in result.stderr.splitlines()[-1]
+    assert (tmp_path / "g" / "comparison.png").exists()
 
 
 def test_compare_tells_apart_runs_of_one_method():
@@ -411,7 +552,7 @@ def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, m
     for name, value in {"XDG_CACHE_HOME": "cache", **variables}.items():
         monkeypatch.setenv(name, value if value == "off" else str(tmp_path / value))
     given = {}
-    monkeypatch.setattr(cli.program.jax, "config", SimpleNamespace(update=given.__setitem__))
+    monkeypatch.setattr("jax.config.update", given.__setitem__)
     cli.program.keep_compiled()
     at = given.pop("jax_compilation_cache_dir", None)
     assert (at is None) if folder is None else at.startswith(str(tmp_path / folder))

@@ -58,9 +58,12 @@ def test_the_data_are_the_history(runs: dict[str, rk.Run], tmp_path: Path) -> No
             assert own["data"][name] == history[name].tolist()
         assert own["data"]["bytes"] == (history["bytes_up"] + history["bytes_down"]).tolist()
         assert own["data"]["samples"] == (history["samples_upper"] + history["samples_lower"]).tolist()
+        for name in ("gradients", "products"):
+            assert own["data"][name] == history[name].tolist()
         assert own["series"] == {"0": [0.25] * 5, "1": [0.75] * 5}
         assert own["exchanges"] == run.exchanges.to_dict("records")
     assert found["runs"][2]["settings"]["step"] == 0.05
+    assert {"gradients", "products"} <= {axis["name"] for axis in found["across"]}
 
 
 def test_the_page_needs_nothing_but_itself(runs: dict[str, rk.Run], tmp_path: Path) -> None:
@@ -135,6 +138,21 @@ def test_json_lines_are_runs(tmp_path: Path) -> None:
     assert found["runs"][1]["data"]["seconds"] == again.history["seconds"].tolist()
 
 
+def test_a_folder_of_runs_stands_for_them_and_a_history_is_a_run(runs: dict[str, rk.Run], tmp_path: Path) -> None:
+    folder = Path(next(iter(runs))).parent
+    assert written([folder], tmp_path / "r.html") == written(runs, tmp_path / "r.html")
+    run = next(iter(runs.values()))
+    run.history.to_csv(tmp_path / "mine.csv", index=False)
+    found = written([tmp_path / "mine.csv"], tmp_path / "r.html")
+    assert [line["label"] for line in found["lines"]] == ["mine"]
+    assert found["runs"][0]["data"]["loss"] == run.history["loss"].tolist()
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(
+        ValueError, match=r"other\.csv must have a column `round` of numbers, as run.history has; got a"
+    ):
+        html.read([tmp_path / "other.csv"])
+
+
 def test_a_reproduction_and_its_claims(tmp_path: Path) -> None:
     folder = tmp_path / "paper-fig1"
     folder.mkdir()
@@ -205,14 +223,13 @@ def test_bad_input_is_told_in_one_line(runs: dict[str, rk.Run], tmp_path: Path) 
     text.write_text("hello\n")
     binary.write_bytes(b"PK\x03\x04\xff\xfe\n")
     assert "There is no nowhere: give folders that `rookery run --out`" in refused("nowhere", "--out", out)
-    assert f"{empty} is no run: give folders" in refused(good, empty, "--out", out)
-    assert f"is no run: it holds 3 of them: give {Path(good).parent}/*" in refused(Path(good).parent, "--out", out)
+    assert f"{empty} is not a run: give folders" in refused(good, empty, "--out", out)
     assert "broken is not a run: no readable run.json" in refused(broken, "--out", out)
     assert "begun holds a run that has not ended" in refused(begun, "--out", out)
     assert "other is not a run: its run.json says nothing of algorithm" in refused(other, "--out", out)
     assert "row.jsonl, line 1: not as rk.trackers.JsonLines writes it" in refused(row, "--out", out)
     assert "notes.txt, line 1: not as rk.trackers.JsonLines writes it" in refused(text, "--out", out)
-    assert "state.npz is no run" in refused(binary, "--out", out)
+    assert "state.npz is not a run" in refused(binary, "--out", out)
     assert "a report's name ends in .html" in refused(good, "--out", tmp_path / "r.pdf")
     assert "is a folder; give a file" in refused(good, "--out", _folder(tmp_path / "x.html"))
     assert not out.exists()

@@ -1,27 +1,19 @@
-"""`import rookery` stays light: what takes long to import is loaded on first use, and every public name resolves."""
+"""`import rookery` and `rookery --help` import nothing slow, and every public name resolves."""
 
 import functools
+import importlib
+import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-HEAVY = {
-    "matplotlib",
-    "orbax",
-    "pooch",
-    "scipy",
-    "sklearn",
-    "typer",
-    "rookery.cli",
-    "rookery.data",
-    "rookery.experiments",
-    "rookery.report",
-    "rookery.tasks",
-    "rookery.theory",
-    "rookery.trackers",
-}
+import rookery as rk
+from rookery.cli import program
+
+HEAVY = {"jax", "numpy", "pandas", "matplotlib", "orbax", "pooch", "scipy", "sklearn"}
 
 
 def fresh(code):
@@ -38,19 +30,65 @@ def imported():
 import json, sys
 import rookery as rk
 loaded = list(sys.modules)
+from rookery.solve import solve
 found = [callable(rk.tasks.quadratic), rk.tasks.__name__, rk.theory.__name__]
 from rookery.tasks import quadratic
 from rookery.registry import TASKS
 same = quadratic is rk.tasks.quadratic is TASKS["quadratic"]
-print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task")]}))
+print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task"), rk.solve is solve]}))
 """)
 
 
 @pytest.mark.xdist_group("imports")
-def test_import_loads_nothing_that_is_slow_and_not_needed():
-    loaded = set(imported()["loaded"])
-    assert "rookery.solve" in loaded
-    assert not loaded & HEAVY
+def test_import_loads_nothing_that_is_slow():
+    assert not set(imported()["loaded"]) & {*HEAVY, "typer", "rookery.solve"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "compare"),
+        (("--help",), "Run one or several algorithms"),
+        (("--version",), "0."),
+        (("runn",), "Did you mean 'run'?"),
+        *(((name, "--help"), "Usage: rookery") for name in ("list", "run", "compare", "report", "reproduce", "new")),
+        (("list", "--jsn"), "No such option: --jsn"),
+    ],
+)
+def test_help_and_refusals_wait_for_nothing_slow(arguments, said):
+    """JAX alone takes a second of CPU to import: the help is there in a quarter of one."""
+    code = f"""
+import contextlib, io, json, sys
+from rookery.cli import main
+sys.argv = ["rookery", *{arguments!r}]
+out = io.StringIO()
+with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+    main()
+print(json.dumps([out.getvalue(), list(sys.modules)]))
+"""
+    printed, loaded = fresh(code)
+    assert said in printed
+    assert not set(loaded) & HEAVY
+
+
+def test_every_command_is_in_the_help():
+    """The lines of the help stand apart from the commands, which are not imported for it."""
+    for name, (module, _) in program.COMMANDS.items():
+        importlib.import_module(f"rookery.cli.{module}")
+        assert program.Commands().get_command(None, name).name == name
+    folder = Path(program.__file__).parent
+    added = [
+        path.stem
+        for path in folder.glob("*.py")
+        if "@app.command" in path.read_text() or "app.add_" in path.read_text()
+    ]
+    assert {module for module, _ in program.COMMANDS.values()} == {*added}
+
+
+def test_functions_that_share_the_name_of_a_module():
+    modules = {path.stem for path in Path(rk.__file__).parent.iterdir()}
+    shared = [name for name in rk.__all__ if name in modules and not inspect.ismodule(getattr(rk, name))]
+    assert sorted(shared) == sorted(rk._FUNCTIONS)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +109,4 @@ print(json.dumps([name for name in rk.__all__ if not hasattr(rk, name) or name n
 
 @pytest.mark.xdist_group("imports")
 def test_tasks_and_theory_are_there_without_an_import_of_their_own():
-    assert imported()["found"] == [True, "rookery.tasks", "rookery.theory", True, False]
+    assert imported()["found"] == [True, "rookery.tasks", "rookery.theory", True, False, True]

@@ -33,6 +33,7 @@ LAYERS = [
     {"data", "models"},
     {"tasks"},
     {"theory"},
+    {"public"},
     {"experiments", "registry", "bench", "demo", "catalogue"},
     {"cli"},
 ]

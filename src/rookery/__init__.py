@@ -1,78 +1,45 @@
 """Rookery: federated nested optimization. State the problem once as plain JAX losses, and pick a method by name."""
 
+import sys as _sys
 from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
+from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from rookery import objectives
-from rookery.algorithms import *  # noqa: F403
-from rookery.algorithms import __all__ as _algorithms
-from rookery.channel import Faults, chain
-from rookery.channels import clip, gaussian
-from rookery.clients import Clients
-from rookery.diagnosis import Diagnosis, check
-from rookery.engines.federation import Federation
-from rookery.engines.simulation import Simulation
-from rookery.explain import explain
-from rookery.fed import Epochs, NonFiniteError
-from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
-from rookery.server_optimizer import with_server_optimizer
-from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, solve
-from rookery.tune import Tuning, tune
-from rookery.weights import load_weights, save_weights
-
 if _TYPE_CHECKING:
-    from rookery import tasks, theory, trackers
+    from rookery.public import *  # noqa: F403
+    from rookery.public import __all__ as __all__
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Best",
-    "Bilevel",
-    "Clients",
-    "Compositional",
-    "Diagnosis",
-    "Epochs",
-    "Faults",
-    "Federation",
-    "Minimax",
-    "NonFiniteError",
-    "NonFiniteWarning",
-    "RoundFailedError",
-    "Run",
-    "Simulation",
-    "SingleLevel",
-    "Tuning",
-    "WeightedNodes",
-    "chain",
-    "check",
-    "clip",
-    "explain",
-    "gaussian",
-    "load_weights",
-    "objectives",
-    "save_weights",
-    "solve",
-    "tasks",
-    "theory",
-    "trackers",
-    "tune",
-    "with_server_optimizer",
-    *_algorithms,
-]
-
-_LAZY = (
-    "tasks",
-    "theory",
-    "trackers",
-)  # loaded on first use: their dependencies take longer to import than all the rest
+_FUNCTIONS = ("explain", "solve", "tune")  # each has the name of the module that defines it
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _LAZY:
-        return _import_module(f"rookery.{name}")
-    raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+class _Package(_ModuleType):
+    """The package, which loads its public names and modules on first use: `rookery --help` need not wait for JAX."""
+
+    def __getattr__(self, name: str) -> _Any:
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+        if name not in _FUNCTIONS and _find_spec(f"rookery.{name}") is not None:
+            return _import_module(f"rookery.{name}")
+        public = _import_module("rookery.public")
+        vars(self).update(
+            {known: vars(public)[known] for known in ("__all__", *public.__all__) if known in vars(public)}
+        )
+        if name not in vars(self):
+            raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+        return vars(self)[name]
+
+    def __setattr__(self, name: str, value: _Any) -> None:
+        if not (
+            name in _FUNCTIONS and isinstance(value, _ModuleType)
+        ):  # importing rookery.solve must not hide the function
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self.__all__})
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+_sys.modules[__name__].__class__ = _Package

@@ -5,7 +5,8 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -206,6 +209,38 @@ def table(frame: pd.DataFrame, title: str = "") -> Table:
     return grid
 
 
+@contextmanager
+def bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[str, int], Callable[[Any], None]]]:
+    """Show two bars: over the runs, and over the rounds of the current run.
+
+    Yields `start(name, rounds)`, which returns a callback for `solve`; call it with None for a run that is skipped.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        runs = progress.add_task(f"{title}: runs", total=total, completed=done)
+        rounds = progress.add_task("rounds", total=None, visible=False)
+
+        def start(name: str, count: int) -> Callable[[Any], None]:
+            progress.reset(rounds, description=name, total=count, visible=True)
+
+            def update(run: Any) -> None:
+                done = count if run is None else run.rounds
+                progress.update(rounds, completed=done)
+                if done == count:
+                    progress.advance(runs)
+
+            return update
+
+        yield start
+        progress.update(rounds, visible=False)
+
+
 # Metrics.
 
 ACROSS = {
@@ -213,6 +248,8 @@ ACROSS = {
     "exchanges": "exchanges (each: every client sends once)",
     "bytes": "megabytes sent, both ways",
     "samples": "samples used",
+    "gradients": "gradients computed, all clients together",
+    "products": "Hessian- and Jacobian-vector products, all clients together",
     "seconds": "seconds",
 }
 
@@ -223,12 +260,24 @@ def metrics(history: pd.DataFrame) -> list[str]:
 
 
 def across(history: pd.DataFrame) -> pd.DataFrame:
-    """The history with a column for each thing that a run can be measured by; see ACROSS."""
-    return history.assign(
-        rounds=history["round"],
-        bytes=(history["bytes_up"] + history["bytes_down"]) / 1e6,
-        samples=history["samples_upper"] + history["samples_lower"],
-    )
+    """Return the history with a column for each measure in ACROSS that it records."""
+    sums = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}
+    made = {name: sum(history[part] for part in parts) for name, parts in sums.items() if {*parts} <= {*history}}
+    if "bytes" in made:
+        made["bytes"] = made["bytes"] / 1e6
+    return history.assign(**made)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    r"""Return the mean and, of several values, its standard error.
+
+    >>> mean_and_error([0.90, 0.92, 0.94]), mean_and_error([0.5])
+    ('0.92\xa0±\xa00.012', '0.5')
+    """
+    own = np.asarray(values, float)
+    if len(own) < 2:
+        return number(own.mean())
+    return f"{own.mean():.3g}\u00a0±\u00a0{own.std(ddof=1) / math.sqrt(len(own)):.2g}"  # kept in one line
 
 
 def scale(ax: Axes, higher: bool, values: Sequence[float]) -> None:
@@ -441,16 +490,21 @@ def _most_frequent(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: own for name, own in counts.items() if name in first} | {"others": others}
 
 
-def compared(runs: pd.DataFrame, by: str, metric: str) -> Figure:
-    """Several runs, a line for each `label`: the metric over rounds, exchanges, bytes, samples or seconds."""
-    fig, axes = figure(1, 1, width=6.4, height=4.2)
-    ax, shown = axes[0, 0], direction(metric, otherwise=False)
-    looks = styles(list(runs["label"].unique()))
-    for name, own in runs.groupby("label", sort=False):
-        band(ax, own, by, shown.name, label=str(name), **looks[str(name)])
-    scale(ax, shown.higher_is_better, runs[shown.name].tolist())
-    label(ax, x=ACROSS[by], y=shown.name.replace("_", " "))
-    legend(ax)
+def compared(panels: Sequence[tuple[str, pd.DataFrame, str]], by: str) -> Figure:
+    """Draw a panel for each (title, runs, metric), and in it a line for each `label`, over a measure of ACROSS."""
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    fig, axes = figure(rows, columns, width=6.4 if columns == 1 else 4.8 * columns, height=4.2 * rows)
+    looks = styles(list(dict.fromkeys(name for _, runs, _ in panels for name in runs["label"])))
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, (title, runs, metric) in zip(axes.flat, panels, strict=False):
+        shown = direction(metric, otherwise=False)
+        for name, own in runs.groupby("label", sort=False):
+            band(ax, own, by, shown.name, label=str(name), **looks[str(name)])
+        scale(ax, shown.higher_is_better, runs[shown.name].tolist())
+        label(ax, x=ACROSS[by], y=shown.name.replace("_", " "), title=title)
+        legend(ax)
     return fig
 
 

@@ -1,26 +1,31 @@
-"""What the words of a command stand for: a task, an algorithm, and what is set of them."""
+"""What the words of a command stand for: a task, an algorithm, and their settings."""
+
+from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 import rookery as rk
-from rookery import checks
-from rookery.arguments import is_number
 from rookery.cli.config import config_option, set_with_config
-from rookery.data import PARTITIONS
-from rookery.problems import Bilevel, SingleLevel
-from rookery.registry import Found, find, find_algorithm, find_task, key, make_task, names
-from rookery.tasks.task import Task
+
+if TYPE_CHECKING:
+    from rookery.registry import Found
+    from rookery.tasks.task import Task
 
 
 def _completed(kind: str) -> Callable[[str], list[str]]:
-    return lambda incomplete: [name for name in names(kind) if name.lower().startswith(incomplete.lower())]
+    def complete(incomplete: str) -> list[str]:
+        from rookery.registry import names
+
+        return [name for name in names(kind) if name.lower().startswith(incomplete.lower())]
+
+    return complete
 
 
 TaskName = Annotated[
@@ -36,6 +41,24 @@ AlgorithmName = Annotated[
         "--algorithm",
         "-a",
         help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX.",
+        autocompletion=_completed("algorithm"),
+    ),
+]
+TaskNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TASK...",
+        help="Tasks (see `rookery list tasks`), or your own: hospital.py:task, package.module:task.",
+        autocompletion=_completed("task"),
+    ),
+]
+AlgorithmNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algorithm",
+        "-a",
+        help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX. Repeat it for more; "
+        "FedNest if left out.",
         autocompletion=_completed("algorithm"),
     ),
 ]
@@ -81,7 +104,9 @@ class Asked(NamedTuple):
 
 
 def ask(task: str, algorithm: str, settings: list[str], clients: int | None, partition: str | None, seed: int) -> Asked:
-    """The task and the algorithm, with what is set of them."""
+    """Return the task and the algorithm with their settings."""
+    from rookery.registry import find_algorithm, find_task, make_task
+
     named, method = find_task(task), find_algorithm(algorithm)
     cls = method.thing
     given, arguments = read_settings(settings, named, method)
@@ -109,12 +134,14 @@ def own_options(task: Found, clients: int | None, partition: str | None, seed: i
 
 def fit(task: Task, cls: Any) -> tuple[Task, str]:
     """The task as this algorithm can take it, and a line to say so where that is not how it was stated."""
+    from rookery import checks
+
     kind = type(task.problem)
     if kind in cls.solves:
         return task, ""
-    if SingleLevel in cls.solves and task.single_level is not None:
+    if rk.SingleLevel in cls.solves and task.single_level is not None:
         return task.single_level, ""
-    if Bilevel in cls.solves and hasattr(task.problem, "as_bilevel"):
+    if rk.Bilevel in cls.solves and hasattr(task.problem, "as_bilevel"):
         init = checks.start_values(task.problem, task.clients, task.init)
         note = f"{cls.__name__} solves bilevel problems: the {kind.__name__.lower()} problem is handed over as one."
         return dataclasses.replace(task, problem=task.problem.as_bilevel(), init=init), note
@@ -176,12 +203,15 @@ _OPTIMIZERS = ("adam", "yogi", "adagrad", "sgd", "momentum")
 
 
 def optimizer_of(text: str) -> Any:
-    """The optimizer of optax's that a text on the command line stands for; momentum is sgd with momentum=0.9.
+    """Return the optax optimizer that a text on the command line names; momentum is sgd with momentum=0.9.
 
     >>> hasattr(optimizer_of("adam:0.001"), "update")
     True
     """
     import optax
+
+    from rookery.arguments import is_number
+    from rookery.registry import find
 
     word, _, size = text.partition(":")
     name, _ = find("server optimizer", word.strip(), dict.fromkeys(_OPTIMIZERS))
@@ -193,6 +223,8 @@ def optimizer_of(text: str) -> Any:
 
 def read_settings(given: list[str], task: Found, method: Found | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is set of the algorithm, if there is one, and what of the task."""
+    from rookery.registry import key
+
     of_algorithm = [] if method is None else [field.name for field in dataclasses.fields(method.thing)]
     parameters = inspect.signature(task.thing).parameters
     of_task = [name for name in parameters if name not in ("clients", "partition", "seed")]
@@ -220,6 +252,9 @@ def read_settings(given: list[str], task: Found, method: Found | None) -> tuple[
 
 def _check_argument(task: Found, name: str, value: Any) -> None:
     """The task's function has such an argument, and the value is of its default's type."""
+    from rookery.data import PARTITIONS
+    from rookery.registry import find
+
     parameters = inspect.signature(task.thing).parameters
     if name not in parameters:
         raise ValueError(f"The task {task.name} has no {name}; its settings are: {', '.join(parameters) or 'none'}.")

@@ -5,10 +5,8 @@ import dataclasses
 import typer
 
 import rookery as rk
-from rookery import report
 from rookery.cli.asked import ClientCount, ConfigFile, Partition, Seed, Settings, TaskName, own_options, read_settings
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say
-from rookery.registry import blaming, find_task, make_task
 
 
 @app.command(cls=Command)
@@ -23,6 +21,9 @@ def check(
     json: AsJson = False,
 ) -> None:
     """Look at a task's problem before a run: curvature, derivatives, steps to try; code 1 if something is bad."""
+    from rookery import report
+    from rookery.registry import blaming, find_task, make_task
+
     with border(), blaming():
         named = find_task(task)
         _, arguments = read_settings(settings or [], named, None)

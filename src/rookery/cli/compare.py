@@ -1,67 +1,122 @@
 """`rookery compare`: saved runs side by side."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from __future__ import annotations
 
-import pandas as pd
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from rookery import report
 from rookery.cli.program import AsJson, Command, Quiet, app, border, say
-from rookery.metrics import Direction, direction
-from rookery.registry import find
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rookery.html import Source
+    from rookery.metrics import Direction
 
 
 @app.command(cls=Command)
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders that `rookery run --out` wrote.")],
-    by: Annotated[str, typer.Option(help="rounds, exchanges, bytes, samples or seconds.")] = "rounds",
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of `rookery run --out` or `rookery reproduce`, JSON-lines files, or CSV files."),
+    ],
+    by: Annotated[
+        str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products or seconds.")
+    ] = "rounds",
     metric: Annotated[str | None, typer.Option(help="Which one; the first run's main metric if left out.")] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Show saved runs side by side: a table and a picture. Runs that differ in the seed alone share a line."""
+    """Compare saved runs in a table and a picture. Runs that differ in the seed alone share a line."""
+    from rookery import html, report
+    from rookery.metrics import direction
+    from rookery.registry import find
+
     with border():
-        by = find("measure", by, report.ACROSS)[0]
-        saved = [report.read_run(folder) for folder in runs]
-        for folder, (description, _) in zip(runs, saved, strict=True):
-            lacking = {"task_settings", "hyperparameters", "seed", "cohort"} - description.keys()
-            if lacking:
-                raise ValueError(f"{folder} is not a run of `rookery run`: its run.json lacks {min(lacking)}.")
-        common = [m for m in report.metrics(saved[0][1]) if all(m in history for _, history in saved)]
+        by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]
+        sources, _ = html.read(runs)
+        histories = [report.across(source.history) for source in sources]
+        common = [name for name in report.metrics(sources[0].history) if all(name in own for own in histories)]
+        common = [name for name in common if all(own[name].dtype.kind in "ifb" for own in histories)]
         if not common:
             raise ValueError("These runs have no metric in common.")
-        asked = saved[0][0]["metric"] if metric is None else metric
+        lacking = [source.name for source, own in zip(sources, histories, strict=True) if by not in own]
+        if lacking:
+            raise ValueError(f"--by {by} needs runs that record {by}; {lacking[0]} does not.")
+        asked = metric or next((own.metric for own in sources if own.metric and own.metric.lstrip("+-") in common), "")
+        asked = asked or common[0]
         sign = asked[:1] if asked.startswith(("+", "-")) else ""
-        goal = direction(sign + find("common metric", asked.removeprefix(sign), dict.fromkeys(common))[0])
-        labels = report.labels([description for description, _ in saved])
-        frame = pd.concat(
-            report.across(history).assign(label=label, seed=description["seed"], run=str(folder))
-            for label, folder, (description, history) in zip(labels, runs, saved, strict=True)
-        )
+        name = sign + find("common metric", asked.removeprefix(sign), dict.fromkeys(common))[0]
+        goal = direction(name, otherwise=False)
         if out.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
-        rows = pd.DataFrame([_row(own, goal) for _, own in frame.groupby("run", sort=False)])
-        report.save(report.compared(frame, by, goal.signed), out)
+        frame, each = gathered(sources, goal)
+        report.save(report.compared([("", frame, goal.signed)], by), out)
         if json:
-            print(report.to_json({"by": by, "metric": goal.name, "runs": rows.to_dict("records"), "picture": str(out)}))
-        shown = rows.assign(bytes=rows["bytes"].map(report.size))
-        tasks = ", ".join(dict.fromkeys(description["task"] for description, _ in saved))
-        say(quiet, json, report.table(shown, f"{goal.name} on {tasks}"), f"The picture: {out}")
+            print(report.to_json({"by": by, "metric": goal.name, "runs": each, "picture": str(out)}))
+        tasks = ", ".join(dict.fromkeys(str(own.settings["task"]) for own in sources if own.settings.get("task")))
+        title = f"{goal.name} on {tasks}" if tasks else goal.name
+        say(quiet, json, lines(each, title), f"The picture: {out}")
 
 
-def _row(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:
+def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+    """Return all histories in one table, with a column for each measure, and what each run came to."""
+    import pandas as pd
+
+    from rookery import report
+
+    histories = [
+        report.across(source.history).assign(label=source.label, seed=-1 if source.seed is None else source.seed)
+        for source in sources
+    ]
+    return pd.concat(histories), [
+        {"run": source.name, **_ended(own, goal)} for source, own in zip(sources, histories, strict=True)
+    ]
+
+
+def _ended(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:
+    """Return what a run came to and what it cost; None for a cost that it does not record."""
     last, values = own.iloc[-1], own[goal.name]
+    costs = {
+        name: int(last[name]) if name in own else None for name in ("exchanges", "samples", "gradients", "products")
+    }
     return {
-        "run": last["run"],
         "method": last["label"],
-        "seed": int(last["seed"]),
+        "seed": None if last["seed"] < 0 else int(last["seed"]),
         "last": float(values.iloc[-1]),
         "best": float(values.max() if goal.higher_is_better else values.min()),
         "rounds": int(last["round"]),
-        "exchanges": int(last["exchanges"]),
-        "bytes": int(last["bytes_up"] + last["bytes_down"]),
-        "samples": int(last["samples"]),
-        "seconds": float(last["seconds"]),
+        **costs,
+        "bytes": round(last["bytes"] * 1e6) if "bytes" in own else None,
+        "seconds": float(last["seconds"]) if "seconds" in own else None,
     }
+
+
+def lines(runs: list[dict[str, Any]], title: str) -> Any:
+    """Return the runs as a table for the terminal: a row for each method, with means and standard errors."""
+    import pandas as pd
+
+    from rookery import report
+
+    frame, rows = pd.DataFrame(runs), []
+    several = len(frame) > frame["method"].nunique()
+    for method, own in frame.groupby("method", sort=False):
+        row = {"method": method, **({"runs": len(own)} if several else {"seed": own["seed"].iloc[0]})}
+        row |= {name: report.mean_and_error(own[name]) for name in (("last",) if several else ("last", "best"))}
+        for name in ("rounds", "exchanges", "bytes", "samples", "gradients", "products", "seconds"):
+            known = own[name].dropna()
+            show = report.size if name == "bytes" else report.number
+            row[name] = (
+                show(float(known.mean()) if name in ("bytes", "seconds") else round(known.mean()))
+                if len(known)
+                else "–"
+            )
+        rows.append(row)
+    shown = pd.DataFrame(rows)
+    if not several and frame["seed"].isna().all():
+        shown = shown.drop(columns="seed")
+    return report.table(shown, f"{title}; means ± standard errors over runs" if several else title)

@@ -8,8 +8,6 @@ from typing import Any
 
 import typer
 
-from rookery.registry import find
-
 _SET = "rookery.set"  # where the file's --set is kept until the command line's is known
 
 
@@ -17,6 +15,8 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
     """Take the file's options as defaults of this command."""
     if path is None or ctx.resilient_parsing:
         return path
+    from rookery.registry import find
+
     params = {(param.name if param.name != "settings" else "set"): param for param in ctx.command.params}
     known = {_option(param): name for name, param in params.items() if name not in ("config", "help")}
     defaults: dict[str, Any] = {}
@@ -25,7 +25,8 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
         if entry == "set":
             ctx.meta[_SET] = _entries(path, value)
             continue
-        many = getattr(params[entry], "multiple", False)
+        many = getattr(params[entry], "multiple", False) or params[entry].nargs == -1
+        value = [value] if many and isinstance(value, str) else value
         whole = isinstance(value, list) if many else isinstance(value, str | int | float)
         if not whole or (isinstance(value, bool) and not getattr(params[entry], "is_flag", False)):
             raise ValueError(f"{path}: {word} = {json.dumps(value, default=str)} is not a value for --{word}.")

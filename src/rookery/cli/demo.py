@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from rookery import demo as demonstration
-from rookery import report
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, told_below
 
 
@@ -17,6 +15,9 @@ def demo(
     json: AsJson = False,
 ) -> None:
     """What nesting is for, in three stories on handwritten digits: a table and a picture, in about a minute."""
+    from rookery import demo as demonstration
+    from rookery import report
+
     with border():
         with told_below():
             result = demonstration.demo(out, progress=not (quiet or json))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from rookery import hosts
 from rookery.cli.program import complain
 
 Distributed = Annotated[
@@ -37,6 +36,8 @@ def join(distributed: bool, coordinator: str | None, processes: int | None, proc
     if any(given) and not all(given):
         raise ValueError("Give --coordinator HOST:PORT, --processes N and --process I, all three.")
     if os.environ.get(_WORKER) == "1":
+        from rookery import hosts
+
         hosts.start(coordinator, processes, process)
         return True
     raise typer.Exit(_supervised())

@@ -15,7 +15,6 @@ from rookery.cli.asked import (
     ask,
 )
 from rookery.cli.program import Command, app, border
-from rookery.registry import blaming
 
 
 @app.command(cls=Command)
@@ -30,6 +29,8 @@ def explain(
     config: ConfigFile = None,
 ) -> None:
     """Show every exchange of a round: what clients are sent, what they keep, what they send. Nothing is run."""
+    from rookery.registry import blaming
+
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
         if asked.note:

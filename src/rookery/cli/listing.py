@@ -1,29 +1,21 @@
-"""`rookery list`: what there is to run, and what can be set of it."""
+"""`rookery list`: what can be run, and its settings."""
+
+from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
 import typer
 
-from rookery import report
 from rookery.cli.program import AsJson, Command, app, border, complain, say
-from rookery.data import DATASETS
-from rookery.hyperparameters import MEANINGS
-from rookery.registry import (
-    ALGORITHMS,
-    Found,
-    find,
-    find_algorithm,
-    find_task,
-    is_algorithm,
-    is_reference,
-    names,
-    offered,
-)
+
+if TYPE_CHECKING:
+    from rookery.registry import Found
+
+Rows = list[dict[str, str]]
 
 
 @app.command("list", cls=Command)
@@ -36,41 +28,48 @@ def list_names(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """What there is to run; of one algorithm or task, what can be set, what it means, and its default."""
+    """List what can be run; with a name, show its settings: what each means, and its default."""
+    import pandas as pd
+
+    from rookery import report
+    from rookery.registry import find, find_algorithm, find_task, is_algorithm, is_reference, names
+
     with border():
-        kinds: dict[str, Callable[[], pd.DataFrame]] = {
+        kinds: dict[str, Callable[[], Rows]] = {
             "algorithms": _algorithm_names,
             "tasks": _task_names,
             "experiments": _experiment_names,
             "datasets": _dataset_names,
         }
         if what is None:
-            frames = {kind: make() for kind, make in kinds.items()}
+            lists = {kind: make() for kind, make in kinds.items()}
         elif is_reference(what):
             own = find_algorithm(what) if is_algorithm(what) else find_task(what)
-            frames = {own.name: _parameters(own)}
+            lists = {own.name: _parameters(own)}
         else:
-            single = {name: partial(_one, "algorithm", name) for name in names("algorithm")}
-            single |= {name: partial(_one, "task", name) for name in names("task")}
+            single = {name: partial(_one, find_algorithm, name) for name in names("algorithm")}
+            single |= {name: partial(_one, find_task, name) for name in names("task")}
             kind, make = find("list of", what, single | kinds)
-            frames = {kind: make()}
+            lists = {kind: make()}
         if json:
-            print(report.to_json({kind: frame.to_dict("records") for kind, frame in frames.items()}))
+            print(report.to_json(lists))
             return
-        for kind, frame in frames.items():
+        for kind, rows in lists.items():
             title = kind.capitalize() if kind in kinds else kind
-            say(False, False, report.table(frame, title) if len(frame) else f"There is nothing to set of {kind}.")
+            say(False, False, report.table(pd.DataFrame(rows), title) if rows else f"{kind} has no settings.")
 
 
-def _one(kind: str, name: str) -> pd.DataFrame:
-    return _parameters(find_algorithm(name) if kind == "algorithm" else find_task(name))
+def _one(look: Callable[[str], Found], name: str) -> Rows:
+    return _parameters(look(name))
 
 
-def _algorithm_names() -> pd.DataFrame:
+def _algorithm_names() -> Rows:
+    from rookery.registry import offered
+
     found, broken = offered("algorithm")
     for line in broken:
         complain(line)
-    rows = [
+    return [
         {
             "name": name,
             "solves": ", ".join(kind.__name__ for kind in own.thing.solves),
@@ -78,14 +77,15 @@ def _algorithm_names() -> pd.DataFrame:
         }
         for name, own in found.items()
     ]
-    return pd.DataFrame(rows)
 
 
-def _task_names() -> pd.DataFrame:
+def _task_names() -> Rows:
+    from rookery.registry import offered
+
     found, broken = offered("task")
     for line in broken:
         complain(line)
-    rows = [
+    return [
         {
             "name": name,
             "settings": ", ".join(inspect.signature(own.thing).parameters),
@@ -93,28 +93,29 @@ def _task_names() -> pd.DataFrame:
         }
         for name, own in found.items()
     ]
-    return pd.DataFrame(rows)
 
 
-def _experiment_names() -> pd.DataFrame:
-    from rookery.experiments import EXPERIMENTS  # it is large, and only two commands need it
+def _experiment_names() -> Rows:
+    from rookery.experiments import EXPERIMENTS
 
-    rows = [{"name": name, "what it is": experiment.title} for name, experiment in EXPERIMENTS.items()]
-    return pd.DataFrame(rows)
-
-
-def _dataset_names() -> pd.DataFrame:
-    return pd.DataFrame([{"name": name, "what it is": about} for name, about in DATASETS.items()])
+    return [{"name": name, "what it is": experiment.title} for name, experiment in EXPERIMENTS.items()]
 
 
-def _parameters(own: Found) -> pd.DataFrame:
-    """What can be set of an algorithm or a task: each name with its default and what it means."""
-    if isinstance(own.thing, type):
-        return pd.DataFrame(_hyperparameters(own))
-    return pd.DataFrame(_settings(own.thing))
+def _dataset_names() -> Rows:
+    from rookery.data import DATASETS
+
+    return [{"name": name, "what it is": about} for name, about in DATASETS.items()]
 
 
-def _hyperparameters(own: Found) -> list[dict[str, str]]:
+def _parameters(own: Found) -> Rows:
+    """Return the settings of an algorithm or a task: each name with its default and its meaning."""
+    return _hyperparameters(own) if isinstance(own.thing, type) else _settings(own.thing)
+
+
+def _hyperparameters(own: Found) -> Rows:
+    from rookery.hyperparameters import MEANINGS
+    from rookery.registry import ALGORITHMS
+
     notes = _comments(own.thing)
     rows = []
     for p in inspect.signature(own.thing).parameters.values():
@@ -139,7 +140,7 @@ def _comments(cls: type) -> dict[str, str]:
     return found
 
 
-def _settings(make: Callable[..., Any]) -> list[dict[str, str]]:
+def _settings(make: Callable[..., Any]) -> Rows:
     meanings = _described(inspect.getdoc(make) or "")
     rows = []
     for p in inspect.signature(make).parameters.values():

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from rookery.cli.program import Command, Quiet, app, border, say
-from rookery.registry import find
 
 _STARTS = Path(__file__).parent / "starts"
 
@@ -22,6 +21,8 @@ def new(
     quiet: Quiet = False,
 ) -> None:
     """Write a file to start your own problem or algorithm from; it runs as it is."""
+    from rookery.registry import find
+
     with border():
         kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
         own = name.replace("-", "_")

@@ -8,19 +8,68 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import rookery as rk
-from rookery import hosts
-from rookery.data.files import cache_dir
+
+# Each command: the module of this folder that adds it to `app`, and its line in `rookery --help`. JAX and most of the
+# library are imported inside a command's function, so that its --help need not wait for them.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("demo", "Show what nesting is for, in three stories on bundled data, in about a minute."),
+    "list": ("listing", "List what can be run; with a name, show its settings."),
+    "new": ("new", "Write a file to start your own problem or algorithm from."),
+    "check": ("check", "Check a problem before a run: curvature, derivatives, steps to try."),
+    "explain": ("explain", "Show every exchange of a round, without running it."),
+    "run": ("run", "Run one or several algorithms, tasks and seeds."),
+    "tune": ("tune", "Search an algorithm's step sizes."),
+    "compare": ("compare", "Compare saved runs in a table and a picture."),
+    "report": ("report", "Write saved runs into one HTML page."),
+    "reproduce": ("reproduce", "Reproduce a figure or a table of a paper, and check its claims."),
+    "bench": ("reproduce", "Measure the speed of this machine on fixed work."),
+    "federation": ("federation", "Set up a federation over a network."),
+    "serve": ("serve", "Coordinate a run over a network."),
+    "site": ("site", "Take part in a run over a network."),
+    "flare": ("flare", "Run on a federation of NVIDIA FLARE."),
+}
+
+
+class Commands(TyperGroup):
+    """The program, whose commands are imported when they are asked for."""
+
+    def __init__(self, **given: Any) -> None:
+        """Start with the commands' names and lines of help."""
+        super().__init__(**given)
+        self.loaded = self.commands
+        self.commands = {name: TyperCommand(name, callback=None, help=line) for name, (_, line) in COMMANDS.items()}
+        self.named_only = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, imported unless its name and its line are all that is needed."""
+        if cmd_name not in COMMANDS or self.named_only:
+            return self.commands.get(cmd_name)
+        import_module(f"rookery.cli.{COMMANDS[cmd_name][0]}")
+        group: Any = typer.main.get_group(app)
+        return group.loaded[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, without importing any command."""
+        self.named_only = True
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command's name, without importing any command."""
+        self.named_only = True
+        return super().shell_complete(ctx, incomplete)
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated nested optimization: bilevel, minimax and compositional problems whose data stays with clients. "
     "Compiled programs are kept in the user's cache folder; ROOKERY_CACHE=off keeps none.",
     pretty_exceptions_enable=False,
@@ -34,14 +83,13 @@ AsJson = Annotated[
 
 def main() -> None:
     """The entry point. What typer itself refuses is told in one line too."""
-    if sys.argv[1:2] != ["bench"]:  # it measures compilation
-        keep_compiled()
     try:
         status = app(args=sys.argv[1:] or ["--help"], prog_name="rookery", standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        complain(error.format_message())
+        if error.format_message():  # empty where help was printed instead
+            complain(error.format_message())
         status = 2
     sys.exit(status or 0)
 
@@ -53,14 +101,20 @@ class Command(TyperCommand):
         """The arguments, checked for values that are missing."""
         if ctx.resilient_parsing:  # a shell completes
             return super().parse_args(ctx, args)
-        with border():
+        try:
             self._check_values(args)
-            try:
-                return super().parse_args(ctx, args)
-            except Exception as error:
-                if not hasattr(error, "format_message"):
-                    raise
-                raise ValueError(error.format_message()) from None
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if not isinstance(error, ValueError) and not hasattr(error, "format_message"):
+                raise
+            complain(error.format_message() if hasattr(error, "format_message") else str(error))
+            raise typer.Exit(2) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, with compiled programs kept on disk."""
+        if ctx.info_name != "bench":  # it measures compilation
+            keep_compiled()
+        return super().invoke(ctx)
 
     def _check_values(self, args: list[str]) -> None:
         """Raise ValueError if an option is followed by another one in the place of its value, or by nothing."""
@@ -84,6 +138,10 @@ def keep_compiled() -> None:
     """
     if os.environ.get("ROOKERY_CACHE", "").lower() == "off":
         return
+    import jax
+
+    from rookery.data.files import cache_dir
+
     settings: dict[str, Any] = {
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -115,18 +173,32 @@ def border() -> Iterator[None]:
     """Bad input ends in one line and code 2; numbers that are not finite, in one line and code 1."""
     try:
         yield
-    except rk.NonFiniteError as error:
-        hosts.failed(str(error))
-        complain(f"The run broke down: {error}. Smaller steps may help.")
-        raise typer.Exit(1) from None
+    except typer.Exit:
+        raise
     except (ValueError, TypeError, OSError) as error:
         complain(str(error))
-        hosts.failed(str(error))
+        _tell_hosts(error)
         raise typer.Exit(2) from None
-    except hosts.HostError as error:
+    except rk.NonFiniteError as error:
+        _tell_hosts(error)
+        complain(f"The run broke down: {error}. Smaller steps may help.")
+        raise typer.Exit(1) from None
+    except RuntimeError as error:
+        from rookery.hosts import HostError
+
+        if not isinstance(error, HostError):
+            raise
         complain(f"{error} The run has ended; with --out, it goes on from its last checkpoint with --resume.")
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(1)  # JAX would wait for the others
+
+
+def _tell_hosts(error: Exception) -> None:
+    """Tell the other processes of a distributed run why this one has ended."""
+    if "rookery.hosts" in sys.modules:
+        from rookery import hosts
+
+        hosts.failed(str(error))
 
 
 @contextmanager

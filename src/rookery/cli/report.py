@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from rookery import report as reports
 from rookery.cli.program import AsJson, Command, Quiet, app, border, say
 
 
@@ -21,6 +20,7 @@ def report(
 ) -> None:
     """Write runs into one HTML page that opens offline: curves, costs, settings, weights, a reproduction's claims."""
     from rookery import html
+    from rookery import report as reports
 
     with border():
         html.write(runs, out, title)

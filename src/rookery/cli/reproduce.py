@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 import typer
 
-from rookery import report
 from rookery.cli.program import AsJson, Command, Quiet, app, border, say, writable
-from rookery.registry import find
 
 
 @app.command(cls=Command)
@@ -24,6 +21,7 @@ def reproduce(
 ) -> None:
     """Reproduce a figure or a table of a paper: numbers, a picture, and its claims, checked."""
     from rookery import experiments
+    from rookery.registry import find
 
     with border():
         name, found = find("experiment", experiment, experiments.EXPERIMENTS)
@@ -39,7 +37,10 @@ def reproduce(
 @app.command(cls=Command)
 def bench(quiet: Quiet = False, json: AsJson = False) -> None:
     """Measure the speed of this machine on fixed work."""
+    import pandas as pd
+
     from rookery import bench as benchmark
+    from rookery import report
 
     with border():
         result = benchmark.run()

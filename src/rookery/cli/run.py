@@ -1,21 +1,20 @@
 """`rookery run`: an algorithm on a task, and the folder that it is saved in."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import pandas as pd
 import typer
 
 import rookery as rk
-from rookery import checks, hosts, report
 from rookery.cli.asked import (
-    AlgorithmName,
+    AlgorithmNames,
     Asked,
     ClientCount,
     Cohort,
@@ -24,7 +23,7 @@ from rookery.cli.asked import (
     Rounds,
     Seed,
     Settings,
-    TaskName,
+    TaskNames,
     ask,
     optimizer_of,
     text_of,
@@ -33,9 +32,12 @@ from rookery.cli.asked import (
 from rookery.cli.config import to_toml
 from rookery.cli.distributed import Coordinator, Distributed, Process, Processes, join
 from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain, say, told_below, writable
-from rookery.metrics import direction
-from rookery.registry import blaming
-from rookery.tasks.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rookery.metrics import Direction
+    from rookery.tasks.task import Task
 
 try:
     import fcntl
@@ -45,8 +47,8 @@ except ImportError:  # Windows
 
 @app.command(cls=Command)
 def run(
-    task: TaskName,
-    algorithm: AlgorithmName = "FedNest",
+    task: TaskNames,
+    algorithm: AlgorithmNames = None,
     settings: Settings = None,
     rounds: Rounds = None,
     cohort: Cohort = None,
@@ -57,6 +59,13 @@ def run(
         typer.Option(help="An optimizer that takes the server's step on x, and its step size: adam:0.001 (FedAdam)."),
     ] = None,
     seed: Seed = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            help="Run this many seeds, from --seed on. With --seeds, several tasks or several algorithms, each run has "
+            "a folder of its own in --out."
+        ),
+    ] = None,
     every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
     config: ConfigFile = None,
     out: Out = None,
@@ -78,34 +87,35 @@ def run(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Run an algorithm on a task."""
+    """Run algorithms on tasks. Several runs end with a table of means and standard errors, and a picture."""
+    from rookery.registry import blaming
+
     with border(), blaming():
+        algorithms = algorithm or ["FedNest"]
         if join(distributed, coordinator, processes, process):
             mesh = mesh or "all"
         divided = value_of(mesh) if mesh is not None else None
         engine = rk.Simulation(debug=debug, mesh=divided, precision=precision, remat=remat)
-        asked = ask(task, algorithm, settings or [], clients, partition, seed)
-        method = asked.method
-        hyper = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
-        if server_optimizer is not None:
-            hyper["server_optimizer"] = server_optimizer
-            method = rk.with_server_optimizer(method, upper=optimizer_of(server_optimizer))
-        done = execute(
-            asked,
-            method,
-            hyper,
-            rounds,
-            cohort,
-            every,
-            seed,
-            out,
-            resume,
-            quiet,
-            json,
-            {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None},
-            engine=engine,
-        )
-        raise typer.Exit(done)
+        also = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
+
+        def made(task: str, algorithm: str, settings: list[str], seed: int) -> tuple[Asked, Any, dict[str, Any]]:
+            asked = ask(task, algorithm, settings, clients, partition, seed)
+            hyper = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
+            if server_optimizer is None:
+                return asked, asked.method, hyper
+            method = rk.with_server_optimizer(asked.method, upper=optimizer_of(server_optimizer))
+            return asked, method, hyper | {"server_optimizer": server_optimizer}
+
+        if len(task) == len(algorithms) == 1 and seeds is None:
+            one = made(task[0], algorithms[0], settings or [], seed)
+            done = execute(*one, rounds, cohort, every, seed, out, resume, quiet, json, also, engine=engine)
+            raise typer.Exit(done)
+        if distributed or coordinator:
+            raise ValueError("--distributed takes one task, one algorithm and no --seeds.")
+        from rookery.cli.several import several
+
+        plan = (task, algorithms, settings or [], seed, 1 if seeds is None else seeds)
+        raise typer.Exit(several(*plan, made, rounds, cohort, every, out, resume, quiet, json, also, engine))
 
 
 def execute(
@@ -125,20 +135,15 @@ def execute(
     **how: Any,
 ) -> int:
     """Run what is asked, write its folder, show it; the exit code. `also`: further options; `how`: of `solve`."""
+    import numpy as np
+
+    from rookery import hosts, report
+    from rookery.metrics import direction
+
     chosen = asked.task
-    rounds, every = rounds if rounds is not None else chosen.rounds, every if every is not None else chosen.every
-    size = _check_run(chosen, method, rounds, chosen.cohort if cohort is None else cohort, every, seed)
-    goal = direction(chosen.metric)
-    description: dict[str, Any] = {
-        "task": asked.named.name,
-        "task_settings": asked.arguments,
-        "algorithm": asked.algorithm.name,
-        "hyperparameters": hyper,
-        "seed": seed,
-        "cohort": size,
-        "rounds": rounds,
-        "version": rk.__version__,
-    }
+    every = every if every is not None else chosen.every
+    description = described(asked, method, hyper, rounds, cohort, every, seed)
+    rounds, size, goal = description["rounds"], description["cohort"], direction(chosen.metric)
     options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, **also}
     if asked.note and not quiet and hosts.lead():
         print(asked.note, file=sys.stderr)
@@ -164,6 +169,7 @@ def execute(
         if not hosts.lead():
             return 1 if result.stopped is not None else 130 if result.interrupted else 0
         description["stopped"] = result.stopped
+        description["diverged"] = None if result.stopped is not None else _diverged(result.history, goal)
         trusted = _trusted(chosen, result)
         if out is not None:
             report.write_run(out, description, result, chosen.metric)
@@ -184,11 +190,34 @@ def execute(
     if result.stopped is not None:
         complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
         return 1
-    _warn(result, goal.name)
     if result.interrupted:
         complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
         return 130
+    if description["diverged"] is not None:
+        complain(f"{asked.title}: {description['diverged']} {_ADVICE}")
+        return 1
     return 0
+
+
+def described(
+    asked: Asked, method: Any, hyper: dict[str, Any], rounds: int | None, cohort: int | None, every: int, seed: int
+) -> dict[str, Any]:
+    """Return what run.json says of a run before it starts; what `solve` would refuse is refused here."""
+    from rookery import checks
+
+    task = asked.task
+    rounds, cohort = task.rounds if rounds is None else rounds, task.cohort if cohort is None else cohort
+    start = checks.start_values(task.problem, task.clients, task.init)
+    return {
+        "task": asked.named.name,
+        "task_settings": asked.arguments,
+        "algorithm": asked.algorithm.name,
+        "hyperparameters": hyper,
+        "seed": seed,
+        "cohort": checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every, seed),
+        "rounds": rounds,
+        "version": rk.__version__,
+    }
 
 
 def repeated(asked: Asked, options: dict[str, Any], changed: dict[str, Any], command: str = "run") -> str:
@@ -212,12 +241,6 @@ def _plain(text: str) -> Any:
     return value if isinstance(value, bool | int | float) else text
 
 
-def _check_run(task: Task, method: Any, rounds: int, cohort: int | None, every: int, seed: int) -> int:
-    """What `solve` would refuse, before a folder is made; the cohort's size."""
-    start = checks.start_values(task.problem, task.clients, task.init)
-    return checks.check_run(task.problem, task.clients, method, *start, rounds, cohort, every, seed)
-
-
 @contextmanager
 def _folder(out: Path | None, resume: bool, description: dict[str, Any], config: str) -> Iterator[None]:
     """Refuse to write over a run, or to go on with another one; mark the folder as this run's, while it lasts."""
@@ -226,6 +249,8 @@ def _folder(out: Path | None, resume: bool, description: dict[str, Any], config:
             raise ValueError("--resume needs --out DIR: the folder of the run to go on with.")
         yield
         return
+    from rookery import report
+
     writable(out)
     old = out / "checkpoint.npz"
     if old.exists():
@@ -238,7 +263,7 @@ def _folder(out: Path | None, resume: bool, description: dict[str, Any], config:
     out.mkdir(parents=True, exist_ok=True)
     with alone(out):
         if there:
-            _check_same(out, description)  # run.json stays as it is until there is something new to say
+            check_same(out, description)  # run.json stays as it is until there is something new to say
         else:
             report.write_description(out, description)
         (out / "run.toml").write_text(config, encoding="utf-8")
@@ -272,8 +297,10 @@ def alone(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _check_same(out: Path, description: dict[str, Any]) -> None:
+def check_same(out: Path, description: dict[str, Any]) -> None:
     """Raise ValueError if the folder's run is another one, or further on."""
+    from rookery import report
+
     before, now = report.read_description(out), report.plain(description)
     for name in ("task", "algorithm", "seed", "cohort", "task_settings", "hyperparameters"):
         was, is_ = before.get(name), now[name]
@@ -293,6 +320,10 @@ def _check_same(out: Path, description: dict[str, Any]) -> None:
 
 
 def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
+    import pandas as pd
+
+    from rookery import report
+
     short = report.summary(result)
     rows: list[dict[str, Any]] = [
         {"": name, "first": short["first"][name], "last": short["last"][name]} for name in short["last"]
@@ -315,6 +346,9 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
 
 def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
     """Each client's weight and group, where the task knows the groups and the method learns weights; else None."""
+    import numpy as np
+    import pandas as pd
+
     if not task.groups or not hasattr(result.state, "weights"):
         return None
     weights = np.asarray(result.weights, float)
@@ -324,8 +358,20 @@ def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
 _ADVICE = "Try smaller steps; --debug names the client and the step where it begins."
 
 
-def _warn(result: rk.Run, metric: str) -> None:
-    """Say where the main metric is not finite although all variables are."""
-    bad = result.history[~np.isfinite(result.history[metric])]
-    if len(bad):
-        complain(f"{metric} is not finite from round {int(bad['round'].iloc[0])} on. {_ADVICE}")
+_FAR = 1e6
+
+
+def _diverged(history: pd.DataFrame, goal: Direction) -> str | None:
+    """Say how the metric that the task is judged by shows that a run has diverged; None if it does not."""
+    import numpy as np
+
+    from rookery import report
+
+    values = history[goal.name].to_numpy(float)
+    first, last = float(values[0]), float(values[-1])
+    if not np.isfinite(last):
+        bad = history["round"][~np.isfinite(values)]
+        return f"{goal.name} is not finite from round {int(bad.iloc[0])} on."
+    if abs(last) > _FAR * max(abs(first), 1) and goal.better(first, last):
+        return f"{goal.name} went from {report.number(first)} to {report.number(last)}: the run has diverged."
+    return None

@@ -19,8 +19,6 @@ import jax
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rookery import report
 from rookery.experiments.claims import KINDS, REPRODUCED, Claim, judge
@@ -176,7 +174,7 @@ def _compute(
     changed = sum(_unmarked(stored[c.name, s]) in before for c, s in missing)
     if changed and progress:
         print(f"{changed} runs are stored with other settings or other code: they are computed again.", file=sys.stderr)
-    with _bars(title, len(stored), len(stored) - len(missing), progress) as bars:
+    with report.bars(title, len(stored), len(stored) - len(missing), progress) as bars:
         for done, (config, seed) in enumerate(missing):
             name = f"{config.name}, seed {seed}"
             with _warnings_of(name):
@@ -520,31 +518,3 @@ def _same(a: Any, b: Any) -> bool:
 def _listed(seeds: Sequence[int]) -> str:
     whole = len(seeds) > 2 and tuple(seeds) == tuple(range(seeds[0], seeds[0] + len(seeds)))
     return f"{seeds[0]}–{seeds[-1]}" if whole else ", ".join(map(str, seeds))
-
-
-@contextmanager
-def _bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[str, int], Callable[[Run], None]]]:
-    """Two bars: over the runs, and over the rounds of the run under way."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        runs = progress.add_task(f"{title}: runs", total=total, completed=done)
-        rounds = progress.add_task("rounds", total=None, visible=False)
-
-        def start(name: str, count: int) -> Callable[[Run], None]:
-            progress.reset(rounds, description=name, total=count, visible=True)
-
-            def update(run: Run) -> None:
-                progress.update(rounds, completed=run.rounds)
-                if run.rounds == count:
-                    progress.advance(runs)
-
-            return update
-
-        yield start
-        progress.update(rounds, visible=False)

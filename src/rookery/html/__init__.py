@@ -21,7 +21,10 @@ _HERE = Path(__file__).parent
 _QUANTILES = ("_q0", "_q10", "_q50", "_q90", "_q100")  # of a metric over the clients
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], "-.": [9, 4, 2, 4], ":": [2, 4]}
 _LOOKS = 190  # there are not many more that can be told apart
-_WHAT = "give folders that `rookery run --out` or `rookery reproduce` wrote, or files of rk.trackers.JsonLines."
+_WHAT = (
+    "give folders that `rookery run --out` or `rookery reproduce` wrote, files of rk.trackers.JsonLines, or a run's "
+    "history as a CSV file."
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Claims:
 def write(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the report of these runs to the file `out`, and return it.
 
-    A path is a folder that `rookery run --out` or `rookery reproduce` wrote, or a file of `rk.trackers.JsonLines`. The
-    page holds all it needs: data, styles and program.
+    A path is a folder that `rookery run --out` or `rookery reproduce` wrote, a folder of such folders, a file of
+    `rk.trackers.JsonLines`, or a run's history as a CSV file. The page needs no other file and no network.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out {out}: a report's name ends in .html.")
@@ -119,6 +122,8 @@ _ACROSS = [
     {"name": "exchanges", "label": "exchanges", "kind": "count"},
     {"name": "bytes", "label": "bytes, both ways", "kind": "bytes"},
     {"name": "samples", "label": "samples", "kind": "count"},
+    {"name": "gradients", "label": "gradients", "kind": "count"},
+    {"name": "products", "label": "Hessian- and Jacobian-vector products", "kind": "count"},
     {"name": "seconds", "label": "seconds", "kind": "seconds"},
 ]
 
@@ -164,7 +169,8 @@ def _higher(metric: str) -> bool | None:
 
 def _run(source: Source, line: int) -> dict[str, Any]:
     history = source.history
-    each = {name: history[name] for name in ("round", "exchanges", "seconds") if name in history}
+    plain = ("round", "exchanges", "gradients", "products", "seconds")
+    each = {name: history[name] for name in plain if name in history}
     for name, parts in (("bytes", ("bytes_up", "bytes_down")), ("samples", ("samples_upper", "samples_lower"))):
         if all(part in history for part in parts):
             each[name] = history[parts[0]] + history[parts[1]]
@@ -207,10 +213,12 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
     saved: list[tuple[dict[str, Any], Source]] = []
     reproduced: dict[str, list[Source]] = {}
     claims: list[Claims] = []
-    for path in dict.fromkeys(paths):
+    for path in dict.fromkeys(found for given in paths for found in _runs_in(given)):
         if not path.exists():
             raise ValueError(f"There is no {path}: {_WHAT}")
-        if path.is_file():
+        if path.suffix.lower() == ".csv":
+            saved.append(_from_history(path))
+        elif path.is_file():
             saved += _from_lines(path)
         elif (path / "run.json").exists():
             saved.append(_from_run(path))
@@ -219,15 +227,29 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
             reproduced[str(path)] = own
             claims.append(stated)
         else:
-            inside = sum((entry / "run.json").exists() for entry in path.iterdir())
-            hint = f"it holds {inside} of them: give {path}/*" if inside else _WHAT
-            raise ValueError(f"{path} is no run: {hint}")
+            raise ValueError(f"{path} is not a run: {_WHAT}")
     labels = report.labels([description for description, _ in saved])
     sources = [replace(source, label=label) for label, (_, source) in zip(labels, saved, strict=True)]
     for name, own in reproduced.items():
         before = f"{Path(name).name}: " if len(reproduced) > 1 or saved else ""
         sources += [replace(source, label=before + source.label) for source in own]
     return sources, claims
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """Return the runs in a folder of runs; any other path alone."""
+    own = any((path / name).exists() for name in ("run.json", "claims.json", "results.csv"))
+    inside = [] if own or not path.is_dir() else sorted(entry.parent for entry in path.glob("*/run.json"))
+    return inside or [path]
+
+
+def _from_history(file: Path) -> tuple[dict[str, Any], Source]:
+    """Read a CSV file that `run.history.to_csv` wrote. It says nothing of its settings, so its name is its label."""
+    history = _table(file)
+    if "round" not in history or not len(history) or history["round"].dtype.kind not in "if":
+        raise ValueError(f"{file} must have a column `round` of numbers, as run.history has; got {', '.join(history)}.")
+    description = {"task": "", "algorithm": file.stem, "cohort": None, "hyperparameters": {}, "task_settings": {}}
+    return description, Source(name=str(file), label="", seed=None, history=history, settings={})
 
 
 def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
@@ -326,7 +348,7 @@ def _lines_of(file: Path) -> list[str]:
     try:
         return [line for line in file.read_text(encoding="utf-8").split("\n")[:-1] if line.strip()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no run: {_WHAT}") from error
+        raise ValueError(f"{file} is not a run: {_WHAT}") from error
 
 
 def _from_entries(
