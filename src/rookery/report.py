@@ -262,7 +262,9 @@ def metrics(history: pd.DataFrame) -> list[str]:
 def across(history: pd.DataFrame) -> pd.DataFrame:
     """Return the history with a column for each measure in ACROSS that it records."""
     sums = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}
-    made = {name: sum(history[part] for part in parts) for name, parts in sums.items() if {*parts} <= {*history}}
+    made: dict[str, Any] = {
+        name: sum(history[part] for part in parts) for name, parts in sums.items() if {*parts} <= {*history}
+    }
     if "bytes" in made:
         made["bytes"] = made["bytes"] / 1e6
     return history.assign(**made)

@@ -106,7 +106,9 @@ def lines(runs: list[dict[str, Any]], title: str) -> Any:
     several = len(frame) > frame["method"].nunique()
     for method, own in frame.groupby("method", sort=False):
         row = {"method": method, **({"runs": len(own)} if several else {"seed": own["seed"].iloc[0]})}
-        row |= {name: report.mean_and_error(own[name]) for name in (("last",) if several else ("last", "best"))}
+        row |= {
+            name: report.mean_and_error(own[name].tolist()) for name in (("last",) if several else ("last", "best"))
+        }
         for name in ("rounds", "exchanges", "bytes", "samples", "gradients", "products", "seconds"):
             known = own[name].dropna()
             show = report.size if name == "bytes" else report.number

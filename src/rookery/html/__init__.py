@@ -247,8 +247,16 @@ def _from_history(file: Path) -> tuple[dict[str, Any], Source]:
     """Read a CSV file that `run.history.to_csv` wrote. It says nothing of its settings, so its name is its label."""
     history = _table(file)
     if "round" not in history or not len(history) or history["round"].dtype.kind not in "if":
-        raise ValueError(f"{file} must have a column `round` of numbers, as run.history has; got {', '.join(history)}.")
-    description = {"task": "", "algorithm": file.stem, "cohort": None, "hyperparameters": {}, "task_settings": {}}
+        raise ValueError(
+            f"{file} must have a column `round` of numbers, as run.history has; got {', '.join(map(str, history))}."
+        )
+    description: dict[str, Any] = {
+        "task": "",
+        "algorithm": file.stem,
+        "cohort": None,
+        "hyperparameters": {},
+        "task_settings": {},
+    }
     return description, Source(name=str(file), label="", seed=None, history=history, settings={})
 
 
