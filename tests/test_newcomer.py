@@ -217,7 +217,7 @@ COMMANDS = [
     ("reproduce fednest-fig4 --quick --out full", "full holds full results, and these are scaled down"),
     ("reproduce fednest-fig4 --seeds 0", "--seeds 0 is not a whole number, at least 1"),
     ("compare nowhere", "There is no nowhere: give folders"),
-    ("compare file", "file"),
+    ("compare file", "file holds no run"),
     ("compare empty", "empty is not a run: its run.json says nothing of task"),
     ("compare list", "list is not a run: its run.json says nothing of task"),
     ("compare part", "part is not a run: its run.json says nothing of algorithm"),
