@@ -316,15 +316,11 @@ def solve(
         check_function("a callback", callback, "run")
     if evaluate is not None:
         check_function("evaluate", evaluate, "x, y", "x, y, memory")
-    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
-        if own is not None and not hasattr(own, "encode"):
-            raise TypeError(f"channel is {own!r}; give rk.clip(...), rk.gaussian(...), a chain of them, or a dict.")
+    check_between(channel, faults)
     if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a folder.")
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
-    if faults is not None and not isinstance(faults, Faults):
-        raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
     record = _Record(models, evaluate, keep_best, evaluate_client is not None, every, rounds)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
@@ -421,6 +417,15 @@ def solve(
             stacklevel=2,
         )
     return run
+
+
+def check_between(channel: Any, faults: Any) -> None:
+    """Raise TypeError if what stands between clients and server is not a channel, or not faults."""
+    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if own is not None and not hasattr(own, "encode"):
+            raise TypeError(f"channel is {own!r}; give rk.clip(...), rk.gaussian(...), a chain of them, or a dict.")
+    if faults is not None and not isinstance(faults, Faults):
+        raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
 
 
 def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:

@@ -1,4 +1,4 @@
-"""`tune`: which step sizes? Candidates run side by side in one compiled program; at each rung the worse half stops."""
+"""`tune`: search step sizes and other hyperparameters by successive halving, many candidates in one program."""
 
 import math
 import sys
@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
 from rookery.arguments import check_counts
+from rookery.channel import Channel, Faults
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines.engine import Job
@@ -24,7 +25,15 @@ from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
 from rookery.metrics import Direction, check_numbers, direction
 from rookery.problems import Problem, required_arguments
-from rookery.solve import SECONDS_AT_ONCE, Evaluate, interrupts, measuring, over_clients
+from rookery.solve import (
+    SECONDS_AT_ONCE,
+    Evaluate,
+    RoundFailedError,
+    check_between,
+    interrupts,
+    measuring,
+    over_clients,
+)
 from rookery.variables import taken
 
 if TYPE_CHECKING:
@@ -32,11 +41,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Range = tuple[float, float]
+Search = dict[str, Range | list[Any]]  # a range of real numbers, or the values to try
 CANDIDATES = 49
 REACH = 10.0  # how far a search goes from a value, up and down, where no range is given
 _HALVINGS = 3  # the rungs are at 1/8, 1/4, 1/2 and all of the rounds
 _LEVELS, _PRIMES = (3, 5, 7, 9, 11, 13), (3, 5, 7, 11, 13)  # how many values of each step size; odd: with a middle
-_HOPELESS = 1e6  # so many times the start's metric, where lower is better, counts as diverged
+_INTEGERS = 5  # how many of a range are tried: each is compiled
+_HOPELESS = 1e6  # worse than the start by so many times max(1, |start|) counts as diverged
 _EDGE = 0.08  # of a range's logarithm: what counts as its end
 
 
@@ -45,11 +56,11 @@ class Tuning:
     """What `tune` returns.
 
     Attributes:
-        table: a DataFrame with a row for each candidate, the best first: its step sizes; `status` ("finished",
-            "stopped" at a rung, or "diverged"); `rounds`, how many it was given; `last`, its last metric; and the
-            metric at each rung, in a column "round 25" and so on.
-        best: the algorithm with the best step sizes; None if every candidate diverged, or none was compared yet.
-        search: the range of each step size that was searched.
+        table: a DataFrame with a row for each candidate, the best first: its values; `status` ("finished", "stopped" at
+            a rung, or "diverged"); `rounds`, how many it was given; `last`, its last metric; and the metric at each
+            rung, in a column "round 25" and so on.
+        best: the algorithm with the best values; None if every candidate diverged, or none was compared yet.
+        search: for each hyperparameter that was searched its range (low, high), or the list of values tried.
         metric, higher_is_better: what "best" means.
         start: the metric before the first round, the same for all.
         rounds: those that the last rung asks for.
@@ -59,7 +70,7 @@ class Tuning:
 
     table: "pd.DataFrame"
     best: Algorithm | None
-    search: dict[str, Range]
+    search: Search
     metric: str
     higher_is_better: bool
     start: float
@@ -80,32 +91,52 @@ class Tuning:
 
     @property
     def edges(self) -> dict[str, str]:
-        """The step sizes whose best value lies at an end of its range: "lower" or "upper"."""
+        """The step sizes and integers whose best value lies at an end of what was searched: "lower" or "upper"."""
         found = {}
-        for name, (low, high) in self.search.items() if self.best is not None else ():
-            share = math.log(getattr(self.best, name) / low) / math.log(high / low)
-            if not _EDGE < share < 1 - _EDGE:
-                found[name] = "lower" if share < 0.5 else "upper"
+        for name, searched in self.search.items() if self.best is not None else ():
+            value = getattr(self.best, name)
+            if isinstance(searched, list):
+                if not all(map(_is_integer, searched)):
+                    continue
+                low, high = min(searched), max(searched)
+                ends = {"lower": value == low > 1, "upper": value == high > low}
+            else:
+                share = math.log(value / searched[0]) / math.log(searched[1] / searched[0])
+                ends = {"lower": share <= _EDGE, "upper": share >= 1 - _EDGE}
+            if any(ends.values()):
+                found[name] = "lower" if ends["lower"] else "upper"
         return found
 
-    def moved(self) -> dict[str, Range]:
-        """The ranges to search next: as wide as before, and those with the best at an end moved there."""
-        ranges = dict(self.search)
+    def moved(self) -> Search:
+        """What to search next: as wide as before, and around the best where that lies at an end."""
+        wanted = dict(self.search)
         for name in self.edges:
-            low, high = self.search[name]
-            middle, reach = getattr(self.best, name), math.sqrt(high / low)
-            ranges[name] = (_short(middle / reach), _short(middle * reach))
-        return ranges
+            searched, middle = self.search[name], getattr(self.best, name)
+            low, high = min(searched), max(searched)
+            reach = math.sqrt(high / max(low, 1 if isinstance(searched, list) else low))
+            if isinstance(searched, list):
+                wanted[name] = _integers(max(1, round(middle / reach)), max(round(middle * reach), middle + 1))
+            else:
+                wanted[name] = (_short(middle / reach), _short(middle * reach))
+        return wanted
 
     def picture(self, title: str = "") -> "Figure":
         """The landscape: how good each candidate was, and which ones diverged."""
         from rookery import report  # matplotlib takes a while to import
 
+        table, names = self.table, []
+        for name, searched in self.search.items():
+            positive = not isinstance(searched, list) or all(_is_number(value) and value > 0 for value in searched)
+            if not positive:  # words, say: by their places
+                table = table.assign(**{name: table[name].map(lambda v, all=searched: 1 + all.index(v))})
+                words = ", ".join(f"{place}: {value}" for place, value in enumerate(searched, 1))
+                table = table.rename(columns={name: f"{name} ({words})"})
+            names.append(name if positive else f"{name} ({words})")
         shown = title or (type(self.best).__name__ if self.best is not None else "All candidates diverged")
-        return report.landscape(self.table, list(self.search), self.metric, self.higher_is_better, self.start, shown)
+        return report.landscape(table, names, self.metric, self.higher_is_better, self.start, shown)
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{name}={getattr(self.best, name):.4g}" for name in self.search) if self.best else "none"
+        found = ", ".join(f"{name}={_shown(getattr(self.best, name))}" for name in self.search) if self.best else "none"
         told = f"best: {found}, {self.metric}={self.value:.4g}, {self.diverged} of {len(self.table)} diverged"
         return f"Tuning({told}{', interrupted' if self.interrupted else ''})"
 
@@ -120,35 +151,41 @@ def tune(
     metric: str,
     evaluate: Evaluate | None = None,
     evaluate_client: Evaluate | None = None,
-    search: Mapping[str, Range | None] | Sequence[str] | None = None,
+    search: Mapping[str, Range | list[Any] | None] | Sequence[str] | None = None,
     candidates: int = CANDIDATES,
     cohort: int | None = None,
     seed: int = 0,
+    channel: "Channel | Mapping[str, Channel] | None" = None,
+    faults: Faults | None = None,
     slots: int | None = None,
     engine: Simulation | None = None,
     progress: bool | str | None = None,
 ) -> Tuning:
-    """Search the step sizes of an algorithm by successive halving.
+    """Search the step sizes and other hyperparameters of an algorithm by successive halving.
 
     All candidates run for an eighth of the rounds; the better half goes on to a quarter, the better half of those to
     the half, and the better half again to the end. They see the same cohorts and the same minibatches, those of `solve`
-    with this seed, and a candidate's numbers are those that `solve` would give. A candidate whose state or metric
-    is no longer finite is dropped at once, and so is one whose metric, where lower is better, is a million times that
-    of the start. Should all that go on diverge, the next best take their places.
+    with this seed, and a candidate's numbers are those that `solve` would give. Candidates are compared by the metric
+    at full precision, and equal ones by the rungs before.
+
+    A candidate has diverged, and is dropped, if its state, a client's memory or its metric is no longer finite, or if
+    its metric is worse than at the start by more than a million times max(1, |metric at the start|). If all that go on
+    diverge, the next best take their places.
 
     Arguments:
-        problem, clients, algorithm, init, rounds, cohort, seed: as in `solve`. What is not searched stays as it is in
-            `algorithm`.
+        problem, clients, algorithm, init, rounds, cohort, seed, channel, faults: as in `solve`. What is not searched
+            stays as it is in `algorithm`.
         evaluate, evaluate_client: one of them or both, as in `solve`.
-        metric: the metric of theirs that decides: a name that says which way is better ("accuracy", "loss"), or any
-            with a sign, "+name" if higher is better, "-name" if lower is. If it is taken on test data, the best
-            candidate's is too good: judge the result on other data.
-        search: the step sizes to search, each with its range, {"upper_step": (0.01, 1.0)}; None for a range, or names
-            alone: a factor of 10 below and above the algorithm's own value. None: all numbers called `step` or
-            `..._step`.
-        candidates: how many at most. With one or two step sizes they form a grid, evenly spaced in the logarithm and
-            around the middle of the ranges; with more, a part of the grid in which any two values of any two step
-            sizes meet exactly once.
+        metric: the metric that decides, as `keep_best` in `solve`: a name that says which way is better ("accuracy",
+            "error_rate"), or any name with a sign, "+name" if higher is better, "-name" if lower is better. If it is
+            computed on test data, the best candidate's value is too good: judge the result on other data.
+        search: what to search. A range, {"upper_step": (0.01, 1.0)}, of real numbers, or of integers,
+            {"local_steps": (1, 20)}, of which at most five are tried; or a list of values, {"local_steps": [1, 5, 20],
+            "neumann": ["sum", "cg"]}. None for a range, or names alone: a factor of 10 below and above the algorithm's
+            own step size. None: all step sizes. Integers and words are compiled once for each value.
+        candidates: how many at most. All combinations of the listed values are tried, each with the same step sizes:
+            one or two ranges form a grid, evenly spaced in the logarithm and around the middle of the ranges; more of
+            them a part of the grid in which any two values of any two step sizes meet exactly once.
         slots: candidates computed side by side, on all devices together; None: 8, or 16 on a GPU.
         engine: `Simulation(mesh=...)` divides the candidates among devices, each of which has all clients' data. The
             results are those of one device, to rounding.
@@ -179,14 +216,15 @@ def tune(
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
-    ranges = _ranges(algorithm, search)
-    for end in (0, 1):
-        at_end = {name: bounds[end] for name, bounds in ranges.items()}
-        hyperparameters.check(replace(algorithm, **at_end), clients.n)  # type: ignore[type-var]
+    check_between(channel, faults)
+    wanted = _ranges(algorithm, search)
     goal = direction(metric)
-    tried = _candidates(ranges, algorithm, int(candidates))
-    slots = min(len(tried), slots or (8 if jax.default_backend() == "cpu" else 16))
-    race = _Race(problem, clients, algorithm, tried, (x, y), size, int(seed), evaluate, measure, goal, slots, engine)
+    tried = _candidates(wanted, algorithm, int(candidates))
+    for one in tried:
+        hyperparameters.check(replace(algorithm, **one), clients.n)  # type: ignore[type-var]
+    slots = slots or (8 if jax.default_backend() == "cpu" else 16)
+    job = Job(problem, clients, algorithm, (x, y), size, int(seed), channel, faults, measure=measure)
+    race = _Race(job, tried, evaluate, goal, slots, engine)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
     with _bar(show, title) as bar, interrupts() as interrupt:
@@ -199,7 +237,7 @@ def tune(
     return Tuning(
         table=race.table(order, int(rounds)),
         best=None if best is None else replace(algorithm, **tried[best]),  # type: ignore[type-var]
-        search=ranges,
+        search=wanted,
         metric=goal.name,
         higher_is_better=goal.higher_is_better,
         start=race.start,
@@ -230,8 +268,8 @@ def _is_real(algorithm: Algorithm, name: str) -> bool:
     return name in hyperparameters.split(replace(algorithm, **{name: 1})).traced  # type: ignore[type-var]
 
 
-def _ranges(algorithm: Algorithm, search: Mapping[str, Range | None] | Sequence[str] | None) -> dict[str, Range]:
-    """The range of each step size that is searched, or a ValueError that says what is wrong with it."""
+def _ranges(algorithm: Algorithm, search: Mapping[str, Range | list[Any] | None] | Sequence[str] | None) -> Search:
+    """What is searched, or a ValueError that says what is wrong with it."""
     owner, known = type(algorithm).__name__, [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
     names = step_sizes(algorithm)
     if search is None:
@@ -248,47 +286,100 @@ def _ranges(algorithm: Algorithm, search: Mapping[str, Range | None] | Sequence[
     return {name: _range(algorithm, owner, known, name, bounds) for name, bounds in wanted.items()}
 
 
-def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds: Any) -> Range:
+def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds: Any) -> Range | list[Any]:
     if name not in known:
         raise ValueError(f"{owner} has no hyperparameter {name!r}; it has: {', '.join(known)}.")
     value, unused = getattr(algorithm, name), hyperparameters.unused(algorithm)
     if name in unused:
-        raise ValueError(f"{owner}: {name} is not used, for {unused[name]} has a step size of its own: search others.")
-    if callable(value):
-        raise ValueError(
-            f"{owner}: {name} is a schedule, which is no number to search; give a number, or search others alone."
-        )
-    if not _is_real(algorithm, name):
-        raise ValueError(f"{owner}: {name}={value!r} is not a real number; only those can be searched.")
+        raise ValueError(f"{owner}: {name} is not used, since {unused[name]} has its own step size: search others.")
+    if isinstance(bounds, list):
+        if not bounds or len({repr(own) for own in bounds}) < len(bounds):
+            raise ValueError(f"The values of {name} must be a list of different values; got {bounds!r}.")
+        return [float(own) for own in bounds] if _is_real(algorithm, name) and all(map(_is_number, bounds)) else bounds
+    if callable(value) and bounds is None:
+        raise ValueError(f"{owner}: {name} is a schedule, which cannot be searched; give a number, or search others.")
     if bounds is None:
-        if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ValueError(f"{owner}: {name}={value!r} is no number to search around; give a range, (low, high).")
+        if not _is_real(algorithm, name):
+            raise ValueError(
+                f"{owner}: {name}={value!r} needs a range of integers, (low, high), or a list of values to search."
+            )
+        if not _is_number(value) or not 0 < value < math.inf:
+            raise ValueError(f"{owner}: {name}={value!r} is not a number to search around; give a range, (low, high).")
         return float(value) / REACH, float(value) * REACH
     try:
         low, high = (float(bound) for bound in bounds)
     except (TypeError, ValueError):
-        raise ValueError(f"The range of {name} is {bounds!r}; give two numbers, (low, high).") from None
+        raise ValueError(
+            f"The range of {name} must be two numbers, (low, high), or a list of values; got {bounds!r}."
+        ) from None
     if not 0 < low < math.inf or not high < math.inf:
         raise ValueError(
-            f"The range of {name}, from {low:g} to {high:g}, must be of positive numbers: it is logarithmic."
+            f"The range of {name} must be of positive numbers, since it is logarithmic; got {low:g} to {high:g}."
         )
     if low >= high:
         raise ValueError(f"The range of {name} goes from {low:g} to {high:g}; give the lower end first.")
-    return low, high
+    if _is_real(algorithm, name):
+        return low, high
+    if low != int(low) or high != int(high):
+        raise ValueError(f"The range of {name} must be of integers; got {low:g} to {high:g}.")
+    return _integers(int(low), int(high))
 
 
-def _candidates(ranges: dict[str, Range], algorithm: Algorithm, most: int) -> list[dict[str, float]]:
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, float | np.floating)
+
+
+def _integers(low: int, high: int) -> list[Any]:
+    """At most five integers from low to high, about evenly spaced in the logarithm.
+
+    >>> _integers(1, 20), _integers(1, 3)
+    ([1, 2, 4, 9, 20], [1, 2, 3])
+    """
+    count = min(_INTEGERS, high - low + 1)
+    values = [round(low * (high / low) ** (k / (count - 1))) for k in range(count)]
+    for k in range(1, count):  # small ones lie close together
+        values[k] = max(values[k], values[k - 1] + 1)
+    for k in reversed(range(count)):
+        values[k] = min(values[k], high - (count - 1 - k))
+    return values
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _candidates(search: Search, algorithm: Algorithm, most: int) -> list[dict[str, Any]]:
+    """All combinations of the listed values, each with the points of `_grid` for the ranges."""
+    listed = {name: values for name, values in search.items() if isinstance(values, list)}
+    ranges = {name: ends for name, ends in search.items() if isinstance(ends, tuple)}
+    combined = [dict(zip(listed, values, strict=True)) for values in product(*listed.values())]
+    grid = _grid(ranges, algorithm, most, len(combined)) if ranges else [{}]
+    if len(combined) > most:
+        raise ValueError(
+            f"candidates={most}: the listed values have {len(combined)} combinations; give at least as many "
+            "candidates, or fewer values."
+        )
+    return [{name: (one | point)[name] for name in search} for one in combined for point in grid]
+
+
+def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int) -> list[dict[str, float]]:
     """A grid of one or two step sizes; of more, a part of it in which any two values of any two of them meet once.
 
     That part is an orthogonal array: a and b go through a grid with a prime p of values each, and the places of the
-    others are (a + m·b) mod p, m = 1, 2, …, each shuffled so that the middle stays with the middle.
+    others are (a + m·b) mod p, m = 1, 2, …, each shuffled so that the middle stays with the middle. `times`: how often
+    the grid is tried, with other values of what is listed.
     """
     count = len(ranges)
-    fitting = [n for n in _LEVELS if n ** min(count, 2) <= most and (count <= 2 or n in _PRIMES)]
+    fitting = [n for n in _LEVELS if times * n ** min(count, 2) <= most and (count <= 2 or n in _PRIMES)]
     if not fitting or count > fitting[-1] + 1:
-        least = next(n for n in _PRIMES if count <= n + 1) ** min(count, 2)
+        least = times * next(n for n in _PRIMES if count <= n + 1) ** min(count, 2)
+        also = f" and {times} combinations of listed values" if times > 1 else ""
         raise ValueError(
-            f"candidates={most}: with {count} step sizes to search give at least {least}, or search fewer."
+            f"candidates={most}: with {count} step sizes{also} to search give at least {least}, or search fewer."
         )
     levels = fitting[-1]
     middle = levels // 2
@@ -331,33 +422,70 @@ def _rungs(rounds: int) -> list[int]:
 # The race.
 
 
+class _Group:
+    """Candidates that differ in real numbers alone: one compiled program runs them side by side."""
+
+    def __init__(self, job: Job, tried: list[dict[str, Any]], members: list[int], slots: int, engine: Simulation):
+        self.members = members
+        real = {name for name in tried[0] if _is_real(job.algorithm, name)}
+        first = replace(job.algorithm, **tried[members[0]])
+        self._tried = [{name: tried[i][name] for name in real} for i in members]
+        self.sweep = Sweep(replace(job, algorithm=first), real, engine)
+        self.width, self._room = self.sweep.even(slots), self.sweep.even(len(members))  # with padding
+        self._carries: Any = None
+
+    def start(self) -> None:
+        """Make the candidates' state before the first round."""
+        self._carries = self.sweep.start(self._values([*range(len(self.members))], self._room), self._room)
+
+    def advance(self, ids: list[int], at: int, count: int) -> tuple[Bool[Array, " slots"], Bool[Array, " slots"]]:
+        """`count` rounds from round `at` on for at most `width` members; for each slot see `Sweep.advance`."""
+        own = [self.members.index(i) for i in ids]
+        where = np.asarray(own + [self._room] * (self.width - len(own)), np.int32)  # the rest is padding, discarded
+        self._carries, finite, replied = self.sweep.advance(
+            self._values(own, self.width), self._carries, where, at, count
+        )
+        return finite, replied
+
+    def candidate(self, i: int) -> tuple[Any, Any]:
+        """The state of a candidate, and what its clients remember."""
+        return self.sweep.candidate(self._carries, self.members.index(i))
+
+    def _values(self, own: list[int], length: int) -> dict[str, tuple[float, ...]]:
+        padded = own + [0] * (length - len(own))
+        return {name: tuple(self._tried[k][name] for k in padded) for name in self._tried[0]}
+
+
 class _Race:
     """The candidates: where each one is, what it has shown so far, and whether it is lost."""
 
     def __init__(
-        self, problem: Problem, clients: Clients, algorithm: Algorithm, tried: list[dict[str, float]], start: Any,
-        cohort: int, seed: int, evaluate: Evaluate | None, measure: Evaluate | None, goal: Direction, slots: int,
+        self, job: Job, tried: list[dict[str, Any]], evaluate: Evaluate | None, goal: Direction, slots: int,
         engine: Simulation,
     ) -> None:  # fmt: skip
-        self.tried, self.slots, self.clients, self.start_values = tried, slots, clients, start
+        self.tried = tried
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
         self._evaluate, self._metric, self._higher = evaluate, goal.name, goal.higher_is_better
         self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
-        self._weights = None if measure is None else np.asarray(clients.weights, float)
-        self._everyone = np.ones(clients.n, bool)
-        first = replace(algorithm, **tried[0])  # type: ignore[type-var]
-        self._sweep = Sweep(Job(problem, clients, first, start, cohort, seed, measure=measure), set(tried[0]), engine)
-        self._side_by_side, self._room = self._sweep.even(slots), self._sweep.even(len(tried))  # with padding
-        self._carries: Any = None
+        self._weights = None if job.measure is None else np.asarray(job.clients.weights, float)
+        self._everyone, self._faults = np.ones(job.clients.n, bool), job.faults
+        fixed = [name for name in tried[0] if not _is_real(job.algorithm, name)]
+        members: dict[str, list[int]] = {}
+        for i, one in enumerate(tried):
+            members.setdefault(repr([one[name] for name in fixed]), []).append(i)
+        self.slots = min(slots, max(map(len, members.values())))
+        self._groups = [_Group(job, tried, own, self.slots, engine) for own in members.values()]
 
     def compile(self) -> None:
         """Make the programs, and the candidates' state before the first round."""
         begin = time.perf_counter()
-        self._carries = self._sweep.start(self._values([*range(len(self.tried))], self._room))
-        self.start = self._measure(0, 0)
-        jax.block_until_ready(self._advance([0], 0, 0))
+        for group in self._groups:
+            group.start()
+            if group is self._groups[0]:
+                self.start = self._measure(0, 0)
+            jax.block_until_ready(group.advance(group.members[:1], 0, 0))
         self.compiling = time.perf_counter() - begin
 
     def climb(self, rungs: list[int], bar: Callable[..., None], interrupt: threading.Event) -> None:
@@ -385,9 +513,7 @@ class _Race:
             bar(self.done, self.done + len(live) * (end - at) + later, words)
             count = min(at_once, end - at)
             clock = time.perf_counter()
-            width = self._side_by_side
-            finite = [self._advance(live[k : k + width], at, count) for k in range(0, len(live), width)]
-            good = np.concatenate(jax.device_get(finite))[: len(live)]
+            good = self._advance(live, at, count)
             at_once = max(1, min(2 * count, int(SECONDS_AT_ONCE * count / (time.perf_counter() - clock))))
             at, self.done = at + count, self.done + len(live) * count
             live = self._drop(live, good, at)
@@ -395,8 +521,10 @@ class _Race:
         for i, value in zip(live, now.tolist(), strict=True):
             if math.isfinite(value):
                 self.shown[i][at] = value
-        hopeless = not self._higher and 0 < self.start < math.inf
-        good = now < _HOPELESS * self.start if hopeless else np.isfinite(now)
+        good = np.isfinite(now)
+        if math.isfinite(self.start):
+            worse = self.start - now if self._higher else now - self.start
+            good &= worse <= _HOPELESS * max(1.0, abs(self.start))
         return self._drop(live, good, at)
 
     def _drop(self, live: list[int], good: np.ndarray, at: int) -> list[int]:
@@ -405,30 +533,39 @@ class _Race:
                 self.lost[i] = at
         return [i for i in live if self.lost[i] is None]
 
-    def _advance(self, ids: list[int], at: int, count: int) -> Bool[Array, " slots"]:
-        """`count` rounds from round `at` on for these candidates; for each, whether its state is finite."""
-        empty = self._side_by_side - len(ids)  # slots of padding, discarded
-        where = np.asarray(ids + [self._room] * empty, np.int32)
-        values = self._values(ids, self._side_by_side)
-        self._carries, finite = self._sweep.advance(values, self._carries, where, at, count)
-        return finite
-
-    def _values(self, ids: list[int], length: int) -> dict[str, tuple[float, ...]]:
-        padded = ids + [0] * (length - len(ids))
-        return {name: tuple(self.tried[i][name] for i in padded) for name in self.tried[0]}
+    def _advance(self, live: list[int], at: int, count: int) -> np.ndarray:
+        """`count` rounds from round `at` on for these candidates; for each, whether all was finite."""
+        calls = []
+        for group in self._groups:
+            own = [i for i in group.members if i in live]
+            for k in range(0, len(own), group.width):
+                some = own[k : k + group.width]
+                calls.append((some, group.advance(some, at, count)))
+        fine = {}
+        for some, (finite, replied) in jax.device_get(calls):
+            if not replied[: len(some)].all() and self._faults is not None:
+                raise RoundFailedError(
+                    f"Between rounds {at + 1} and {at + count} fewer replies with any weight arrived than "
+                    f"faults.minimum={self._faults.minimum}. Lower the minimum or the dropout."
+                )
+            fine |= dict(zip(some, finite, strict=False))
+        return np.array([fine[i] for i in live], bool)
 
     def _measure(self, i: int, at: int) -> float:
         metrics: Any = {}
         with np.errstate(all="ignore"):  # numbers that overflow are what a candidate is dropped for
-            state, memory = self._sweep.candidate(self._carries, i)
+            group = next(group for group in self._groups if i in group.members)
+            state, memory = group.candidate(i)
             if self._evaluate is not None:
                 metrics = self._evaluate(*(state.x, state.y, memory)[: self._sees])
             if self._weights is not None and isinstance(metrics, dict):
-                rows = self._sweep.measure(state, memory, at)
+                rows = group.sweep.measure(state, memory, at)
                 metrics = {**metrics, **over_clients(rows, self._everyone, self._weights)}
         if not isinstance(metrics, dict) or self._metric not in metrics:
             known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
-            raise ValueError(f"metric={self._metric!r}: evaluate returns no such metric, but {known or 'nothing'}.")
+            raise ValueError(
+                f"metric={self._metric!r} must name a metric that evaluate returns; it returns {known or 'nothing'}."
+            )
         check_numbers("evaluate", metrics)
         return float(metrics[self._metric])
 
@@ -439,8 +576,7 @@ class _Race:
         def rank(i: int) -> Any:
             seen = self.shown[i]
             rounds = sorted(seen, reverse=True)
-            # In three digits: of those that end alike, the one that was better before is better.
-            return self.lost[i] is not None, [-r for r in rounds[:1]] or [0], [sign * _short(seen[r]) for r in rounds]
+            return self.lost[i] is not None, [-r for r in rounds[:1]] or [0], [sign * seen[r] for r in rounds]
 
         return sorted(range(len(self.tried)), key=rank)
 

@@ -1,4 +1,4 @@
-"""`rookery tune`: the step sizes of an algorithm on a task."""
+"""`rookery tune`: search the step sizes and other hyperparameters of an algorithm on a task."""
 
 import dataclasses
 import itertools
@@ -24,6 +24,7 @@ from rookery.cli.asked import (
     Settings,
     TaskName,
     ask,
+    text_of,
     value_of,
 )
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
@@ -39,8 +40,9 @@ def tune(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            help="A step size to search, and its range: upper_step=0.001:1; without a range, a tenth to ten times its "
-            "value. Repeat it for more. Left out: all step sizes that --set does not give.",
+            help="A hyperparameter to search, with a range, upper_step=0.001:1 or local_steps=1:20, or with values, "
+            "local_steps=1,5,20; a step size alone: a tenth to ten times its value. Repeat it for more. Left out: all "
+            "step sizes that --set does not give.",
         ),
     ] = None,
     candidates: Annotated[int, typer.Option(help="How many to try, at most.")] = CANDIDATES,
@@ -62,7 +64,7 @@ def tune(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Find an algorithm's step sizes: many at once, the worse half stopped early; the best, a picture, a command."""
+    """Search step sizes and other hyperparameters: many candidates at once, the worse half stopped early."""
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
         chosen, method = asked.task, asked.method
@@ -130,8 +132,8 @@ def _new_folder(asked: Asked) -> Path:
     return writable(next(Path("runs") / name for name in names if not (Path("runs") / name).exists()))
 
 
-def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, tuple[float, float] | None] | None:
-    """The step sizes to search, each with its range if it has one; None if there are none."""
+def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, Any] | None:
+    """What to search, each with its range or its list of values if it has one; None if there is nothing."""
     if over is None:
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
@@ -139,30 +141,50 @@ def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, 
                 f"--set gives every step size of {type(method).__name__}; name those to search with --over."
             )
         return dict.fromkeys(names) or None
-    ranges: dict[str, tuple[float, float] | None] = {}
+    ranges: dict[str, Any] = {}
     for entry in over:
         name, sign, text = entry.partition("=")
         name = name.strip().replace("-", "_")
         key(type(method).__name__, name, [field.name for field in dataclasses.fields(method)])
         if name in ranges:
             raise ValueError(f"--over {entry!r}: {name} is named twice; give it once.")
-        try:
-            low, high = (float(end) for end in text.split(":")) if sign else (0.0, 0.0)
-        except ValueError:
-            raise ValueError(f"--over {entry!r} is not of the form name=low:high, as in upper_step=0.001:1.") from None
-        ranges[name] = (low, high) if sign else None
+        ranges[name] = _values(entry, text.strip()) if sign else None
     return ranges
+
+
+def _values(entry: str, text: str) -> tuple[float, float] | list[Any]:
+    """A range, low:high, or values, a,b,c; one value alone is likely a mistake."""
+    try:
+        if ":" in text and "," not in text:
+            low, high = (float(end) for end in text.split(":"))
+            return low, high
+        values = [value_of(part.strip()) for part in text.split(",")]
+        if len(values) < 2 or any(part == "" for part in values):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"--over {entry!r} must have the form name=low:high, as in upper_step=0.001:1, or name=value,value,..., as "
+            "in local_steps=1,5,20."
+        ) from None
+    return values
+
+
+def _over(name: str, searched: Any) -> str:
+    """The option that searches this."""
+    if isinstance(searched, list):
+        return f"--over {name}={','.join(str(text_of(value)) for value in searched)}"
+    return f"--over {name}={searched[0]:.3g}:{searched[1]:.3g}"
 
 
 def _told(asked: Asked, found: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
     """What a search has come to, and what to run next, as JSON holds it."""
     best = {} if found.best is None else {name: getattr(found.best, name) for name in found.search}
-    run = " ".join(["rookery run", *base, *(f"--set {name}={value!r}" for name, value in best.items())])
+    run = " ".join(["rookery run", *base, *(f"--set {name}={text_of(value)}" for name, value in best.items())])
     ranges = found.moved()
     if found.best is None:
-        ranges = {name: (low / 100, low) for name, (low, _) in ranges.items()}
-    windows = [f"--over {name}={low:.3g}:{high:.3g}" for name, (low, high) in ranges.items()]
-    again = " ".join(["rookery tune", *base, *more, *windows])
+        smaller = {name: (own[0] / 100, own[0]) for name, own in ranges.items() if isinstance(own, tuple)}
+        ranges |= smaller
+    again = " ".join(["rookery tune", *base, *more, *(_over(name, own) for name, own in ranges.items())])
     return {
         "task": asked.named.name,
         "task_settings": asked.arguments,
@@ -198,13 +220,13 @@ def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path, 
     seconds = f"{found.seconds:.0f} s, {found.compiling:.0f} of them compiling"
     tried = f"{found.diverged} of {len(found.table)} diverged. It took {seconds}."
     if len(found.table) < candidates:
-        tried += f" (Of at most {candidates}: the values of the step sizes form a grid, and the next has more.)"
+        tried += f" (Of at most {candidates}: the values form a grid, and the next larger one has more.)"
     title = f"{asked.title}: {found.metric}, the best of {len(found.table)} candidates"
     said = [report.table(pd.DataFrame(columns), title), tried, f"The picture: {picture}"]
     if told["run"]:
         said.append(f"Run the best:\n  {told['run']}")
     for name, end in found.edges.items():
-        low, high = found.search[name]
+        low, high = min(found.search[name]), max(found.search[name])
         said.append(f"{name} is best at the {end} end of its range, {low:.3g} to {high:.3g}.")
     if found.edges:
         said.append(f"Look further there:\n  {told['next']}")

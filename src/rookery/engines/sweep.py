@@ -1,7 +1,7 @@
 """Many candidates of one algorithm side by side: the interpreted round, vmapped over hyperparameters.
 
-On a mesh the candidates are divided among the devices. Each device has all clients' data, and nothing to tell the
-others between two calls.
+On a mesh the candidates are divided among the devices. Each device holds all clients' data, and devices do not
+communicate during a call.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,7 @@ class Sweep:
             traced = engine.traced(job, convolve=settings.convolutions)
         self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
         self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, block
+        self._minimum = simulation.minimum(job)
         if self._mesh is not None:
             every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
             placed = lambda plan, where: replace(plan, consts=jax.device_put(plan.consts, where))
@@ -59,18 +60,18 @@ class Sweep:
         devices = 1 if self._mesh is None else self._mesh.size
         return -(-count // devices) * devices
 
-    def start(self, values: Values) -> Carry:
-        """Every candidate before its first round; what the values do not change is computed once on a device."""
+    def start(self, values: Values, count: int) -> Carry:
+        """All `count` candidates before their first round; what no value changes is computed once on each device."""
         traced = self._traced
         program = self._program("sweep start", traced.start, _start_all)
-        return program(traced.start.consts, self._data, self._rest, values, self._start, traced.seed)
+        return program(traced.start.consts, self._data, self._rest, values, jnp.arange(count), self._start, traced.seed)
 
     def advance(
         self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
-    ) -> tuple[Carry, Bool[Array, " slots"]]:
+    ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:
         """`rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
         traced = self._traced
-        program = self._program("sweep", traced.round, _advance_some, self._cohort, donate=(4,))
+        program = self._program("sweep", traced.round, _advance_some, self._cohort, self._minimum, donate=(4,))
         return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, rounds, traced.seed)
 
     def candidate(self, carries: Carry, i: int) -> tuple[Any, Any]:
@@ -128,45 +129,50 @@ def _one(carries: Carry, i: Any) -> tuple[Any, Any]:
 
 
 def _start_all(
-    program: Program, devices: Mesh | None, consts: Any, clients: Clients, rest: Any, values: Values, start: Any,
-    seed: Array,
+    program: Program, devices: Mesh | None, consts: Any, clients: Clients, rest: Any, values: Values,
+    slots: Int[Array, " slots"], start: Any, seed: Array,
 ) -> Carry:  # fmt: skip
-    def some(consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, values: Any) -> Carry:
-        one = lambda own: simulation.start(program, consts, clients, rest | own, start, seed)[0]
-        return jax.vmap(one)(values)
+    def some(consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, values: Any, slots: Array) -> Carry:
+        one = lambda own, slot: simulation.start(program, consts, clients, rest | own, start, seed)[0]
+        return jax.vmap(one)(values, slots)
 
-    return _divided(devices, some, (consts, clients, rest, start, seed), _stacked(values))
+    return _divided(devices, some, (consts, clients, rest, start, seed), _stacked(values), slots)
 
 
 def _advance_some(
-    program: Program, devices: Mesh | None, cohort: int, consts: Any, clients: Clients, rest: Any, values: Values,
-    carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
-) -> tuple[Carry, Bool[Array, " slots"]]:  # fmt: skip
-    """The candidates' carries, and whether the state of each in a slot is finite; an empty slot has a number beyond the
-    last.
+    program: Program, devices: Mesh | None, cohort: int, minimum: int, consts: Any, clients: Clients, rest: Any,
+    values: Values, carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
+) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:  # fmt: skip
+    """The candidates' carries, and for each slot whether every round was finite, and had enough replies, as in `solve`.
 
-    A cohort and its minibatches are drawn once for all of them on a device. Which candidates, and how many rounds, may
-    change without compiling again.
+    An empty slot has a number beyond the last. A cohort and its minibatches are drawn once for all candidates on a
+    device. Which candidates, and how many rounds, may change without compiling again.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
 
     def some(
-        consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, held: Carry
-    ) -> Carry:
-        def one(value: Any, carry: Carry, t: Any) -> Carry:
-            who, own, after, _ = simulation.one_round(program, cohort, consts, clients, rest | value, carry, t, seed)
-            return simulation.put(program, clients.n, carry, who, own, after, True)
+        consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, held: Any
+    ) -> Any:
+        def one(value: Any, held: Any, t: Any) -> Any:
+            carry, finite, replied = held
+            who, own, after, report = simulation.one_round(
+                program, cohort, consts, clients, rest | value, carry, t, seed
+            )
+            carry = simulation.put(program, clients.n, carry, who, own, after, True)
+            return carry, finite & jnp.all(report["finite"]), replied & (report["least"] >= minimum)
 
         body = lambda t, held: jax.vmap(one, (0, 0, None))(values, held, t)
         return jax.lax.fori_loop(begin, begin + rounds, body, held)
 
-    held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries)
-    held = _divided(devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), held)
-    finite = [jnp.all(jnp.isfinite(a.reshape(len(ids), -1)), axis=1) for _, a in engine.real_leaves(held.state)]
+    fine = jnp.ones(len(ids), bool)
+    held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries), fine, fine
+    held, finite, replied = _divided(
+        devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), held
+    )
     carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, held)
     if devices is not None:
         carries = jax.lax.with_sharding_constraint(carries, NamedSharding(devices, _DIVIDED))
-    return carries, jnp.all(jnp.stack(finite), axis=0)
+    return carries, finite, replied
 
 
 def _stacked(values: Values) -> Any:
