@@ -172,3 +172,9 @@ def test_the_page_on_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Path("first/weights.safetensors").exists()
     html.write([Path("runs.jsonl")], Path("report.html"))
     assert Path("report.html").read_text().count('"seed":') >= 3
+
+
+@pytest.mark.slow
+def test_the_page_on_steps() -> None:
+    (page,) = blocks("docs/choosing-steps.md", "python")
+    exec(compile(page, "choosing-steps.md", "exec"), {})

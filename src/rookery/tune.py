@@ -541,7 +541,7 @@ class _Race:
             for k in range(0, len(own), group.width):
                 some = own[k : k + group.width]
                 calls.append((some, group.advance(some, at, count)))
-        fine = {}
+        fine: dict[int, Any] = {}
         for some, (finite, replied) in jax.device_get(calls):
             if not replied[: len(some)].all() and self._faults is not None:
                 raise RoundFailedError(
