@@ -415,3 +415,60 @@ def test_the_printed_sign_of_chi2_drives_the_losses_apart():
         method = rk.FedDRO(step=0.05, momentum=0.5)
         run = rk.solve(problem, clients, method, (np.array(2.0), None), rounds=30, progress=False)
         assert float(jnp.var(losses(run.x, rows))) == pytest.approx(variance, abs=0.01)
+
+
+# In single precision.
+
+RISKS = {
+    "kl": lambda l, scale: kl_risk(l, scale),
+    "kl with a cap": lambda l, scale: kl_risk(l, scale, 2.0),
+    "cvar, smooth": lambda l, scale: cvar_risk(l, 0.3, scale),
+    "cvar": lambda l, scale: cvar_risk(l, 0.3),
+    "chi2": lambda l, scale: chi2_risk(l, scale),
+    "chi2 ball": lambda l, scale: objectives.chi2_ball_risk(l, 0.5),
+    "variance": lambda l, scale: variance_risk(l, scale),
+}
+
+
+@pytest.mark.parametrize("name", RISKS)
+def test_a_risk_is_the_same_in_single_precision_at_every_scale(name):
+    """25 cases: losses far from zero, spread over much less or much more than the penalty."""
+    risk = jax.jit(RISKS[name])
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        spread, offset = 10.0 ** rng.uniform(-2, 3), rng.choice([0, 1e3, -1e3, 1e4])
+        losses = (offset + spread * rng.uniform(size=20)).astype(np.float32)
+        scale = np.float32(spread * 10.0 ** rng.uniform(-5, 1))
+        if name == "variance":
+            scale = max(scale, np.float32(0.1 * spread))  # it is no worst case beyond, and its weights are large
+        exact = risk(losses.astype(float), float(scale))
+        found = risk(losses, scale)
+        assert found.value.dtype == jnp.float32
+        assert abs(float(found.weights.sum()) - 1) < 2e-6
+        assert abs(float(found.value) - float(exact.value)) < 1e-6 * (abs(offset) + spread)
+        np.testing.assert_allclose(found.weights, exact.weights, rtol=1e-3, atol=3e-5)
+
+
+def test_a_capped_risk_in_single_precision():
+    losses = np.linspace(1000, 1001, 10)
+    found = kl_risk(jnp.asarray(losses, jnp.float32), 0.01, 2.0)
+    assert float(found.value) == pytest.approx(1000 + 7 / 9 - 0.01 * math.log(2), abs=2e-4)  # the five largest at the cap
+    assert float(found.weights.sum()) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("tied", [[5, 5, 5, 0, 0, 0], [5, 5, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [3, 2, 2, 2, 2, 1]])
+@pytest.mark.parametrize("cap", [1.5, 2.0, 3.0])
+def test_a_capped_risk_with_ties(tied, cap):
+    losses = np.array(tied, float)
+    found = kl_risk(jnp.asarray(losses), 0.7, cap)
+    value, p = smooth_cvar_reference(losses, 1 / cap, 0.7)
+    close(found.value, value)
+    close(found.weights, p)
+    close(jax.grad(lambda l: kl_risk(l, 0.7, cap).value)(jnp.asarray(losses)), p)
+
+
+@pytest.mark.parametrize("module", ["objectives", "tasks", "theory", "trackers"])
+def test_a_module_offers_its_public_names_alone(module):
+    offered = dir(getattr(rk, module))
+    assert offered == sorted(getattr(rk, module).__all__)
+    assert not {"Any", "jnp", "np", "math", "annotations"} & set(offered)

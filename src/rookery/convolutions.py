@@ -330,13 +330,12 @@ def _highest(dtype: Any) -> Any:
 
 
 def _gather_add(windows: _Windows, tangent: Array, array: Array, select_prim: Any) -> Array:
-    """The tangent at the first of a window's extreme entries."""
-    best: Any = None
+    """The tangent at the first of a window's extreme entries; 0 where all are −∞, as in XLA."""
     fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
+    best: Any = None
     for value, own in zip(windows.entries(array, fill), windows.entries(tangent, 0), strict=True):
         if best is None:
-            best, found = value, own
-            continue
+            best, found = lax.full_like(value, fill), lax.full_like(own, 0)
         stays = select_prim.bind(best, value)
         best, found = lax.select(stays, best, value), lax.select(stays, found, own)
     return found

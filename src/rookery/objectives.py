@@ -23,6 +23,23 @@ from rookery.placement import on_host
 from rookery.problems import Compositional, SingleLevel
 from rookery.source import Rows
 
+__all__ = [
+    "Objective",
+    "Risk",
+    "chi2",
+    "chi2_ball_risk",
+    "chi2_risk",
+    "cvar",
+    "cvar_risk",
+    "equal_opportunity",
+    "group_shares",
+    "kl",
+    "kl_risk",
+    "portfolio",
+    "variance_risk",
+    "worst_group",
+]
+
 Losses = Float[Array, " m"]
 SampleLoss = Callable[[Any, Rows], Losses]
 Members = Callable[[Rows], Float[Array, "batch groups"]]
@@ -334,45 +351,59 @@ def portfolio(aversion: float, budget: float | None = None) -> Objective:
 
 # The worst cases in closed form, of the losses alone: value and weights. Where the samples do not count the same to
 # begin with, `reference` says what each counts in the place of 1/m, to the sum 1; where it is 0 there is no sample.
+# All of them compute with the losses less their maximum: an offset of the losses costs no precision.
 
 
 def kl_risk(losses: Losses, penalty: float, cap: float | None = None, reference: Losses | None = None) -> Risk:
     """λ log mean exp(ℓ/λ), and p ∝ exp(ℓ/λ); with a cap, p = min(e^{(ℓ−η)/λ}, cap)/m, whose η makes them sum to 1."""
     m = len(losses)
+    top, gap = _below_largest(losses, reference)
     if cap is None or cap >= m:
-        z = losses / penalty + (-math.log(m) if reference is None else jnp.log(reference))
-        return Risk(penalty * jax.nn.logsumexp(z), jax.nn.softmax(z))
+        z = gap / penalty + (-math.log(m) if reference is None else jnp.log(reference))
+        return Risk(top + penalty * jax.nn.logsumexp(z), jax.nn.softmax(z))
     if reference is not None:
-        raise ValueError("kl_risk: a cap is for samples that all count the same; give a cap or a reference, not both.")
-    ratio = lambda level: jnp.exp(jnp.minimum((losses - level) / penalty, math.log(cap)))
+        raise ValueError("kl_risk takes a cap or a reference, not both: a cap needs samples that all count the same.")
+    falling = -jnp.sort(-gap)
+
+    def others(k: Array) -> tuple[Array, Array]:
+        """With all losses above ℓ_k at the cap: the weight m p left for the others, and e^{(ℓ − ℓ_k)/λ} of each."""
+        below = gap - falling[k]
+        left = jnp.maximum(m - cap * jnp.sum(below > 0), 0).astype(gap.dtype)
+        return left, jnp.where(below > 0, 0, jnp.exp(jnp.minimum(below, 0) / penalty))
 
     def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Towards the smallest k with which no other loss needs more than the cap."""
         low, high = bracket
-        middle = (low + high) / 2
-        above = jnp.mean(ratio(middle)) > 1
-        return jnp.where(above, middle, low), jnp.where(above, high, middle)
+        middle = (low + high) // 2
+        left, rest = others(middle)
+        enough = left <= cap * jnp.sum(rest)
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    low, high = jax.lax.fori_loop(0, 100, halve, (jnp.min(losses), jnp.max(losses)))
-    q = ratio((low + high) / 2)
-    return Risk(jnp.mean(q * losses) - penalty * jnp.mean(jax.scipy.special.xlogy(q, q)), q / m)
+    most = int(m / cap)
+    _, k = jax.lax.fori_loop(0, most.bit_length() + 1, halve, (jnp.int32(0), jnp.int32(most)))
+    left, rest = others(k)
+    q = jnp.where(gap > falling[k], cap, rest * left / jnp.sum(rest))
+    return Risk(top + jnp.mean(q * gap) - penalty * jnp.mean(jax.scipy.special.xlogy(q, q)), q / m)
 
 
 def variance_risk(losses: Losses, penalty: float) -> Risk:
     """mean ℓ + var(ℓ)/(2λ), and p = (1 + (ℓ − mean ℓ)/λ)/m, of which some may be negative."""
-    gap = losses - jnp.mean(losses)
-    return Risk(jnp.mean(losses) + jnp.mean(gap**2) / (2 * penalty), (1 + gap / penalty) / len(losses))
+    top, gap = _below_largest(losses)
+    mean = jnp.mean(gap)
+    gap = gap - mean
+    return Risk(top + mean + jnp.mean(gap**2) / (2 * penalty), (1 + gap / penalty) / len(losses))
 
 
 def chi2_risk(losses: Losses, penalty: float, reference: Losses | None = None) -> Risk:
     """max over p of Σ p ℓ − λ·½ mean (m p − 1)²: p = (ℓ − η)₊/(λm), with η such that they sum to 1."""
     q = _uniform(losses) if reference is None else reference
-    gap = losses - jnp.max(losses)
+    top, gap = _below_largest(losses, reference)
     order = jnp.argsort(-gap)
     falling, shares = gap[order], q[order]
     levels = (jnp.cumsum(shares * falling) - penalty) / jnp.cumsum(shares)  # η if the first k have all the weight
     level = levels[jnp.sum(falling > levels) - 1]
     ratio = jnp.maximum(gap - level, 0) / penalty
-    value = jnp.max(losses) + q @ (ratio * gap) - penalty / 2 * (q @ (ratio - 1) ** 2)
+    value = top + q @ (ratio * gap) - penalty / 2 * (q @ (ratio - 1) ** 2)
     return Risk(value, q * ratio)
 
 
@@ -384,6 +415,7 @@ def chi2_ball_risk(losses: Losses, size: float, reference: Losses | None = None)
     loss, mean (ℓ − η)²₊ exceeds (1 + 2ρ)(mean (ℓ − η)₊)² if that η is too high.
     """
     q = _uniform(losses) if reference is None else reference
+    top, losses = _below_largest(losses, reference)
     falling = -jnp.sort(-losses)
 
     def halve(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -401,7 +433,7 @@ def chi2_ball_risk(losses: Losses, size: float, reference: Losses | None = None)
     slope = jnp.sqrt(jnp.maximum((1 + 2 * size) * share - 1, 0) / jnp.where(variance > 0, variance, 1))
     p = on / share * jnp.maximum(1 + slope * gap, 0)
     p = p / jnp.sum(p)
-    return Risk(p @ losses, p)
+    return Risk(top + p @ losses, p)
 
 
 def cvar_risk(losses: Losses, size: float, smoothing: float | None = None, reference: Losses | None = None) -> Risk:
@@ -409,11 +441,19 @@ def cvar_risk(losses: Losses, size: float, smoothing: float | None = None, refer
     if smoothing is not None:
         return kl_risk(losses, smoothing, 1 / size, reference)
     q = _uniform(losses) if reference is None else reference
-    order = jnp.argsort(-losses)
+    top, gap = _below_largest(losses, reference)
+    order = jnp.argsort(-gap)
     shares = q[order]
     larger = jnp.cumsum(shares) - shares  # the share of those with a larger loss
     p = jnp.zeros_like(losses).at[order].set(jnp.clip(size - larger, 0, shares) / size)
-    return Risk(p @ losses, p)
+    return Risk(top + p @ gap, p)
+
+
+def _below_largest(losses: Losses, reference: Losses | None = None) -> tuple[Float[Array, ""], Losses]:
+    """The largest loss of a sample, and all losses less it."""
+    there = None if reference is None else reference > 0
+    top = jax.lax.stop_gradient(jnp.max(losses, where=there, initial=None if there is None else -jnp.inf))
+    return top, losses - top
 
 
 def _uniform(losses: Losses) -> Losses:
@@ -462,3 +502,7 @@ def _log(u: Array, least: float) -> Array:
 def _positive(name: str, value: Any) -> float:
     check_positive(**{name: value})
     return float(value)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -52,6 +52,27 @@ from rookery.problems import Scope
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 
+__all__ = [
+    "CompositionalConstants",
+    "Constants",
+    "MinimaxConstants",
+    "SingleLevelConstants",
+    "Smoothness",
+    "Steps",
+    "WeightedConstants",
+    "asfbo",
+    "asfbo_terms",
+    "ds_feddro",
+    "fedbio",
+    "fedbio_acc",
+    "feddro",
+    "fednest",
+    "fedsvrg",
+    "quadratic_constants",
+    "steps",
+    "weighted_nodes",
+]
+
 
 class Smoothness(NamedTuple):
     """What Lemma C.1 makes of a problem's constants; the class of problem no longer shows."""
@@ -719,3 +740,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 def _root_mean_square(values: list[Any]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -218,3 +218,7 @@ class Wandb:
         if self._run is not None:
             self._run.finish(exit_code=0 if _ended(run) else 1)
             self._run = None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -203,6 +203,21 @@ def test_pooling_agrees_with_xla_with_ties(size: Any, strides: Any, padding: Any
     agree(jax.jit(as_products(second))(single), jax.jit(second)(single), 1e-5)
 
 
+@pytest.mark.parametrize(("size", "strides", "padding"), [((2, 2), (2, 2), "VALID"), ((3, 3), (2, 2), "SAME")])
+def test_pooling_agrees_with_xla_on_infinite_inputs(size: Any, strides: Any, padding: Any) -> None:
+    window = (1, *size, 1), (1, *strides, 1), padding
+    rng = np.random.default_rng(0)
+    for infinite, start, fold in ((-np.inf, -jnp.inf, lax.max), (np.inf, jnp.inf, lax.min)):
+        pool = lambda a, start=start, fold=fold: lax.reduce_window(a, start, fold, *window)
+        moved = lambda a, t, pool=pool: jax.jvp(pool, (a,), (t,))
+        slope = lambda a, pool=pool: jax.vjp(pool, a)[1](jnp.ones_like(pool(a)))
+        tangent = rng.normal(size=(40, 5, 5, 1)).astype(np.float32)
+        image = np.where(rng.uniform(size=tangent.shape) < 0.7, infinite, tangent[::-1]).astype(np.float32)
+        image[0] = -infinite
+        agree(jax.jit(as_products(moved))(image, tangent), jax.jit(moved)(image, tangent), 1e-6)
+        agree(jax.jit(as_products(slope))(image), jax.jit(slope)(image), 1e-6)
+
+
 # Where they stand.
 
 

@@ -31,3 +31,7 @@ __all__ = [
     "weighted_nodes",
     "worst_group",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
