@@ -353,6 +353,45 @@ def test_weights_go_to_a_file_and_back(tmp_path: Any) -> None:
     assert rk.load_weights(tmp_path / "half.safetensors", like={"a": np.zeros((2, 3)), "n": 3})["a"].dtype == float
 
 
+def test_every_array_has_a_name_of_its_own(tmp_path: Any) -> None:
+    path = tmp_path / "w.safetensors"
+    for model in (
+        {"a": {"b": np.array([1.0, 2])}, "a.b": np.array([7.0, 8])},
+        {"a": {"b": np.array([1.0])}, "a.b": np.array([2.0]), "a\\.b": np.array([3.0]), "a\\": {"b": np.array([4.0])}},
+        {"a": [np.array([1.0])], "a.0": np.array([2.0]), "": {"": np.array([3.0])}, ".": np.array([4.0])},
+    ):
+        rk.save_weights(path, model)
+        found = rk.load_weights(path, like=jax.tree.map(np.zeros_like, model))
+        assert jax.tree.map(lambda a: a.tolist(), found) == jax.tree.map(lambda a: a.tolist(), model)
+        assert len(rk.load_weights(path)) == len(jax.tree.leaves(model))
+    rk.save_weights(path, {"layers.0.weight": np.ones(2)})  # names from another library stay as they are
+    assert set(rk.load_weights(path)) == {"layers.0.weight"}
+
+
+def test_weights_need_not_lie_end_to_end(tmp_path: Any) -> None:
+    turned = np.arange(6.0).reshape(2, 3).T
+    rk.save_weights(tmp_path / "w.safetensors", {"w": turned, "v": turned[::2]})
+    found = rk.load_weights(tmp_path / "w.safetensors")
+    assert (found["w"].tolist(), found["v"].tolist()) == (turned.tolist(), turned[::2].tolist())
+
+
+def test_weights_written_by_hand_are_read(tmp_path: Any) -> None:
+    """The layout of files from before: a padded header, arrays in the order of the model."""
+    text = b'{"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "a": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}'
+    text += b" " * (-len(text) % 8)
+    data = np.float32([1, 2]).tobytes() + np.asarray(3, jnp.bfloat16).tobytes()
+    (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    found = rk.load_weights(tmp_path / "w.safetensors", like={"a": np.zeros(()), "b": np.zeros(2)})
+    assert (found["a"].item(), found["b"].tolist()) == (3, [1, 2])
+
+
+def test_weights_without_a_folder_or_a_file(tmp_path: Any) -> None:
+    with pytest.raises(FileNotFoundError, match=r"^save_weights: there is no folder .*/none\. Create it first\.$"):
+        rk.save_weights(tmp_path / "none" / "w.safetensors", {"w": np.ones(2)})
+    with pytest.raises(FileNotFoundError, match=r"^load_weights: there is no file .*/w\.safetensors\.$"):
+        rk.load_weights(tmp_path / "w.safetensors")
+
+
 @pytest.mark.parametrize(
     ("like", "says"),
     [
@@ -373,7 +412,7 @@ def test_files_and_models_without_weights(tmp_path: Any) -> None:
     entry = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 800]}}'
     for data in (b"", b"not weights", header(b"[]"), header(b"{}{"), header(entry), header(b'{"a": 3}')):
         (tmp_path / "w.safetensors").write_bytes(data)
-        with pytest.raises(ValueError, match=r"w.safetensors is no safetensors file"):
+        with pytest.raises(ValueError, match=r"w.safetensors is not a safetensors file"):
             rk.load_weights(tmp_path / "w.safetensors")
 
 

@@ -1,8 +1,7 @@
-"""A model's weights in a file that every library reads: safetensors, arrays by name and nothing else."""
+"""A model's weights in a safetensors file: arrays by name, which every library reads."""
 
-import json
-import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +9,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# The format: the header's length (8 bytes, little endian), the header (JSON: type, shape and place of each array), the
-# arrays' bytes, end to end.
-_LONGEST_HEADER = 100_000_000
-_KINDS = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-
 
 def save_weights(path: str | Path, model: Any) -> None:
     """Write the floating-point arrays of a model (or of any pytree) to a safetensors file.
 
     Arguments:
-        path: the file; one that is there is replaced once the new one is complete.
-        model: a pytree: the names are those of its fields, "layers.0.weight".
+        path: the file; an existing one is replaced once the new one is complete.
+        model: a pytree. An array's name is its path of fields and keys, "layers.0.weight". Where two arrays would get
+            the same name, as in {"a": {"b": ...}, "a.b": ...}, a dot inside a key is written as "\\.".
     """
-    arrays = {name: np.asarray(leaf) for name, leaf in _named(model) if _is_weight(leaf)}
+    from safetensors.numpy import save_file
+
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"save_weights: there is no folder {path.parent}. Create it first.")
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _named(model) if _is_weight(leaf)}
     if not arrays:
         raise ValueError(f"save_weights: the model ({type(model).__name__}) holds no floating-point arrays.")
-    kinds = {kind: name for name, kind in _KINDS.items()}
-    header, end = {}, 0
-    for name, a in arrays.items():
-        header[name] = {"dtype": kinds[a.dtype.name], "shape": a.shape, "data_offsets": (end, end + a.nbytes)}
-        end += a.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path = Path(path)
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for a in arrays.values():
-            file.write(np.ascontiguousarray(a).tobytes())
+    save_file(arrays, fresh)
     os.replace(fresh, path)
 
 
 def load_weights(path: str | Path, like: Any = None) -> Any:
-    """The weights of a safetensors file, from whatever library.
+    """Read the weights in a safetensors file, whichever library wrote it.
 
     Arguments:
         path: the file.
         like: a model of the same structure: it comes back with the file's weights, each in the type that the model has.
-            None: the arrays as a dictionary, by name.
+            None: return the arrays as a dictionary, by name.
 
     >>> import tempfile, numpy as np
     >>> path = tempfile.mkdtemp() + "/w.safetensors"
@@ -59,29 +45,16 @@ def load_weights(path: str | Path, like: Any = None) -> Any:
     >>> {name: a.shape for name, a in load_weights(path).items()}
     {'layers.0.weight': (2, 3)}
     """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"load_weights: there is no file {path}.")
     try:
-        arrays = _read(Path(path).read_bytes())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no safetensors file: {error}.") from error
+        arrays = load_file(path, backend="pread")
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}.") from error
     return arrays if like is None else _put(arrays, like, str(path))
-
-
-def _read(data: bytes) -> dict[str, np.ndarray]:
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(len(data) - 8, _LONGEST_HEADER):
-        raise ValueError("its header is longer than the file")
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__", None)
-    held, arrays = memoryview(data)[8 + size :], {}
-    for name, own in header.items():
-        (begin, end), shape = own["data_offsets"], tuple(own["shape"])
-        if own["dtype"] not in _KINDS:
-            raise ValueError(f"{name} has the type {own['dtype']}, which is not known here")
-        kind = jnp.dtype(_KINDS[own["dtype"]])
-        if not 0 <= begin <= end <= len(held) or math.prod(shape) * kind.itemsize != end - begin:
-            raise ValueError(f"{name} does not lie where the header says")
-        arrays[name] = np.frombuffer(held[begin:end], kind).reshape(shape)
-    return arrays
 
 
 def _put(arrays: dict[str, np.ndarray], like: Any, path: str) -> Any:
@@ -103,8 +76,17 @@ def _put(arrays: dict[str, np.ndarray], like: Any, path: str) -> Any:
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
+    """The leaves by name, each name once."""
     leaves = jax.tree_util.tree_leaves_with_path(model)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+    texts = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
+    names = [".".join(path) for path in texts]
+    if len(set(names)) < len(names):
+        escaped = lambda key: key.replace("\\", "\\\\").replace(".", "\\.")
+        names = [".".join(map(escaped, path)) for path in texts]
+    (name, count), *_ = [*Counter(names).most_common(1), ("", 0)]
+    if count > 1:
+        raise ValueError(f"{count} arrays of the model ({type(model).__name__}) have the name {name!r}: rename them.")
+    return list(zip(names, (leaf for _, leaf in leaves), strict=True))
 
 
 def _is_weight(leaf: Any) -> bool:
