@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -31,7 +32,10 @@ _DRAWN_AHEAD = 2**17  # bytes of minibatches' indices that a local run may have 
 
 @dataclass(frozen=True)
 class Epochs:
-    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉."""
+    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉, exactly.
+
+    A client with fewer samples than the batch takes ⌈passes⌉ steps, as does every client without minibatches.
+    """
 
     passes: float
 
@@ -159,15 +163,15 @@ class Client:
             low, high = local_steps
             return self._at_most(high, draws.integers(key, (), low, high + 1))
         if isinstance(local_steps, Epochs):
-            view = self._views[level]
+            view, passes = self._views[level], _as_written(local_steps.passes)
             if size is None:
-                return -int(-local_steps.passes // 1)
-            passes = Fraction(local_steps.passes).limit_denominator(1000)  # in integers: no rounding adds a step
-            a, b = passes.numerator, passes.denominator
-            most = -(-a * view.widest // (b * min(size, view.widest)))
-            if view.widest == view.narrowest:
+                return ceil(passes)
+            most = ceil(passes * view.widest / min(size, view.widest))
+            if most >= 2**31:
+                raise ValueError(f"{local_steps} with batches of {size} makes {most} steps; at most 2**31 - 1 are possible.")
+            if view.widest == view.narrowest or view.widest <= size:
                 return most
-            return self._at_most(most, -(-a * view.size // (b * jnp.minimum(size, view.size))))
+            return self._at_most(most, _steps_in(passes, size, view))
         return jnp.asarray(local_steps)[self.id]
 
     def _at_most(self, most: int, count: Array) -> Array:
@@ -452,6 +456,47 @@ def _given(key: Array | None) -> Array:
     if key is None:
         raise ValueError("a minibatch, or a batch for a random loss, is drawn by a key: give one.")
     return key
+
+
+def _as_written(passes: float) -> Fraction:
+    """The number that a float stands for: 1/2500 for .0004, 5/3 for 5/3. What rounding added makes no step."""
+    exact = Fraction(float(str(passes)))
+    for bits in range(64):
+        near = exact.limit_denominator(2**bits)
+        if abs(near - exact) <= exact / 2**50:
+            return near
+    return exact
+
+
+def _steps_in(passes: Fraction, batch: int, view: Any) -> Array:
+    """⌈passes · size / min(batch, size)⌉ for a traced size, exactly and in 32 bits."""
+    size = jnp.asarray(view.size, jnp.int32)
+    whole, part = divmod(passes / batch, 1)
+    part = _at_least(part, view.widest)  # for no size that there is does it make a difference
+    a, b = part.numerator, part.denominator
+    if a * view.widest < 2**31:
+        count = -(-a * size // b)
+    else:  # ⌊a · size / b⌋ bit by bit: the quotient so far, and a remainder below b
+        quotient, rest = jnp.zeros_like(size), jnp.zeros(size.shape, jnp.uint32)
+        bound = np.uint32(b)
+        for bit in reversed(range(view.widest.bit_length())):
+            quotient, rest = 2 * quotient, 2 * rest
+            for more in (np.uint32(0), (size.astype(jnp.uint32) >> bit & 1) * np.uint32(a)):
+                rest = rest + more
+                quotient, rest = quotient + (rest >= bound), jnp.where(rest >= bound, rest - bound, rest)
+        count = quotient + (rest > 0)
+    count = whole * size + count.astype(jnp.int32)
+    return count if view.narrowest >= batch else jnp.where(size < batch, ceil(passes), count)
+
+
+def _at_least(number: Fraction, most: int) -> Fraction:
+    """The smallest fraction that is not below the number, of those whose denominator is at most `most`."""
+    near = number.limit_denominator(most)
+    if near >= number:
+        return near
+    p, q = near.numerator, near.denominator  # the next after p/q of these fractions is r/s with rq − ps = 1
+    s = most - (most + pow(p, -1, q)) % q
+    return Fraction((1 + p * s) // q, s)
 
 
 def _real(value: Any) -> Any:

@@ -108,8 +108,10 @@ class View(NamedTuple):
     def draw(self, key: Array, size: int, step: Count, replace: bool, seen: Rows | None = None) -> Batch:
         """The step-th minibatch in the order that key stands for (see `Clients` for the two kinds of order).
 
-        A client with fewer samples than `size` gives all of them, in a masked batch.
+        A client with fewer samples than `size` gives as many as it has, in a masked batch: all of them or, with
+        replacement, so many draws. No batch is longer than the largest client's data.
         """
+        size = min(size, self.widest)
         place = jnp.arange(size, dtype=jnp.int32)
         mask = None if self.narrowest >= size else place < self.size
         index = minibatch(key, step, self.size, length=size, replace=replace)

@@ -1,10 +1,12 @@
 """The clients' data and oracles: unequal sizes, weights, derivatives by finite differences, features; from arrays."""
 
+import math
 import os
 import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,52 @@ def test_epochs(sizes: list[int], passes: float, batch: int | None, expected: li
     problem = rk.SingleLevel(robust)
     count = lambda i: Client(problem, clients, i, i).steps(rk.Epochs(passes), KEY, batch, "upper")
     assert [int(count(i)) for i in range(len(sizes))] == expected
+
+
+def steps_of(sizes: list[int], passes: float, batch: int | None) -> list[int]:
+    """Each client's number of steps, as a traced program finds it."""
+    told = rk.Clients.like(upper=np.zeros(()), n=len(sizes)).told({"upper": sizes})
+    rows = jnp.zeros(1)  # not looked at: the steps follow from the sizes
+    clients = told._each(lambda source: source.member(rows, source.offsets, source.sizes), told.weights)
+    count = lambda i: Client(rk.SingleLevel(robust), clients, i, i).steps(rk.Epochs(passes), KEY, batch, "upper")
+    return jax.vmap(lambda i: jnp.asarray(count(i)))(jnp.arange(len(sizes))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "passes", "batch", "expected"),
+    [
+        ([10_000], 0.0004, 1, [4]),
+        ([10_000], 0.0005, 1, [5]),
+        ([10_000], 1.0004, 1, [10_004]),
+        ([100_000, 50_000], 33.333, 50_000, [67, 34]),
+        ([3, 6, 9], 5 / 3, 1, [5, 10, 15]),  # no step more by rounding
+        ([10, 20], 0.1 + 0.2, 1, [3, 6]),
+        ([10, 20], np.float32(0.1), 1, [1, 2]),
+        ([10, 20], 1e-10, 3, [1, 1]),
+        ([2**31 - 1, 2**31 - 2, 1], 1.0, 1, [2**31 - 1, 2**31 - 2, 1]),
+        ([2**31 - 1, 2**30 + 1], 0.9999999, 1, [2147483433, 1073741718]),
+        ([7, 5], 1.5, 10**12, [2, 2]),
+    ],
+)
+def test_epochs_are_exact(sizes: list[int], passes: float, batch: int, expected: list[int]) -> None:
+    assert steps_of(sizes, passes, batch) == expected
+
+
+def test_epochs_are_exact_on_a_grid() -> None:
+    rng = np.random.default_rng(0)
+    for widest in (50, 50_000, 2**31 - 1):
+        sizes = [widest, *rng.integers(1, widest, 60).tolist(), 1, 2, 3]
+        for passes in ("0.001", "0.3333", "0.7", "1", "1.000001", "33.333", "0.123456789", "7.00000000001"):
+            for batch in (1, 7, 64, widest // 3):
+                if math.ceil(Fraction(passes) * widest / batch) >= 2**31:
+                    continue
+                expected = [math.ceil(Fraction(passes) * size / min(size, batch)) for size in sizes]
+                assert steps_of(sizes, float(passes), batch) == expected, (passes, batch)
+
+
+def test_more_steps_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Epochs\(passes=1000.0\) with batches of 1 makes 3000000000 steps; at most"):
+        steps_of([3_000_000, 5], 1000.0, 1)
 
 
 def test_a_range_of_local_steps_is_drawn_uniformly() -> None:

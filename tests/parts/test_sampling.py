@@ -142,6 +142,27 @@ def test_a_client_smaller_than_the_batch(replace: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("sizes", [SIZES, [12, 12, 12]], ids=["ragged", "equal"])
+def test_a_batch_is_never_larger_than_the_data(sizes: list[int], replace: bool) -> None:
+    clients, key = federation(sizes, replace), jax.random.key(0)
+    of = lambda i, size, step: clients.view("upper", i).draw(key, size, step, replace)
+    for i in range(3):
+        for step in range(3):
+            batch, whole = of(i, 10**12, step), of(i, 12, step)
+            assert batch.rows["id"].shape == (12,)
+            jax.tree.map(np.testing.assert_array_equal, batch, whole)
+
+
+def test_a_huge_batch_costs_what_the_data_cost() -> None:
+    clients = rk.Clients(upper=[np.arange(10.0) + i for i in range(3)])
+    problem, start = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), np.zeros(())
+    run = lambda size: rk.solve(problem, clients, rk.FedAvg(step=0.1, local_steps=3, batch_size=size), start, 4)
+    whole, huge = run(10), run(10**9)
+    assert float(huge.x) == float(whole.x)
+    assert huge.history["samples_upper"].tolist() == whole.history["samples_upper"].tolist()
+
+
 def test_with_replacement() -> None:
     """Independent uniform draws: so samples do come twice in a minibatch, and steps do not depend on each other."""
     clients = federation(SIZES, replace=True)
