@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rookery as rk
 from rookery import draws
 from rookery.clients import sample_cohort
 from rookery.parts.compression import random_places
@@ -95,3 +96,14 @@ def test_normal_numbers_are_the_same_in_any_precision() -> None:
     uniform = jax.random.uniform(KEYS[0], (1000,), jnp.float32, np.nextafter(np.float32(-1), np.float32(0)), 1)
     exact = [NormalDist().inv_cdf((1 + u) / 2) for u in np.asarray(uniform, np.float64)]
     np.testing.assert_allclose(double, exact, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", [rk.Simulation(), rk.Federation()], ids=["simulation", "federation"])
+def test_another_default_generator_changes_nothing(engine: Any) -> None:
+    problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+    clients = rk.Clients(upper=[np.array([1.0, 2, 3]), np.array([3.0])])
+    method = rk.FedAvg(step=0.1, local_steps=3, batch_size=2)
+    run = lambda: float(rk.solve(problem, clients, method, np.zeros(()), 3, engine=engine).x)
+    expected = run()
+    with jax.default_prng_impl("rbg"):
+        assert run() == expected

@@ -235,6 +235,8 @@ def test_a_table_with_rows_for_tests() -> None:
     assert sorted(np.concatenate(seen).tolist()) == list(range(14))
     without = rk.Clients.from_frame(table, by="site", upper=0.3)
     assert set(seen[1]) == set(np.asarray(without.upper.rows["features"]).ravel())  # the same validation data
+    alone = rk.Clients.from_frame(table, by="site", test=0.2)
+    assert set(seen[2]) == set(np.asarray(alone.test.rows["features"]).ravel())  # and the same test data
     assert "for tests" in made.describe()
     with pytest.raises(ValueError, match="leave no rows to the lower level"):
         rk.Clients.from_frame(table, by="site", upper=0.5, test=0.5)

@@ -1,6 +1,7 @@
 """Clients of a table: whose rows they are, what a sample is, and that nothing leaks between clients and levels."""
 
 import re
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -274,13 +275,13 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
          r"'alone' \(column 'hospital'\) has one row, and both levels need one"),
         (lambda: made(categories={}), r"column 'sex' holds text \('[fm]', '[fm]'\).*drop=\['sex'\].*categories="),
         (lambda: made(without(seen=pd.Timestamp("2020-01-01"))), r"column 'seen' holds dates .*a feature is a number"),
-        (lambda: made(with_gap("age", "north", 3)), r"column 'age' misses values in 3 row\(s\) of 'north': drop these"),
+        (lambda: made(with_gap("age", "north", 3)), r"column 'age' has missing values in 3 rows of 'north': drop"),
         (lambda: made(without(pressure=FRAME["pressure"].where(FRAME["hospital"] == "north"))),
-         r"column 'pressure' misses values in 2 row\(s\) of 'east' \(22 of all clients\)"),
-        (lambda: made(with_gap("sex", "south", 2)), r"column 'sex' misses values in 2 row\(s\) of 'south'"),
-        (lambda: made(with_gap("ill", "south", 2)), r"column 'ill' misses values in 2 row\(s\) of 'south': drop these"),
-        (lambda: made(with_gap("hospital", "south", 4)), r"column 'hospital' does not say whose 4 row\(s\) are"),
-        (lambda: made(without(pressure=np.inf)), r"column 'pressure' is infinite in 2 row\(s\) of 'east' \(29 of all"),
+         r"column 'pressure' has missing values in 2 rows of 'east' \(22 of all clients\)"),
+        (lambda: made(with_gap("sex", "south", 2)), r"column 'sex' has missing values in 2 rows of 'south'"),
+        (lambda: made(with_gap("ill", "south", 2)), r"column 'ill' has missing values in 2 rows of 'south': drop"),
+        (lambda: made(with_gap("hospital", "south", 4)), r"column 'hospital' does not name the client of 4 rows: fill"),
+        (lambda: made(without(pressure=np.inf)), r"column 'pressure' is infinite in 2 rows of 'east' \(29 of all"),
         (lambda: made(categories={"sex": ["f"]}), r"column 'sex' has 'm', which categories does not list, in \d+ row"),
         (lambda: made(classes=["no"]), r"column 'ill' has 'yes', which classes does not list, in"),
         (lambda: made(classes=["no"], label=None, drop=["ill"]), r"classes .*no label: give label="),
@@ -290,10 +291,10 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made(upper=1.0), r"upper=1.0 is not a share between 0 and 1"),
         (lambda: made(upper=30), r"upper=30 is not a share between 0 and 1"),
         (lambda: made(standardize="all"), r"standardize='all' is not known: give \"client\""),
-        (lambda: made(standardize={"sex": (0, 1)}), r"standardize: 'sex' is no numeric feature"),
+        (lambda: made(standardize={"sex": (0, 1)}), r"standardize: 'sex' is not a numeric feature"),
         (lambda: made(standardize={"age": (0, 0)}), r"standardize\['age'\]=\(0, 0\) is not \(mean, scale\)"),
         (lambda: made(standardize="client", upper=0.3), r"'east' has one row to train on.*would make it zero"),
-        (lambda: made(center="west"), r"center='west' is no client: column 'hospital' has east, north, south"),
+        (lambda: made(center="west"), r"center='west' is not a client: column 'hospital' has east, north, south"),
         (lambda: made({"hospital": ["a", "b"], "v": [1]}), r"the columns differ in length: hospital: 2, v: 1"),
         (lambda: made({"hospital": [1, "1"], "v": [1, 2]}, label=None, categories=None), r"both a number and a word"),
         (lambda: made("rows.xlsx"), r"rows.xlsx ends neither in .csv nor in .parquet: read it with pandas"),
@@ -306,6 +307,141 @@ def test_bad_tables(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_all_faults_of_a_table_at_once() -> None:
+    table = with_gap("age", "north", 3).assign(pressure=np.inf, when=pd.Timestamp("2020-01-01"))
+    with pytest.raises(ValueError, match=r"^9 faults in the table or the arguments:\n- ") as caught:
+        made(table, upper=2, classes=[0, 1, 0], standardize="all", center="west", drop=["weight"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 7
+    assert lines[1].startswith("- upper=2 is not a share")
+    assert lines[2].startswith("- classes must be a list with every class once; got [0, 1, 0].")
+    assert lines[-1] == "- and 4 more."
+    with pytest.raises(ValueError, match=r"^2 faults in the table") as caught:
+        made(table, drop=["when"])
+    assert "column 'age' has missing values in 3 rows" in str(caught.value)
+    assert "column 'pressure' is infinite" in str(caught.value)
+    with pytest.raises(ValueError, match=r"^3 faults in the table"):
+        made(label="dead", target="died", features=["weight"], categories={})
+
+
+# Which rows.
+
+
+@pytest.mark.parametrize(("count", "test"), [(3, 0.9), (10, 0.5), (40, 0.2), (200, 0.33)])
+def test_test_rows_do_not_depend_on_the_levels(count: int, test: float) -> None:
+    """With so many rows each; rows of the upper level do not depend on the test's, unless there are too few."""
+    table = {"site": ["a", "b", "c"] * count, "row": np.arange(3 * count)}
+    made = lambda **given: rk.Clients.from_frame(table, by="site", features=["row"], seed=3, **given)
+    rows = lambda source: np.asarray(source.rows["features"]).tolist()
+    expected = made(test=test)
+    for upper in (0.01, 0.09):
+        nested = made(test=test, upper=upper)
+        assert rows(nested.test) == rows(expected.test)
+        assert sorted(rows(nested.single_level().lower)) == sorted(rows(expected.lower))
+        assert rows(nested.upper) == rows(made(upper=upper).upper)
+
+
+# Names, numbers and scales.
+
+
+def test_names_of_clients_in_a_csv_file_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("site,v\n01,1\n1,2\n001,3\n1,4\n")
+    clients = rk.Clients.from_frame(tmp_path / "a.csv", by="site")
+    assert clients.names == ("001", "01", "1")
+    assert clients.lower_sizes.tolist() == [1, 1, 2]
+    assert rk.Clients.from_frame(tmp_path / "a.csv", by="site", center="01").names == ("001", "1")
+    (tmp_path / "b.csv").write_text("site,v\n10,1\n9,2\n10,3\n")  # as in a DataFrame: by number
+    assert rk.Clients.from_frame(tmp_path / "b.csv", by="site").names == ("9", "10")
+    (tmp_path / "c.csv").write_text("site,v\nNA,1\nnan,2\n1.0,3\n1,4\n")
+    assert rk.Clients.from_frame(tmp_path / "c.csv", by="site").names == ("1", "1.0", "NA", "nan")
+    (tmp_path / "d.csv").write_text("site,v\n,1\na,2\n")
+    with pytest.raises(ValueError, match="column 'site' does not name the client of 1 row: fill it"):
+        rk.Clients.from_frame(tmp_path / "d.csv", by="site")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("site,v\na,1\nb,2,3\n", r"a.csv has 3 fields in line 3, and 2 in the header\. Correct the file, or quote"),
+        ("site,v\na,1,2\nb,2,3\n", r"a.csv has more fields in its rows than in its header\. Correct the file"),
+        ('site,v\na,"1\nb,2\n', r"a.csv cannot be read as CSV \(.*\)\. Correct the file"),
+    ],
+)
+def test_ragged_files(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        rk.Clients.from_frame(tmp_path / "a.csv", by="site")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "a.csv").write_bytes("site,v\nZürich,1\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a.csv is not UTF-8 text: read it with pandas"):
+        rk.Clients.from_frame(tmp_path / "a.csv", by="site")
+
+
+def test_classes_are_given_once() -> None:
+    with pytest.raises(ValueError, match=r"^classes must be a list with every class once; got \[0, 1, 0\]\.$"):
+        rk.Clients.from_frame({"by": ["a", "b"], "v": [1.0, 2.0], "k": [0, 1]}, "by", label="k", classes=[0, 1, 0])
+
+
+def patients() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "hospital": rng.choice(["a", "b"], 100),
+            "patient_id": rng.permutation(10**6)[:100],
+            "age": rng.integers(20, 90, 100),
+            "pressure": rng.normal(120, 20, 100),
+        }
+    )
+
+
+def test_an_id_and_different_scales_are_warnings() -> None:
+    with pytest.warns(UserWarning, match="column 'patient_id'") as caught:
+        rk.Clients.from_frame(patients(), by="hospital")
+    (one,) = [str(warning.message) for warning in caught]
+    assert one.startswith("column 'patient_id' holds whole numbers that are different in nearly every row")
+    assert "drop=['patient_id']" in one
+    assert "\n" not in one
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="very different scales") as caught:
+        rk.Clients.from_frame(patients().assign(dose=1e-3 * patients()["age"]), by="hospital", drop=["patient_id"])
+    (two,) = [str(warning.message) for warning in caught]
+    assert two.startswith("the features have very different scales: 'pressure' has a range of ")
+    assert "'dose' of 0.069" in two
+    assert 'standardize="client"' in two
+    assert "\n" not in two
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"drop": ["patient_id"]},
+        {"features": ["patient_id"]},  # chosen
+        {"features": ["patient_id", "age"], "standardize": "client"},
+        {"standardize": {"patient_id": (5e5, 3e5)}},
+    ],
+)
+def test_no_warning_where_all_is_well(given: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rk.Clients.from_frame(patients(), by="hospital", **given)
+        rk.Clients.from_frame(patients()[:40], by="hospital", drop=["patient_id"])
+
+
+def test_the_number_of_the_client_in_a_sample() -> None:
+    clients = made(upper=0.3, test=0.2, client="who", center="east", features=["age", "pressure"], categories={})
+    assert clients.names == ("north", "south")
+    for i in range(2):
+        own = clients.client_data(i)
+        for level in ("lower", "upper", "test"):
+            assert set(own[level][0]["who"].tolist()) == {i}
+            assert own[level][0]["who"].dtype == np.int32
+    assert set(np.asarray(clients.center.rows["who"]).tolist()) == {-1}
+    assert "who" not in made().lower.rows
+    for wrong in ("features", "label", "target", 3):
+        with pytest.raises(ValueError, match=rf"^client must be a name .*; got {wrong!r}\.$"):
+            made(client=wrong)
 
 
 def test_bad_kinds_of_tables() -> None:

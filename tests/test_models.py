@@ -377,7 +377,8 @@ def test_weights_need_not_lie_end_to_end(tmp_path: Any) -> None:
 
 def test_weights_written_by_hand_are_read(tmp_path: Any) -> None:
     """The layout of files from before: a padded header, arrays in the order of the model."""
-    text = b'{"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "a": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}'
+    text = b'{"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
+    text += b'"a": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}'
     text += b" " * (-len(text) % 8)
     data = np.float32([1, 2]).tobytes() + np.asarray(3, jnp.bfloat16).tobytes()
     (tmp_path / "w.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)

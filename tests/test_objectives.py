@@ -452,7 +452,9 @@ def test_a_risk_is_the_same_in_single_precision_at_every_scale(name):
 def test_a_capped_risk_in_single_precision():
     losses = np.linspace(1000, 1001, 10)
     found = kl_risk(jnp.asarray(losses, jnp.float32), 0.01, 2.0)
-    assert float(found.value) == pytest.approx(1000 + 7 / 9 - 0.01 * math.log(2), abs=2e-4)  # the five largest at the cap
+    assert float(found.value) == pytest.approx(
+        1000 + 7 / 9 - 0.01 * math.log(2), abs=2e-4
+    )  # the five largest at the cap
     assert float(found.weights.sum()) == pytest.approx(1, abs=1e-6)
 
 

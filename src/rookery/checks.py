@@ -14,6 +14,7 @@ from rookery.arguments import check_counts, check_seed
 from rookery.client import Client
 from rookery.clients import Clients
 from rookery.fed import Algorithm
+from rookery.placement import check_types
 from rookery.problems import (
     Bilevel,
     Compositional,
@@ -36,6 +37,7 @@ def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, An
         )
     if not isinstance(clients, Clients):
         raise TypeError(f"clients is a {type(clients).__name__}; give rk.Clients(lower=[...], upper=[...]).")
+    check_types(clients)
     if isinstance(problem, SingleLevel):
         return _arrays(init, "x"), ()
     if isinstance(problem, WeightedNodes):

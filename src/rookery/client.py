@@ -168,7 +168,9 @@ class Client:
                 return ceil(passes)
             most = ceil(passes * view.widest / min(size, view.widest))
             if most >= 2**31:
-                raise ValueError(f"{local_steps} with batches of {size} makes {most} steps; at most 2**31 - 1 are possible.")
+                raise ValueError(
+                    f"{local_steps} with batches of {size} makes {most} steps; at most 2**31 - 1 are possible."
+                )
             if view.widest == view.narrowest or view.widest <= size:
                 return most
             return self._at_most(most, _steps_in(passes, size, view))

@@ -12,7 +12,7 @@ from rookery import frames, hosts, jaxprs
 from rookery.arguments import check_counts
 from rookery.placement import check as check_placement
 from rookery.placement import on_host
-from rookery.source import Count, Rows, Source, View, chunk_length, end_to_end, join
+from rookery.source import Count, Rows, Source, View, chunk_length, end_to_end, join, joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class Clients:
     here: range | None = None  # the clients whose data this process holds; None: all
     digest: str | None = None  # of all data, where one process does not hold them
     schema: frames.Schema | None = None  # what the arrays stand for, where they were made of a table
-    by_size = False  # whether weights are to be in proportion to sizes that are not known yet
+    by_size = False  # whether the weights are in proportion to the sizes
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Clients:
         if isinstance(weights, str):
             if weights != "size":
                 raise ValueError(f'weights={weights!r} is not known: give numbers, "size" or None.')
-            weights = self.lower_sizes.astype(float)
+            weights, self.by_size = self.lower_sizes.astype(float), True
         self.weights = _check_weights(weights, n)
         self._center = None if center is None else join([center], "center")
         self.center_client = _check_center_client(center_client, center, n)
@@ -104,22 +104,25 @@ class Clients:
         classes: Sequence[Any] | None = None,
         standardize: str | frames.Numbers | None = None,
         center: str | None = None,
+        client: str | None = None,
         weights: Sequence[float] | Float[Array, " n"] | str | None = None,
         replace: bool = False,
         seed: int = 0,
     ) -> "Clients":
-        """The clients of a table, with a column that says whose row it is.
+        """Make clients from a table with a column that says whose row it is.
 
         A sample is {"features": floats (d,), "label": int32, "target": float}, the last two where they are asked for.
-        `schema` has what they stand for, `names` the clients' names, in their (sorted) order.
+        `schema` says what they stand for; `names` are the clients' names in sorted order. All faults of a table are
+        reported at once.
 
         Arguments:
             table: a pandas DataFrame; a path to a CSV or Parquet file; {name: array}; or an object with `column_names`
                 (or `columns`) that gives a column by name: a Hugging Face dataset, a PyArrow table.
-            by: the column with the client's name.
+            by: the column with the client's name. In a CSV file names are text: 01, 1 and 001 are three clients.
             upper: the share of each client's rows that go to the upper level, at least one, drawn by the seed and the
                 client's name; the others, at least one, are the lower level's. None: one data set for both.
-            test: the share of each client's rows, at least one, that no method sees: for `evaluate_client`.
+            test: the share of each client's rows, at least one, that no method sees: for `evaluate_client`. Which rows
+                they are follows from the table, `by`, `test` and `seed`; it does not depend on `upper`.
             features: columns of numbers (or of vectors of one length); None: all but `by`, label, target and `drop`.
             label: a column of classes, words or integers, coded 0, 1, … in the order of `classes`.
             target: a column with a number to predict.
@@ -130,6 +133,8 @@ class Clients:
                 their deviation (zero where they do not vary); nothing of other clients or of the upper level enters.
                 Or {column: (mean, scale)} with numbers that are public. None: as they are.
             center: the client whose rows are the centre's, all of them; it is then no client. For `WeightedNodes`.
+            client: a name, such as "client", under which each sample has its client's number (int32), the place in
+                `names`; −1 in the centre's rows. For losses with a weight for each client.
             weights, replace: as in `Clients`.
             seed: of the split.
 
@@ -152,6 +157,7 @@ class Clients:
             classes=classes,
             standardize=standardize,
             center=center,
+            client=client,
             seed=seed,
         )
         clients = cls(found.lower, found.upper, weights, test=found.test, center=found.center, replace=replace)
@@ -311,7 +317,7 @@ class Clients:
         def of(name: str, source: Source | None) -> Source | None:
             if source is None:
                 return None
-            own = np.asarray(sizes[name], np.int32)
+            own = np.array(sizes[name], np.int32)
             widest, total = int(own.max()), int(own.sum())
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
             at = jnp.zeros(len(own), jnp.int32)
@@ -323,8 +329,35 @@ class Clients:
             count = 1 if center is None else center
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), held.rows)
             held = Source(rows, jnp.zeros(1, jnp.int32), jnp.full(1, count, jnp.int32), count, count, None)
-        clients = Clients.tree_unflatten((self.replace, self.center_client), (*levels, self.weights, held))
-        clients.by_size, clients.schema = self.by_size, self.schema
+        return self._with_levels(levels, held)
+
+    def single_level(self) -> "Clients":
+        """These clients with both levels joined into one data set, for `SingleLevel` and `Minimax` problems.
+
+        Each client has its samples of the lower level, then those of the upper. The test data, the centre's data and
+        the names stay the same, so a single-level baseline is trained and tested on the rows of the nested method:
+        `rk.solve(rk.SingleLevel(loss), clients.single_level(), rk.FedAvg(), ...)`. Weights in proportion to the sizes
+        follow the joined sizes; other weights stay as they are. Clients with one data set are returned unchanged.
+
+        Example:
+            >>> clients = Clients(lower=[np.zeros(3), np.ones(1)], upper=[np.zeros(1), np.ones(1)], weights="size")
+            >>> joined = clients.single_level()
+            >>> joined.lower_sizes.tolist(), [round(float(p), 2) for p in joined.weights]
+            ([4, 2], [0.67, 0.33])
+        """
+        lower, upper = self._lower, self._upper
+        if lower is None or upper is None:
+            return self
+        if not self.held or self.here is not None:
+            raise ValueError(
+                "clients.single_level() needs the data of all clients in this process. Make the clients with one data "
+                "set where the data are: Clients.like(lower=sample, n=...), or a loader that gives 'lower' alone."
+            )
+        return self._with_levels([joined(lower, upper), None, self._test], self._center)
+
+    def _with_levels(self, levels: Sequence[Source | None], center: Source | None) -> "Clients":
+        """The same clients with other data at each level; weights in proportion to the sizes follow them."""
+        clients = Clients.tree_unflatten(self.tree_flatten()[1], (*levels, self.weights, center))
         if clients.by_size:
             clients.weights = _check_weights(clients.lower_sizes.astype(float), clients.n)
         return clients
@@ -527,17 +560,24 @@ class Clients:
         size = source.widest if source.widest == source.narrowest else source.sizes[i]
         return View(source.rows, source.offsets[i], size, source.widest, source.narrowest, source.chunk)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[bool, int | None]]:
-        """The arrays, so that a compiled function takes the data as an argument."""
+    def unnamed(self) -> "Clients":
+        """Without what is known of the table they come from: programs do not depend on names."""
+        arrays, (replace, center_client, *_) = self.tree_flatten()
+        return Clients.tree_unflatten((replace, center_client), arrays)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The arrays, so that a compiled function takes the data as an argument; `jax.tree.map` keeps the names."""
         arrays = (self._lower, self._upper, self._test, self.weights, self._center)
-        return arrays, (self.replace, self.center_client)
+        return arrays, (self.replace, self.center_client, self.schema, self.by_size)
 
     @classmethod
-    def tree_unflatten(cls, fixed: tuple[bool, int | None], children: tuple[Any, ...]) -> "Clients":
-        """The inverse of tree_flatten."""
+    def tree_unflatten(cls, fixed: tuple[Any, ...], children: tuple[Any, ...]) -> "Clients":
+        """The inverse of tree_flatten; the schema, and whether weights are by size, may be left out."""
         clients = object.__new__(cls)
         clients._lower, clients._upper, clients._test, clients.weights, clients._center = children
-        clients.replace, clients.center_client = fixed
+        clients.replace, clients.center_client, *known = fixed
+        if known:
+            clients.schema, clients.by_size = known
         return clients
 
     def __repr__(self) -> str:

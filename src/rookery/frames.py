@@ -1,5 +1,6 @@
 """Tables: rows with a column that says whose they are, divided into the clients' data."""
 
+import re
 import warnings
 import zlib
 from collections import Counter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Rows = dict[str, np.ndarray]
 Numbers = Mapping[str, tuple[float, float]]  # of a column: its mean and scale
 _SHOWN = 6  # names in a message
+_LINES = 5  # faults of a table in a message
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,34 @@ class Divided(NamedTuple):
     schema: Schema
 
 
+class _Faults:
+    """What is wrong with a table and the arguments that go with it, told all at once.
+
+    As a context manager it notes the error of one check and goes on to the next.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[ValueError | TypeError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: Any, error: Any, __: Any) -> bool:
+        if isinstance(error, ValueError | TypeError):
+            self.found.append(error)
+            return True
+        return False
+
+    def settle(self) -> None:
+        """Raise what was noted: one error as it is, several in one message."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = [f"- {error}" for error in self.found[:_LINES]]
+            more = [f"- and {len(self.found) - _LINES} more."] if len(self.found) > _LINES else []
+            raise ValueError("\n".join([f"{len(self.found)} faults in the table or the arguments:", *lines, *more]))
+
+
 def divide(
     table: Any,
     by: str,
@@ -68,69 +98,125 @@ def divide(
     classes: Sequence[Any] | None = None,
     standardize: str | Numbers | None = None,
     center: str | None = None,
+    client: str | None = None,
     seed: int = 0,
 ) -> Divided:
-    """The rows of a table by client and level; `Clients.from_frame` explains the arguments."""
-    check_seed(seed)
-    for asked, value, none in (("upper", upper, "one data set for both levels"), ("test", test, "no test data")):
-        if value is not None and not (is_number(value) and 0 < value < 1):
-            raise ValueError(f"{asked}={value!r} is not a share between 0 and 1 of a client's rows; None: {none}.")
-    if upper is not None and test is not None and upper + test >= 1:
-        raise ValueError(f"upper={upper!r} and test={test!r} leave no rows to the lower level: give smaller shares.")
+    """Divide the rows of a table by client and level; `Clients.from_frame` explains the arguments."""
+    faults = _Faults()
+    with faults:
+        check_seed(seed)
+    _check_shares(upper, test, faults)
+    _check_words(label, classes, standardize, client, faults)
     center = None if center is None else str(center)
-    columns = _columns(table)
     known = dict(categories or {})
-    wanted = _features(columns, by, features, [name for name in (label, target) if name is not None], drop, known)
-    owner, names = _owners(columns[by], by)
-    whose = _Whose(owner, names)
-    blocks = [_block(columns[name], name, known.get(name), whose) for name in wanted]
-    matrix = np.concatenate([block.values for block in blocks], axis=1)
-    numeric = np.concatenate([np.full(len(block.names), not block.indicators) for block in blocks])
-    if isinstance(standardize, Mapping):
-        _scale_as_given(matrix, standardize, wanted, blocks)
-    elif standardize not in (None, "client"):
-        raise ValueError(
-            f'standardize={standardize!r} is not known: give "client", {{column: (mean, scale)}} with public numbers, '
-            "or None."
-        )
-    everything: Rows = {"features": matrix}
+    columns: dict[Any, pd.Series] = {}
+    with faults:
+        columns = _columns(table, by)
+    if not columns:
+        faults.settle()
+    answers = [name for name in (label, target) if name is not None]
+    wanted = _features(columns, by, features, answers, drop, known, faults)
+    if any(name not in columns for name in (by, *answers)):
+        faults.settle()  # a misspelt label leaves the real one among the features
+    whose = _Whose(np.zeros(0, int), [])
+    with faults:
+        whose = _Whose(*_owners(columns[by], by))
+    if not whose.names:
+        faults.settle()
+    blocks: dict[str, _Block] = {}
+    for name in wanted:
+        with faults:
+            blocks[name] = _block(columns[name], name, known.get(name), whose)
+    everything: Rows = {}
     coded: tuple[Any, ...] = ()
     if label is not None:
-        everything["label"], coded = _coded(columns[label], label, classes, whose)
-    elif classes is not None:
-        raise ValueError("classes says what the labels may be, and there is no label: give label=..., too.")
+        with faults:
+            everything["label"], coded = _coded(columns[label], label, classes, whose)
     if target is not None:
-        everything["target"] = _numbers(columns[target], target, whose, "a target is a number").astype(float)
-
-    parts: dict[str, list[Rows]] = {}
-    for name, own in zip(names, whose.rows(), strict=True):
-        shares = [share for share in (upper, test) if share is not None and name != center]
-        parts[name] = [
-            {key: values[rows] for key, values in everything.items()} for rows in _split(own, name, shares, by, seed)
-        ]
-        if standardize == "client":
-            _scale_by_first(parts[name], numeric, name)
-    held = None
-    if center is not None:
-        if center not in parts:
-            raise ValueError(f"center={center!r} is no client: column {by!r} has {_list(names)}.")
-        held = parts.pop(center)[0]
-        if not parts:
+        with faults:
+            everything["target"] = _numbers(columns[target], target, whose, "a target is a number").astype(float)
+    if isinstance(standardize, Mapping):
+        _check_numbers(standardize, wanted, blocks, faults)
+    others = [name for name in whose.names if name != center]
+    with faults:
+        if len(others) == len(whose.names) and center is not None:
+            raise ValueError(f"center={center!r} is not a client: column {by!r} has {_list(whose.names)}.")
+        if not others:
             raise ValueError(f"center={center!r} is the only client: there are no others to learn from.")
-    labels = tuple(entry for block in blocks for entry in block.names)
+    rows: dict[str, list[np.ndarray]] = {}
+    for name, own in zip(whose.names, whose.rows(), strict=True):
+        with faults:
+            rows[name] = [own] if name == center else _split(own, name, upper, test, by, seed)
+            if standardize == "client" and len(rows[name][0]) < 2:
+                raise ValueError(
+                    f'{name!r} has one row to train on, and standardize="client" would make it zero: leave this client '
+                    "out, or give public numbers, standardize={column: (mean, scale)}."
+                )
+    faults.settle()
+    if isinstance(standardize, Mapping):
+        blocks = {name: _scaled(block, standardize.get(name)) for name, block in blocks.items()}
+    _warn_of_numbers(blocks, features is not None, standardize)
+    everything = {"features": np.concatenate([block.values for block in blocks.values()], axis=1), **everything}
+    if client is not None:
+        numbers = {name: number for number, name in enumerate(others)}
+        everything[client] = np.array([numbers.get(name, -1) for name in whose.names], np.int32)[whose.owner]
+    numeric = np.concatenate([np.full(len(block.names), not block.indicators) for block in blocks.values()])
+    parts: dict[str, list[Rows]] = {}
+    for name, levels in rows.items():
+        parts[name] = [{key: values[own] for key, values in everything.items()} for own in levels]
+        if standardize == "client":
+            _scale_by_first(parts[name], numeric)
+    held = None if center is None else parts.pop(center)[0]
+    labels = tuple(entry for block in blocks.values() for entry in block.names)
     schema = Schema(by, tuple(parts), labels, label, coded, target, center)
-    lower, *others = [list(level) for level in zip(*parts.values(), strict=True)]
-    upper_level, test_data = None if upper is None else others[0], None if test is None else others[-1]
+    lower, *further = [list(level) for level in zip(*parts.values(), strict=True)]
+    upper_level, test_data = None if upper is None else further[0], None if test is None else further[-1]
     return Divided(lower, upper_level, test_data, held, schema)
+
+
+def _check_shares(upper: Any, test: Any, faults: _Faults) -> None:
+    shares = []
+    for asked, value, none in (("upper", upper, "one data set for both levels"), ("test", test, "no test data")):
+        with faults:
+            if value is None:
+                continue
+            if not (is_number(value) and 0 < value < 1):
+                raise ValueError(f"{asked}={value!r} is not a share between 0 and 1 of a client's rows; None: {none}.")
+            shares.append(value)
+    with faults:
+        if sum(shares) >= 1:
+            raise ValueError(
+                f"upper={upper!r} and test={test!r} leave no rows to the lower level: give smaller shares."
+            )
+
+
+def _check_words(label: Any, classes: Any, standardize: Any, client: Any, faults: _Faults) -> None:
+    with faults:
+        if classes is not None and label is None:
+            raise ValueError("classes says what the labels may be, and there is no label: give label=..., too.")
+        if isinstance(classes, str) or (classes is not None and len(set(classes)) < len(classes)):
+            raise ValueError(f"classes must be a list with every class once; got {classes!r}.")
+    with faults:
+        if standardize not in (None, "client") and not isinstance(standardize, Mapping):
+            raise ValueError(
+                f'standardize={standardize!r} is not known: give "client", {{column: (mean, scale)}} with public '
+                "numbers, or None."
+            )
+    with faults:
+        if client is not None and (not isinstance(client, str) or client in ("features", "label", "target")):
+            raise ValueError(
+                f'client must be a name for the client\'s number in a sample, such as "client", other than '
+                f'"features", "label" and "target"; got {client!r}.'
+            )
 
 
 # Reading.
 
 
-def _columns(table: Any) -> dict[Any, "pd.Series"]:
+def _columns(table: Any, by: Any) -> dict[Any, "pd.Series"]:
     """The columns by name, from anything that has columns."""
     if isinstance(table, str | Path):
-        table = _read(Path(table))
+        table = _read(Path(table), by)
     names = table.keys() if isinstance(table, Mapping) else getattr(table, "column_names", None)
     names = getattr(table, "columns", None) if names is None else names
     if isinstance(names, Mapping):
@@ -151,7 +237,7 @@ def _columns(table: Any) -> dict[Any, "pd.Series"]:
     return columns
 
 
-def _read(path: Path) -> "pd.DataFrame":
+def _read(path: Path, by: Any) -> "pd.DataFrame":
     import pandas as pd  # slow to import, and only tables need it
 
     ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
@@ -160,15 +246,40 @@ def _read(path: Path) -> "pd.DataFrame":
     if not path.is_file():
         raise ValueError(f"there is no file {path}.")
     try:
-        if ending == "parquet":
-            return pd.read_parquet(path)
-        first = pd.read_csv(path, header=None, nrows=1, dtype=str)  # read_csv itself renames doubles, to age.1
-        _refuse_doubles(first.iloc[0].tolist())
-        return pd.read_csv(path)
+        return pd.read_parquet(path) if ending == "parquet" else _read_csv(path, by)
     except ImportError as error:
         raise ValueError(f"{path}: to read Parquet pandas needs pyarrow: pip install pyarrow.") from error
     except pd.errors.EmptyDataError as error:
         raise ValueError(f"{path} has no rows: it is empty.") from error
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        counts = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+        what = f"cannot be read as CSV ({str(error).splitlines()[0]})"
+        if counts is not None:
+            what = f"has {counts[3]} fields in line {counts[2]}, and {counts[1]} in the header"
+        elif isinstance(error, pd.errors.ParserWarning):
+            what = "has more fields in its rows than in its header"
+        raise ValueError(f"{path} {what}. Correct the file, or quote values that have a comma in them.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: read it with pandas.read_csv(path, encoding=...), and give the DataFrame."
+        ) from error
+
+
+def _read_csv(path: Path, by: Any) -> "pd.DataFrame":
+    """A CSV file, whose clients keep the names that they have in it: 01, 1 and 001 are three."""
+    import pandas as pd
+
+    first = pd.read_csv(path, header=None, nrows=1, dtype=str)  # read_csv itself renames doubles, to age.1
+    _refuse_doubles(first.iloc[0].tolist())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows longer than the header: it would cut them
+        table = pd.read_csv(path, index_col=False)
+    if by in table:
+        names = pd.read_csv(path, index_col=False, usecols=[by], dtype=str, keep_default_na=False)[by]
+        whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", name) for name in names.unique())
+        if not whole:  # else the names can be had from the numbers, and 9 comes before 10
+            table[by] = names.where(names != "", None)
+    return table
 
 
 def _refuse_doubles(names: list[Any]) -> None:
@@ -197,26 +308,32 @@ def _features(
     answers: list[str],
     drop: Sequence[str],
     categories: Mapping[str, Any],
+    faults: _Faults,
 ) -> list[str]:
-    """The columns that are features, and a check that all columns which are named exist."""
+    """The columns that are features, of those that exist; columns which are named and do not exist are faults."""
     for what, given in (("features", features), ("drop", drop)):
-        if isinstance(given, str):
-            raise TypeError(f"{what}={given!r} is one word; give a list of columns: {what}=[{given!r}].")
+        with faults:
+            if isinstance(given, str):
+                raise TypeError(f"{what}={given!r} is one word; give a list of columns: {what}=[{given!r}].")
+    features, drop = ([given] if isinstance(given, str) else given for given in (features, drop))  # type: ignore[assignment]
     for what, name in [("by", by), *(("label or target", name) for name in answers)]:
-        if name not in columns:
-            raise ValueError(f"the table has no column {name!r} ({what}): its columns are {_list(columns)}.")
+        with faults:
+            if name not in columns:
+                raise ValueError(f"the table has no column {name!r} ({what}): its columns are {_list(columns)}.")
     named: dict[str, Iterable[str]] = {"features": features or (), "drop": drop, "categories": categories}
     for what, listed in named.items():
         for name in listed:
-            if name not in columns:
-                raise ValueError(f"{what}: the table has no column {name!r}: its columns are {_list(columns)}.")
-            if name in (by, *answers):
-                raise ValueError(f"{what}: {name!r} is the column of the clients, the label or the target already.")
+            with faults:
+                if name not in columns:
+                    raise ValueError(f"{what}: the table has no column {name!r}: its columns are {_list(columns)}.")
+                if name in (by, *answers):
+                    raise ValueError(f"{what}: {name!r} is the column of the clients, the label or the target already.")
     chosen = columns if features is None else features
-    wanted = [name for name in chosen if name not in (by, *answers, *drop)]
-    if not wanted:
-        raise ValueError("no column is left for the features: give features=[...].")
-    return wanted
+    wanted = [name for name in dict.fromkeys(chosen) if name not in (by, *answers, *drop)]
+    with faults:
+        if not wanted:
+            raise ValueError("no column is left for the features: give features=[...].")
+    return [name for name in wanted if name in columns]
 
 
 # Columns.
@@ -239,7 +356,7 @@ class _Whose(NamedTuple):
             counts = np.bincount(self.owner[wrong], minlength=len(self.names))
             first = int(np.flatnonzero(counts)[0])
             total = "" if counts[first] == wrong.sum() else f" ({int(wrong.sum())} of all clients)"
-            raise ValueError(f"column {column!r} {what} {counts[first]} row(s) of {self.names[first]!r}{total}: {fix}.")
+            raise ValueError(f"column {column!r} {what} {_rows(counts[first])} of {self.names[first]!r}{total}: {fix}.")
 
 
 class _Block(NamedTuple):
@@ -255,7 +372,7 @@ def _owners(column: "pd.Series", by: str) -> tuple[np.ndarray, list[str]]:
 
     missing = int(column.isna().sum())
     if missing:
-        raise ValueError(f"column {by!r} does not say whose {missing} row(s) are: fill it, or drop those rows.")
+        raise ValueError(f"column {by!r} does not name the client of {_rows(missing)}: fill it, or drop those rows.")
     try:
         owner, values = pd.factorize(column, sort=True)
     except TypeError as error:
@@ -268,15 +385,15 @@ def _owners(column: "pd.Series", by: str) -> tuple[np.ndarray, list[str]]:
 
 
 _FILL = (
-    "drop these rows (dropna), or fill them (fillna) with a number that does not come from other clients, and say in a "
-    "further column where"
+    "drop these rows (dropna), or fill them (fillna) with a number that does not come from other clients and add an "
+    "indicator column"
 )
 
 
 def _block(column: "pd.Series", name: Any, known: Sequence[Any] | None, whose: _Whose) -> _Block:
     """A feature's numbers."""
     if known is not None:
-        whose.refuse(column.isna().to_numpy(), name, "misses values in", _FILL)
+        whose.refuse(column.isna().to_numpy(), name, "has missing values in", _FILL)
         if len(set(known)) < len(known) or isinstance(known, str):
             raise ValueError(f"categories[{name!r}]={known!r}: give a list of values, each once.")
         code = column.map({value: i for i, value in enumerate(known)})
@@ -302,7 +419,7 @@ def _vectors(column: "pd.Series", name: Any, whose: _Whose) -> np.ndarray:
             f"column {name!r} holds arrays that are no vectors of one length: leave it out, drop=[{name!r}], or give "
             "the arrays to rk.Clients."
         )
-    whose.refuse(~np.isfinite(values).all(axis=1), name, "misses values in", _FILL)
+    whose.refuse(~np.isfinite(values).all(axis=1), name, "has missing values in", _FILL)
     return values
 
 
@@ -313,7 +430,7 @@ def _numbers(column: "pd.Series", name: Any, whose: _Whose, rule: str, fix: str 
     if len(present) and not (is_numeric_dtype(present) or is_bool_dtype(present)):
         shown = _list(repr(value) for value in present.unique()[:_SHOWN])
         raise ValueError(f"column {name!r} holds {_kind(present)} ({shown}), and {rule}: {fix}.")
-    whose.refuse(column.isna().to_numpy(), name, "misses values in", _FILL)
+    whose.refuse(column.isna().to_numpy(), name, "has missing values in", _FILL)
     values = column.to_numpy(float)
     whose.refuse(~np.isfinite(values), name, "is infinite in", "clean these rows, or drop them")
     return values
@@ -332,7 +449,7 @@ def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose:
     import pandas as pd
     from pandas.api.types import is_float_dtype
 
-    whose.refuse(column.isna().to_numpy(), name, "misses values in", "drop these rows: nothing stands for a label")
+    whose.refuse(column.isna().to_numpy(), name, "has missing values in", "drop these rows: nothing stands for a label")
     if is_float_dtype(column):
         if (column % 1 != 0).any():
             raise ValueError(
@@ -356,33 +473,31 @@ def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose:
 # Levels and scales.
 
 
-def _split(own: np.ndarray, name: str, shares: Sequence[float], by: str, seed: int) -> list[np.ndarray]:
-    """A client's rows: what is left, then those of each share, by a draw that depends on seed and name alone."""
-    if not shares:
-        return [own]
-    if len(own) <= len(shares):
+def _split(own: np.ndarray, name: str, upper: float | None, test: float | None, by: str, seed: int) -> list[np.ndarray]:
+    """A client's rows at the lower level, at the upper and for tests, drawn by the seed and the client's name alone.
+
+    The rows for tests are the last of a random order, the upper level's the first: neither depends on the other's
+    share.
+    """
+    parts = [share is not None for share in (upper, test)]
+    if len(own) <= sum(parts):
+        who = ["the data", "training and test data", "both levels", "both levels and the test data"]
         raise ValueError(
             f"{name!r} (column {by!r}) has {'one row' if len(own) == 1 else f'{len(own)} rows'}, and "
-            f"{'both levels need one' if len(shares) == 1 else 'both levels and the test data need one each'}: leave "
-            "this client out, or give upper=None for one data set."
+            f"{who[2 * parts[0] + parts[1]]} need one each: leave this client out, or ask for fewer parts."
         )
+    if not any(parts):
+        return [own]
     mixed = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(own)
-    parts, begin = [], 0
-    for left, share in enumerate(shares, 1 - len(shares)):
-        count = min(max(round(share * len(own)), 1), len(own) - begin - 1 + left)
-        parts.append(np.sort(mixed[begin : begin + count]))
-        begin += count
-    return [np.sort(mixed[begin:]), *parts]
+    tests = 0 if test is None else min(max(round(test * len(own)), 1), max(len(own) - 2, 1))
+    count = 0 if upper is None else min(max(round(upper * len(own)), 1), len(own) - tests - 1)
+    first, middle, last = np.split(mixed, [count, len(own) - tests])
+    return [np.sort(rows) for rows, there in ((middle, True), (first, parts[0]), (last, parts[1])) if there]
 
 
-def _scale_by_first(levels: list[Rows], numeric: np.ndarray, name: str) -> None:
+def _scale_by_first(levels: list[Rows], numeric: np.ndarray) -> None:
     """All levels by mean and deviation of the first; zero where it has no deviation."""
     values = levels[0]["features"]
-    if len(values) < 2:
-        raise ValueError(
-            f'{name!r} has one row to train on, and standardize="client" would make it zero: leave this client out, or '
-            "give public numbers, standardize={column: (mean, scale)}."
-        )
     varies = np.ptp(values, axis=0) > 0
     mean, deviation = values.mean(axis=0), np.where(varies, values.std(axis=0), 1)
     for rows in levels:
@@ -390,19 +505,58 @@ def _scale_by_first(levels: list[Rows], numeric: np.ndarray, name: str) -> None:
         rows["features"] = np.where(numeric, scaled, rows["features"])
 
 
-def _scale_as_given(matrix: np.ndarray, given: Numbers, wanted: list[str], blocks: list[_Block]) -> None:
+def _check_numbers(given: Numbers, wanted: list[str], blocks: Mapping[str, _Block], faults: _Faults) -> None:
     for name, pair in given.items():
-        if name not in wanted or blocks[wanted.index(name)].indicators:
-            raise ValueError(f"standardize: {name!r} is no numeric feature; there are {_list(wanted)}.")
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_number, pair)) and pair[1] > 0):
-            raise ValueError(f"standardize[{name!r}]={pair!r} is not (mean, scale), two numbers, the second positive.")
-    begin = 0
-    for name, block in zip(wanted, blocks, strict=True):
-        end = begin + len(block.names)
-        if name in given:
-            mean, scale = given[name]
-            matrix[:, begin:end] = (matrix[:, begin:end] - mean) / scale
-        begin = end
+        with faults:
+            if name not in wanted or (name in blocks and blocks[name].indicators):
+                raise ValueError(f"standardize: {name!r} is not a numeric feature; there are {_list(wanted)}.")
+            if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_number, pair)) and pair[1] > 0):
+                raise ValueError(
+                    f"standardize[{name!r}]={pair!r} is not (mean, scale), two numbers, the second positive."
+                )
+
+
+def _scaled(block: _Block, pair: tuple[float, float] | None) -> _Block:
+    return block if pair is None else block._replace(values=(block.values - pair[0]) / pair[1])
+
+
+_LEAST_ROWS, _UNIQUE = 50, 0.95  # of a column of integers that looks like an ID: rows in all, and different ones
+_RATIO = 1e3  # of the ranges of two features, above which they are of different scales
+
+
+def _warn_of_numbers(blocks: Mapping[str, _Block], chosen: bool, standardize: Any) -> None:
+    """Warn about columns that look like an ID, unless the features were chosen, and about very different scales."""
+    known = standardize if isinstance(standardize, Mapping) else {}
+    likely = [] if chosen else [name for name, block in blocks.items() if name not in known and _is_id(block)]
+    if likely:
+        warnings.warn(
+            f"column {_list(map(repr, likely))} holds whole numbers that are different in nearly every row, as an ID's "
+            f"are, and is a feature. Leave it out, drop={likely}, or name the features that you want, features=[...].",
+            stacklevel=4,
+        )
+    spans = {name: np.ptp(block.values) for name, block in blocks.items() if name not in likely}
+    spans = {name: float(span) for name, span in spans.items() if span > 0}
+    if standardize == "client" or not spans:
+        return
+    small, large = min(spans, key=spans.__getitem__), max(spans, key=spans.__getitem__)
+    if spans[large] > _RATIO * spans[small]:
+        warnings.warn(
+            f"the features have very different scales: {large!r} has a range of {spans[large]:.3g}, {small!r} of "
+            f'{spans[small]:.3g}, and no one step size suits both. Give standardize="client", or public numbers, '
+            f"standardize={{{large!r}: (mean, scale)}}.",
+            stacklevel=4,
+        )
+
+
+def _is_id(block: _Block) -> bool:
+    values = block.values
+    if block.indicators or values.shape[1] > 1 or len(values) < _LEAST_ROWS or (values % 1).any():
+        return False
+    return len(np.unique(values)) >= _UNIQUE * len(values)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _list(names: Iterable[Any]) -> str:

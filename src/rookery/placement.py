@@ -99,10 +99,11 @@ def check(placement: Any) -> None:
 def check_types(value: Any) -> None:
     """Raise TypeError where rows are wider than JAX has numbers now."""
     for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, HostArray) and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
+            where = " on the host" if isinstance(leaf, HostArray) else ""
             raise TypeError(
-                f"The clients have rows of {leaf.dtype} on the host: they were made with jax_enable_x64, and this run "
-                "is without it. Make the clients without it, too, or set it for the run."
+                f"The clients hold {leaf.dtype}{where}: they were made with jax_enable_x64, and this run is without it."
+                " Make the clients without it, too, or set it for the run."
             )
 
 

@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
 from rookery import channel as channels
-from rookery import fed, hyperparameters, jaxprs, ledger, words
+from rookery import draws, fed, hyperparameters, jaxprs, ledger, words
 from rookery.clients import Clients
 from rookery.fed import Book, Fed, Keys, PerClient, Threaded
 from rookery.ledger import Entries, Entry
@@ -281,7 +281,7 @@ def _public(key: Array) -> Array:
 
 
 def _given(setting: Setting, carry: Any, hyper: Any, cohort: int) -> Given:
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    key = jax.ShapeDtypeStruct((), draws.seed_key(0).dtype)
     integer = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.int32)
     return Given(carry, hyper, integer(), integer(cohort), setting.clients.weights, key, key)
 

@@ -1,6 +1,5 @@
 """Rows of one level: joined and checked, a client's view of them, and the minibatches drawn from it."""
 
-import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from rookery import tree
-from rookery.placement import HostArray
+from rookery.placement import HostArray, on_host
 
 Rows: TypeAlias = Any  # a pytree of arrays with a common leading axis: the samples
 Count = int | Int[Array, ""]
@@ -243,15 +242,44 @@ def end_to_end(given: Any, level: str, placement: str) -> Source:
     arrays = [np.asarray(leaf) for _, leaf in leaves]
     counted = np.asarray(counts)
     if counted.ndim != 1 or not len(counted) or counted.dtype.kind not in "iu":
-        raise ValueError(f"{level}: sizes are whole numbers, one for each client; they are {counts!r:.60}.")
+        raise ValueError(f"{level}: sizes must be whole numbers, one for each client; got {counts!r:.60}.")
     if counted.min() < 1:
-        raise ValueError(f"{level}: client {int(np.argmin(counted))} is empty; leave it out.")
+        least = int(np.argmin(counted))
+        raise ValueError(
+            f"{level}: every client needs at least one sample; client {least} has the size {counted[least]}. "
+            "Leave it out, or correct its size."
+        )
     total = int(counted.sum(dtype=np.int64))
     for name, array in zip(names, arrays, strict=True):
         if array.ndim == 0 or len(array) != total:
             has = "is a single number" if array.ndim == 0 else f"has {len(array)} rows"
             raise ValueError(f"{level}: {name} {has}, and the sizes add up to {total}.")
     return _source(arrays, structure, names, counted, level, placement=placement)
+
+
+def joined(lower: Source, upper: Source) -> Source:
+    """Both levels as one: each client's samples of the lower level, then those of the upper."""
+    flat: Any = jax.tree.flatten(lower.rows), jax.tree.flatten(upper.rows)
+    (first, structure), (second, other) = flat
+    kind = lambda leaves: [(str(a.dtype), a.shape[1:]) for a in leaves]
+    if structure != other or kind(first) != kind(second):
+        raise ValueError(
+            "clients.single_level() needs samples of one kind at both levels; the lower has "
+            f"{_kinds(lower.rows)}, the upper {_kinds(upper.rows)}."
+        )
+    sizes = [np.asarray(source.sizes) for source in (lower, upper)]
+    owner = np.concatenate([np.repeat(np.arange(len(own)), own) for own in sizes])
+    order = np.argsort(owner, kind="stable")
+    pairs = zip(first, second, strict=True)
+    arrays = [np.concatenate([np.asarray(a), np.asarray(b)])[order] for a, b in pairs]
+    names = [tree.path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(lower.rows)[0]]
+    placement = "host" if on_host(lower.rows) else "device"
+    return _source(arrays, structure, names, sizes[0] + sizes[1], "lower", placement=placement)
+
+
+def _kinds(rows: Rows) -> str:
+    leaves = jax.tree_util.tree_flatten_with_path(rows)[0]
+    return ", ".join(f"{tree.path_name(path)}: {a.dtype}{list(a.shape[1:])}" for path, a in leaves)
 
 
 _AT_ONCE = 1 << 22  # numbers that are looked at together
@@ -295,7 +323,7 @@ def _source(
     return Source(
         jax.tree.unflatten(structure, [put(array) for array in joined]),
         jnp.asarray(ends - sizes, jnp.int32),
-        jnp.asarray(sizes, jnp.int32),
+        jnp.array(sizes, jnp.int32),  # a copy: the caller may use the array again
         int(sizes.max()),
         int(sizes.min()),
         chunk_length(int(ends[-1]), len(sizes), int(sizes.max())),
@@ -335,10 +363,12 @@ def _placed(array: np.ndarray) -> Array:
 
 
 def _may_change(array: Any) -> bool:
-    """Whether the array, one that it is a view of or a file that it is mapped to can be written to."""
-    if isinstance(array, mmap.mmap):
-        return True
-    return isinstance(array, np.ndarray) and (array.flags.writeable or _may_change(array.base))
+    """Whether the caller can write to the array's memory: to any but that of JAX's arrays and of bytes."""
+    while isinstance(array, np.ndarray | memoryview):
+        if isinstance(array, np.ndarray) and array.flags.writeable:
+            return True
+        array = array.base if isinstance(array, np.ndarray) else array.obj
+    return not isinstance(array, jax.Array | bytes)
 
 
 def overflows(array: np.ndarray) -> Bool[np.ndarray, "..."]:

@@ -1,5 +1,6 @@
 """The clients' data and oracles: unequal sizes, weights, derivatives by finite differences, features; from arrays."""
 
+import logging
 import math
 import os
 import subprocess
@@ -522,9 +523,15 @@ def test_from_arrays_is_the_same_as_lists() -> None:
     ("rows", "sizes", "more", "message"),
     [
         (np.zeros(5), [2, 2], {}, r"^lower: \(the array itself\) has 5 rows, and the sizes add up to 4"),
-        (np.zeros(5), [5, 0], {}, r"^lower: client 1 is empty"),
-        (np.zeros(5), [2.0, 3.0], {}, r"^lower: sizes are whole numbers"),
-        (np.zeros(5), [], {}, r"^lower: sizes are whole numbers"),
+        (np.zeros(5), [5, 0], {}, r"^lower: every client needs at least one sample; client 1 has the size 0\. Leave"),
+        (
+            np.zeros(10),
+            [12, -2],
+            {},
+            r"^lower: every client needs at least one sample; client 1 has the size -2\. Leave",
+        ),
+        (np.zeros(5), [2.0, 3.0], {}, r"^lower: sizes must be whole numbers"),
+        (np.zeros(5), [], {}, r"^lower: sizes must be whole numbers"),
         (np.array([0.0, 1.0, np.nan]), [2, 1], {}, r"^lower: .* is not finite .* first in sample 0 of client 1"),
         (np.zeros(5), [2, 3], {"upper": (np.zeros(3), [3])}, r"^upper has data of 1 clients, and there are 2"),
         (np.zeros(5), [2, 3], {"test": np.zeros(5)}, r"^test is a ndarray; give a pair \(rows, sizes\)"),
@@ -592,11 +599,167 @@ def test_what_a_user_writes_later_changes_nothing(dtype: Any) -> None:
     assert (again.lower.rows == 1).all()
 
 
+CONSTRUCTORS: dict[str, Callable[..., rk.Clients]] = {
+    "Clients": lambda rows, sizes, weights, center: rk.Clients(
+        lower=[rows[:3], rows[3:]], test=[rows[:1], rows[1:]], weights=weights, center=center
+    ),
+    "from_arrays": lambda rows, sizes, weights, center: rk.Clients.from_arrays(
+        rows, sizes, upper=(rows, sizes), test=(rows, sizes), weights=weights, center=center
+    ),
+    "from_loader": lambda rows, sizes, weights, center: rk.Clients.from_loader(
+        2, lambda i: {"lower": rows[:3] if i == 0 else rows[3:]}, weights=weights, center=center
+    ),
+    "from_frame": lambda rows, sizes, weights, center: rk.Clients.from_frame(
+        {"by": ["a", "b"] * (len(rows) // 2), "v": rows[:, 0], "t": rows[:, 1]}, "by", target="t", weights=weights
+    ),
+    "like": lambda rows, sizes, weights, center: rk.Clients.like(
+        lower=rows[0], n=2, weights=weights, center=center
+    ).told({"lower": sizes}),
+}
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS)
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, np.float64])
+@pytest.mark.parametrize("how", ["array", "read-only view of a bytearray", "locked"])
+def test_what_a_caller_changes_later_changes_nothing(make: str, dtype: Any, how: str) -> None:
+    def given(values: Any, kind: Any) -> tuple[np.ndarray, np.ndarray]:
+        """An array for the constructor, aligned as JAX shares it, and one by which its memory can be written to."""
+        values = np.asarray(values, kind)
+        memory = bytearray(values.nbytes + 64)
+        begin = -np.frombuffer(memory, np.uint8).ctypes.data % 64
+        own = np.frombuffer(memory, kind, values.size, begin).reshape(values.shape)
+        own[...] = values
+        if how == "array":
+            return own, own
+        if how == "locked":
+            free, locked = own, own[...]
+            locked.flags.writeable = False
+            return locked, free
+        shown = np.frombuffer(memoryview(memory).toreadonly(), kind, values.size, begin).reshape(values.shape)
+        assert not shown.flags.writeable
+        return shown, own
+
+    arrays = [given(np.ones((8, 2)), dtype), given([3, 5], np.int32), given([1, 3], np.float32)]
+    arrays.append(given(np.ones((4, 2)), dtype))
+    clients = CONSTRUCTORS[make](*(own for own, _ in arrays))
+    before = [np.array(leaf) for leaf in jax.tree.leaves(clients) if not isinstance(leaf, jax.ShapeDtypeStruct)]
+    for _, memory in arrays:
+        memory[...] = 0
+    after = [np.array(leaf) for leaf in jax.tree.leaves(clients) if not isinstance(leaf, jax.ShapeDtypeStruct)]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sizes_that_change_between_two_runs_change_nothing() -> None:
+    problem, sizes = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), np.array([2, 8], np.int32)
+    clients = rk.Clients.from_arrays(np.arange(10.0), sizes)
+    run = lambda: float(rk.solve(problem, clients, rk.FedAvg(step=0.5, local_steps=1), np.zeros(()), 1).x)
+    first = run()
+    sizes[:] = [8, 2]
+    assert run() == first
+
+
 def test_what_is_written_to_a_file_later_changes_nothing(tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.ones((64, 2), np.float32))
     clients = rk.Clients.from_arrays(np.load(tmp_path / "rows.npy", mmap_mode="r"), [32, 32])
     np.load(tmp_path / "rows.npy", mmap_mode="r+")[:] = 0
     assert (clients.lower.rows == 1).all()
+
+
+def test_a_map_over_clients_keeps_what_is_known_of_them() -> None:
+    table = {"site": ["b", "a", "b"], "v": [1.0, 2.0, 3.0], "ill": ["yes", "no", "no"]}
+    clients = rk.Clients.from_frame(table, by="site", label="ill", weights="size")
+    twice = jax.tree.map(lambda a: a + 0, clients)
+    assert (twice.names, twice.schema, twice.by_size) == (("a", "b"), clients.schema, True)
+    assert list(twice.label_counts()) == ["no", "yes"]
+    back = jax.jit(lambda c: c)(clients)
+    assert back.names == ("a", "b")
+    renamed = rk.Clients.from_frame({**table, "site": ["d", "c", "d"]}, by="site", label="ill", weights="size")
+    assert jax.jit(lambda c: c)(renamed).names == ("c", "d")
+
+
+def test_names_make_no_other_program() -> None:
+    problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b["features"][:, 0]) ** 2))
+    run = lambda *names: rk.solve(
+        problem,
+        rk.Clients.from_frame({"site": names, "v": [1.0, 2.0, 3.0]}, by="site"),
+        rk.FedAvg(step=0.1),
+        np.zeros(()),
+        2,
+    )
+    run("a", "b", "b")
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        compiled: list[str] = []
+        patch.setattr(
+            logging.getLogger("jax._src.interpreters.pxla"), "handle", lambda r: compiled.append(r.getMessage())
+        )
+        run("c", "d", "d")
+    assert not [line for line in compiled if "advance" in line]
+
+
+# Both levels as one.
+
+
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_both_levels_as_one(placement: str) -> None:
+    lower, upper, test = ({"v": own + np.arange(n * 1.0)} for own, n in ((0, 5), (100, 4), (200, 2)))
+    clients = rk.Clients.from_arrays(
+        lower, [2, 3], upper=(upper, [3, 1]), test=(test, [1, 1]), weights="size", center={"v": np.ones(1)},
+        replace=True, placement=placement,
+    )  # fmt: skip
+    one = clients.single_level()
+    assert (one.one_data_set, one.replace, one.placement) == (True, True, placement)
+    assert one.client_data(0)["lower"][0]["v"].tolist() == [0, 1, 100, 101, 102]
+    assert one.client_data(1)["lower"][0]["v"].tolist() == [2, 3, 4, 103]
+    np.testing.assert_allclose(one.weights, [5 / 9, 4 / 9])
+    assert np.asarray(one.test.rows["v"]).tolist() == np.asarray(clients.test.rows["v"]).tolist()
+    assert np.asarray(one.center.rows["v"]).tolist() == [1]
+    assert one.single_level() is one
+    given = rk.Clients(lower=[np.zeros(2)] * 2, upper=[np.zeros(1)] * 2, weights=[1, 3])
+    assert given.single_level().weights.tolist() == [0.25, 0.75]
+
+
+def test_levels_that_cannot_be_joined() -> None:
+    with pytest.raises(ValueError, match=r"single_level\(\) needs samples of one kind at both levels; the lower has "):
+        rk.Clients(lower=[np.zeros(2)], upper=[np.zeros((2, 3))]).single_level()
+    with pytest.raises(ValueError, match=r"single_level\(\) needs the data of all clients in this process\. Make"):
+        rk.Clients.like(lower=np.zeros(()), upper=np.zeros(())).single_level()
+
+
+def test_a_baseline_on_the_same_clients_in_one_line() -> None:
+    rng = np.random.default_rng(0)
+    table = {"site": rng.choice(["a", "b"], 40), "v": rng.normal(size=40), "row": np.arange(40.0)}
+    given = dict(by="site", features=["v"], target="row", test=0.2)
+    nested = rk.Clients.from_frame(table, upper=0.3, **given)
+    loss = lambda x, b: jnp.mean((x - b["features"][:, 0]) ** 2)
+    measure = lambda c, x, y: {"loss": c.mean(lambda b: loss(x, b), c.test())}
+    for clients in (nested.single_level(), rk.Clients.from_frame(table, **given)):
+        assert np.asarray(clients.test.rows["target"]).tolist() == np.asarray(nested.test.rows["target"]).tolist()
+        run = rk.solve(rk.SingleLevel(loss), clients, rk.FedAvg(step=0.2), np.zeros(()), 5, evaluate_client=measure)
+        rows = [np.sort(clients.client_data(i)["lower"][0]["target"]) for i in range(2)]
+        both = [
+            np.sort(np.concatenate([nested.client_data(i)[k][0]["target"] for k in ("lower", "upper")])) for i in (0, 1)
+        ]
+        for one, other in zip(rows, both, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert np.isfinite(run.history["loss"]).all()
+
+
+def test_clients_with_wider_numbers_than_the_run_are_refused() -> None:
+    problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+    clients = rk.Clients(upper=[np.array([1.0, 2.0]), np.array([3.0])])
+    for engine in (rk.Simulation(), rk.Federation()):
+        with (
+            jax.enable_x64(False),
+            pytest.raises(
+                TypeError, match=r"^The clients hold float64: they were made with jax_enable_x64, and this run"
+            ),
+        ):
+            rk.solve(problem, clients, rk.FedAvg(step=0.1, batch_size=1), np.zeros(()), 2, engine=engine)
+    with jax.enable_x64(False):
+        narrow = rk.Clients(upper=[np.array([1.0, 2.0]), np.array([3.0])])
+    run = rk.solve(problem, narrow, rk.FedAvg(step=0.1, batch_size=1), np.zeros(()), 2)  # the other way round works
+    assert run.x.dtype == np.float64
 
 
 def test_what_nobody_can_write_to_is_not_copied() -> None:

@@ -20,6 +20,7 @@ from jaxtyping import Array
 from rookery import __version__, fed, ledger
 from rookery.checkpoints import Padded
 from rookery.clients import Clients
+from rookery.draws import seed_key
 from rookery.engines import engine, simulation
 from rookery.engines.engine import Job
 from rookery.engines.interpreter import Block, Interpreter, inside, weighted_sum
@@ -506,5 +507,5 @@ class _Share(Interpreter):
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), shape)
+        return jax.random.split(seed_key(0), shape)
     return jnp.zeros(shape, dtype)

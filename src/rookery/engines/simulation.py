@@ -104,7 +104,7 @@ class Session:
 
     def __init__(self, traced: engine.Traced, simulation: Simulation, devices: int = 1) -> None:
         self._traced, self._job = traced, traced.job
-        self._data = traced.job.clients
+        self._data = traced.job.clients.unnamed()
         self.clients = traced.job.clients
         self.rounds = 0
         self.stopped: Stopped | None = None
