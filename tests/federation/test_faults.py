@@ -6,6 +6,7 @@ second request of round 1. What is left out of a mean is left out in the same ru
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -346,7 +347,10 @@ def test_one_process_gives_way_to_another_of_the_same_name(sites: list[Process],
         if t == 1:
             os.kill(sites[1].process.pid, signal.SIGSTOP)
             first = transport._connections[1]
-            second.join(DITTO, transport.address, tmp_path / "berta")
+            second.join(DITTO, transport.address, tmp_path / "berta")  # which the one asleep has locked
+            assert "is in use by process" in second.result()["error"]
+            shutil.copytree(tmp_path / "berta", tmp_path / "copy")
+            second.join(DITTO, transport.address, tmp_path / "copy")
             until(lambda: transport._connections[1] is not first, "the second one's arrival")
         if t == 3:
             sites[1].wake()

@@ -191,12 +191,14 @@ def test_limits_are_kept_over_all_runs_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="site-2 refuses: its policy's limit of 3 rounds is reached"):
         run(rounds=3)
     audit = Audit(path)
-    assert (audit.rounds, audit.exchanges, audit.bytes_up) == (3, 3, 3 * 16)
+    assert (audit.counts.rounds, audit.counts.exchanges, audit.counts.bytes_up) == (3, 3, 3 * 16)
     audit.close()
     with pytest.raises(RuntimeError, match="site-2 refuses: its policy's limit of 4 exchanges is reached"):
         run(exchanges=4)
     with pytest.raises(RuntimeError, match="site-2 refuses: its policy's limit of 79 bytes sent is reached"):
         run(bytes_up=79)
+    assert Policy(rounds=3).limits == {"rounds": 3, "evaluations": 4}
+    assert Policy(rounds=3, evaluations=1).limits == {"rounds": 3, "evaluations": 1}
     text = path.read_text()
     assert text.count('"refused"') == 3
     assert verify(path) is None

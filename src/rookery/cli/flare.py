@@ -21,7 +21,7 @@ from rookery.cli.run import alone, execute
 from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of
 from rookery.cli.site import fitting, read_module
 from rookery.engines.federation import supervisor
-from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.audit import FILE, Audit
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.transports import nvflare
@@ -159,7 +159,7 @@ def host(own: nvflare.Own, name: str) -> Any:
     task, brings, names = read_module(own.root / own.said["module"])
     folder = own.folder("folder", "rookery/memory")
     rules = Policy.read(own.root / own.said["policy"]) if "policy" in own.said else Policy()
-    return Host(name, brings, folder, guard_of(rules, Audit(folder / "audit.jsonl")), fitting(task, names))
+    return Host(name, brings, folder, guard_of(rules, Audit(folder / FILE)), fitting(task, names))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "federation": ("federation", "Set up a federation over a network."),
     "serve": ("serve", "Coordinate a run over a network."),
     "site": ("site", "Take part in a run over a network."),
+    "audit": ("audit", "Verify a site's log, and count what the site has answered."),
     "flare": ("flare", "Run on a federation of NVIDIA FLARE."),
 }
 

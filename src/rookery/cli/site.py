@@ -12,15 +12,18 @@ from rookery import site as sites
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
 from rookery.cli.serve import Address, Insecure, KitFolder, told
-from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.audit import FILE, Audit
 from rookery.engines.federation.host import Opened, Study
 from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.kits import COORDINATOR, load_kit
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports.grpc import JoinError
+from rookery.printable import printable
 from rookery.registry import blaming, load_file
 from rookery.tasks.task import Task
+
+_LINE = 3000  # characters of a line about the run, some of which may be the coordinator's
 
 
 @app.command(cls=Command)
@@ -65,7 +68,8 @@ def site(
             tell(f"The coordinator opens a run of {type(algorithm).__name__}.")
             return fit_to(study, algorithm)
 
-        audit = None if folder is None or explain else Audit(folder / "audit.jsonl")
+        folder = None if explain else folder
+        audit = None if folder is None else Audit(folder / FILE)
         reading = Reading(rules)
         try:
             host = sites.join(
@@ -81,7 +85,7 @@ def site(
                 patience=patience,
             )
         except JoinError as error:
-            complain(str(error))
+            complain(printable(error, _LINE))
             raise typer.Exit(1) from None
         finally:
             if audit is not None:
@@ -89,7 +93,7 @@ def site(
         if explain:
             return
         if host.reason:
-            complain(f"The coordinator has ended the run: {host.reason}")
+            complain(printable(f"The coordinator has ended the run: {host.reason}", _LINE))
             raise typer.Exit(1)
         tell("The run is over.")
 
@@ -107,7 +111,7 @@ class Reading:
             self._rules.check(opened)
             print("This site's policy allows it.")
         except RefusedError as error:
-            print(f"This site's policy does not allow it: {error}")
+            print(f"This site's policy does not allow it: {printable(error, _LINE)}")
         self.done = True
         raise RefusedError("its owner is reading the plan, and has yet to take part.")
 
@@ -142,6 +146,6 @@ def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
 def _teller(quiet: bool) -> Callable[[str], None]:
     def tell(text: str) -> None:
         if not quiet:
-            print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+            print(time.strftime("%H:%M:%S"), printable(text, _LINE), file=sys.stderr, flush=True)
 
     return tell

@@ -1,13 +1,14 @@
 """Where a plan lets values come from, and the guard that holds a coordinator to it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.extend.core import Literal
 
 from rookery import fed
-from rookery.engines.federation.site import Guard, RefusedError, Sent
+from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.site import RefusedError, Sent
 from rookery.engines.federation.store import Moment
 from rookery.plan import Body, Call, Carry, Plan, Server
 
@@ -117,6 +118,13 @@ def _carried(value: frozenset[Source]) -> frozenset[Source]:
 UNKNOWN = ("unknown",)  # what a reference stands for whose function this site has not been told
 
 
+class Rule(Protocol):
+    """A further rule about requests, such as a policy's limits."""
+
+    def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
+        """Raise RefusedError, with the reason, for a request that is not to be answered."""
+
+
 class PlanGuard:
     """Refuses what the plan does not do: other functions and operands, other replies, more replies, other memory.
 
@@ -124,23 +132,31 @@ class PlanGuard:
     all that can be checked here: the values that the server sends, and so the points at which a function is evaluated,
     are the coordinator's; so is what it does with a reply.
 
+    What was answered is looked up in the log, which outlives this object. Rounds and evaluations of a run do not go
+    back. Within one of them the site answers each exchange as often as it stands in the plan, with requests that
+    differ; the same request, by its digest, is answered again. Where every client takes part in every round, there is
+    no evaluation of a round that the site has not seen.
+
     Arguments:
         client: the site's number in the federation.
-        also: a further guard, asked about what the plan allows.
+        log: where every answer is noted before it is sent. Its last run is the one that is guarded.
+        everyone: whether the site must have replied in every round of the run.
+        also: a further rule, asked about what the plan allows.
         refused: refused(header, why), told what was refused.
     """
 
     def __init__(
         self,
         client: int,
-        also: Guard | None = None,
+        log: Audit,
+        everyone: bool = False,
+        also: Rule | None = None,
         refused: Callable[[dict[str, Any], str], None] = lambda header, why: None,
     ) -> None:
-        self._client, self._also, self._refused = client, also, refused
+        self._client, self._log, self._everyone, self._also, self._refused = client, log, everyone, also, refused
         self._sources: dict[int, Sources] = {}  # by phase
         # At least those that the site holds: the moment and the call of each number.
         self._maps: dict[int, tuple[Moment, int]] = {}
-        self._sent: dict[tuple[Moment, int], set[str]] = {}  # the replies of this round and of evaluations after it
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         """See `Guard`. What is refused leaves nothing behind."""
@@ -154,20 +170,28 @@ class PlanGuard:
             self._refused(header, str(error))
             raise
 
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], sent: Sent) -> None:
-        """See `Guard`. The same reply may be sent again, as often as it gets lost."""
+    def admit(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str) -> None:
+        """See `Guard`. The same request may come again, as often as its reply gets lost."""
         call = header["call"]
-        if call != FINISH and (times := self._sources[moment[0]].times[call]) is not None:
-            different = self._sent.setdefault((moment, call), set())
-            different.add(sent.digest)
-            if len(different) > times:
-                why = f"it is asked for {_name(plan, call)} more often than in the plan."
-                self._refused(header, why)
-                raise RefusedError(why)
+        times = 1 if call == FINISH else self._sources[moment[0]].times[call]
+        different = self._log.answered.asked(moment, call) | {request}
+        if times is not None and len(different) > times:
+            asked = "to end a round" if call == FINISH else f"for {_name(plan, call)}"
+            why = f"it is asked {asked} more often than in the plan."
+            self._refused(header, why)
+            raise RefusedError(why)
+
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent) -> None:
+        """See `Guard`."""
+        call = header["call"]
+        name, kind, aggregated = "finish", "finish", False
+        if call != FINISH:
+            eqn = plan.calls[call]
+            exchange, aggregated = eqn.params["exchange"], eqn.primitive is fed.reduce
+            name, kind = exchange.name, exchange.kind
+        self._log.replied(moment, call, name, kind, aggregated, request, sent)
         keep = set(header["keep"])
         self._maps = {number: known for number, known in self._maps.items() if number in keep}
-        if self._also is not None:
-            self._also.replied(plan, moment, header, sent)
 
     def _check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         phase, t = moment
@@ -175,8 +199,7 @@ class PlanGuard:
             raise RefusedError("the plan has no such phase.")
         if phase not in self._sources:
             self._sources[phase] = sources(plan)
-        if phase < 2:
-            self._sent = {(m, call): own for (m, call), own in self._sent.items() if m == moment or m >= (2, t)}
+        self._check_order(phase, t)
         found = self._sources[phase]
         try:
             for number, call, sent, with_key, own in header["maps"]:
@@ -189,6 +212,18 @@ class PlanGuard:
             self._check_reply(plan, found, moment, header)
         except (KeyError, TypeError, ValueError) as error:
             raise RefusedError("that is no request.") from error
+
+    def _check_order(self, phase: int, t: int) -> None:
+        """That rounds and evaluations of the run go on, whatever was opened again in between."""
+        seen = self._log.answered
+        last = f"it has answered round {seen.moment[1]} of this run" if seen.moment[0] == 1 else "the start is over"
+        if seen.moment > ((1, t) if phase == 2 else (phase, t)):
+            raise RefusedError(f"{last}, and goes back to no earlier moment.")
+        if phase == 2 and t < seen.evaluated:
+            raise RefusedError(f"it was evaluated after {seen.evaluated} rounds, and goes back to no earlier one.")
+        reached = seen.moment[1] + 1 if seen.moment[0] == 1 else seen.evaluated
+        if phase == 2 and self._everyone and reached >= 0 and t > reached:
+            raise RefusedError(f"it is to be evaluated after {t} rounds, and has seen {reached}.")
 
     def _check_function(self, plan: Plan, found: Sources, wanted: Any, call: Any, with_key: Any) -> None:
         if type(call) is not int or call not in found.sent:
@@ -239,6 +274,18 @@ class PlanGuard:
             return UNKNOWN
         when, call = self._maps[number]
         return ("m", call, output) if when == moment else None
+
+
+def is_fixed(plan: Plan) -> bool:
+    """Whether the plan says how often each of its exchanges happens."""
+    return None not in sources(plan).times.values()
+
+
+def asks_everyone(plan: Plan) -> bool:
+    """Whether every client of the cohort replies in every round: to an exchange outside of loops and `resample`."""
+    given = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[len(plan.consts) :])
+    calls = [step.eqn for step in plan.body.steps if isinstance(step, Call)]
+    return any(eqn.primitive in (fed.reduce, fed.gather) and eqn.invars[0] is given.ids for eqn in calls)
 
 
 def _allowed(given: list[Source], operands: Operands) -> bool:

@@ -5,8 +5,10 @@ hands requests to the run's `Site`, and ends it (finish). It never raises: what 
 reason, and no word of the data.
 """
 
+import json
 import logging
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +21,20 @@ from rookery import hyperparameters, plan
 from rookery.checks import check_features, check_means, check_measure, start_values
 from rookery.clients import Clients
 from rookery.engines.federation import description, wire
-from rookery.engines.federation.dataflow import PlanGuard
+from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.dataflow import PlanGuard, Rule, asks_everyone
 from rookery.engines.federation.site import Guard, RefusedError, Site
-from rookery.engines.federation.store import Store
+from rookery.engines.federation.store import Store, locked
 from rookery.jaxprs import digest
 from rookery.plan import Plan, Setting
+from rookery.printable import printable
 from rookery.problems import Problem
 from rookery.source import Source
 
 LOG = logging.getLogger("rookery.site")
 _NAME = re.compile(r"[0-9a-f]{8,64}")
+_WHY = 2000  # characters of a reason that are sent, or shown
+_CHANGES = ("number", "done", "store", "wrote")  # what may differ where a run is opened again
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +97,11 @@ class Host:
     Arguments:
         name: what it is called.
         study: what it brings.
-        folder: where it keeps what it remembers; None: nowhere, and a restart loses it.
-        guard: guard(opened) -> what looks at this run's requests and replies, or None; it raises RefusedError for a run
-            that the site does not take part in. If it has `refused(header, why)`, it is told of all that is refused;
-            if the guard it gives has `evaluation`, that is what the coordinator is told: see `Policy`. Whatever it
-            says, the site answers only what the plan says: see `PlanGuard`.
+        folder: where it keeps what it remembers, locked against other processes; None: nowhere, and a restart loses it.
+        guard: guard(opened) -> a further rule for this run's requests, or None; it raises RefusedError for a run that
+            the site does not take part in. If it has an `audit`, that is the site's log; without, what was answered is
+            noted in memory. If the rule it gives has `evaluation`, that is what the coordinator is told: see `Policy`.
+            Whatever it says, the site answers only what the plan says: see `PlanGuard`.
         fitted: fitted(study, algorithm) -> the study as this method takes it.
     """
 
@@ -104,13 +110,14 @@ class Host:
         name: str,
         study: Study,
         folder: str | Path | None = None,
-        guard: Callable[[Opened], Guard | None] = lambda opened: None,
+        guard: Callable[[Opened], Rule | None] = lambda opened: None,
         fitted: Callable[[Study, Any], Study] = lambda study, algorithm: study,
     ) -> None:
         self.name, self._given, self._guard, self._fitted = name, study, guard, fitted
         self._study = study
-        self._tell = getattr(guard, "refused", lambda header, why: None)
+        self._log: Audit = getattr(guard, "audit", None) or Audit()
         self._folder = None if folder is None else Path(folder)
+        self._lock = None if folder is None else locked(folder)
         self._run = ""
         self._site: Site | None = None
         self.done = False  # the coordinator has ended the run
@@ -120,12 +127,12 @@ class Host:
 
     def handle(self, request: wire.Message) -> wire.Message:
         """The answer to a request."""
-        number = -1
+        number, header = -1, dict[str, Any]()
         try:
             header, arrays = wire.decode(request)
+            if type(header["number"]) is not int:
+                raise wire.WireError("its number is not an integer")
             number, do = header["number"], header["do"]
-            if type(number) is not int:
-                raise wire.WireError("its number is none")
             match do:
                 case "hello":
                     return wire.encode({"answer": "hello", "number": number, **self.hello()}, [])
@@ -137,10 +144,15 @@ class Host:
                 return wire.encode({"answer": "closed", "number": number}, [])
             return self._site.answer(header, arrays)
         except (wire.WireError, KeyError) as error:
-            LOG.warning("A message that is no request: %s", error)
+            LOG.warning("A message that is no request: %s", printable(error))
             return _refused(number, "that is no request.")
+        except OSError as error:
+            why = _not_written(error)
+            self._refused(header, why)
+            return _refused(number, why)
         except Exception as error:  # nothing that may speak of the data leaves the site
-            LOG.exception("A request failed.")
+            lines = traceback.format_exc().splitlines()  # a line may have words of the coordinator's
+            LOG.error("A request failed.\n%s", "\n".join(f"| {printable(line, _WHY)}" for line in lines))
             return _refused(number, f"it failed ({type(error).__name__}); its log says more.")
 
     def hello(self) -> dict[str, Any]:
@@ -158,37 +170,52 @@ class Host:
 
     def explain(self, header: dict[str, Any]) -> Opened:
         """What a run would be that the coordinator opens with these words; RefusedError if it can't be."""
+        check_opening(header)
         return self._understand(header)[0]
 
     def _open(self, number: int, header: dict[str, Any]) -> bytes:
-        words = {name: value for name, value in header.items() if name not in ("number", "done", "store", "wrote")}
-        self.reason = ""
+        words = {name: value for name, value in header.items() if name not in _CHANGES}
+        try:
+            check_opening(header)
+        except RefusedError as error:  # a run that is open stays open
+            why = printable(error, _WHY)
+            if self._site is None:
+                self._run, self.reason = header["run"] if _is_name(header.get("run")) else "", why
+            self._refused(header, why)
+            return _refused(number, why)
+        self._run, self.reason = header["run"], ""
         try:
             if self._site is None or words != self._opened:
-                self._site, self._run = None, header["run"]
+                self._site = None
+                opening = digest(json.dumps(words, sort_keys=True))
+                if header["run"] in self._log.runs and self._log.runs[header["run"]].opening not in ("", opening):
+                    raise RefusedError("it knows this run, which was opened with other words; begin a new one.")
                 opened, described = self._understand(header)
-                guard = self._guard(opened)
-                self._evaluation = getattr(guard, "evaluation", "together")
-                whole = PlanGuard(int(header["client"]), guard, self._refused)
+                rule = self._guard(opened)
+                self._log.opened(header["run"], opening, opened.fingerprint, opened.clients, opened.cohort)
+                self._evaluation = getattr(rule, "evaluation", "together")
+                everyone = opened.faults is None and opened.cohort == opened.clients and asks_everyone(opened.plans[1])
+                whole = PlanGuard(header["client"], self._log, everyone, rule, self._refused)
                 self._site = self._make(header, opened, described, whole)
                 self._opened = words
             self._go_on(self._site, header)
-        except (RefusedError, ValueError) as error:
-            self._site, self.reason = None, str(error)
-            self._refused(header, str(error))
-            return _refused(number, str(error))
+        except (RefusedError, ValueError, OSError) as error:
+            why = _not_written(error) if isinstance(error, OSError) else printable(error, _WHY)
+            self._site, self.reason = None, why
+            self._refused(header, why)
+            return _refused(number, why)
         LOG.info("Run %s is open.", self._run)
         return wire.encode({"answer": "opened", "number": number, "evaluation": self._evaluation}, [])
 
     def _refused(self, header: dict[str, Any], why: str) -> None:
-        LOG.warning("Refused: %s", why)
-        self._tell(header, why)
+        LOG.warning("Refused: %s", printable(why, _WHY))
+        try:
+            self._log.refused(header, why)
+        except OSError as error:  # it is refused all the same
+            LOG.warning("The audit log has no line of that: it can't be written (%s).", error.strerror)
 
     def _understand(self, header: dict[str, Any]) -> tuple[Opened, Clients]:
         """The plans as everybody traces them; RefusedError if they are not the coordinator's."""
-        apart = description.differences(description.conditions(), header["conditions"], "here", "at the coordinator")
-        if apart:
-            raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}.")
         classes = description.known(self._study.own)
         algorithm = self._built("algorithm", header["algorithm"], classes)
         self._study = self._fitted(self._given, algorithm)
@@ -225,10 +252,10 @@ class Host:
 
     def _described(self, header: dict[str, Any]) -> Clients:
         """The federation as it was told: shapes, no data."""
-        data, n = self._study.data, int(header["clients"])
+        data, n = self._study.data, header["clients"]
         levels = header["levels"]
         if set(levels) != {name for name, source in data.levels().items() if source is not None}:
-            raise RefusedError(f"the coordinator has data at the levels {sorted(levels)}, this site at others.")
+            raise RefusedError(f"the coordinator has data at the levels {sorted(levels)!r}, this site at others.")
 
         def of(name: str, source: Source | None) -> Source | None:
             if source is None:
@@ -245,10 +272,10 @@ class Host:
         held = None
         if center is not None:
             structure = None if data.center is None else data.center.rows
-            rows = _center(center["sample"], int(center["size"]), structure, data)
+            rows = _center(center["sample"], center["size"], structure, data)
             one: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
-            held = Source(rows, one, one, int(center["size"]), int(center["size"]), None)
-        fixed = (bool(header["replace"]), header["center_client"])
+            held = Source(rows, one, one, center["size"], center["size"], None)
+        fixed = (header["replace"], header["center_client"])
         return Clients.tree_unflatten(fixed, (*sources, weights, held))
 
     def _setting(
@@ -256,8 +283,8 @@ class Host:
     ) -> tuple[Setting, Any]:
         start = start_values(self._study.problem, clients, self._study.init)
         fixed = hyperparameters.split(algorithm).fixed
-        products = bool(header["products"])
-        setting = Setting(self._study.problem, clients, fixed, int(header["cohort"]), channel, faults, False, products)
+        products, cohort = header["products"], header["cohort"]
+        setting = Setting(self._study.problem, clients, fixed, cohort, channel, faults, False, products)
         return setting, (start, hyperparameters.split(algorithm).traced)
 
     def _plans(self, header: dict[str, Any], setting: Setting, start: Any) -> tuple[Plan, ...]:
@@ -282,23 +309,23 @@ class Host:
             if len(plans) == 3 and "mean" in plans[2].sample_by_sample and _ragged(described):
                 check_measure(study.problem, study.data, study.measure, start[0], plans[0].made.carry.memory)
         except ValueError as error:  # it has numbers that were computed from the data
-            LOG.warning("%s", error)
+            LOG.warning("%s", printable(error, _WHY))
             raise RefusedError("a loss or a metric of its task is no mean over samples; its log says more.") from error
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
                 raise RefusedError("it is to hold the centre's data, and its module gives none.")
             center = study.data.at_center()
-        site = Site(header["run"], plans, int(header["client"]), own, center, guard)
         folder = self._folder
+        held = "" if folder is None else digest(*jax.tree.leaves(study.data))
+        site = Site(header["run"], plans, header["client"], own, center, guard, held)
         if folder is not None:
-            held = digest(*jax.tree.leaves(study.data))
             site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held)
         return site
 
     def _go_on(self, site: Site, header: dict[str, Any]) -> None:
         """Take up what the site remembers of this run, after the rounds that the coordinator says are done."""
-        done, remembers = int(header["done"]), bool(header["remembers"])
+        done, remembers = header["done"], header["remembers"]
         if site.stores is not None:
             site.store = site.stores(header["store"])
             if done >= 0:
@@ -308,7 +335,7 @@ class Host:
         if done >= 0 and remembers:
             if site.stores is None and site.remembered(done) == {"memory": [], "client": []}:
                 raise RefusedError("it has lost what it remembers of this run, for it has no folder to keep it in.")
-            site.go_back(done, int(header["wrote"]))
+            site.go_back(done, header["wrote"])
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:
         if self._run and header.get("run") == self._run:
@@ -317,7 +344,7 @@ class Host:
                 if self._site.store is not None and not self._opened["remembers"]:
                     self._site.store.delete()
             self._site, self._run, self._opened = None, "", {}
-            self.done, self.reason = True, str(header.get("why", ""))[:2000] or self.reason
+            self.done, self.reason = True, printable(header.get("why", ""), _WHY) or self.reason
         return wire.encode({"answer": "value", "number": number}, [])
 
 
@@ -327,7 +354,10 @@ def _center(sample: list[Any], size: int, rows: Any, data: Clients) -> Any:
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     if [jax.tree_util.keystr(path) for path, _ in leaves] != [name for name, _, _ in sample]:
         raise RefusedError("the centre's samples have other arrays than this site's.")
-    shapes = [jax.ShapeDtypeStruct((size, *shape), jnp.dtype(dtype)) for _, shape, dtype in sample]
+    try:
+        shapes = [jax.ShapeDtypeStruct((size, *shape), jnp.dtype(dtype)) for _, shape, dtype in sample]
+    except TypeError as error:
+        raise RefusedError("the centre's samples have arrays of a type that is not known here.") from error
     return jax.tree.unflatten(structure, shapes)
 
 
@@ -336,10 +366,105 @@ def _ragged(clients: Clients) -> bool:
 
 
 def _checked(name: Any) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RefusedError("a run's name is none.")
+    if not _is_name(name):
+        raise RefusedError("a run's name must be 8 to 64 hexadecimal digits.")
     return name
 
 
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _not_written(error: OSError) -> str:
+    """Why nothing is sent that could not be written down before."""
+    return f"it can't write to its folder ({error.strerror}); it goes on when it can."
+
+
 def _refused(number: int, why: str) -> bytes:
-    return wire.encode({"answer": "refused", "number": number, "why": why[:2000]}, [])
+    return wire.encode({"answer": "refused", "number": number, "why": why[:_WHY]}, [])
+
+
+def _is_count(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**31
+
+
+def _is_sample(value: Any) -> bool:
+    """A description of arrays: see `sample_of`."""
+    if not isinstance(value, list):
+        return False
+    each = [array for array in value if isinstance(array, list) and [type(part) for part in array] == [str, list, str]]
+    return len(each) == len(value) and all(_is_count(size, 0) for _, shape, _ in each for size in shape)
+
+
+def _is_levels(value: Any) -> bool:
+    sizes = lambda own: isinstance(own, list) and len(own) == 3 and all(map(_is_count, own[:2]))
+    return isinstance(value, dict) and all(
+        sizes(own) and (own[2] is None or _is_count(own[2])) for own in value.values()
+    )
+
+
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_OBJECT = ("an object", lambda value: isinstance(value, dict))
+_RUN = ("8 to 64 hexadecimal digits", _is_name)
+_COUNT = ("an integer of at least 1", _is_count)
+_ROUNDS = ("an integer of at least -1", lambda value: _is_count(value, -1))
+_CLIENT = ("an integer of at least 0", lambda value: _is_count(value, 0))
+_DESCRIBED = ("a description", lambda value: value is None or isinstance(value, dict))
+# What `open` says, all of it, and what each part must be.
+_OPENING: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "do": _TEXT,
+    "number": ("an integer", lambda value: type(value) is int),
+    "run": _RUN,
+    "store": _RUN,
+    "conditions": _OBJECT,
+    "jax": _TEXT,
+    "algorithm": _DESCRIBED,
+    "channel": _DESCRIBED,
+    "faults": _DESCRIBED,
+    "clients": _COUNT,
+    "cohort": _COUNT,
+    "client": _CLIENT,
+    "sizes": ("numbers of samples", lambda value: isinstance(value, dict) and all(map(_is_count, value.values()))),
+    "levels": ("sizes by level", _is_levels),
+    "replace": _FLAG,
+    "center": (
+        "null, or a sample and a size",
+        lambda value: (
+            value is None
+            or (isinstance(value, dict) and _is_sample(value.get("sample")) and _is_count(value.get("size")))
+        ),
+    ),
+    "center_client": ("null, or an integer of at least 0", lambda value: value is None or _is_count(value, 0)),
+    "products": _FLAG,
+    "measures": _FLAG,
+    "remembers": _FLAG,
+    "fingerprint": _TEXT,
+    "signatures": ("texts", lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value)),
+    "done": _ROUNDS,
+    "wrote": _ROUNDS,
+}
+
+
+def check_opening(header: dict[str, Any]) -> None:
+    """Raise RefusedError unless a run is opened under this site's conditions, with all words that it takes and no
+    others, each of its type."""
+    theirs = header.get("conditions")
+    apart = description.differences(
+        description.conditions(), theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator"
+    )
+    if apart:
+        raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}.")
+    missing = [name for name in _OPENING if name not in header]
+    if missing:
+        raise RefusedError(f"the opening of the run must say {missing[0]!r}.")
+    for name, value in header.items():
+        if name not in _OPENING:
+            raise RefusedError(f"the opening of the run has {printable(name, 50)!r}, which is not known here.")
+        what, fits = _OPENING[name]
+        if not fits(value):
+            raise RefusedError(f"the opening's {name!r} must be {what}; got {printable(json.dumps(value), 100)}.")
+    for name, most in (("cohort", 0), ("client", 1), ("center_client", 1)):
+        if header[name] is not None and header[name] > header["clients"] - most:
+            of = f"at most {header['clients'] - most}, for there are {header['clients']} clients"
+            raise RefusedError(f"the opening's {name!r} must be {of}; got {header[name]}.")

@@ -12,7 +12,10 @@ from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.host import Opened
 from rookery.engines.federation.policy import bound_and_noise
 from rookery.plan import Plan
+from rookery.printable import printable
 from rookery.words import Exchanged, in_bytes
+
+_LINE = 10_000  # characters of a line, before it is wrapped
 
 
 def in_words_for_a_site(opened: Opened) -> str:
@@ -40,7 +43,8 @@ def in_words_for_a_site(opened: Opened) -> str:
         "It covers what is computed and sent, as written above, and not the values that come in: step sizes and other "
         "real numbers are the coordinator's, and may change.",
     ]
-    return "\n".join(text for line in lines for text in (_wrapped(line) if line else [""]))
+    # Escaped line by line: what the coordinator says can't add a line of its own, wherever it stands.
+    return "\n".join(text for line in lines for text in (_wrapped(printable(line, _LINE)) if line else [""]))
 
 
 def _wrapped(line: str) -> list[str]:
@@ -52,7 +56,7 @@ def _wrapped(line: str) -> list[str]:
 
 def _who(opened: Opened) -> list[str]:
     lines = [
-        f"Run {opened.header['run']}",
+        f"Run {printable(opened.header['run'])}",
         f"This site would be client {opened.header['client']} of {opened.clients}, counted from 0. {opened.cohort} of "
         "them take part in a round. (The coordinator says so; it can't be checked here.)",
     ]
@@ -63,7 +67,7 @@ def _who(opened: Opened) -> list[str]:
 
 def _method(algorithm: Any) -> list[str]:
     fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
-    given = ", ".join(f"{field.name} = {getattr(algorithm, field.name)}" for field in fields)
+    given = ", ".join(f"{field.name} = {printable(getattr(algorithm, field.name))}" for field in fields)
     return [f"Method: {type(algorithm).__name__}{f', with {given}' if given else ''}"]
 
 

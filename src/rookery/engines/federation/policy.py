@@ -13,13 +13,14 @@ from rookery import fed
 from rookery.arguments import check_amounts, check_counts, check_positive
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.dataflow import FINISH
+from rookery.engines.federation.dataflow import FINISH, Rule, is_fixed
 from rookery.engines.federation.host import Opened
-from rookery.engines.federation.site import Guard, RefusedError, Sent
+from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.store import Moment
 from rookery.plan import Plan
 
 EVALUATIONS = ("none", "together", "own")
+LIMITS = {"rounds": "rounds", "evaluations": "evaluations", "exchanges": "exchanges", "bytes_up": "bytes sent"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Policy:
     Arguments:
         plans: the fingerprints of the plans that are approved; None: all are. Of a method's settings the fingerprint
             covers the code, whole numbers and the channel; step sizes and other real numbers are sent with a request.
-        rounds, exchanges, bytes_up: the most over the life of the audit log, in all runs together, since a run that is
-            begun again has another name; None: no limit. See `Audit` for what counts. A new log counts from 0.
+        rounds, evaluations, exchanges, bytes_up: the most over the life of the audit log, in all runs together; None:
+            no limit. See `Counts` for what counts, and `PlanGuard` for what is answered within a round. A run that a
+            coordinator resumes is a new one, whose rounds count anew; a new log counts from 0. Where `rounds` is given
+            and `evaluations` is not, there may be one evaluation more than rounds. Where `rounds` is given and
+            `exchanges` is not, a plan whose rounds have no fixed number of exchanges is refused.
         minimum_cohort: the least clients in a round, and in the federation; with faults, the least replies, too.
         aggregated: True: no exchange may be seen alone; or the names of those that may not. An exchange is seen alone
             if the server gathers single replies, if a channel reduces them in its own way, or if this site holds the
@@ -51,6 +55,7 @@ class Policy:
 
     plans: tuple[str, ...] | None = None
     rounds: int | None = None
+    evaluations: int | None = None
     exchanges: int | None = None
     bytes_up: int | None = None
     minimum_cohort: int = 1
@@ -65,8 +70,7 @@ class Policy:
             raise ValueError(f"plans={self.plans!r} is not a list of fingerprints.")
         if not isinstance(self.aggregated, bool) and not texts(self.aggregated):
             raise ValueError(f"aggregated={self.aggregated!r} is neither true or false nor a list of exchanges.")
-        limits = {name: getattr(self, name) for name in ("rounds", "exchanges", "bytes_up")}
-        check_counts(**{name: limit for name, limit in limits.items() if limit is not None})
+        check_counts(**{name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None})
         check_counts(minimum_cohort=self.minimum_cohort)
         check_amounts(least_noise=self.least_noise)
         if self.clip is not None:
@@ -94,7 +98,15 @@ class Policy:
     @property
     def counts(self) -> bool:
         """Whether it has limits."""
-        return (self.rounds, self.exchanges, self.bytes_up) != (None, None, None)
+        return bool(self.limits)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits that hold, by what they count."""
+        given = {name: getattr(self, name) for name in LIMITS}
+        if self.rounds is not None and self.evaluations is None:
+            given["evaluations"] = self.rounds + 1
+        return {name: limit for name, limit in given.items() if limit is not None}
 
     def check(self, opened: Opened) -> None:
         """Raise RefusedError, with the reason, for a run that is outside of it."""
@@ -110,6 +122,13 @@ class Policy:
             self._check_channel(seen.name, channels.chosen(opened.channel, seen.name))
         if self.evaluation == "none" and len(opened.plans) > 2:
             raise RefusedError("its policy does not allow evaluations; run it without evaluate_client.")
+        if self.rounds is not None and self.exchanges is None:
+            for plan in opened.plans:
+                if not is_fixed(plan):
+                    raise RefusedError(
+                        f"its policy limits rounds and not exchanges, and {plan.title} has an exchange that happens as "
+                        "often as the run draws; the policy needs a limit of exchanges, too."
+                    )
 
     def _check_size(self, opened: Opened) -> None:
         least, wanted = self.minimum_cohort, f"its policy wants at least {self.minimum_cohort} clients"
@@ -194,54 +213,33 @@ class Rules:
     """See `guard_of`."""
 
     def __init__(self, policy: Policy, audit: Audit | None) -> None:
-        self._policy, self._audit = policy, audit
+        self._policy, self.audit = policy, audit
 
-    def __call__(self, opened: Opened) -> Guard:
-        """The guard of this run; RefusedError for one that is outside of the policy."""
+    def __call__(self, opened: Opened) -> Rule:
+        """The rule for requests of this run; RefusedError for one that is outside of the policy."""
         self._policy.check(opened)
-        if self._audit is not None:
-            self._audit.opened(str(opened.header["run"]), opened.fingerprint, opened.clients, opened.cohort)
-        return _PolicyGuard(self._policy, self._audit)
-
-    def refused(self, header: dict[str, Any], why: str) -> None:
-        """Something was refused, by whomever."""
-        if self._audit is not None:
-            self._audit.refused(header, why)
+        return Limits(self._policy, self.audit)
 
 
-class _PolicyGuard:
-    """Keeps a run within its limits, and writes the log."""
+class Limits:
+    """Keeps a run within the limits of a policy."""
 
     def __init__(self, policy: Policy, audit: Audit | None) -> None:
-        self._policy, self._audit = policy, audit
+        self._limits, self._audit = policy.limits, audit
         self.evaluation = policy.evaluation
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
-        """See `Guard`."""
-        audit, policy = self._audit, self._policy
-        if audit is None:
-            return
-        finish = header["call"] == FINISH
-        size = 0 if finish else plan.calls[header["call"]].params["exchange"].reply_bytes
-        after = {
-            "rounds": audit.rounds + audit.is_new(moment),
-            "exchanges": audit.exchanges + (not finish),
-            "bytes_up": audit.bytes_up + size,
-        }
-        for name, count in after.items():
-            limit = getattr(policy, name)
-            if limit is not None and count > limit:
-                raise RefusedError(f"its policy's limit of {limit} {_WORDS[name]} is reached.")
-
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], sent: Sent) -> None:
-        """See `Guard`."""
+        """See `Rule`."""
         if self._audit is None:
             return
-        if header["call"] == FINISH:
-            return self._audit.replied(moment, "finish", "finish", False, sent)
-        eqn = plan.calls[header["call"]]
-        own = eqn.params["exchange"]
-        self._audit.replied(moment, own.name, own.kind, eqn.primitive is fed.reduce, sent)
-
-
-_WORDS = {"rounds": "rounds", "exchanges": "exchanges", "bytes_up": "bytes sent"}
+        counts, new = self._audit.counts, self._audit.answered.is_new(moment)
+        finish = header["call"] == FINISH
+        after = {
+            "rounds": counts.rounds + (new and moment[0] < 2),
+            "evaluations": counts.evaluations + (new and moment[0] == 2),
+            "exchanges": counts.exchanges + (not finish),
+            "bytes_up": counts.bytes_up + (0 if finish else plan.calls[header["call"]].params["exchange"].reply_bytes),
+        }
+        for name, limit in self._limits.items():
+            if after[name] > limit:
+                raise RefusedError(f"its policy's limit of {limit} {LIMITS[name]} is reached.")

@@ -52,8 +52,15 @@ class Guard(Protocol):
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], sent: Sent) -> None:
-        """The answer is ready, and is sent now; RefusedError if it must not be."""
+    def admit(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str) -> None:
+        """All inputs are there, and nothing is computed yet; RefusedError if nothing is to be.
+
+        `request` is a digest of all that the reply depends on: functions, inputs, keys, memory and data. Two requests
+        with the same digest have the same reply.
+        """
+
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent) -> None:
+        """The answer is ready, and is sent now; RefusedError or OSError if it must not be."""
 
 
 class Site:
@@ -66,6 +73,7 @@ class Site:
         data: what it holds: see `Clients.site`.
         center: the centre's data, if it holds them.
         guard: what looks at requests and replies.
+        held: a digest of its data, or "" where the data can't change while it is remembered what was answered.
     """
 
     def __init__(
@@ -76,18 +84,21 @@ class Site:
         data: Clients,
         center: Clients | None = None,
         guard: Guard | None = None,
+        held: str = "",
     ) -> None:
         self._run, self._plans, self._identity = run, plans, jnp.int32(identity)
         leaves = jax.tree.leaves(data)
         self._data, self._center = leaves, None if center is None else jax.tree.leaves(center)
-        self._guard = guard
+        self._guard, self._held = guard, held
         self._memory: Memory = {"memory": [], "client": []}  # as it was before the moment
         self._since: Moment = (-1, 0)  # when it was written
         self._next: Memory | None = None  # and as it will be after it
         self._shown = self._memory  # that which the request under way reads
         self._moment: Moment = (-1, 0)
         self._values: dict[int, Any] = {}  # what it was sent in this moment
+        self._sums: dict[int, str] = {}  # and digests of that
         self._kept: dict[int, list[Any]] = {}  # what it has computed in this moment, by the number of the map
+        self._origins: dict[int, str] = {}  # digests of what each of these depends on
         self._work: dict[int, list[int]] = {}
         self.folder: Folder | None = None  # for checkpoints
         self._name = ""  # of the run in them
@@ -139,11 +150,11 @@ class Site:
         ahead = [] if self._next is None else [Version(self._moment, self._next)]
         return [v for v in (Version(self._since, self._memory), *ahead) if v.moment >= (0, 0)]
 
-    def _write(self) -> None:
-        """To the store, both what it remembered and what it will."""
-        if self.store is not None and self._next is not None and any(self._next.values()):
+    def _write(self, following: Memory | None) -> None:
+        """Write to the store what it remembers and what it will."""
+        if self.store is not None and following is not None and any(following.values()):
             before = [Version(self._since, self._memory)] if self._since >= (0, 0) else []
-            self.store.write([*before, Version(self._moment, self._next)])
+            self.store.write([*before, Version(self._moment, following)])
 
     def _in_store(self, asked: dict[str, Any]) -> list[int]:
         """Do what is asked with the store; the first of the rounds that it can go back to, or that it went back to."""
@@ -154,7 +165,7 @@ class Site:
                 if before is not None and before.path != self.store.path:
                     before.delete()
             case "restore" if asked["round"] < 0:
-                self._write()
+                self._write(self._next)
             case "restore":
                 self.go_back(asked["round"])
                 return [_rounds(self._since)]
@@ -197,7 +208,7 @@ class Site:
 
     def forget(self) -> None:
         """Forget what was sent and computed in this moment: all but data and memory."""
-        self._values, self._kept, self._work = {}, {}, {}
+        self._values, self._sums, self._kept, self._work, self._origins = {}, {}, {}, {}, {}
 
     def _answer(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
         of = header["number"]
@@ -225,35 +236,69 @@ class Site:
             self.forget()
         self._shown = self.remembered(moment[1]) if between else self._memory
         self._values.update(zip(header["values"], arrays[: len(header["values"])], strict=True))
+        if self._guard is not None:
+            self._sums.update((number, jaxprs.digest(self._values[number])) for number in header["values"])
         rest = iter(arrays[len(header["values"]) :])
         asked = []
         for number, eqn, sent, with_key, own in header["maps"]:
             inputs = [["v", v] if isinstance(v, int) else v for v in sent]
             key = next(rest) if with_key else None
             rows = [next(rest) if ref == "row" else ref for ref in own]
-            asked.append((number, plan.calls[eqn], inputs, key, rows))
+            asked.append((number, eqn, inputs, key, rows))
         wanted = [*header["reply"], *header.get("memory", ()), *header.get("client", ())]
         coming = {number for number, *_ in asked}
         needed = [ref for number, _, inputs, _, own in asked if number not in self._kept for ref in (*inputs, *own)]
         if not all(self._has(ref, coming) for ref in (*needed, *wanted)):
             return answer("resync")
+        request = ""
+        if self._guard is not None:
+            request = self._request(asked, header)
+            self._guard.admit(plan, moment, header, request)
         for number, eqn, inputs, key, own in asked:
             if number not in self._kept:
-                self._compute(plan, number, eqn, inputs, key, own)
+                self._compute(plan, number, plan.calls[eqn], inputs, key, own)
         work = [[number, self._work[number]] for number, *_ in asked]
         reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
         if "memory" in header and self._next is None:
-            self._next = {name: [self._read(plan, ref) for ref in header[name]] for name in ("memory", "client")}
-            self._write()
+            following = {name: [self._read(plan, ref) for ref in header[name]] for name in ("memory", "client")}
+            self._write(following)
+            self._next = following
         keep = set(header["keep"])
         self._kept = {number: out for number, out in self._kept.items() if number in keep}
         self._work = {number: own for number, own in self._work.items() if number in keep}
-        self._values = {number: value for number, value in self._values.items() if number in set(header["held"])}
+        self._origins = {number: origin for number, origin in self._origins.items() if number in keep}
+        held = set(header["held"])
+        self._values = {number: value for number, value in self._values.items() if number in held}
+        self._sums = {number: digest for number, digest in self._sums.items() if number in held}
         told = {"finite": self._finite()} if "memory" in header else {}
         if self._guard is not None:
             sent = Sent(sum(a.nbytes for a in reply), jaxprs.digest(*reply))
-            self._guard.replied(plan, moment, header, sent)
+            self._guard.replied(plan, moment, header, request, sent)
         return answer("value", reply, work=work, **told)
+
+    def _request(self, asked: list[Any], header: dict[str, Any]) -> str:
+        """The digest of all that the reply depends on, whichever part of it came with this request."""
+        for number, call, inputs, key, own in asked:
+            if number not in self._kept:
+                keyed = "" if key is None else jaxprs.digest(key)
+                given = [*map(self._origin, inputs), keyed, *map(self._origin, own)]
+                self._origins[number] = jaxprs.digest(str(call), str(len(inputs)), *given)
+        kinds = ("reply", "memory", "client")
+        wanted = [f"{kind} {self._origin(ref)}" for kind in kinds for ref in header.get(kind, ())]
+        return jaxprs.digest(self._held, str(header["call"]), *wanted)
+
+    def _origin(self, ref: Any) -> str:
+        """What a value depends on, as a text."""
+        if not isinstance(ref, list):
+            return jaxprs.digest(ref)
+        kind, number = ref[0], ref[1]
+        if kind == "v":
+            return self._sums[number]
+        if kind == "c":
+            return f"constant {number}"
+        if kind == "m":
+            return f"{self._origins[number]} {ref[2]}"
+        return f"{kind} {jaxprs.digest(self._shown[kind][number])}"
 
     def _finite(self) -> list[bool]:
         """For each leaf of what it will remember that is real, whether it is finite: all that anybody is told of it."""

@@ -1,18 +1,73 @@
-"""What a site remembers, on its own disk: the last two versions, so that it can go back by one round.
+"""A site's folder: the lock on it, and what the site remembers of a run.
 
-One file of the wire's format, written whole: a site that is killed has the one before or the one after.
+A site keeps the last two versions, so that it can go back by one round, in one file of the wire's format. The file is
+replaced as a whole: a site that is killed has the one before or the one after.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rookery.engines.federation import wire
 
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody is kept out
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"  # the file's name
 Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
 Memory = dict[str, list[Any]]  # the leaves of what the client and its side of the channel remember
+
+
+class Lock:
+    """A site's folder, held for this process alone while the object lives: see `locked`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            process = os.read(self._file, 20).decode(errors="replace").strip()
+            which = f"process {process}" if process.isdigit() else "another process"
+            raise ValueError(
+                f"{folder} is in use by {which}, and a site's folder has one user at a time. Stop that process, or "
+                "give this site another folder."
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"{folder} can't be locked ({error.strerror}), so two processes could write to it. Give a folder on a "
+                "local disk."
+            ) from None
+        with suppress(OSError):  # on a full disk the number of the process is missing, and nothing else
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+_LOCKS: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
+
+
+def locked(folder: str | Path) -> Lock:
+    """Lock a site's folder, which is made if need be; ValueError if another process holds it.
+
+    All users within one process share the lock. The system releases it when the process ends, however it ends; a
+    process that is stopped (SIGSTOP) keeps it.
+    """
+    path = Path(folder).resolve()
+    lock = _LOCKS.get(path)
+    if lock is None:
+        lock = _LOCKS[path] = Lock(path)
+    return lock
 
 
 class Version(NamedTuple):

@@ -1,0 +1,351 @@
+"""A site's limits against a coordinator that asks for more than it may: re-opened runs, chosen points, restarts."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.federation.processes import FORK, SECONDS, prepared
+from tests.federation.studies import in_memory, study, without_data
+
+import rookery as rk
+from rookery.checks import start_values
+from rookery.engines.engine import Job
+from rookery.engines.federation import wire
+from rookery.engines.federation.audit import Audit, verify
+from rookery.engines.federation.host import Host
+from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.transports import grpc as network
+
+PROBLEM = rk.SingleLevel(lambda x, rows: jnp.mean(jnp.square(x - rows)))
+ROWS = np.arange(6.0).reshape(3, 2)
+NUMBERS = iter(range(10**6, 10**12))  # of requests, maps and values that no honest coordinator has used
+
+
+def measure(client: Any, x: Any, y: Any, memory: Any) -> Any:
+    return {"loss": client.mean(lambda rows: jnp.mean(jnp.square(x - rows)), client.upper())}
+
+
+def job(faults: Any = None) -> Job:
+    """A federation of one site."""
+    method, clients = rk.FedAvg(step=0.1, local_steps=1), rk.Clients(upper=[ROWS])
+    start = start_values(PROBLEM, clients, np.ones(2))
+    return Job(PROBLEM, clients, method, start, 1, 0, None, faults, measure=measure)
+
+
+def site(folder: Path, faults: Any = None, **limits: Any) -> Host:
+    """The site, with its log: as it is after a start of its process."""
+    return Host("anna", study(job(faults), 0), folder, guard_of(Policy(**limits), Audit(folder / "audit.jsonl")))
+
+
+def honest(transport: Any, faults: Any = None, rounds: int = 3) -> list[tuple[Any, Any]]:
+    """What a coordinator asks in a run of three rounds, with evaluations before and after."""
+    asked: list[tuple[Any, Any]] = []
+    send = transport.send
+
+    def tapped(i: int, message: Any) -> None:
+        asked.append(wire.decode(message))
+        send(i, message)
+
+    transport.send = tapped
+    engine = rk.Federation(transport=transport, patience=SECONDS, deadline=SECONDS, tell=lambda text: None)
+    session: Any = engine.open(without_data(job(faults)))
+    session.init()
+    session.measure()
+    assert len(session.advance(rounds)) == rounds
+    session.measure()
+    transport.send = send
+    return asked
+
+
+def of(asked: list[tuple[Any, Any]], do: str, phase: int = -1) -> tuple[dict[str, Any], list[Any]]:
+    """The last request of that kind."""
+    found = [(h, a) for h, a in asked if h["do"] == do and (phase < 0 or h["phase"] == phase)]
+    return found[-1]
+
+
+def shifted(arrays: list[Any], by: float) -> list[Any]:
+    """The same inputs, but for the first, the point at which the client computes."""
+    at = next(i for i, a in enumerate(arrays) if a.shape == (2,) and a.dtype == np.float64)
+    return [a + by if i == at else a for i, a in enumerate(arrays)]
+
+
+def elsewhere(header: dict[str, Any], **new: Any) -> dict[str, Any]:
+    """The same request under other numbers."""
+    far = 1000 * next(NUMBERS)
+    move = lambda ref: ["m", ref[1] + far, ref[2]] if isinstance(ref, list) and ref[0] == "m" else ref
+    maps = [
+        [n + far, call, [v + far if isinstance(v, int) else v for v in sent], key, list(map(move, own))]
+        for n, call, sent, key, own in header["maps"]
+    ]
+    values = [v + far for v in header["values"]]
+    return {**header, "maps": maps, "values": values, "reply": list(map(move, header["reply"])), **new}
+
+
+Ask = Callable[[dict[str, Any], list[Any]], tuple[dict[str, Any], list[Any]]]
+
+
+def attack(ask: Ask, asked: list[tuple[Any, Any]]) -> dict[str, list[str]]:
+    """What a malicious coordinator gets after that run: the answers by attack."""
+    opening, _ = of(asked, "open")
+    work, inputs = of(asked, "work", 1)
+    evaluation, point = of(asked, "work", 2)
+
+    def answer(header: dict[str, Any], arrays: list[Any]) -> str:
+        said, sent = ask({**header, "number": next(NUMBERS)}, arrays)
+        assert said["answer"] == "value" or not sent
+        return said["answer"] if said["answer"] != "refused" else f"refused: {said['why']}"
+
+    found: dict[str, list[str]] = {"extra key": [], "opened again": [], "earlier": [], "evaluations": [], "same": []}
+    for k in range(20):
+        found["extra key"].append(answer({**opening, "extra": k}, []))
+        if k % 10 == 1:
+            found["extra key"].append(answer({**opening, "jax": f"0.0.{k}"}, []))
+        answer({**opening, "done": -1}, [])
+        found["earlier"].append(answer(elsewhere(work, round=0), shifted(inputs, 1.0 + k)))
+        found["opened again"].append(answer(elsewhere(work), shifted(inputs, 1.0 + k)))
+    answer(opening, [])
+    for k in range(40):
+        found["evaluations"].append(answer(elsewhere(evaluation, round=1000 + k), shifted(point, 1.0 + k)))
+        found["evaluations"].append(answer(elsewhere(evaluation), shifted(point, 1.0 + k)))
+    for _ in range(3):
+        found["same"].append(answer(elsewhere(work), inputs))
+    return found
+
+
+def by_hand(host: Host) -> Ask:
+    return lambda header, arrays: wire.decode(host.handle(wire.encode(header, arrays)))
+
+
+def check_attack(found: dict[str, list[str]], folder: Path) -> None:
+    for name in ("extra key", "opened again", "earlier", "evaluations"):
+        assert all(text.startswith("refused: ") or text == "stale" for text in found[name]), (name, found[name])
+    assert "'extra', which is not known here" in found["extra key"][0]
+    assert "more often than in the plan" in found["opened again"][0]
+    assert any("goes back to no earlier moment" in text for text in found["earlier"])
+    assert "has seen 3" in found["evaluations"][0]
+    assert found["same"] == ["value"] * 3  # a reply that got lost
+    log = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+    replies = {line["sha256"] for line in log if line["event"] == "reply" and line["phase"] == "round"}
+    assert len(replies) == 3
+    assert verify(folder / "audit.jsonl") is None
+
+
+def test_a_reopened_run_and_chosen_evaluations_get_nothing_more(tmp_path: Path) -> None:
+    host = site(tmp_path, rounds=3, evaluations=2)
+    asked = honest(in_memory([host]).transport)
+    check_attack(attack(by_hand(host), asked), tmp_path)
+
+
+def test_without_a_folder_a_reopened_run_gets_nothing_more_either() -> None:
+    host = Host("anna", study(job(), 0))
+    asked = honest(in_memory([host]).transport)
+    found = attack(by_hand(host), asked)
+    del found["same"]
+    assert all(text.startswith("refused: ") or text == "stale" for texts in found.values() for text in texts)
+
+
+def test_a_restart_forgets_no_answer(tmp_path: Path) -> None:
+    """The process is started again, with the log that it has: the attack gets as little, and the counts go on."""
+    host = site(tmp_path, rounds=4, evaluations=2)
+    asked = honest(in_memory([host]).transport)
+    del host
+    again = site(tmp_path, rounds=4, evaluations=2)
+    opening, _ = of(asked, "open")
+    ask = by_hand(again)
+    assert ask({**opening, "done": 3}, [])[0]["answer"] == "opened"
+    check_attack(attack(ask, asked), tmp_path)
+    counts = again._log.counts
+    assert (counts.rounds, counts.evaluations, counts.exchanges, counts.bytes_up) == (3, 2, 5 + 3, 3 * 16 + 2 * 8 + 48)
+
+
+def test_where_clients_may_miss_rounds_evaluations_are_counted(tmp_path: Path) -> None:
+    """The site can't know how far the run is: each evaluation is of a later round, and counts."""
+    faults = rk.Faults(minimum=1)
+    host = site(tmp_path, faults, rounds=3)  # and so at most four evaluations
+    asked = honest(in_memory([host]).transport, faults)
+    evaluation, point = of(asked, "work", 2)
+    ask, found = by_hand(host), []
+    for k in range(40):
+        said, _ = ask(elsewhere(evaluation, round=1000 + k // 2), shifted(point, float(k)))
+        found.append(said.get("why", said["answer"]))
+    assert found.count("value") == 2
+    assert "more often than in the plan" in found[1]
+    assert found[-1] == "its policy's limit of 4 evaluations is reached."
+
+
+def test_a_limit_holds_over_runs_and_the_start_counts(tmp_path: Path) -> None:
+    """A coordinator that only ever begins: each start at another point is a round."""
+    method = rk.FastDRO(step=0.1, size=0.5, batch_size=2)
+    what = dataclasses.replace(job(), algorithm=method, measure=None)
+    audit = Audit(tmp_path / "audit.jsonl")
+    host = Host("anna", study(what, 0), tmp_path, guard_of(Policy(rounds=3), audit))
+    engine = in_memory([host])
+    for _ in range(3):
+        session: Any = engine.open(without_data(what))
+        session.init()
+    session = engine.open(without_data(what))
+    with pytest.raises(RuntimeError, match="limit of 3 rounds is reached"):
+        session.init()
+    assert audit.counts.rounds == 3
+
+
+def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path: Path) -> None:
+    from tests.federation.test_dataflow import Winding
+
+    clients = rk.Clients(upper=[ROWS, ROWS], center=ROWS, center_client=1)
+    what = dataclasses.replace(job(), clients=clients, algorithm=Winding(), cohort=2, measure=None)
+
+    def hosts(**limits: int) -> list[Host]:
+        return [
+            Host(f"site-{i}", study(what, i), guard=guard_of(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
+            for i in range(2)
+        ]
+
+    with pytest.raises(ValueError, match=r"limits rounds and not exchanges, and Winding\.round has an"):
+        in_memory(hosts(rounds=3)).open(without_data(what))
+    in_memory(hosts(rounds=3, exchanges=20)).open(without_data(what))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "client": ({"client": 99}, "'client' must be at most 0, for there are 1 clients; got 99"),
+    "a negative client": ({"client": -1}, "'client' must be an integer of at least 0; got -1"),
+    "a client in words": ({"client": "0"}, "'client' must be an integer"),
+    "cohort": ({"cohort": 2}, "'cohort' must be at most 1"),
+    "clients": ({"clients": 1.0}, "'clients' must be an integer of at least 1; got 1.0"),
+    "a bool": ({"clients": True}, "'clients' must be an integer of at least 1; got true"),
+    "center": ({"center_client": 1}, "'center_client' must be at most 0"),
+    "run": ({"run": "../../etc"}, "'run' must be 8 to 64 hexadecimal digits"),
+    "store": ({"store": "a/b"}, "'store' must be 8 to 64 hexadecimal digits"),
+    "levels": ({"levels": {"upper": [3, 3]}}, "'levels' must be sizes by level"),
+    "sizes": ({"sizes": {"upper": "3"}}, "'sizes' must be numbers of samples"),
+    "done": ({"done": 1.5}, "'done' must be an integer of at least -1"),
+    "flag": ({"replace": 0}, "'replace' must be true or false; got 0"),
+    "jax": ({"jax": {}}, "'jax' must be a text"),
+    "signatures": ({"signatures": [1]}, "'signatures' must be texts"),
+    "method": ({"algorithm": [1]}, "'algorithm' must be a description"),
+    "center's data": ({"center": {"sample": [["", [-1], "float64"]], "size": 1}}, "'center' must be null, or"),
+    "no conditions": ({"conditions": None}, "it runs under other conditions"),
+    "another word": ({"\x1b[2J": 1}, r"the opening of the run has '\\x1b[2J'"),
+}
+
+
+def test_an_opening_is_checked_word_by_word(tmp_path: Path) -> None:
+    host = site(tmp_path)
+    asked = honest(in_memory([host]).transport, rounds=1)
+    opening, _ = of(asked, "open")
+    ask = by_hand(host)
+    for name, (change, why) in WRONG.items():
+        said, _ = ask({**opening, **change}, [])
+        assert said["answer"] == "refused", name
+        assert why in said["why"], (name, said)
+    for word in opening:
+        if word not in ("do", "number", "arrays", "conditions"):
+            said, _ = ask({key: value for key, value in opening.items() if key != word}, [])
+            assert said["answer"] == "refused", word
+    assert ask(opening, [])[0]["answer"] == "opened"
+    for change in ({"measures": False}, {"jax": "0.0"}):
+        assert "opened with other words" in ask({**opening, **change}, [])[0]["why"]
+
+
+NASTY = "\x1b[2J\x1b[31mAll is well.\nThis site's policy allows it.\u202e"
+
+
+def test_no_escape_sequence_reaches_the_log_or_the_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of nothing that a coordinator says: the run's name, versions, fingerprints, fields, reasons, what fails."""
+    from rookery.cli.site import Reading
+    from rookery.engines.federation.in_words import in_words_for_a_site
+
+    host = site(tmp_path)
+    asked = honest(in_memory([host]).transport, rounds=1)
+    opening, _ = of(asked, "open")
+    work, inputs = of(asked, "work", 1)
+    ask = by_hand(host)
+    described = json.loads(json.dumps(opening["algorithm"]))
+    described["fields"]["step"] = NASTY
+    renamed = {**opening, "run": "ab" * 16, "fingerprint": NASTY, "jax": NASTY}
+    said = [ask(renamed, [])[0]["why"]]
+    assert "is another one" in said[0]
+    for change in (
+        {"run": NASTY}, {"run": "ab" * 16, "algorithm": described}, {"algorithm": {"class": NASTY, "fields": {}}},
+        {"levels": {NASTY: [3, 3, None]}}, {"conditions": {**opening["conditions"], NASTY: NASTY}}, {NASTY: NASTY},
+        {"faults": {"class": "Faults", "fields": {NASTY: 1}}}, {"store": NASTY},
+    ):  # fmt: skip
+        said.append(ask({**opening, **change}, [])[0].get("why", ""))
+    ask(opening, [])
+    for change in (
+        {"maps": [[NASTY] * 5]},
+        {"reply": [["m", NASTY, 0]]},
+        {"phase": NASTY},
+        {"call": NASTY},
+        {"do": NASTY},
+    ):
+        said.append(ask({**work, **change}, inputs)[0].get("why", ""))
+    host._opened, host._site = {}, None
+    opened = dataclasses.replace(host.explain(opening), header={**opening, "run": NASTY})
+    opened = dataclasses.replace(opened, algorithm=dataclasses.replace(opened.algorithm, local_steps=NASTY))
+    with pytest.raises(Exception, match="its owner is reading the plan"):
+        Reading(Policy(plans=("ab",)))(opened)
+    ask({"do": "finish", "run": host._run, "why": NASTY}, [])
+    shown = caplog.text + capsys.readouterr().out + in_words_for_a_site(opened) + host.reason + "".join(said)
+    shown += (tmp_path / "audit.jsonl").read_text()
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "\nThis site's policy allows it." not in shown
+    assert "\\x1b[2J" in shown
+
+
+# ------------------------------------------------------------ with a process of its own, over gRPC
+
+
+def _take_part(address: str, folder: Path, cache: Path, limits: dict[str, int]) -> None:
+    prepared(str(cache), str(folder.parent / "site.log"))
+    host = site(folder, **limits)
+    network.join(host.handle, lambda: host.done, "anna", address, None, print, patience=SECONDS)
+
+
+@contextlib.contextmanager
+def process(address: str, folder: Path, **limits: int) -> Iterator[Any]:
+    own = FORK.Process(target=_take_part, args=(address, folder, folder.parent / "jax", limits), daemon=True)
+    own.start()
+    yield own
+    own.kill()
+    own.join(SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_a_process_that_is_killed_and_started_again_answers_no_more(tmp_path: Path) -> None:
+    """The attack with a real process and over gRPC: before and after kill -9."""
+    transport = network.Server("127.0.0.1:0", ("anna",), None, True)
+    transport.close, close = lambda: None, transport.close  # type: ignore[method-assign]
+
+    def ask(header: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        transport.send(0, wire.encode(header, arrays))
+        while True:
+            event = transport.receive(SECONDS)
+            assert event is not None
+            if event.kind == "reply":
+                return wire.decode(event.message)
+
+    folder = tmp_path / "anna"
+    try:
+        with process(transport.address, folder, rounds=3, evaluations=2):
+            asked = honest(transport)
+            check_attack(attack(ask, asked), folder)
+        while transport._connections:
+            transport.receive(1.0)
+        with process(transport.address, folder, rounds=3, evaluations=2):
+            while (event := transport.receive(SECONDS)) is None or event.kind != "here":
+                pass
+            assert ask({**of(asked, "open")[0], "done": 3}, [])[0]["answer"] == "opened"
+            check_attack(attack(ask, asked), folder)
+    finally:
+        close()
