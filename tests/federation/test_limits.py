@@ -150,6 +150,17 @@ def test_without_a_folder_a_reopened_run_gets_nothing_more_either() -> None:
     assert all(text.startswith("refused: ") or text == "stale" for texts in found.values() for text in texts)
 
 
+def test_no_row_is_in_a_message_or_in_the_log(tmp_path: Path) -> None:
+    host, said = site(tmp_path), []
+    transport = in_memory([host]).transport
+    ask = transport._ask
+    transport._ask = lambda i, message: said.append(bytes(ask(i, message))) or said[-1]
+    honest(transport)
+    assert len(said) >= 2 + 3 + 2  # hello, open, rounds, evaluations
+    for text in (*said, (tmp_path / "audit.jsonl").read_bytes()):
+        assert not any(row.tobytes() in text or str(row.tolist()).encode() in text for row in ROWS)
+
+
 def test_a_restart_forgets_no_answer(tmp_path: Path) -> None:
     """The process is started again, with the log that it has: the attack gets as little, and the counts go on."""
     host = site(tmp_path, rounds=4, evaluations=2)
