@@ -227,3 +227,36 @@ def test_out_of_memory_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened, "_program", lambda *_, **__: fails)
     with pytest.raises(room.MemoryLimitError, match=r"out of memory.*the work of 2 clients side by side about .*remat"):
         opened.advance(1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "limits"),
+    [
+        ("0::/app/run\n", {"app/run/memory.max": "max", "app/memory.max": "4000", "memory.max": "max"}, [4000]),  # v2
+        ("0::/outside/of/it\n", {"memory.max": "3000"}, [3000]),  # a container whose group is the root
+        ("4:memory:/jobs/7\n1:cpu:/\n0::/\n", {"memory/jobs/7/memory.limit_in_bytes": "2000"}, [2000]),  # v1
+        (
+            "9:cpu,memory:/docker/a\n",
+            {"memory/memory.limit_in_bytes": "9223372036854771712", "memory/docker/memory.limit_in_bytes": "1000"},
+            [1000, 9223372036854771712],
+        ),
+        ("0::/\n", {}, []),
+        (None, {}, []),
+    ],
+)
+def test_limits_of_control_groups(lines: Any, files: dict[str, str], limits: list[int], tmp_path: Any) -> None:
+    texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()} | (
+        {} if lines is None else {"proc/self/cgroup": lines}
+    )
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert room._cgroup_limits(tmp_path) == limits
+
+
+def test_a_container_has_the_memory_of_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the machine."""
+    monkeypatch.setattr(room, "_cgroup_limits", lambda root: [10**9, 8 * 10**8])
+    device = jax.local_devices()[0]
+    if not device.memory_stats():
+        assert room.memory_of(device) == 8 * 10**8 // jax.local_device_count()

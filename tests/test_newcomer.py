@@ -229,8 +229,8 @@ COMMANDS = [
     (f"{TUNE} --candidates 0", "candidates must be an integer of at least 1; got 0"),
     (f"{TUNE} --candidates 4", "with 3 step sizes to search give at least 9"),
     (f"{TUNE} --over upper_step=1:0.1", "give the lower end first"),
-    (f"{TUNE} --over upper_step=a:b", "is not of the form name=low:high"),
-    (f"{TUNE} --over neumann_terms", "is not a real number; only those can be searched"),
+    (f"{TUNE} --over upper_step=a:b", "must have the form name=low:high"),
+    (f"{TUNE} --over neumann_terms", "needs a range of integers, (low, high), or a list of values"),
     (f"{TUNE} --over upper_step --over upper_step=1:2", "upper_step is named twice"),
     (f"{TUNE} --metric nothing", "does not say which way is better"),
 ]  # fmt: skip

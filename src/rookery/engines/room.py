@@ -1,6 +1,7 @@
 """How much memory a round needs, estimated before it is compiled: how many clients fit side by side."""
 
 import os
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
@@ -25,11 +26,38 @@ class MemoryLimitError(MemoryError):
 
 
 def memory_of(device: Any) -> int:
-    """The bytes of memory that a device may use; of a CPU's devices, each its share of what the machine has."""
+    """The bytes of memory that a device may use; a CPU's devices share what the process may use of the machine."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, jax.local_device_count())
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_cgroup_limits(Path("/"))]) // max(1, jax.local_device_count())
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    """The memory limits of this process's control groups (v1 and v2) and of the groups around them, if any.
+
+    A container may see its own group as the root of /sys/fs/cgroup under a path that names the groups outside: paths
+    that do not exist are skipped.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    limits = []
+    for number, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        for folder, name in (
+            ("sys/fs/cgroup" if number == "0" else None, "memory.max"),
+            ("sys/fs/cgroup/unified" if number == "0" else None, "memory.max"),
+            ("sys/fs/cgroup/memory" if "memory" in controllers.split(",") else None, "memory.limit_in_bytes"),
+        ):
+            inside = PurePosixPath(path.lstrip("/"))
+            for group in (inside, *inside.parents) if folder is not None else ():
+                try:
+                    limits.append(int((root / folder / group / name).read_text()))
+                except (OSError, ValueError):  # no such group, or no limit ("max")
+                    continue
+    return [limit for limit in limits if limit > 0]
 
 
 def peak(jaxpr: Jaxpr) -> int:
@@ -90,7 +118,7 @@ def of_client(body: Body, axes: list[int | None]) -> tuple[int, int]:
 
 
 def words(count: float) -> str:
-    """Bytes as people say them.
+    """Return a human-readable byte count.
 
     >>> words(2_100_000_000), words(35_000)
     ('2.1 GB', '35 kB')
