@@ -105,8 +105,12 @@ def test_the_page_on_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    (page, measuring), (shown,) = blocks("docs/data.md", "python"), blocks("docs/data.md", "text")
+    (page, weighing, measuring), (shown, learnt) = blocks("docs/data.md", "python"), blocks("docs/data.md", "text")
     names: dict[str, Any] = {}
+    exec(compile(weighing, "data.md", "exec"), names)
+    found, expected = (ast.literal_eval(text) for text in (capsys.readouterr().out, learnt))
+    assert found == pytest.approx(expected, abs=0.02)
+    assert names["baseline"].x.shape == (2,)
     exec(compile(measuring, "data.md", "exec"), names)
     history = names["run"].history
     assert (history["accuracy_q0"] < history["accuracy_q100"]).iloc[-1]
@@ -116,6 +120,16 @@ def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith(shown)
     weights = ast.literal_eval(printed.splitlines()[-1])
     assert min(weights["age"], weights["pressure"]) > 0.3 > abs(weights["sex=f"])
+
+
+def test_the_page_on_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (page,), (shown,) = blocks("docs/partitions.md", "python"), blocks("docs/partitions.md", "text")
+    exec(compile(page, "partitions.md", "exec"), {})
+    assert capsys.readouterr().out == shown
+    assert Path("clients.png").exists()
 
 
 def test_the_readme_example_is_the_example_that_is_run() -> None:

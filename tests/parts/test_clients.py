@@ -651,7 +651,8 @@ def test_what_a_caller_changes_later_changes_nothing(make: str, dtype: Any, how:
 
 
 def test_sizes_that_change_between_two_runs_change_nothing() -> None:
-    problem, sizes = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), np.array([2, 8], np.int32)
+    problem, sizes = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), aligned((2,)).view(np.int32)
+    sizes[:] = [2, 8]
     clients = rk.Clients.from_arrays(np.arange(10.0), sizes)
     run = lambda: float(rk.solve(problem, clients, rk.FedAvg(step=0.5, local_steps=1), np.zeros(()), 1).x)
     first = run()

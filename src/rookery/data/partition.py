@@ -68,6 +68,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {"iid": iid, "shards": shards, "di
 def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: str | Path) -> Path:
     """Write a picture of who holds what: clients across, classes down, the darker the more samples."""
     from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
 
     from rookery import report
 
@@ -83,6 +84,7 @@ def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: st
     sizes = counts.sum(axis=0)
     each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
     report.label(ax, "client", "class", f"{clients} clients, {each} samples each")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 20:
         ax.set_yticks(range(classes))
     fig.colorbar(image, ax=ax, label="samples", pad=0.01)
