@@ -656,7 +656,7 @@ def test_sizes_that_change_between_two_runs_change_nothing() -> None:
     clients = rk.Clients.from_arrays(np.arange(10.0), sizes)
     run = lambda: float(rk.solve(problem, clients, rk.FedAvg(step=0.5, local_steps=1), np.zeros(()), 1).x)
     first = run()
-    sizes[:] = [8, 2]
+    sizes[:] = [1, 1]
     assert run() == first
 
 
