@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.clients import Clients
+from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.host import Host, Study
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.transports import grpc
@@ -37,7 +38,9 @@ def study(
     if strange:
         raise ValueError(f"A site's data have {strange[0]!r}; there are: {', '.join(known)}.")
     each: dict[str, Any] = {name: rows if name in ("center", "replace") else [rows] for name, rows in data.items()}
-    return replace(described(problem, init, evaluate_client), data=Clients(**each), own=own or {})
+    brings = described(problem, init, evaluate_client)
+    agreed = declared(problem, evaluate_client)
+    return replace(brings, data=Clients(**each), own=own or {}, declared=agreed)
 
 
 def described(problem: Problem, init: Any, evaluate_client: Evaluate | None = None) -> Study:
@@ -58,6 +61,7 @@ def join(
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = print,
     patience: float | None = None,
+    allow_other_study: bool = False,
 ) -> Host:
     """Take part in a run, until the coordinator says that it is over.
 
@@ -71,9 +75,10 @@ def join(
         enough: whether it has seen enough, and leaves.
         tell: told what happens to the connection.
         patience: the seconds without a connection after which it gives up; None: never.
+        allow_other_study: whether it takes part though the coordinator's study differs from its own; it is told.
     """
-    hooks = {"guard": guard, "fitted": fitted}
-    host = Host(name, brings, folder, **{word: hook for word, hook in hooks.items() if hook is not None})
+    hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
+    host = Host(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
     grpc.join(host.handle, lambda: host.done or enough(), name, address, own, tell, patience=patience)
     return host

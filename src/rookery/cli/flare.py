@@ -18,7 +18,7 @@ from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import alone, execute
-from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of
+from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
 from rookery.engines.federation import supervisor
 from rookery.engines.federation.audit import FILE, Audit
@@ -200,6 +200,7 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
                 patience=options["patience"],
                 tell=calls.say,
                 watch=calls.follow,
+                study=study_of(asked.named),
             ),
             channel=channel_of(options["clip"], options["noise"]),
             faults=None if options["minimum"] is None else rk.Faults(minimum=options["minimum"]),

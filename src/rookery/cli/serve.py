@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, compla
 from rookery.cli.run import execute
 from rookery.engines.federation.kits import COORDINATOR, load_kit
 from rookery.engines.federation.links import SiteError
-from rookery.registry import blaming, find
+from rookery.registry import Found, blaming, find
 from rookery.status import StatusPage
 
 Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
@@ -35,6 +36,9 @@ Patience = Annotated[
     float | None, typer.Option(help="Seconds to wait for sites that are needed; without it, until they are back.")
 ]
 Clip = Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")]
+AllowOtherStudy = Annotated[
+    bool, typer.Option("--allow-other-study", help="Go on though a site's study is not the coordinator's, and say so.")
+]
 Noise = Annotated[float | None, typer.Option(help="Noise on each mean, times what --clip lets one site do.")]
 
 
@@ -58,6 +62,7 @@ def serve(
     every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
     status: Annotated[int | None, typer.Option(help="Port of a page that shows the run, on this machine.")] = None,
     status_host: Annotated[str, typer.Option(help="Address of that page, for others to see it.")] = "127.0.0.1",
+    allow_other_study: AllowOtherStudy = False,
     config: ConfigFile = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -83,10 +88,13 @@ def serve(
             patience=patience,
             tell=_teller(quiet, page),
             watch=None if page is None else _watcher(page, rounds if rounds is not None else asked.task.rounds),
+            study=study_of(asked.named),
+            allow_other_study=allow_other_study,
         )
         options = {
             "sites": sites, "kit": kit and str(kit), "address": address, "minimum": minimum, "deadline": deadline,
             "patience": patience, "clip": clip, "noise": noise, "insecure": insecure or None,
+            "allow-other-study": allow_other_study or None,
         }  # fmt: skip
         code = execute(
             asked,
@@ -127,6 +135,13 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
     if own.name != COORDINATOR:
         raise ValueError(f"{kit} is the kit of the site {own.name}; the coordinator has one of its own.")
     return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
+
+
+def study_of(named: Found) -> list[Any]:
+    """The task's function, and the module that it was found in: what all sites must have the same."""
+    where = named.reference.rpartition(":")[0]
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [named.thing, *(m for m in modules if where and where in (m.__name__, getattr(m, "__file__", None)))]
 
 
 def _check_options(out: Path, given: dict[str, float | None], minimum: int | None) -> None:

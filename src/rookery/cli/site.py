@@ -1,9 +1,11 @@
 """`rookery site`: one's own data in a federation over a network."""
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,8 @@ import typer
 from rookery import site as sites
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
-from rookery.cli.serve import Address, Insecure, KitFolder, told
+from rookery.cli.serve import Address, AllowOtherStudy, Insecure, KitFolder, told
+from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.audit import FILE, Audit
 from rookery.engines.federation.host import Opened, Study
 from rookery.engines.federation.in_words import in_words_for_a_site
@@ -43,6 +46,7 @@ def site(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what the run asks of this site, and take no part in it.")
     ] = False,
+    allow_other_study: AllowOtherStudy = False,
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
@@ -83,6 +87,7 @@ def site(
                 enough=lambda: reading.done,
                 tell=tell,
                 patience=patience,
+                allow_other_study=allow_other_study,
             )
         except JoinError as error:
             complain(printable(error, _LINE))
@@ -129,7 +134,15 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
         )
     names = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
     brings = sites.study(task.problem, task.init, data(), task.evaluate_client, names)
-    return task, brings, names
+    agreed = declared(*_defining(module), task.problem, task.evaluate_client, own=module)
+    return task, dataclasses.replace(brings, declared=agreed), names
+
+
+def _defining(module: ModuleType) -> list[Any]:
+    """The task of a site's file, and the modules that have it under a name of their own: one of them defines it."""
+    task = module.task
+    others = [other for other in list(sys.modules.values()) if isinstance(other, ModuleType) and other is not module]
+    return [task, *(other for other in others if any(thing is task for thing in list(vars(other).values())))]
 
 
 def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:

@@ -1,6 +1,6 @@
 """Methods, channels and faults in words that can be sent: the name of a class and its fields. No code travels.
 
-Who receives a description looks the name up among the classes that it knows itself.
+The receiver of a description looks the name up among the classes that it knows itself.
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ import numpy as np
 import rookery
 from rookery import algorithms, channel, client
 from rookery.channels import privacy
+from rookery.engines.federation import wire
+from rookery.printable import printable
 
 PROTOCOL = 1
 
@@ -28,14 +30,16 @@ def known(own: Mapping[str, Any] | None = None) -> dict[str, type]:
 
 
 def describe(value: Any) -> Any:
-    """The value as JSON has it; TypeError for what can't be described (a schedule, an optimizer)."""
+    """Return the value as JSON has it; TypeError for what can't be described (a schedule, an optimizer)."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic) and value.ndim == 0:
         return describe(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        return {"class": type(value).__name__, "fields": fields}
+        module = type(value).__module__
+        own = {} if module.partition(".")[0] == "rookery" else {"module": module}  # where a site may have it, too
+        return {"class": type(value).__name__, "fields": fields, **own}
     if isinstance(value, tuple) and type(value) is tuple:
         return {"tuple": [describe(entry) for entry in value]}
     if isinstance(value, Mapping):
@@ -47,13 +51,13 @@ def describe(value: Any) -> Any:
 
 
 def build(described: Any, classes: Mapping[str, type]) -> Any:
-    """The inverse of `describe`; ValueError for what is no description, or of a class that is not known."""
+    """Invert `describe`; ValueError for what is not a description, or names a class that is not known."""
     if described is None or isinstance(described, bool | int | float | str):
         return described
     match described:
         case {"class": str(name), "fields": dict(fields)}:
             if name not in classes:
-                raise ValueError(f"{name!r} is not known here.")
+                raise ValueError(_unknown(name, described.get("module")))
             try:
                 return classes[name](**{field: build(value, classes) for field, value in fields.items()})
             except TypeError as error:
@@ -63,8 +67,22 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
         case {"dict": dict(entries)}:
             return {name: build(entry, classes) for name, entry in entries.items()}
         case {"array": list(entries), "dtype": str(dtype)}:
-            return np.asarray(entries, dtype)
-    raise ValueError("it is no description.")
+            if dtype not in wire.TYPES:
+                raise ValueError(
+                    f"an array must have one of the types {', '.join(wire.TYPES)}; got {printable(dtype)}."
+                )
+            return np.asarray(entries, wire.TYPES[dtype])
+    raise ValueError("it is not a description.")
+
+
+def _unknown(name: str, module: Any) -> str:
+    """What to say of a class that this site does not know."""
+    line = f"This site does not know the method {printable(repr(name))}."
+    if not name.isidentifier():
+        return line
+    named = isinstance(module, str) and all(part.isidentifier() for part in module.split(".")) and module != "__main__"
+    where = printable(module) if named else "its_module"
+    return f"{line} Import it in the site's module, for example: from {where} import {printable(name)}."
 
 
 def conditions() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import opening
+from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
@@ -46,6 +47,8 @@ class Federation:
         transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;
             or, with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
             TimeoutError where there is no reply.
+        study: functions or modules whose source all must have the same, beside those that the problem is made of.
+        allow_other_study: whether a run begins though a site's study declares something else; it is told.
         convolutions: as the `Simulation`'s.
     """
 
@@ -58,6 +61,8 @@ class Federation:
     tell: Callable[[str], None] | None = None
     watch: Callable[[Links], None] | None = None
     transport: Any = None
+    study: Any = None
+    allow_other_study: bool = False
     convolutions: str = "auto"
 
     sees_memory = False
@@ -97,7 +102,8 @@ class Federation:
         links = Links(transport, self.deadline, self.patience, finite=True, tell=tell)
         links.watch = self.watch or links.watch
         try:
-            return opening.meet(job, links, self.convolutions)
+            study = declared(self.study, job.problem, job.measure)
+            return opening.meet(job, links, self.convolutions, study, self.allow_other_study)
         except BaseException as error:
             transport.close(
                 str(error) if isinstance(error, ValueError | RuntimeError) else "the coordinator has failed"

@@ -21,6 +21,7 @@ from rookery import hyperparameters, plan
 from rookery.checks import check_features, check_means, check_measure, start_values
 from rookery.clients import Clients
 from rookery.engines.federation import description, wire
+from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import PlanGuard, Rule, asks_everyone
 from rookery.engines.federation.site import Guard, RefusedError, Site
@@ -47,6 +48,8 @@ class Study:
         measure: measure(client, x, y, memory) -> {name: number}, or None.
         own: names of its module: classes of methods, and `algorithm` or `channel`, where a coordinator's can't be
             described in words.
+        declared: what the study's source declares, which all must agree on; None: what that of `problem` and `measure`
+            does.
     """
 
     problem: Problem
@@ -54,6 +57,7 @@ class Study:
     data: Clients
     measure: Any = None
     own: Mapping[str, Any] = field(default_factory=dict)
+    declared: Declared | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +107,7 @@ class Host:
             noted in memory. If the rule it gives has `evaluation`, that is what the coordinator is told: see `Policy`.
             Whatever it says, the site answers only what the plan says: see `PlanGuard`.
         fitted: fitted(study, algorithm) -> the study as this method takes it.
+        allow_other_study: whether it takes part though the coordinator's study declares something else.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Host:
         folder: str | Path | None = None,
         guard: Callable[[Opened], Rule | None] = lambda opened: None,
         fitted: Callable[[Study, Any], Study] = lambda study, algorithm: study,
+        allow_other_study: bool = False,
     ) -> None:
         self.name, self._given, self._guard, self._fitted = name, study, guard, fitted
         self._study = study
@@ -124,6 +130,9 @@ class Host:
         self.reason = ""  # and why, if not because all rounds are done; or why it did not take part
         self._opened: dict[str, Any] = {}
         self._evaluation = "together"
+        self._declared = study.declared or declared(study.problem, study.measure)
+        self._allows = allow_other_study
+        self._apart: list[str] = []  # in what its study differs from the coordinator's, where that is allowed
 
     def handle(self, request: wire.Message) -> wire.Message:
         """The answer to a request."""
@@ -205,7 +214,8 @@ class Host:
             self._refused(header, why)
             return _refused(number, why)
         LOG.info("Run %s is open.", self._run)
-        return wire.encode({"answer": "opened", "number": number, "evaluation": self._evaluation}, [])
+        said = {"answer": "opened", "number": number, "evaluation": self._evaluation, "study": self._apart}
+        return wire.encode(said, [])
 
     def _refused(self, header: dict[str, Any], why: str) -> None:
         LOG.warning("Refused: %s", printable(why, _WHY))
@@ -216,6 +226,7 @@ class Host:
 
     def _understand(self, header: dict[str, Any]) -> tuple[Opened, Clients]:
         """The plans as everybody traces them; RefusedError if they are not the coordinator's."""
+        self._compare(header)
         classes = description.known(self._study.own)
         algorithm = self._built("algorithm", header["algorithm"], classes)
         self._study = self._fitted(self._given, algorithm)
@@ -239,6 +250,15 @@ class Host:
             )
         opened = Opened(header, plans, own, channel, header["clients"], header["cohort"], algorithm, faults)
         return opened, clients
+
+    def _compare(self, header: dict[str, Any]) -> None:
+        """Refuse a run whose coordinator's study declares something else."""
+        self._apart = differences(self._declared, header["study"])
+        text = " ".join(self._apart)
+        if self._apart and not (self._allows or header["allow_other_study"]):
+            raise RefusedError(f"its study is not the coordinator's. {text} Use the same, or --allow-other-study.")
+        if self._apart:
+            LOG.warning("This site's study is not the coordinator's, which --allow-other-study allows. %s", text)
 
     def _built(self, word: str, described: Any, classes: Mapping[str, type]) -> Any:
         if described == {"own": True}:
@@ -438,6 +458,8 @@ _OPENING: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "center_client": ("null, or an integer of at least 0", lambda value: value is None or _is_count(value, 0)),
     "products": _FLAG,
     "measures": _FLAG,
+    "study": _OBJECT,
+    "allow_other_study": _FLAG,
     "remembers": _FLAG,
     "fingerprint": _TEXT,
     "signatures": ("texts", lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value)),

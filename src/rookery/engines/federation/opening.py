@@ -10,6 +10,7 @@ from rookery.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
+from rookery.engines.federation.agreement import Declared
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.host import fingerprint, sample_of
 from rookery.engines.federation.links import Links, Reply, Request
@@ -20,8 +21,8 @@ from rookery.printable import printable
 _HEADER = 1 << 20  # bytes of a reply beyond its arrays
 
 
-def meet(job: Job, links: Links, convolve: str) -> Session:
-    """A session with sites that have all agreed to the plan; it waits until they are there."""
+def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_study: bool = False) -> Session:
+    """Open a session with sites that have all agreed to the plan and the study; wait until they are there."""
     everyone = range(job.clients.n)
     number = links.number()
     hello = Request(number, wire.encode({"do": "hello", "number": number}, []))
@@ -34,7 +35,7 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
     clients = _clients(job.clients, [told[i].header for i in everyone])
     traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
     session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
-    words = _words(traced)
+    words = _words(traced) | {"study": study.words(), "allow_other_study": allow_other_study}
     links.transport.limit = _HEADER + max(map(_largest_reply, _plans(traced)))
 
     def opening(site: int, number: int) -> bytes:
@@ -57,6 +58,11 @@ def meet(job: Job, links: Links, convolve: str) -> Session:
     if away:
         session.coordinator.close("; ".join(away))
         raise ValueError(" ".join(away))
+    for i in everyone:
+        apart = found[i].header.get("study")
+        if apart:
+            lines = " ".join(map(str, apart)) if isinstance(apart, list) else str(apart)
+            links.note(f"{links.name(i)} takes part with another study (--allow-other-study). {printable(lines)}")
     return session
 
 

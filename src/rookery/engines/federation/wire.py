@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-_TYPES: dict[str, Any] = {
+# The types of arrays that travel: nothing with a size of its own choosing, and nothing that is an object.
+TYPES: dict[str, Any] = {
     np.dtype(t).name: np.dtype(t) for t in ("bool", *_INTEGERS, "float16", jnp.bfloat16, "float32", "float64")
 }
 
 
 _ALIGNED = 64  # bytes, at whose multiples the first array begins
 _LITTLE = sys.byteorder == "little"
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_AS_SENT = {name: dtype.newbyteorder("<") for name, dtype in _TYPES.items()}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
+_AS_SENT = {name: dtype.newbyteorder("<") for name, dtype in TYPES.items()}
 
 
 class WireError(ValueError):
@@ -94,8 +95,8 @@ def _buffers(header: dict[str, Any], shared: list[Any], own: list[list[Any]]) ->
 
 def _name(array: np.ndarray) -> str:
     name = _NAMES.get(array.dtype) or array.dtype.name
-    if name not in _TYPES:
-        raise WireError(f"arrays of type {array.dtype} are not sent; use one of {', '.join(_TYPES)}")
+    if name not in TYPES:
+        raise WireError(f"arrays of type {array.dtype} are not sent; use one of {', '.join(TYPES)}")
     return name
 
 
@@ -136,8 +137,8 @@ def _array(message: bytes, at: int, entry: Any) -> np.ndarray:
     """The array at that byte, aligned and in the machine's byte order."""
     match entry:
         # 64 is NumPy's limit, and keeps the product of the sizes short. A bool is an int, too, but not a size.
-        case [str(name), list(shape)] if name in _TYPES and len(shape) <= 64 and all(type(s) is int for s in shape):
-            dtype, little = _TYPES[name], _AS_SENT[name]
+        case [str(name), list(shape)] if name in TYPES and len(shape) <= 64 and all(type(s) is int for s in shape):
+            dtype, little = TYPES[name], _AS_SENT[name]
         case _:
             raise ValueError("an array is described by something else than a type and a shape")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > len(message) - at:

@@ -1,0 +1,369 @@
+"""What all participants must agree on besides the plan: the source of the study, and what it declares.
+
+A study is the modules in which a problem's functions are defined, and those that they import from their own folder.
+Their top-level definitions are compared: functions and classes by their syntax, constants by their values. Comments,
+layout and docstrings do not count. No source text is sent: digests are, and the values of short constants.
+"""
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+import rookery
+from rookery.printable import printable
+
+_LEAVES, _CHARACTERS = 300, 20_000  # of a constant whose values are sent; of a larger one only the digest is
+_ELEMENTS = 64  # of an array whose values are told apart
+_SHOWN = 80  # characters of a value in a message
+_LINES = 3  # differences that are told one by one
+_SKIPPED = ("lineno", "col_offset", "end_lineno", "end_col_offset", "ctx", "kind", "type_comment", "type_params")
+_PATHS = sysconfig.get_paths()
+_INSTALLED = [Path(rookery.__file__).parent, *(Path(_PATHS[name]) for name in ("stdlib", "purelib", "platlib"))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A top-level definition of a module.
+
+    Attributes:
+        kind: "function", "class", "constant", "import" or "statement".
+        digest: of its syntax, or of its value.
+        values: the texts of a constant's parts, by their places in it; None: it is compared by its digest alone.
+        parts: digests of a function's statements, to say where two differ.
+        lines: where it begins and, behind that, where each part does; this side's own.
+        filled: whether it is an empty container to be filled later, such as a cache: its value says nothing.
+    """
+
+    kind: str
+    digest: str
+    values: dict[str, str] | None = None
+    parts: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+    filled: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """The definitions of a study's modules, by file and name.
+
+    Attributes:
+        own: the file that is one participant's own, if the task is defined there: what only one side has in it does not
+            count, nor does `data`, and no value of it is shown.
+    """
+
+    files: dict[str, dict[str, Definition]]
+    own: str | None = None
+
+    def words(self) -> dict[str, Any]:
+        """What is sent of it."""
+        told = lambda one: [one.kind, one.digest, one.values, list(one.parts)]
+        return {file: {name: told(one) for name, one in names.items()} for file, names in self.files.items()}
+
+
+def declared(*things: Any, own: ModuleType | None = None) -> Declared:
+    """Return what the study of these functions, problems, tasks or modules declares.
+
+    Arguments:
+        things: functions, modules, or records of functions such as a problem.
+        own: the module of the site itself, or None. A script's own module is treated likewise.
+    """
+    privates = [vars(module) for module in (own, sys.modules.get("__main__")) if module is not None]
+    roots = {id(names): names for thing in things for names in _namespaces(thing, set()) if _is_study(names)}
+    files: dict[str, dict[str, Definition]] = {}
+    for root in roots.values():
+        folder = _file(root).parent
+        for names in _with_imports(root, [each for each in privates if each is not root]):
+            files.setdefault(_file(names).relative_to(folder).as_posix(), {}).update(_definitions(names))
+    private = next((names for names in roots.values() if any(names is each for each in privates)), None)
+    return Declared(files, None if private is None else _file(private).name)
+
+
+def differences(ours: Declared, theirs: Any) -> list[str]:
+    """A line for each definition that differs, as a site sees it; `theirs` is the coordinator's `Declared.words()`."""
+    lines: list[str] = []
+    for file, names in _read(theirs).items():
+        here = ours.files.get(file)
+        private = file == ours.own
+        if here is None and ours.own is not None:  # the site has it all in a file of its own
+            here, private = ours.files[ours.own], True
+        shown = printable(file, _SHOWN)
+        if here is None:
+            lines.append(f"{shown} is not a part of this site's task.")
+            continue
+        missing = [] if private else [name for name in here if name not in names]
+        lines += [f"{shown}: {name} is not at the coordinator." for name in missing]
+        for name, other in names.items():
+            if private and name == "data":
+                continue
+            one = here.get(name)
+            if one is None:
+                lines.append(f"{shown}: {printable(name, _SHOWN)} is missing here.")
+            elif (one.kind, one.digest) != (other.kind, other.digest):
+                lines.append(f"{shown}: {_difference(name, one, other, private)}")
+    more = len(lines) - _LINES
+    return [*lines[:_LINES], f"{more} more definitions differ."] if more > 0 else lines
+
+
+def _difference(name: str, one: Definition, other: Definition, private: bool) -> str:
+    if one.kind != other.kind or private or one.kind == "import":
+        return f"{name} differs."
+    if one.kind == "constant":
+        if one.values is not None and other.values is not None:
+            for place in (*one.values, *other.values):
+                here, there = one.values.get(place, "missing"), other.values.get(place, "missing")
+                if here != there:
+                    short = lambda text: printable(text, _SHOWN)
+                    return f"{name}{short(place)} is {short(here)} here, {short(there)} at the coordinator."
+        return f"{name} has another value here than at the coordinator."
+    differ = [i for i, part in enumerate(one.parts) if other.parts[i : i + 1] != (part,)]
+    line = one.lines[1 + differ[0]] if differ else one.lines[-1 if len(other.parts) > len(one.parts) else 0]
+    return f"the {one.kind} {name} differs at line {line}." if one.kind != "statement" else f"line {line} differs."
+
+
+def _read(words: Any) -> dict[str, dict[str, Definition]]:
+    """What the other side has sent; ValueError if it is something else."""
+    if not isinstance(words, dict) or not all(isinstance(names, dict) for names in words.values()):
+        raise ValueError("the coordinator's study is not described.")
+    found: dict[str, dict[str, Definition]] = {}
+    for file, names in words.items():
+        for name, told in names.items():
+            match told:
+                case [str(kind), str(digest), None | dict() as values, list(parts)]:
+                    if all(isinstance(text, str) for text in (*(values or {}).values(), *parts)):
+                        found.setdefault(file, {})[name] = Definition(kind, digest, values, tuple(parts))
+                        continue
+            raise ValueError("the coordinator's study is not described.")
+        found.setdefault(file, {})
+    return found
+
+
+# Which modules: each by its names, the globals of its functions.
+
+Names = dict[str, Any]
+
+
+def _namespaces(thing: Any, seen: set[int]) -> Iterator[Names]:
+    """Those of all functions that a thing holds."""
+    if id(thing) in seen or thing is None:
+        return
+    seen.add(id(thing))
+    held: Iterable[Any] = ()
+    match thing:
+        case ModuleType():
+            yield vars(thing)
+        case FunctionType():
+            yield thing.__globals__
+            held = [thing.__dict__.get("__wrapped__"), *_contents(thing)]
+        case MethodType():
+            held = [thing.__func__, thing.__self__]
+        case functools.partial():
+            held = [thing.func, *thing.args, *thing.keywords.values()]
+        case dict():
+            held = thing.values()
+        case list() | tuple():
+            held = thing
+        case type():
+            yield _imported(thing.__module__)
+        case _ if dataclasses.is_dataclass(thing):
+            held = [type(thing), *(getattr(thing, field.name, None) for field in dataclasses.fields(thing))]
+        case _ if callable(thing):
+            held = [type(thing), getattr(thing, "__wrapped__", None)]
+    for one in held:
+        yield from _namespaces(one, seen)
+
+
+def _contents(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+
+
+def _imported(name: str) -> Names:
+    module = sys.modules.get(name)
+    return vars(module) if isinstance(module, ModuleType) else {}
+
+
+def _is_study(names: Names) -> bool:
+    """Whether a module is somebody's own: neither Python's nor an installed package's."""
+    path = names.get("__file__")
+    if not isinstance(path, str) or not path.endswith(".py"):
+        return False
+    file = Path(path).resolve()
+    installed = any(folder in file.parents for folder in _INSTALLED)
+    return not installed and not {"site-packages", "dist-packages"} & set(file.parts)
+
+
+def _with_imports(root: Names, without: list[Names]) -> list[Names]:
+    """The module and all that it imports from its own folder."""
+    found, folder = [root], _file(root).parent
+    for names in found:  # it grows
+        for other in map(_imported, _imports(str(_file(names)), names.get("__package__") or "")):
+            known = any(other is each for each in (*found, *without))
+            if not known and _is_study(other) and folder in _file(other).parents:
+                found.append(other)
+    return found
+
+
+@functools.cache
+def _imports(path: str, package: str) -> list[str]:
+    """The names of modules that a file may import."""
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.Module(_body(path), [])):
+        if isinstance(node, ast.Import):
+            found.update(dict.fromkeys(alias.name for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*up, *([node.module] if node.module else [])])
+            found.update(dict.fromkeys([origin, *(f"{origin}.{alias.name}" for alias in node.names)]))
+    return list(found)
+
+
+def _file(names: Names) -> Path:
+    return Path(names["__file__"]).resolve()
+
+
+# What is defined in them.
+
+
+@functools.cache  # as imported, not as it may be edited later
+def _body(path: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+def _definitions(names: Names) -> dict[str, Definition]:
+    """The top-level definitions of a module, with the values that its constants have."""
+    found = dict(_syntax(str(_file(names))))
+    for name, one in found.items():
+        if one.kind == "constant" and name in names and not one.filled:
+            flat = _flat(names[name], str(_file(names).parent))
+            if flat is not None:
+                short = len(flat) <= _LEAVES and sum(len(k) + len(v) for k, v in flat.items()) <= _CHARACTERS
+                found[name] = dataclasses.replace(one, digest=_digest(repr(flat)), values=flat if short else None)
+    return found
+
+
+@functools.cache
+def _syntax(path: str) -> dict[str, Definition]:
+    found: dict[str, Definition] = {}
+    for node in _body(path):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                continue  # a docstring
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                kind = "class" if isinstance(node, ast.ClassDef) else "function"
+                parts = [part for part in node.body if not _is_text(part)]
+                digests = tuple(_digest(_plain(part))[:8] for part in parts)
+                lines = (node.lineno, *(part.lineno for part in parts))
+                found[node.name] = Definition(kind, _digest(_plain(node)), None, digests, lines)
+            case ast.Import() | ast.ImportFrom():
+                origin = f"{'.' * node.level}{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names if origin != "__future__." else ():
+                    name = f"the import of {alias.asname or alias.name}"
+                    found[name] = Definition("import", _digest(origin + alias.name), lines=(node.lineno,))
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)):
+                    if not (name.startswith("__") and name.endswith("__")):
+                        digest = _digest((found[name].digest if name in found else "") + _plain(node))
+                        filled = _is_empty(node.value)
+                        found[name] = Definition("constant", digest, lines=(node.lineno,), filled=filled)
+            case ast.If() if _plain(node.test) == _MAIN:
+                continue
+            case _:
+                name = f"statement {sum(one.kind == 'statement' for one in found.values()) + 1}"
+                found[name] = Definition("statement", _digest(_plain(node)), lines=(node.lineno,))
+    return found
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_empty(node: ast.AST | None) -> bool:
+    match node:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id="dict" | "list" | "set"), args=[], keywords=[]):
+            return True
+    return False
+
+
+def _plain(node: Any) -> str:
+    """The syntax of a node, without docstrings and places, the same in every version of Python."""
+    if isinstance(node, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _SKIPPED]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            fields = [(n, [v for v in value if not _is_text(v)] if n == "body" else value) for n, value in fields]
+        shown = ",".join(f"{name}={_plain(value)}" for name, value in fields if value is not None and value != [])
+        return f"{type(node).__name__}({shown})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_plain, node))}]"
+    return repr(node)
+
+
+_MAIN = _plain(ast.parse('__name__ == "__main__"', mode="eval").body)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def _flat(value: Any, folder: str) -> dict[str, str] | None:
+    """The texts of a plain value's parts, by their places; None if it is not plain, or names this machine's folder."""
+    found: dict[str, str] = {}
+    try:
+        _add(value, "", found, folder, 0)
+    except (TypeError, RecursionError):
+        return None
+    return found
+
+
+def _add(value: Any, place: str, found: dict[str, str], folder: str, depth: int) -> None:
+    entries: Iterable[tuple[Any, Any]] = ()
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes() if type(value).__module__ == "builtins":
+            text = repr(value)
+            if folder in text:
+                raise TypeError
+            found[place] = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({_digest(text)})"
+        case np.generic() | np.ndarray() | jax.Array():
+            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) or value.dtype == object:
+                raise TypeError
+            array = np.asarray(value)
+            found[place] = f"an array {array.dtype}{list(array.shape)}"
+            if array.size <= _ELEMENTS:
+                for i, entry in enumerate(array.ravel().tolist()):
+                    found[f"{place}[{i}]" if array.ndim else f"{place}[()]"] = repr(entry)
+            else:
+                found[f"{place}[...]"] = f"others ({hashlib.sha256(array.tobytes()).hexdigest()[:16]})"
+        case tuple() | list() if type(value) in (tuple, list):
+            found[place] = f"a {type(value).__name__} of {len(value)}"
+            entries = enumerate(value)
+        case set() | frozenset():
+            found[place] = f"a set of {sorted(map(repr, value))}"
+        case Mapping() if type(value) is dict:
+            found[place] = f"a dict of {list(value)}"  # their order may be that of columns
+            if not all(isinstance(key, str | int | float | tuple) for key in value):
+                raise TypeError
+            entries = value.items()
+        case _:
+            raise TypeError
+    if depth > 20 or len(found) > 100_000:
+        raise TypeError
+    for key, entry in entries:
+        _add(entry, f"{place}[{key!r}]", found, folder, depth + 1)
