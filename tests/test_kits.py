@@ -301,6 +301,54 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install rookery[federation]" in init("--sites", "d").stderr
 
 
+def test_revoking(tmp_path: Path) -> None:
+    """The coordinator's list has the one serial number that is accepted of each site; the site's folder is deleted."""
+    make_kits(tmp_path / "kits", "localhost", ["a", "b"], 30)
+    serial = lambda name: kits.serial_of((tmp_path / "kits" / name / "cert.pem").read_bytes())
+    listed = lambda: kits.accepted(tmp_path / "kits" / "coordinator" / "kit.toml")
+    first = serial("a")
+    assert listed() == {"a": first, "b": serial("b")}
+
+    def command(*words: str) -> Any:
+        return CliRunner().invoke(cli.app, ["federation", *words])
+
+    where = ("--kits", str(tmp_path / "kits"))
+    done = command("revoke", "a", *where)
+    assert done.exit_code == 0, done.output
+    assert "kit.toml to the coordinator" in " ".join(done.stdout.split())
+    assert listed() == {"a": "", "b": serial("b")}
+    assert not (tmp_path / "kits" / "a").exists()
+    make_kits(tmp_path / "kits", "localhost", ["c"], 30)  # others are added, and it stays so
+    assert listed() == {"a": "", "b": serial("b"), "c": serial("c")}
+    again = command("init", "--coordinator", "localhost", "--sites", "a", "--out", str(tmp_path / "kits"))
+    assert again.exit_code == 0, again.output
+    assert listed()["a"] == serial("a") != first
+    for name, words in (
+        ("aa", "did you mean a?"),
+        ("zzz", "there are: a, b, c"),
+        ("coordinator", "make new kits for all"),
+    ):
+        failed = command("revoke", name, *where)
+        assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
+        assert words in failed.stderr
+    nowhere = command("revoke", "a", "--kits", str(tmp_path))
+    assert "rookery federation init" in nowhere.stderr
+
+
+def test_a_kit_of_an_earlier_version_lists_no_certificates_until_it_is_changed(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    make_kits(out, "localhost", ["a", "b"], 30)
+    listing = out / "coordinator" / "kit.toml"
+    listing.write_text(listing.read_text().partition("\n\n")[0] + "\n")
+    assert load_kit(out / "coordinator").certificates == {}
+    serial = kits.serial_of((out / "b" / "cert.pem").read_bytes())
+    kits.revoke(out, "a")
+    assert kits.accepted(listing) == {"a": "", "b": serial}
+    listing.write_text(listing.read_text() + "c = 7\n")
+    with pytest.raises(ValueError, match="certificates must be a table of texts"):
+        load_kit(out / "coordinator")
+
+
 def context(kit: Path, server: bool) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.load_cert_chain(kit / "cert.pem", kit / "key.pem")

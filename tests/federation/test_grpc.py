@@ -1,6 +1,9 @@
 """Methods between a coordinator and three processes, over gRPC: the same numbers and costs as in simulation."""
 
+import dataclasses
+import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +18,8 @@ from tests.federation.studies import hosts, study, without_data
 import rookery as rk
 from rookery.checks import start_values
 from rookery.engines.engine import Job
-from rookery.engines.federation import wire
+from rookery.engines.federation import description, wire
+from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports.memory import Memory
@@ -69,7 +73,8 @@ def test_the_same_as_in_simulation(name: str, sites: list[Process]) -> None:
     asked = [own.replies for own in there.links.records]
     payload = wired.sent + wired.received
     measured, messages = there.links.sent + there.links.received, 2 * sum(asked)
-    assert payload < measured < 1.05 * payload + 1024 * messages
+    study = len(NAMES) * len(wire.encode(declared(what.problem).words(), []))  # which the opening has, once for each
+    assert payload < measured < 1.05 * payload + 1024 * messages + study
     assert there.links.dropped == 0
     assert not there.lost
     assert [text for text in there.told if "is connected" in text] == [
@@ -236,3 +241,49 @@ def test_a_value_that_nothing_can_be_computed_with_is_left_out_by_name(value: fl
     play(engine, without_data(what), 3, played)
     assert played.says("c replies to", shown, "it is left out")
     assert np.isfinite(played.state.x)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnMethod(rk.FedAvg):
+    """A method that a user has written."""
+
+
+def test_a_site_that_does_not_know_a_method_says_how_it_learns_it() -> None:
+    """Over the network the coordinator shows that, and goes on once the site is started again with the method."""
+    what = dataclasses.replace(small(), algorithm=OwnMethod(step=0.1))
+    transport, played = server(("a", "b")), Played()
+    knows = [Host(name, study(what, i)) for i, name in enumerate(("a", "b"))]
+    ignorant = Host("b", dataclasses.replace(study(what, 1), own={}))
+    first, _ = joining(knows[0], transport.address)
+    joining(ignorant, transport.address)
+    line = (
+        "This site does not know the method 'OwnMethod'. Import it in the site's module, for example: from "
+        f"{__name__} import OwnMethod."
+    )
+
+    def put_right() -> None:
+        end = time.monotonic() + 60
+        while not played.says("b refuses", line) and time.monotonic() < end:
+            time.sleep(0.02)
+        joining(knows[1], transport.address)
+
+    helper = threading.Thread(target=put_right)
+    helper.start()
+    play(federation(transport, played), without_data(what), 2, played)
+    helper.join(60)
+    first.join(60)
+    assert played.says("b refuses", line)
+    assert line in ignorant.reason
+
+
+@pytest.mark.parametrize("dtype", ["S300000000", "object", "U9", "datetime64[s]", "complex128", "float32, float32"])
+def test_an_array_of_another_type_is_refused_before_it_is_made(dtype: str) -> None:
+    with pytest.raises(ValueError, match="an array must have one of the types bool, int8"):
+        description.build({"array": ["1"], "dtype": dtype}, {})
+
+
+def test_arrays_that_are_described_are_built_again() -> None:
+    for array in (np.arange(3), np.float32([1, 2]), np.asarray(jnp.bfloat16(1.5))[None], np.array([True])):
+        built = description.build(json.loads(json.dumps(description.describe(array))), {})
+        assert built.dtype == array.dtype
+        np.testing.assert_array_equal(built, array)

@@ -1,8 +1,13 @@
 """Who is let in: mutual TLS between coordinator and sites, and what happens without; how long a reply may be."""
 
 import dataclasses
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -117,15 +122,145 @@ def test_anybody_else_is_refused(
         assert "the certificate is of 'a', and the site calls itself 'b'" in caplog.text
 
 
-def test_a_site_refuses_a_coordinator_that_its_ca_does_not_know(out: Path, listening: network.Server) -> None:
+@pytest.mark.parametrize("whose", ["coordinator", "site"])
+def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: network.Server) -> None:
+    """Either side may be the one that does not know the other's CA; the site has no `patience` that would end."""
     kit = load_kit(out / "others" / "a")
+    line = "the coordinator's certificate was not issued by this federation's CA"
+    if whose == "site":
+        kit = dataclasses.replace(kit, ca=load_kit(out / "kits" / "a").ca)
+        line = "the coordinator does not accept this site's certificate"
     asked: list[bytes] = []
-    with pytest.raises(network.JoinError, match="can't be reached"):
-        network.join(
-            lambda message: asked.append(message) or b"", lambda: False, "a", listening.address, kit, str, patience=0.5
-        )
+    told: list[str] = []
+    with pytest.raises(network.JoinError) as raised:
+        network.join(lambda m: asked.append(m) or b"", lambda: False, "a", listening.address, kit, told.append)
+    whole = f"Cannot connect to {listening.address}: {line}. Check that the kit belongs to this federation."
+    assert str(raised.value) == whole
+    assert told == [f"{whole} Trying again."]
     assert not asked
     assert listening.receive(0.2) is None
+
+
+def test_a_site_that_was_connected_once_tries_on(out: Path) -> None:
+    """Whoever listens at that address meanwhile can't end it."""
+    kit = load_kit(out / "kits" / "a")
+    true = network.Server("localhost:0", (), out / "kits" / "coordinator")
+    over, told = threading.Event(), list[str]()
+    join = lambda: network.join(lambda m: b"", over.is_set, "a", true.address, kit, told.append)
+    site = threading.Thread(target=join, daemon=True)
+    site.start()
+    until(lambda: told)
+    with true._lock:  # it dies without a word
+        true._connections[0].close()
+    true._server.stop(0).wait()
+    false = network.Server(true.address, (), out / "others" / "coordinator")
+    until(lambda: any("was not issued by" in text for text in told), 20)
+    time.sleep(2.0)
+    assert site.is_alive()
+    over.set()
+    false.close()
+    site.join(20)
+
+
+def until(true: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------ revoked certificates
+
+
+def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path: Path) -> None:
+    """Its name has a new kit: by `revoke`, or since the folder was deleted and made anew."""
+    folder = tmp_path / "kits"
+    make_kits(folder, "localhost", ["a", "b"], 30)
+    old = {name: load_kit(folder / name) for name in "ab"}
+    kits.revoke(folder, "a")
+    shutil.rmtree(folder / "b")
+    make_kits(folder, "localhost", ["a", "b"], 30)
+    transport = network.Server("localhost:0", (), folder / "coordinator")
+    for i, name in enumerate("ab"):
+        over = threading.Event()
+        new = load_kit(folder / name)
+        join = lambda new=new, over=over: network.join(
+            lambda m: b"", over.is_set, new.name, transport.address, new, str
+        )
+        owner = threading.Thread(target=join, daemon=True)
+        owner.start()
+        assert transport.receive(10.0) == (i, "here", b"")
+        with pytest.raises(
+            network.JoinError, match=f"certificate of '{name}' was revoked or replaced; ask for a new kit"
+        ):
+            network.join(lambda m: b"", lambda: False, name, transport.address, old[name], str)
+        assert transport.receive(0.2) is None
+        assert owner.is_alive()
+        over.set()
+    transport.close()
+
+
+def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
+    folder = tmp_path / "kits"
+    make_kits(folder, "localhost", ["a", "b"], 30)
+    transport = network.Server("localhost:0", (), folder / "coordinator")
+    kit, said = load_kit(folder / "a"), list[str]()
+
+    def join() -> None:
+        try:
+            network.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
+        except network.JoinError as error:
+            said.append(str(error))
+
+    site = threading.Thread(target=join, daemon=True)
+    site.start()
+    assert transport.receive(10.0) == (0, "here", b"")
+    kits.revoke(folder, "a")
+    events = [event for _ in range(20) if (event := transport.receive(0.2)) is not None]
+    assert [(event.site, event.kind) for event in events] == [(0, "gone")]
+    site.join(10)
+    assert "was revoked or replaced" in said[0]
+    (folder / "coordinator" / "kit.toml").write_text("half a fi")  # as it is copied: the list before holds
+    time.sleep(1.1)
+    with pytest.raises(network.JoinError, match="was revoked"):
+        network.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
+    transport.close()
+
+
+STRANGERS = """
+import os, pathlib, socket, sys, time
+from rookery.engines.federation.transports import grpc
+server = grpc.Server("localhost:0", (), pathlib.Path(sys.argv[1]))
+host, _, port = server.address.rpartition(":")
+for k in range(60):
+    with socket.create_connection((host, int(port))) as one:
+        one.sendall([b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(300), b"PRI * HTTP/2.0\\r\\n"][k % 3])
+        one.settimeout(5)
+        try:
+            one.recv(10)
+        except OSError:
+            pass
+server.close()
+"""
+
+
+def test_strangers_write_nothing_to_the_coordinators_log(out: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    words = [sys.executable, "-c", STRANGERS.replace("\\\\", "\\"), str(out / "kits" / "coordinator")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_refused_sites_are_counted_and_not_told_one_by_one(
+    out: Path, listening: network.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = credentials(load_kit(out / "kits" / "a"))
+    for _ in range(5):
+        assert attempt(listening, own, "b") == "PERMISSION_DENIED"
+    assert len(caplog.records) == 1
+    listening._logged -= 60.0
+    assert attempt(listening, own, "b") == "PERMISSION_DENIED"
+    assert caplog.records[1].getMessage().startswith("Refused 5 connections, the last of them: ")
 
 
 def test_a_name_that_is_none_of_the_sites_is_told_so(out: Path) -> None:
@@ -193,7 +328,8 @@ import jax.numpy as jnp, numpy as np, rookery as rk
 from rookery.tasks import Task
 loss = lambda x, batch: jnp.mean((batch["a"] - x) ** 2)
 like = lambda n: rk.Clients.like(upper={"a": np.zeros(2)}, n=n)
-task = lambda clients=1: Task("study", rk.SingleLevel(loss), like(clients), np.zeros(2), None, "loss", 1)
+measured = lambda x, y: {"loss": jnp.sum(x)}
+task = lambda clients=1: Task("study", rk.SingleLevel(loss), like(clients), np.zeros(2), measured, "loss", 1)
 """
 
 

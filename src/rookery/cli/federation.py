@@ -1,4 +1,4 @@
-"""`rookery federation init`: a kit of certificates for each participant of a federation."""
+"""`rookery federation`: kits of certificates for the participants of a federation, made and revoked."""
 
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +38,27 @@ def init(
             print(reports.to_json({"kits": [str(path) for path in made]}))
         say(quiet, json, *(f"{path}: {_what(path.name)}" for path in made))
         say(quiet, json, "Keys are secret: send each kit over a safe channel, and to its participant alone.")
+
+
+@federation.command(cls=Command)
+def revoke(
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    folder: Annotated[Path, typer.Option("--kits", help="The folder that `federation init` has written.")] = Path(
+        "kits"
+    ),
+    quiet: Quiet = False,
+    json: AsJson = False,
+) -> None:
+    """Have the coordinator refuse a site's certificate, from now on."""
+    with border():
+        try:
+            listing = kits.revoke(folder, site)
+        except ImportError as error:
+            raise ValueError(str(error)) from None
+        if json:
+            print(reports.to_json({"revoked": site, "listing": str(listing)}))
+        say(quiet, json, f"The certificate of {site} is revoked. Copy {listing} to the coordinator's kit.")
+        say(quiet, json, f"`rookery federation init` with --sites {site} makes a new kit for it.")
 
 
 def _what(name: str) -> str:

@@ -3,13 +3,15 @@
 A folder for each: its certificate and private key, the CA's certificate, and the coordinator's address.
 """
 
+import difflib
 import ipaddress
 import json
 import os
 import re
+import shutil
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,7 +34,7 @@ _FLARE = (("client.crt", "client.key"), ("server.crt", "server.key"))  # of `nvf
 
 @dataclass(frozen=True)
 class Kit:
-    """What a participant needs to take part. `sites` is empty in a site's own kit."""
+    """What a participant needs to take part. `sites` and `certificates` are empty in a site's own kit."""
 
     address: str  # the coordinator's, host:port
     name: str  # the participant's own, as in its certificate
@@ -40,14 +42,16 @@ class Kit:
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
+    certificates: dict[str, str] = field(default_factory=dict, repr=False)  # see `accepted`
 
 
 def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365) -> list[Path]:
     """Make a kit for the coordinator and for each site, in folders of `out`, and return those that were made.
 
     The CA's private key is in `out/ca`, which belongs to nobody's kit. In a folder that has kits already, sites that
-    have none are added by the same CA; the kits that are there stay as they are, but for the coordinator's list of
-    sites. A kit that was deleted is made anew.
+    have none are added by the same CA; the kits that are there stay as they are, but for the coordinator's lists of
+    sites and their certificates. A kit that was deleted or revoked is made anew, and its earlier certificate is no
+    longer accepted.
 
     Arguments:
         out: the folder.
@@ -70,7 +74,50 @@ def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365
     ca = _new_ca(days)
     made = [_write(out / _CA, {"ca.pem": ca.pem, "key.pem": ca.key_pem()})]
     made += [_issue(out, ca, site, address, days) for site in sites]
-    return [*made, _issue(out, ca, COORDINATOR, address, days, host, sites)]
+    return [*made, _issue(out, ca, COORDINATOR, address, days, host, sites, _serials(out, sites))]
+
+
+def revoke(out: Path, site: str) -> Path:
+    """Have the coordinator refuse a site's certificate, delete the site's folder, and return the file that says so.
+
+    The coordinator needs that file, `kit.toml` of its kit; one that is running notices a new one within seconds. A new
+    kit for the site is made by `make_kits`.
+
+    Arguments:
+        out: the folder with all kits.
+        site: the site's name.
+    """
+    _need()
+    if site == COORDINATOR:
+        raise ValueError(
+            "The coordinator's certificate can't be revoked, for sites keep no list; make new kits for all."
+        )
+    listing = out / COORDINATOR / "kit.toml"
+    if not listing.exists():
+        raise ValueError(f"There is no {listing}; give the folder that `rookery federation init` has written.")
+    known = load_kit(listing.parent)
+    if site not in known.sites:
+        near = difflib.get_close_matches(site, known.sites, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known.sites)}."
+        raise ValueError(f"There is no site {site!r} in {listing}; {hint}")
+    _list(listing, known, known.sites, known.certificates | _serials(out, known.sites) | {site: ""})
+    if (out / site).exists():
+        shutil.rmtree(out / site)
+    return listing
+
+
+def accepted(path: Path) -> dict[str, str]:
+    """Read which certificate each site may connect with: its serial number, in hexadecimal digits; "": none.
+
+    Of a site that is not listed, any certificate of the federation's CA is accepted: kits of an earlier version list
+    none.
+    """
+    return _read_toml(path).get("certificates", {})
+
+
+def serial_of(cert: bytes) -> str:
+    """Return the serial number of a certificate (PEM), in hexadecimal digits."""
+    return f"{_certificate(Path('certificate'), cert).serial_number:x}"
 
 
 def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()) -> Kit:
@@ -95,7 +142,10 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     address = address or said.get("address")
     if address is None:
         raise ValueError(f"{folder} is of `nvflare provision`, which does not say where to connect; give the address.")
-    return Kit(parse_address(address)[0], name, tuple(sites) or tuple(said.get("sites", ())), **read)
+    listed = said.get("certificates", {})
+    return Kit(
+        parse_address(address)[0], name, tuple(sites) or tuple(said.get("sites", ())), **read, certificates=listed
+    )
 
 
 def parse_address(text: str) -> tuple[str, str]:
@@ -161,12 +211,23 @@ def _add(out: Path, address: str, sites: Sequence[str], days: int) -> list[Path]
             raise ValueError(f"{out / site} was not made by the CA in {out / _CA}; give another name.")
     if not new and len(names) == len(known.sites):
         one = "These sites have their kits" if len(sites) > 1 else "This site has its kit"
-        raise ValueError(f"{one} already; to make one anew, delete its folder in {out}.")
+        raise ValueError(f"{one} already; to make one anew, call `rookery federation revoke` first.")
     made = [_issue(out, ca, site, address, days) for site in new]
-    beside = listing.with_suffix(".new")
-    beside.write_bytes(_toml(address, COORDINATOR, names))
-    beside.replace(listing)
+    _list(listing, known, names, known.certificates | _serials(out, names))
     return made
+
+
+def _serials(out: Path, sites: Sequence[str]) -> dict[str, str]:
+    """The serial numbers of the certificates in the sites' folders, of those that are there."""
+    paths = {site: out / site / _FILES["cert"] for site in sites}
+    return {site: serial_of(_read(path)) for site, path in paths.items() if path.exists()}
+
+
+def _list(listing: Path, known: Kit, sites: Sequence[str], certificates: dict[str, str]) -> None:
+    """Replace the coordinator's lists."""
+    beside = listing.with_suffix(".new")
+    beside.write_bytes(_toml(known.address, COORDINATOR, sites, certificates))
+    beside.replace(listing)
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -181,10 +242,16 @@ def _write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def _toml(address: str, name: str, sites: Sequence[str] | None) -> bytes:
+def _toml(address: str, name: str, sites: Sequence[str] | None, certificates: Mapping[str, str] | None = None) -> bytes:
     lines = [f"address = {json.dumps(address)}", f"name = {json.dumps(name)}"]
     if sites is not None:
         lines.append(f"sites = {json.dumps(list(sites))}")
+    if certificates:
+        lines += [
+            "",
+            "# The serial number of the one certificate that each site may connect with; none if it is empty.",
+        ]
+        lines += ["[certificates]", *(f"{site} = {json.dumps(serial)}" for site, serial in certificates.items())]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -200,6 +267,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     )
     if not right:
         raise ValueError(f"{path} can't be read: address and name are texts, sites is a list of texts.")
+    serials = said.get("certificates", {})
+    if not isinstance(serials, dict) or not all(isinstance(one, str) for one in serials.values()):
+        raise ValueError(f"{path} can't be read: certificates must be a table of texts.")
     return said
 
 
@@ -287,7 +357,14 @@ def _read_ca(folder: Path) -> _Authority:
 
 
 def _issue(
-    out: Path, ca: _Authority, name: str, address: str, days: int, host: str = "", sites: Sequence[str] | None = None
+    out: Path,
+    ca: _Authority,
+    name: str,
+    address: str,
+    days: int,
+    host: str = "",
+    sites: Sequence[str] | None = None,
+    certificates: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the kit of a participant; the coordinator has a `host`."""
     from cryptography import x509
@@ -313,7 +390,8 @@ def _issue(
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     cert = builder.sign(ca.key, hashes.SHA256()).public_bytes(Encoding.PEM)
-    files = {"ca.pem": ca.pem, "cert.pem": cert, "key.pem": _pem(key), "kit.toml": _toml(address, name, sites)}
+    listing = _toml(address, name, sites, certificates)
+    files = {"ca.pem": ca.pem, "cert.pem": cert, "key.pem": _pem(key), "kit.toml": listing}
     return _write(out / name, files)
 
 

@@ -5,7 +5,10 @@ it, and nothing that is read as anything but bytes.
 """
 
 import logging
+import os
 import queue
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +16,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from rookery.engines.federation.kits import Kit, check_names, load_kit, parse_address
+from rookery.engines.federation.kits import Kit, accepted, check_names, load_kit, parse_address, serial_of
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.wire import PART, Message, Parts, cut
 from rookery.printable import printable
@@ -22,6 +25,8 @@ LOG = logging.getLogger("rookery.network")
 _UNREAD = 16  # messages of a site that nobody has waited for: it sends more than it is asked for
 _SERVICE, _METHOD = "rookery.Federation", "Join"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOG_EVERY = 10.0  # seconds from one line on refused connections to the next
+_REVOKED = "the certificate of {!r} was revoked or replaced; ask for a new kit"
 _FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
 LIMIT = 1 << 32  # bytes that a site takes in one message
 _OPTIONS: list[tuple[str, Any]] = [
@@ -39,6 +44,8 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 def _grpc() -> Any:
+    # gRPC logs each handshake that fails: whoever reaches the port could fill the disk.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import grpc
     except ImportError:
@@ -78,8 +85,8 @@ class Assembly:
 class _Connection:
     """A site's stream, at the coordinator."""
 
-    def __init__(self, site: int) -> None:
-        self.site = site
+    def __init__(self, site: int, serial: str = "") -> None:
+        self.site, self.serial = site, serial  # of its certificate
         self.out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.unread = 0
         self.why = "has left"
@@ -111,7 +118,7 @@ class Server:
         self, address: str | None, sites: Sequence[str] = (), kit: str | Path | None = None, insecure: bool = False
     ) -> None:
         grpc = _grpc()
-        own = None
+        own = told = None
         if kit is not None:
             told = None if (Path(kit) / "kit.toml").exists() else address  # that of `nvflare provision` has none
             own = load_kit(Path(kit), told, sites)
@@ -120,6 +127,9 @@ class Server:
                 "A coordinator needs certificates: give kit=FOLDER, made by `rookery federation init`; or "
                 "insecure=True, which listens on this machine alone."
             )
+        self._list = None if kit is None or told is not None else Path(kit) / "kit.toml"
+        self._listed, self._stamp, self._next_look = own.certificates if own else {}, (0, 0), 0.0
+        self._refused, self._logged = 0, -_LOG_EVERY  # connections since the last line, and when that was
         given = address or (own.address if own else "")
         self.names = tuple(sites) or (tuple(own.sites) if own else ())
         check_names(self.names)
@@ -154,12 +164,12 @@ class Server:
     def _join(self, requests: Any, context: Any) -> Iterator[bytes]:
         """A site's stream: it ends when this generator does."""
         grpc = _grpc()
-        site, why = self._who(context)
+        site, serial, why = self._who(context)
         if site is None:
-            LOG.warning("Refused a connection: %s", why)
+            self._refuse(why)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         context.send_initial_metadata(())  # it knows that it is connected
-        connection = _Connection(site)
+        connection = _Connection(site, serial)
         with self._lock:  # so that what happens to a site is told in the order in which it happens
             before = self._connections.get(site)
             self._connections[site] = connection
@@ -190,19 +200,56 @@ class Server:
                 del self._connections[connection.site]
                 self._events.put(Event(connection.site, "gone", connection.why.encode()))
 
-    def _who(self, context: Any) -> tuple[Any, str]:
-        """The number of the site that connects, or why it is none."""
+    def _who(self, context: Any) -> tuple[Any, str, str]:
+        """The number of the site that connects and its certificate's serial number, or None and why it is refused."""
         if self._closed:
-            return None, self._over
+            return None, "", self._over
         told = dict(context.invocation_metadata()).get("site", "")
+        serial = ""
         if self._secure:
-            names = context.auth_context().get("x509_common_name", [])
+            proof = context.auth_context()
+            names = proof.get("x509_common_name", [])
             name = names[0].decode(errors="replace") if names else ""
             if name != told:
-                return None, f"the certificate is of {name[:64]!r}, and the site calls itself {str(told)[:64]!r}"
+                return None, "", f"the certificate is of {name[:64]!r}, and the site calls itself {str(told)[:64]!r}"
+            serial = serial_of(proof["x509_pem_cert"][0])
+            self._look_at_the_list()
+            if self._listed.get(name, serial) != serial:
+                return None, "", _REVOKED.format(name[:64])
         if told not in self.names:
-            return None, f"{str(told)[:64]!r} is none of this run's sites"
-        return self.names.index(told), ""
+            return None, "", f"{str(told)[:64]!r} is none of this run's sites"
+        return self.names.index(told), serial, ""
+
+    def _refuse(self, why: str) -> None:
+        """Log a refused connection: one line in ten seconds, however many there are."""
+        with self._lock:
+            self._refused, now = self._refused + 1, time.monotonic()
+            if now - self._logged < _LOG_EVERY:
+                return
+            count, self._refused, self._logged = self._refused, 0, now
+        LOG.warning("Refused %s: %s", "a connection" if count == 1 else f"{count} connections, the last of them", why)
+
+    def _look_at_the_list(self) -> None:
+        """Read which certificates are accepted, if that has changed, and end the connections of all others."""
+        if self._list is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + 1.0
+        try:
+            stamp = self._list.stat()
+            if (stamp.st_mtime_ns, stamp.st_ino) == self._stamp:
+                return
+            self._listed, self._stamp = accepted(self._list), (stamp.st_mtime_ns, stamp.st_ino)
+        except (OSError, ValueError) as error:
+            self._stamp = (0, 0)
+            self._refuse(f"{self._list} can't be read, and the list before holds: {printable(error)}")
+            return
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            name = self.names[connection.site]
+            if self._listed.get(name, connection.serial) != connection.serial:
+                connection.dismissed = _REVOKED.format(name)
+                connection.close("has lost its connection: its certificate was revoked")
 
     def _read(self, connection: _Connection, requests: Any) -> None:
         assembly = Assembly(lambda: self.limit)
@@ -238,6 +285,7 @@ class Server:
 
     def receive(self, seconds: float) -> Event | None:
         """See `Transport`."""
+        self._look_at_the_list()
         try:
             event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
         except queue.Empty:
@@ -283,6 +331,45 @@ def _plain(details: str) -> str:
     return last.rpartition(": ")[2] if tried else details
 
 
+_ANOTHER_CA = "the coordinator's certificate was not issued by this federation's CA"
+_CHECK = "Check that the kit belongs to this federation."
+_NOT_FOR = (62, 64)  # OpenSSL's numbers of a certificate for another host, and for another address
+
+
+def _verdict(kit: Kit, address: str, said: str) -> str:
+    """Why TLS fails between this site and the coordinator; "" if something else is wrong.
+
+    Arguments:
+        kit: the site's.
+        address: the coordinator's.
+        said: what gRPC says of the connection.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=kit.ca.decode())
+    context.set_alpn_protocols(["h2"])
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE) as plain:
+            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code in _NOT_FOR:
+            return f"the coordinator's certificate is not for {host}. Check the address."
+        if "expired" in error.verify_message:
+            return "the coordinator's certificate has expired. Ask the coordinator to renew it."
+        return f"{_ANOTHER_CA}. {_CHECK}"
+    except ssl.SSLError as error:
+        if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            return "what listens there does not speak TLS. Check the address, and that the coordinator has a kit."
+    except OSError:
+        return ""
+    # The coordinator's certificate is good, and it hangs up at the sight of the site's.
+    if "closed" in said.lower() or "reset" in said.lower():
+        return f"the coordinator does not accept this site's certificate. {_CHECK}"
+    return ""
+
+
+_PROBE = 5.0  # seconds for a look at the coordinator's certificate
+_HOPELESS = 3  # attempts in a row that TLS ends, after which a site that was never connected gives up
 _FINAL = ("PERMISSION_DENIED", "UNAUTHENTICATED", "ALREADY_EXISTS", "ABORTED", "FAILED_PRECONDITION")
 _AGAIN = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # seconds from one attempt to connect to the next
 
@@ -297,7 +384,9 @@ def join(
     limit: int = LIMIT,
     patience: float | None = None,
 ) -> None:
-    """A site's end: connect, answer until it is done, and connect again whenever the connection is lost.
+    """Connect as a site, answer until it is done, and connect again whenever the connection is lost.
+
+    A site that was never connected gives up if its certificate, or the coordinator's, is not accepted.
 
     Arguments:
         handle, done: of its `Host`.
@@ -310,7 +399,7 @@ def join(
     grpc = _grpc()
     if kit is None and parse_address(address)[1] not in _LOOPBACK:
         raise ValueError(f"Without certificates a site joins a coordinator on this machine alone, not {address}.")
-    attempt, since, said = 0, time.monotonic(), ""
+    attempt, since, said, hopeless, ever = 0, time.monotonic(), "", 0, False
     while not done():
         how: Any = {"target": address, "options": [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
         if kit is None:
@@ -326,7 +415,7 @@ def join(
             stream.initial_metadata()  # until it is connected, or can't be
             connected = stream.is_active()
             if connected:
-                attempt, said = 0, ""
+                attempt, said, hopeless, ever = 0, "", 0, True
                 tell(f"Connected to {address}.")
             for piece in stream:
                 message = assembly.add(piece)
@@ -349,10 +438,15 @@ def join(
         if done():
             return
         since = time.monotonic() if connected else since
+        verdict = "" if kit is None or connected else _verdict(kit, address, why)
+        hopeless = hopeless + 1 if verdict else 0
+        if hopeless >= _HOPELESS and not ever:
+            raise JoinError(f"Cannot connect to {address}: {verdict}")
         if patience is not None and time.monotonic() - since > patience:
-            raise JoinError(f"The coordinator at {address} can't be reached: {why}.")
+            raise JoinError(f"The coordinator at {address} can't be reached: {(verdict or why).rstrip('.')}.")
+        why = verdict or f"{why}."
         if why != said:
-            tell(f"No connection to {address} ({why}); trying again.")
+            tell(f"Cannot connect to {address}: {why} Trying again.")
             said = why
         time.sleep(_AGAIN[min(attempt, len(_AGAIN) - 1)])
         attempt += 1
