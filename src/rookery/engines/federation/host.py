@@ -256,7 +256,7 @@ class Host:
         self._apart = differences(self._declared, header["study"])
         text = " ".join(self._apart)
         if self._apart and not (self._allows or header["allow_other_study"]):
-            raise RefusedError(f"its study is not the coordinator's. {text} Use the same, or --allow-other-study.")
+            raise RefusedError(f"its study is not the coordinator's; use the same, or --allow-other-study. {text}")
         if self._apart:
             LOG.warning("This site's study is not the coordinator's, which --allow-other-study allows. %s", text)
 

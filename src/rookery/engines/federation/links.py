@@ -37,6 +37,7 @@ class Request(NamedTuple):
     number: int
     message: wire.Message
     whole: Callable[[int], wire.Message] | None = None
+    opens: bool = False  # whether it is the opening itself
 
 
 @dataclass(eq=False)
@@ -208,7 +209,7 @@ class _Asking:
             since = self._first.setdefault(site, since)
         asked = self._under_way[site] = _Asked(request, request.number, since=since)
         self._away.pop(site, None)
-        if self._links.opening is None or self._links.records[site].opened:
+        if self._links.opening is None or self._links.records[site].opened or request.opens:
             self._send(site, asked, request.message)
         else:  # who has connected anew may be another process, which goes on from what is on its disk
             self._open(site, asked)

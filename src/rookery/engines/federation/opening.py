@@ -53,7 +53,8 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
 
     links.opening = opening
     numbers = {i: links.number() for i in everyone}
-    found = links.ask({i: Request(numbers[i], opening(i, numbers[i])) for i in everyone}, least=len(everyone))
+    requests = {i: Request(numbers[i], opening(i, numbers[i]), opens=True) for i in everyone}
+    found = links.ask(requests, least=len(everyone))
     away = [f"{links.name(i)} {links.records[i].why}" for i in everyone if i not in found]
     if away:
         session.coordinator.close("; ".join(away))
