@@ -6,8 +6,7 @@ import json
 import os
 import resource
 import stat
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,18 +277,6 @@ def test_a_request_that_can_not_be_logged_is_refused(tmp_path: Path, monkeypatch
 
 
 # ------------------------------------------------------------ real full disks
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root can mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import FORK, SECONDS, prepared
-from tests.federation.studies import in_memory, study, without_data
+from tests.contract.runs import close
+from tests.federation.processes import FORK, SECONDS, play, prepared
+from tests.federation.processes import job as of_three
+from tests.federation.studies import hosts, in_memory, study, without_data
 
 import rookery as rk
 from rookery.checks import start_values
@@ -175,6 +179,43 @@ def test_a_restart_forgets_no_answer(tmp_path: Path) -> None:
     assert (counts.rounds, counts.evaluations, counts.exchanges, counts.bytes_up) == (3, 2, 5 + 3, 3 * 16 + 2 * 8 + 48)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Ditto", "FedNest"])
+def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp_path: Path) -> None:
+    """The site is started again after each of its replies: it answers the same request again, and counts it once."""
+    what = of_three(name)
+    rules = lambda i: guard_of(Policy(rounds=3, exchanges=1000), Audit(tmp_path / str(i) / "audit.jsonl"))
+    own = hosts(what, tmp_path, rules)
+    lost: set[Any] = set()
+    whole: set[Any] = set()  # those that were sent with everything that they depend on
+
+    def ask(i: int, message: bytes) -> bytes:
+        header, _ = wire.decode(message)
+        answer = own[i].handle(message)
+        if i != 1 or header["do"] != "work":
+            return answer
+        said, _ = wire.decode(answer)
+        request = (header["phase"], header["round"], header["call"], str(header["reply"]))
+        if said["answer"] == "resync":
+            whole.add(request)
+        if said["answer"] == "value" and request not in lost | whole:
+            lost.add(request)
+            own[i] = Host("site-1", study(what, 1), tmp_path / "1", rules(1))  # kill -9, and started again
+            return own[i].handle(message)
+        return answer
+
+    engine = in_memory(own)
+    engine.transport._ask = ask
+    there = play(engine, without_data(what), 2)
+    close(play(rk.Simulation(), what, 2).state, there.state)
+    counts = [host._log.counts for host in own]
+    assert len({count.rounds for count in counts}) == 1
+    assert counts[1].rounds in (2, 3)
+    finishes = sum(call == -1 for _, _, call, _ in lost)
+    assert counts[1].exchanges == counts[0].exchanges + len(lost) - finishes
+    assert len(lost) >= 4
+
+
 def test_where_clients_may_miss_rounds_evaluations_are_counted(tmp_path: Path) -> None:
     """The site can't know how far the run is: each evaluation is of a later round, and counts."""
     faults = rk.Faults(minimum=1)
@@ -212,15 +253,15 @@ def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path
     clients = rk.Clients(upper=[ROWS, ROWS], center=ROWS, center_client=1)
     what = dataclasses.replace(job(), clients=clients, algorithm=Winding(), cohort=2, measure=None)
 
-    def hosts(**limits: int) -> list[Host]:
+    def sites(**limits: int) -> list[Host]:
         return [
             Host(f"site-{i}", study(what, i), guard=guard_of(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
             for i in range(2)
         ]
 
     with pytest.raises(ValueError, match=r"limits rounds and not exchanges, and Winding\.round has an"):
-        in_memory(hosts(rounds=3)).open(without_data(what))
-    in_memory(hosts(rounds=3, exchanges=20)).open(without_data(what))
+        in_memory(sites(rounds=3)).open(without_data(what))
+    in_memory(sites(rounds=3, exchanges=20)).open(without_data(what))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -316,47 +357,96 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
 # ------------------------------------------------------------ with a process of its own, over gRPC
 
 
-def _take_part(address: str, folder: Path, cache: Path, limits: dict[str, int]) -> None:
-    prepared(str(cache), str(folder.parent / "site.log"))
+def _take_part(address: str, folder: Path, scratch: Path, limits: dict[str, int]) -> None:
+    prepared(str(scratch / "jax"), str(scratch / "site.log"))
     host = site(folder, **limits)
     network.join(host.handle, lambda: host.done, "anna", address, None, print, patience=SECONDS)
 
 
 @contextlib.contextmanager
-def process(address: str, folder: Path, **limits: int) -> Iterator[Any]:
-    own = FORK.Process(target=_take_part, args=(address, folder, folder.parent / "jax", limits), daemon=True)
+def process(address: str, folder: Path, scratch: Path, **limits: int) -> Iterator[Any]:
+    """A site's process; its cache and what it says are in `scratch`."""
+    own = FORK.Process(target=_take_part, args=(address, folder, scratch, limits), daemon=True)
     own.start()
     yield own
     own.kill()
     own.join(SECONDS)
 
 
+class Listening:
+    """A coordinator's end that stays open, and what it gets from the one site that joins."""
+
+    def __init__(self) -> None:
+        self.transport = network.Server("127.0.0.1:0", ("anna",), None, True)
+        self._close = self.transport.close
+        self.transport.close = lambda: None  # type: ignore[method-assign]
+
+    def ask(self, header: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+        self.transport.send(0, wire.encode(header, arrays))
+        return wire.decode(self.until("reply").message)
+
+    def until(self, kind: str) -> Any:
+        while True:
+            event = self.transport.receive(SECONDS)
+            assert event is not None, f"no {kind}"
+            if event.kind == kind:
+                return event
+
+    def close(self) -> None:
+        self._close()
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    own = Listening()
+    yield own
+    own.close()
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("processes")
-def test_a_process_that_is_killed_and_started_again_answers_no_more(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_and_started_again_answers_no_more(tmp_path: Path, listening: Listening) -> None:
     """The attack with a real process and over gRPC: before and after kill -9."""
-    transport = network.Server("127.0.0.1:0", ("anna",), None, True)
-    transport.close, close = lambda: None, transport.close  # type: ignore[method-assign]
+    folder, address = tmp_path / "anna", listening.transport.address
+    with process(address, folder, tmp_path, rounds=3, evaluations=2):
+        asked = honest(listening.transport)
+        check_attack(attack(listening.ask, asked), folder)
+    listening.until("gone")
+    with process(address, folder, tmp_path, rounds=3, evaluations=2):
+        listening.until("here")
+        assert listening.ask({**of(asked, "open")[0], "done": 3}, [])[0]["answer"] == "opened"
+        check_attack(attack(listening.ask, asked), folder)
 
-    def ask(header: dict[str, Any], arrays: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-        transport.send(0, wire.encode(header, arrays))
-        while True:
-            event = transport.receive(SECONDS)
-            assert event is not None
-            if event.kind == "reply":
-                return wire.decode(event.message)
 
-    folder = tmp_path / "anna"
-    try:
-        with process(transport.address, folder, rounds=3, evaluations=2):
-            asked = honest(transport)
-            check_attack(attack(ask, asked), folder)
-        while transport._connections:
-            transport.receive(1.0)
-        with process(transport.address, folder, rounds=3, evaluations=2):
-            while (event := transport.receive(SECONDS)) is None or event.kind != "here":
-                pass
-            assert ask({**of(asked, "open")[0], "done": 3}, [])[0]["answer"] == "opened"
-            check_attack(attack(ask, asked), folder)
-    finally:
-        close()
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_two_processes_in_one_folder_and_then_a_full_disk(small: Path, tmp_path: Path, listening: Listening) -> None:
+    """The second process ends, also while the first sleeps; the disk is filled, and emptied: the log stays whole."""
+    folder, address = small / "anna", listening.transport.address
+    with process(address, folder, tmp_path, rounds=9) as first:
+        asked = honest(listening.transport, rounds=1)
+        os.kill(first.pid, signal.SIGSTOP)
+        with process(address, folder, tmp_path, rounds=9) as second:
+            second.join(SECONDS)
+            assert second.exitcode == 1
+        os.kill(first.pid, signal.SIGCONT)
+        assert f"{folder} is in use by process {first.pid}" in (tmp_path / "site.log").read_text()
+        work, inputs = of(asked, "work", 1)
+        ask = lambda t: listening.ask(elsewhere(work, number=next(NUMBERS), round=t), shifted(inputs, float(t)))
+        assert ask(1)[0]["answer"] == "value"
+        with (small / "rest").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"\0" * 512)
+        said, t = {"answer": "value"}, 1
+        while said["answer"] == "value" and t < 9:  # the last block of the log has some room yet
+            t += 1
+            said, sent = ask(t)
+        assert "it can't write to its folder (No space left on device)" in said["why"]
+        assert sent == []
+        assert verify(folder / "audit.jsonl") is None
+        (small / "rest").unlink()
+        assert ask(t)[0]["answer"] == "value"
+    log = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+    rounds = [line["round"] for line in log if line["event"] == "reply" and line["phase"] == "round"]
+    assert rounds == list(range(t + 1))
+    assert verify(folder / "audit.jsonl") is None
