@@ -174,6 +174,41 @@ def test_without_evaluation_rounds_go_in_long_calls(
         np.testing.assert_array_equal(found.x, looked.x)
 
 
+def test_a_run_advanced_by_hand_is_that_of_solve() -> None:
+    """State, memory and counts, however the rounds are divided."""
+    given = {name: SCAFFOLD[name] for name in ("problem", "clients", "algorithm", "init", "cohort", "seed")}
+    whole = rk.solve(**given, rounds=9)
+    with rk.session(**given) as stepped:
+        before = stepped.state
+        assert [stepped.advance(count) for count in (1, 0, 5)] == [1, 0, 5]
+        assert stepped.advance(3) == 3
+        assert (stepped.rounds, stepped.stopped) == (9, None)
+        for a, b in zip(jax.tree.leaves(stepped.state), jax.tree.leaves(whole.state), strict=True):
+            np.testing.assert_array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(stepped.memory), jax.tree.leaves(whole.memory), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert stepped.counts == whole.history.iloc[-1][COUNTED].to_dict()
+        np.testing.assert_array_equal(before.x, START)  # a copy: the rounds have not run over it
+        with pytest.raises(ValueError, match="rounds must be"):
+            stepped.advance(-1)
+
+
+def test_a_run_advanced_by_hand_stops() -> None:
+    with rk.session(SINGLE, CLIENTS, rk.FedAvg(step=1e200), START) as stepped:
+        completed = stepped.advance(9)
+        assert completed < 9
+        assert "is not finite" in str(stepped.stopped)
+        assert np.isfinite(stepped.state.x).all()
+        assert stepped.advance(2) == 0
+    with pytest.raises(TypeError, match=r"give rk\.Simulation"):
+        rk.session(SINGLE, CLIENTS, rk.FedAvg(), START, engine=rk.Simulation)  # type: ignore[arg-type]
+
+
+def test_errors_are_public() -> None:
+    assert issubclass(rk.MemoryLimitError, MemoryError)
+    assert issubclass(rk.HostError, RuntimeError)
+
+
 # What a run can be asked for.
 
 

@@ -19,7 +19,7 @@ _patience = 600.0  # seconds
 
 
 class HostError(RuntimeError):
-    """Another process has failed, says nothing, or has something else in mind."""
+    """Another process has failed, does not answer, or disagrees about the run."""
 
 
 def start(

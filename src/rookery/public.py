@@ -10,12 +10,14 @@ from rookery.channels import clip, gaussian
 from rookery.clients import Clients
 from rookery.diagnosis import Diagnosis, check
 from rookery.engines.federation import Federation
+from rookery.engines.room import MemoryLimitError
 from rookery.engines.simulation import Simulation
 from rookery.explain import explain
 from rookery.fed import Epochs, NonFiniteError
+from rookery.hosts import HostError
 from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.server_optimizer import with_server_optimizer
-from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, solve
+from rookery.solve import Best, NonFiniteWarning, RoundFailedError, Run, Stepped, session, solve
 from rookery.tune import Tuning, tune
 from rookery.weights import load_weights, save_weights
 
@@ -31,6 +33,8 @@ __all__ = [
     "Epochs",
     "Faults",
     "Federation",
+    "HostError",
+    "MemoryLimitError",
     "Minimax",
     "NonFiniteError",
     "NonFiniteWarning",
@@ -38,6 +42,7 @@ __all__ = [
     "Run",
     "Simulation",
     "SingleLevel",
+    "Stepped",
     "Tuning",
     "WeightedNodes",
     "chain",
@@ -48,6 +53,7 @@ __all__ = [
     "load_weights",
     "objectives",
     "save_weights",
+    "session",
     "solve",
     "tasks",
     "theory",

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import checkpoints
+from rookery.arguments import check_counts
 from rookery.channel import Channel, Faults
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
@@ -52,9 +53,12 @@ class NonFiniteWarning(UserWarning):
 
 
 class RoundFailedError(RuntimeError):
-    """A round could not be completed: too few clients replied. `run` is the run as far as it got."""
+    """A round could not be completed: too few clients replied.
 
-    run: "Run"
+    `run` is the run as far as it got; None if `tune` was searching.
+    """
+
+    run: Any = None
 
 
 def metrics_of(history: "pd.DataFrame") -> list[str]:
@@ -308,9 +312,7 @@ def solve(
     x, y = start_values(problem, clients, models.init)
     cohort = check_run(problem, clients, algorithm, x, y, rounds, cohort, every, seed)
     rounds, every, seed = int(rounds), int(every), int(seed)
-    engine = default_engine() if engine is None else engine
-    if isinstance(engine, type) or not hasattr(engine, "open"):
-        raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
+    engine = _engine(engine)
     functions, trackers = _callbacks(callbacks)
     for callback in functions:
         check_function("a callback", callback, "run")
@@ -419,6 +421,104 @@ def solve(
     return run
 
 
+class Stepped:
+    """A run that is advanced by hand; see `rk.session`.
+
+    Attributes:
+        rounds: done so far.
+        stopped: why it cannot be advanced any further; None if it can.
+        counts: what the rounds have cost so far, by the columns of `Run.history`.
+    """
+
+    def __init__(self, models: Taken, session: Session, cohort: int) -> None:
+        self._models, self._session, self._cohort, self._ledger = models, session, cohort, Ledger()
+        self._ledger.add([session.init()], session.clients.n)
+
+    def advance(self, rounds: int = 1) -> int:
+        """Compute more rounds, and return how many were completed: fewer only if the run has stopped."""
+        check_counts(0, rounds=rounds)
+        costs = self._session.advance(int(rounds)) if rounds and self._session.stopped is None else []
+        self._ledger.add(costs, self._cohort)
+        return len(costs)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds done so far."""
+        return self._session.rounds
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run cannot be advanced any further; None if it can."""
+        return None if self._session.stopped is None else self._session.stopped.reason
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the rounds have cost so far."""
+        return dict(self._ledger.counts)
+
+    @property
+    def state(self) -> Any:
+        """A copy of the algorithm's state, with x and y."""
+        return self._models.whole(_own(self._session.state))
+
+    @property
+    def memory(self) -> Any:
+        """A copy of what the clients remember; see `Run.memory`."""
+        return self._models.whole(_own(self._session.memory))
+
+    def close(self) -> None:
+        """Release the engine's resources."""
+        self._session.close()
+
+    def __enter__(self) -> "Stepped":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def session(
+    problem: Problem,
+    clients: Clients,
+    algorithm: Algorithm,
+    init: Any,
+    *,
+    cohort: int | None = None,
+    seed: int = 0,
+    engine: Engine | None = None,
+    channel: "Channel | Mapping[str, Channel] | None" = None,
+    faults: Faults | None = None,
+) -> Stepped:
+    """Open a run and advance it by hand, for loops that `solve` does not have.
+
+    The arguments are those of `solve`, and so are the numbers. The run stops before the first round that makes a value
+    infinite or not a number, and before a round with too few replies.
+
+    >>> import jax.numpy as jnp, rookery as rk
+    >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+    >>> clients = rk.Clients(upper=[jnp.array([1.0]), jnp.array([3.0])])
+    >>> with rk.session(problem, clients, rk.FedAvg(step=0.1), jnp.zeros(())) as run:
+    ...     while abs(run.state.x - 2) > 0.1:
+    ...         completed = run.advance(5)
+    >>> run.rounds, run.counts["exchanges"]
+    (15, 15)
+    """
+    models = taken(problem, init)
+    x, y = start_values(models.problem, clients, models.init)
+    cohort = check_run(models.problem, clients, algorithm, x, y, 0, cohort, 1, seed)
+    check_between(channel, faults)
+    job = Job(models.problem, clients, algorithm, (x, y), cohort, int(seed), channel, faults)
+    return Stepped(models, _engine(engine).open(job), cohort)
+
+
+def _engine(given: Any) -> Any:
+    """The engine, or the default one; TypeError if it is not an engine."""
+    engine = default_engine() if given is None else given
+    if isinstance(engine, type) or not hasattr(engine, "open"):
+        raise TypeError(f"engine is {engine!r}; give rk.Simulation(...) or rk.Federation().")
+    return engine
+
+
 def check_between(channel: Any, faults: Any) -> None:
     """Raise TypeError if what stands between clients and server is not a channel, or not faults."""
     for own in channel.values() if isinstance(channel, Mapping) else [channel]:
@@ -486,6 +586,11 @@ class _Following:
     def __exit__(self, *error: object) -> None:
         for tracker in self._trackers:
             tracker.end(self.run)
+
+
+def _own(value: Any) -> Any:
+    """A copy of a pytree of arrays."""
+    return jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, value)
 
 
 def _copied(leaf: Any) -> Any:
@@ -631,7 +736,7 @@ class _Record:
         import pandas as pd  # slow to import, and not needed before
 
         # The next rounds donate the state: a run that is handed out keeps its own copy.
-        state, memory = jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, (session.state, session.memory))
+        state, memory = _own((session.state, session.memory))
         columns = ["name", "kind", "shape", "count", "bytes_up", "bytes_down"]
         exchanges = pd.DataFrame(self.ledger.last, columns=columns)
         whole, best = self._models.whole, self._last or self.best

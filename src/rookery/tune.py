@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
-from rookery.arguments import check_counts
+from rookery.arguments import check_counts, is_integer, is_number
 from rookery.channel import Channel, Faults
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
@@ -96,7 +96,7 @@ class Tuning:
         for name, searched in self.search.items() if self.best is not None else ():
             value = getattr(self.best, name)
             if isinstance(searched, list):
-                if not all(map(_is_integer, searched)):
+                if not all(map(is_integer, searched)):
                     continue
                 low, high = min(searched), max(searched)
                 ends = {"lower": value == low > 1, "upper": value == high > low}
@@ -126,7 +126,7 @@ class Tuning:
 
         table, names = self.table, []
         for name, searched in self.search.items():
-            positive = not isinstance(searched, list) or all(_is_number(value) and value > 0 for value in searched)
+            positive = not isinstance(searched, list) or all(is_number(value) and value > 0 for value in searched)
             if not positive:  # words, say: by their places
                 table = table.assign(**{name: table[name].map(lambda v, all=searched: 1 + all.index(v))})
                 words = ", ".join(f"{place}: {value}" for place, value in enumerate(searched, 1))
@@ -295,7 +295,7 @@ def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds
     if isinstance(bounds, list):
         if not bounds or len({repr(own) for own in bounds}) < len(bounds):
             raise ValueError(f"The values of {name} must be a list of different values; got {bounds!r}.")
-        return [float(own) for own in bounds] if _is_real(algorithm, name) and all(map(_is_number, bounds)) else bounds
+        return [float(own) for own in bounds] if _is_real(algorithm, name) and all(map(is_number, bounds)) else bounds
     if callable(value) and bounds is None:
         raise ValueError(f"{owner}: {name} is a schedule, which cannot be searched; give a number, or search others.")
     if bounds is None:
@@ -303,7 +303,7 @@ def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds
             raise ValueError(
                 f"{owner}: {name}={value!r} needs a range of integers, (low, high), or a list of values to search."
             )
-        if not _is_number(value) or not 0 < value < math.inf:
+        if not is_number(value) or not 0 < value < math.inf:
             raise ValueError(f"{owner}: {name}={value!r} is not a number to search around; give a range, (low, high).")
         return float(value) / REACH, float(value) * REACH
     try:
@@ -323,14 +323,6 @@ def _range(algorithm: Algorithm, owner: str, known: list[str], name: str, bounds
     if low != int(low) or high != int(high):
         raise ValueError(f"The range of {name} must be of integers; got {low:g} to {high:g}.")
     return _integers(int(low), int(high))
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return _is_integer(value) or isinstance(value, float | np.floating)
 
 
 def _integers(low: int, high: int) -> list[Any]:

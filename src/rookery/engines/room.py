@@ -46,13 +46,11 @@ def _cgroup_limits(root: Path) -> list[int]:
         return []
     limits = []
     for number, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        for folder, name in (
-            ("sys/fs/cgroup" if number == "0" else None, "memory.max"),
-            ("sys/fs/cgroup/unified" if number == "0" else None, "memory.max"),
-            ("sys/fs/cgroup/memory" if "memory" in controllers.split(",") else None, "memory.limit_in_bytes"),
-        ):
-            inside = PurePosixPath(path.lstrip("/"))
-            for group in (inside, *inside.parents) if folder is not None else ():
+        v1 = [("sys/fs/cgroup/memory", "memory.limit_in_bytes")] if "memory" in controllers.split(",") else []
+        v2 = [("sys/fs/cgroup", "memory.max"), ("sys/fs/cgroup/unified", "memory.max")]
+        inside = PurePosixPath(path.lstrip("/"))
+        for folder, name in v2 if number == "0" else v1:
+            for group in (inside, *inside.parents):
                 try:
                     limits.append(int((root / folder / group / name).read_text()))
                 except (OSError, ValueError):  # no such group, or no limit ("max")
