@@ -107,7 +107,7 @@ def test_weights(weights: Any, message: str) -> None:
 @pytest.mark.parametrize("cohort", [N + 1, 0, -1, 1.5])
 def test_cohort(cohort: Any) -> None:
     refused(
-        lambda: solve(cohort=cohort), rf"cohort={cohort}: the federation has 3 clients; give .*from 1 to 3, or None"
+        lambda: solve(cohort=cohort), rf"cohort must be an integer from 1 to 3, .*or None for all of them; got {cohort}"
     )
 
 
@@ -125,16 +125,16 @@ def test_rounds_and_every(given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        (np.ones(2), r"init is a ndarray; a Bilevel problem starts from a pair \(x, y\)"),
-        ([np.ones(2), {"w": np.ones(2)}], r"init is a list; .*pair \(x, y\)"),
-        ((np.ones(2), {"w": np.ones(2)}, 1.0), r"init is a tuple of 3; .*pair \(x, y\)"),
+        (np.ones(2), r"init must be a pair \(x, y\) for a Bilevel problem; got a ndarray"),
+        ([np.ones(2), {"w": np.ones(2)}], r"init must be a pair \(x, y\).*; got a list"),
+        ((np.ones(2), {"w": np.ones(2)}, 1.0), r"init must be a pair \(x, y\).*; got a tuple of 3"),
         ((np.ones(2), {"v": np.ones(2)}), r"Bilevel.upper fails on init .*KeyError: 'w'.*y is \['v'\] \(2,\)"),
         ((np.ones(2), {"w": np.ones(3)}), r"Bilevel.upper fails on init .*y is \['w'\] \(3,\)"),
         ((np.ones(2), {"w": np.ones(2, int)}), r"init: y\['w'\] has the type int64; .*use .astype\(float\)"),
-        ((np.ones(2), {"w": np.array([1.0, np.nan])}), r"init: y\['w'\] is not finite .*start from numbers"),
-        ((np.array([np.inf, 0.0]), {"w": np.ones(2)}), r"init: x is not finite"),
-        ((np.ones(2), {"w": "zeros"}), r"init: y\['w'\] is a str; .*floating-point arrays"),
-        ((np.ones(2), None), r"init: y holds no arrays .*give the y to start from"),
+        ((np.ones(2), {"w": np.array([1.0, np.nan])}), r"init: y\['w'\] must be finite; it has NaN"),
+        ((np.array([np.inf, 0.0]), {"w": np.ones(2)}), r"init: x must be finite"),
+        ((np.ones(2), {"w": "zeros"}), r"init: y\['w'\] must be a floating-point array; got 'zeros'"),
+        ((np.ones(2), None), r"init: y must have at least one array to start from; got None"),
     ],
 )  # fmt: skip
 def test_init(init: Any, message: str) -> None:
@@ -149,10 +149,10 @@ def test_init_of_a_compositional_problem_that_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda x, y, b: (b["a"] @ y["w"] - b["t"]) ** 2, r"returns an array of shape \(1,\); .*one number.*jnp.mean"),
-        (lambda x, y, b: jnp.sum(x) * 1j, r"returns a number of type complex.*real and floating point"),
-        (lambda x, y, b: jnp.sum(x > 0), r"returns a number of type int.*real and floating point"),
-        (lambda x, y, b: {"loss": jnp.sum(x)}, r"returns a dict; a loss is one number"),
+        (lambda x, y, b: (b["a"] @ y["w"] - b["t"]) ** 2, r"must .*returns an array of shape \(1,\)\. Use jnp"),
+        (lambda x, y, b: jnp.sum(x) * 1j, r"must return a real floating-point number; it returns one of type complex"),
+        (lambda x, y, b: jnp.sum(x > 0), r"must return a real floating-point number; it returns one of type int"),
+        (lambda x, y, b: {"loss": jnp.sum(x)}, r"must return one number.*it returns a dict"),
         (lambda x, y, b: b["image"].mean(), r"fails on init .*one sample: KeyError: 'image'.*a batch is \['a'\]"),
     ],
 )  # fmt: skip
@@ -191,7 +191,7 @@ class BilevelOnly:
         ),
         (MINIMAX, ONE_LEVEL, BilevelOnly(), r"BilevelOnly does not solve Minimax .*Give it problem.as_bilevel\(\)"),
         (COMPOSITIONAL, CLIENTS, BilevelOnly(), r"does not solve Compositional .*Give it problem.as_bilevel\(\)"),
-        (MINIMAX, CLIENTS, METHOD, r"A Minimax problem has one data set, these clients have two: give upper"),
+        (MINIMAX, CLIENTS, METHOD, r"A Minimax problem needs clients with one data set, and these have two"),
     ],
 )
 def test_a_problem_that_the_algorithm_does_not_solve(problem: Any, clients: Any, algorithm: Any, message: str) -> None:
@@ -209,7 +209,8 @@ def test_a_lower_level_of_each_clients_own() -> None:
         r"FedBiOLocal needs a lower level that is each client's own; this problem's is one for all",
     )
     refused(
-        lambda: solve(rk.Bilevel(upper, lower, lower_scope="local")), r"scope 'local' is not known; give \"global\""
+        lambda: solve(rk.Bilevel(upper, lower, lower_scope="local")),
+        r"scope must be \"global\" or \"client\"; got 'local'",
     )  # type: ignore[arg-type]
 
 
@@ -223,11 +224,11 @@ def test_one_number_of_local_steps_for_all() -> None:
 def test_things_of_the_wrong_kind() -> None:
     refused(
         lambda: solve(algorithm=rk.FedNest),
-        r"algorithm is the class FedNest itself; give an instance: FedNest\(",
+        r"algorithm must be an instance, FedNest\(\.\.\.\); got the class itself",
         TypeError,
     )
-    refused(lambda: solve(problem=upper), r"problem is a function; give a Bilevel", TypeError)
-    refused(lambda: solve(clients=[rows()]), r"clients is a list; give rk.Clients", TypeError)
+    refused(lambda: solve(problem=upper), r"problem must be an rk.Bilevel, .*; got a function", TypeError)
+    refused(lambda: solve(clients=[rows()]), r"clients must be rk.Clients\(.*; got a list", TypeError)
 
 
 @pytest.mark.parametrize(
@@ -317,12 +318,12 @@ WITH_CENTER = rk.Clients(lower=[rows()] * N, center=rows())
             {"problem": rk.WeightedNodes(SINGLE.loss, cap=0.2)},
             "cap=0.2 the weights of 3 clients can't add up to 1.*1/3",
         ),
-        ({"problem": rk.WeightedNodes(SINGLE.loss, cap=1.5)}, "cap=1.5 is not a number above 0, at most 1"),
+        ({"problem": rk.WeightedNodes(SINGLE.loss, cap=1.5)}, "cap must be a number above 0 and at most 1; got 1.5"),
         ({"clients": rk.Clients(lower=[rows()] * N)}, "these clients have none: give Clients.lower=.*center=rows"),
         ({"clients": rk.Clients([rows()] * N, [rows()] * N, center=rows())}, "one data set for each client"),
         ({"clients": rk.Clients([rows()] * N, weights=[1, 2, 1], center=rows())}, "learns the clients' weights.*init="),
         ({"clients": rk.Clients([rows()] * N, center={"a": np.ones((1, 2))})}, "on the centre's data.*KeyError"),
-        ({"cohort": 2}, "WeightedNodesProx needs all 3 clients in every round, not cohort=2"),
+        ({"cohort": 2}, "WeightedNodesProx needs all 3 clients in every round; got cohort=2"),
         ({"init": (np.array([0.9, 0.1, 0.0]), np.ones(2))}, "from 0 to cap=0.5"),
         ({"init": (np.array([0.5, 0.1, 0.1]), np.ones(2))}, "w must add up to 1"),
         ({"init": (None, np.array([1, 2]))}, "theta has the type int"),

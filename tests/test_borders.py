@@ -60,14 +60,17 @@ def test_a_start_that_does_not_fit() -> None:
         for x in (1e200, np.array([1.0, -1e200]), np.float64(1e200)):
             refused(
                 lambda x=x: checks.start_values(SINGLE, clients, x),
-                r"^init: x does not fit into float32; rescale .*x64",
+                r"^init: x does not fit into float32\. Rescale .*x64",
             )
-        refused(lambda: checks.start_values(SINGLE, clients, np.array([np.inf])), "init: x is not finite")
+        refused(lambda: checks.start_values(SINGLE, clients, np.array([np.inf])), "init: x must be finite")
     assert checks.start_values(SINGLE, four(), 1e200)[0] == 1e200
 
 
 def test_a_start_of_objects() -> None:
-    refused(lambda: checks.start_values(SINGLE, four(), np.array([object()])), "init: x has the type object")
+    refused(
+        lambda: checks.start_values(SINGLE, four(), np.array([object()])),
+        "init: x must be floating point; its type is object",
+    )
 
 
 # Weights, cohorts and seeds.
@@ -84,14 +87,12 @@ def test_replace(replace: Any) -> None:
 
 
 def test_a_cohort_is_a_number() -> None:
-    refused(
-        lambda: checked(four(), True), "^cohort=True: the federation has 4 clients; give a whole number from 1 to 4"
-    )
+    refused(lambda: checked(four(), True), "^cohort must be an integer from 1 to 4, .*; got True")
 
 
 def test_a_cohort_without_weight() -> None:
     idle = four([0, 1, 0, 2])
-    message = "2 clients have the weight 0, .*leave them out of Clients, or give a cohort of at least 3"
+    message = "cohort must be at least 3, because 2 clients have weight 0 .*leave them out of Clients"
     for cohort in (1, 2):
         refused(lambda cohort=cohort: checked(idle, cohort), message)
     assert [checked(idle, cohort) for cohort in (3, 4, None)] == [3, 4, 4]

@@ -62,7 +62,7 @@ def bad(problem: Any, clients: Any = CLIENTS, init: Any = INIT) -> tuple[diagnos
 def test_a_sum_for_a_mean() -> None:
     line, _ = bad(rk.Bilevel(upper, lambda x, y, b: len(b["t"]) * error(y, b) + jnp.sum(jnp.exp(x) * y**2)))
     assert line.name == "means over the batch"
-    assert "Bilevel.lower is no mean over its batch" in line.value
+    assert "Bilevel.lower must be a mean over its batch" in line.value
     assert line.advice.startswith("Write it as a mean (jnp.mean over the batch")
 
 
@@ -149,9 +149,9 @@ def test_a_wrong_derivative() -> None:
 def test_arguments() -> None:
     with pytest.raises(ValueError, match="samples must be an integer of at least 1; got 0"):
         rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT, samples=0)
-    with pytest.raises(ValueError, match="starts from a pair"):
+    with pytest.raises(ValueError, match="must be a pair"):
         rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT[0])
-    with pytest.raises(ValueError, match="has one data set, these clients have two"):
+    with pytest.raises(ValueError, match="needs clients with one data set, and these have two"):
         rk.check(rk.Minimax(upper), CLIENTS, INIT)
     with pytest.raises(ValueError, match="judges the model on the centre's data"):
         rk.check(rk.WeightedNodes(error), ONE_LEVEL, INIT[1])

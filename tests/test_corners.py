@@ -366,7 +366,7 @@ class Central(Method):
 
 @on_all
 def test_a_channel_stands_before_the_client_that_holds_the_centres_data(engine: Any) -> None:
-    data: dict[str, Any] = {"upper": [np.array([v, v]) for v in VALUES], "center": np.ones(2)}
+    data: dict[str, Any] = {"upper": [np.full((2, 2), v) for v in VALUES], "center": np.ones((2, 2))}
     clip = rk.clip(1.0)
     found = lambda clients, channel: (
         rk.solve(SQUARES, clients, Central(), np.zeros(2), 1, channel=channel, engine=engine).x

@@ -550,7 +550,7 @@ def test_a_loss_that_is_no_mean_needs_equal_clients(place: str, engine: Any) -> 
     losses = NO_MEANS if place == "SingleLevel.loss" else {"sum": NO_MEANS["sum"]}
     opened(losses["sum"], place, engine, (4, 4))
     for loss in losses.values():
-        with pytest.raises(ValueError, match=rf"^{named} is no mean over its batch: on two samples .*jnp\.mean"):
+        with pytest.raises(ValueError, match=rf"^{named} must be a mean over its batch; on 3 samples .*jnp\.mean"):
             opened(loss, place, engine, (3, 5))
     for loss in MEANS.values():
         opened(loss, place, engine, (3, 5))
@@ -561,7 +561,7 @@ def test_two_samples_that_differ_are_looked_at() -> None:
     own = [{"a": np.ones((size, 2)), "t": np.ones(size)} for size in (3, 5)]
     own[1]["a"][3:] = [[2.0, 3.0], [4.0, 5.0]]
     problem = rk.SingleLevel(NO_MEANS["batch normalisation"])
-    with pytest.raises(ValueError, match="no mean"):
+    with pytest.raises(ValueError, match="must be a mean"):
         rk.solve(problem, rk.Clients(upper=own), rk.FedAvg(), np.ones(2), 1)
 
 

@@ -205,7 +205,7 @@ def test_tune_by_a_metric_of_the_clients() -> None:
         (lambda c, x, y: {"seconds": x}, "'seconds', a name that the history uses itself"),
         (lambda c, x, y: {"norm": x}, "evaluate and evaluate_client both return 'norm'"),
         (lambda c, x, y: {"loss": c.f(x, y, c.lower(size=2))}, "is drawn by a key"),
-        ("loss", "give a function of"),
+        ("loss", "must be a function of"),
     ],
 )
 def test_bad_input(own: Any, message: str) -> None:

@@ -119,8 +119,8 @@ COMMANDS = [
     (f"{QUADRATIC} --rounds -1", "rounds must be an integer of at least 0; got -1"),
     (f"{QUADRATIC} --rounds 1e3", "--rounds"),
     (f"{QUADRATIC} --every 0", "every must be an integer of at least 1; got 0"),
-    (f"{QUADRATIC} --cohort 0", "cohort=0: the federation has 3 clients"),
-    (f"{QUADRATIC} --cohort 4", "cohort=4: the federation has 3 clients"),
+    (f"{QUADRATIC} --cohort 0", "cohort must be an integer from 1 to 3, the number of clients, or None"),
+    (f"{QUADRATIC} --cohort 4", "; got 4"),
     (f"{QUADRATIC} --clients -2", "clients=-2 is not a whole number, at least 1"),
     ("check quadratic --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
     # What is set.
@@ -335,27 +335,27 @@ def tuned(**given: Any) -> Callable[[], Any]:
 
 
 CALLS: list[tuple[str, Callable[[], Any], str]] = [
-    ("init of objects", lambda: solve(init=np.array([object()])), "init: x has the type object"),
+    ("init of objects", lambda: solve(init=np.array([object()])), "init: x must be floating point; its type is object"),
     ("block 0", lambda: solve(engine=rk.Simulation(block=0)), 'integer of at least 1, or "auto"; got 0'),
     ("block -1", lambda: solve(engine=rk.Simulation(block=-1)), "got -1"),
     ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "got 1.5"),  # type: ignore[arg-type]
     ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug must be True or False; got 'no'"),  # type: ignore[arg-type]
-    ("cohort True", lambda: solve(cohort=True), "cohort=True: the federation has 3 clients"),
+    ("cohort True", lambda: solve(cohort=True), "got True"),
     ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a folder"),
     ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a folder"),
     ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "is not Epochs of a positive number"),  # type: ignore[arg-type]
     ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "is not Epochs of a positive number"),  # type: ignore[arg-type]
     ("epochs True", fedavg(local_steps=rk.Epochs(True)), "is not Epochs of a positive number"),
     ("tune without evaluate", tuned(evaluate=None), "nothing measures 'loss': give evaluate="),
-    ("tune by a number", tuned(evaluate=3), "evaluate is 3; give a function of (x, y) or (x, y, memory)"),
+    ("tune by a number", tuned(evaluate=3), "evaluate must be a function of (x, y) or (x, y, memory); got 3"),
     ("tune by words", tuned(evaluate=lambda x, y: {"loss": "low"}), "'loss' is a str (low)"),
-    ("projection 3", projected(3), "Bilevel.project_upper is 3; give a function of (x)"),
-    ("projection's arity", projected(lambda x, y: x), "Bilevel.project_upper takes (x, y); give a function of (x)"),
+    ("projection 3", projected(3), "Bilevel.project_upper must be a function of (x); got 3"),
+    ("projection's arity", projected(lambda x, y: x), "must be a function of (x); it takes (x, y)"),
     ("projection fails", projected(lambda x: x["q"]), "Bilevel.project_upper fails on init: TypeError"),
-    ("projection's shape", projected(lambda x: x[:1]), "returns (1,) float32, and x is (2,) float32"),
-    ("projection's type", projected(lambda x: x.astype(jnp.float16)), "returns (2,) float16, and x is (2,) float32"),
-    ("projection's structure", projected(lambda x: {"a": x}), "returns ['a'] (2,) float32, and x is (2,) float32"),
-    ("projection to nothing", projected(lambda x: None), "returns nothing, and x is (2,) float32"),
+    ("projection's shape", projected(lambda x: x[:1]), "shape and type of x, (2,) float32; it returns (1,) float32"),
+    ("projection's type", projected(lambda x: x.astype(jnp.float16)), "it returns (2,) float16"),
+    ("projection's structure", projected(lambda x: {"a": x}), "it returns ['a'] (2,) float32"),
+    ("projection to nothing", projected(lambda x: None), "it returns nothing"),
     ("evaluate a word", evaluated(evaluate=lambda x, y: "low"), "must return a dict of numbers, {name: number}"),
     ("evaluate None", evaluated(evaluate=lambda x, y: None), "it returns a NoneType"),
     ("evaluate complex", evaluated(evaluate=lambda x, y: {"a": 1j}), "'a' is a complex (1j)"),
@@ -363,31 +363,31 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("evaluate Nones", evaluated(evaluate=lambda x, y: {"a": None}), "'a' is a NoneType (None)"),
     ("evaluate arrays", evaluated(evaluate=lambda x, y: {"a": x}), "'a' is an array of shape (2,)"),
     ("evaluate names", evaluated(evaluate=lambda x, y: {1: 2}), "the name 1 is a int"),
-    ("evaluate of 0", evaluated(evaluate=lambda: {}), "evaluate takes (); give a function of (x, y)"),
-    ("evaluate of 1", evaluated(evaluate=lambda x: {}), "evaluate takes (x); give a function of (x, y)"),
-    ("evaluate of 4", evaluated(evaluate=lambda x, y, z, w: {}), "evaluate takes (x, y, z, w); give"),
-    ("evaluate 3", evaluated(evaluate=3), "evaluate is 3; give a function of (x, y)"),
+    ("evaluate of 0", evaluated(evaluate=lambda: {}), "a function of (x, y) or (x, y, memory); it takes ()"),
+    ("evaluate of 1", evaluated(evaluate=lambda x: {}), "it takes (x)"),
+    ("evaluate of 4", evaluated(evaluate=lambda x, y, z, w: {}), "it takes (x, y, z, w)"),
+    ("evaluate 3", evaluated(evaluate=3), "evaluate must be a function of (x, y) or (x, y, memory); got 3"),
     ("client complex", evaluated(evaluate_client=lambda c, x, y: {"a": 1j}), "'a' is a complex (1j)"),
     ("client words", evaluated(evaluate_client=lambda c, x, y: {"a": "x"}), "'a' is a str (x)"),
     ("client None", evaluated(evaluate_client=lambda c, x, y: {"a": None}), "'a' is a NoneType (None)"),
-    ("client of 1", evaluated(evaluate_client=lambda x: {}), "evaluate_client takes (x); give a function of (client"),
+    ("client of 1", evaluated(evaluate_client=lambda x: {}), "evaluate_client must be a function of (client, x, y)"),
     ("schedule of vectors", fedavg(step=lambda t: jnp.ones(2)), "the schedule step returns an array of shape (2,)"),
     ("schedule of nothing", fedavg(step=lambda: 0.1), "takes 0 positional arguments but 1 was given"),
     ("schedule of two", fedavg(step=lambda t, u: 0.1), "missing 1 required positional argument"),
     ("schedule of words", fedavg(step=lambda t: "x"), "the schedule step can't be compiled (TypeError"),
     ("negative schedule", fedavg(step=lambda t: -0.1), "step=-0.1 in round 0 is not a positive number"),
     ("wide schedule", fedavg(step=lambda t: jnp.float64(0.1)), "returns float64, and the variables are float32"),
-    ("unknown hyperparameter", lambda: rk.FedNest(steps=3), "FedNest.__init__() got an unexpected keyword"),  # type: ignore[call-arg]
-    ("a method's name", lambda: solve(algorithm="FedAvg"), "give the method itself: rk.FedAvg(...)"),
-    ("no method", lambda: solve(algorithm=None), "algorithm is None; give a method, as rk.FedNest(...) is"),
-    ("a class", lambda: solve(algorithm=rk.FedAvg), "give an instance: FedAvg(...)"),
+    ("unknown hyperparameter", lambda: rk.FedNest(steps=3), "FedNest has no hyperparameter 'steps'. Did you mean"),  # type: ignore[call-arg]
+    ("a method's name", lambda: solve(algorithm="FedAvg"), "must be the method itself, rk.FedAvg(...); got its name"),
+    ("no method", lambda: solve(algorithm=None), "algorithm must be a method, e.g. rk.FedNest(...); got None"),
+    ("a class", lambda: solve(algorithm=rk.FedAvg), "algorithm must be an instance, FedAvg(...); got the class itself"),
     ("callbacks 3", lambda: solve(callbacks=3), "callbacks is 3; give a list of functions"),
     ("callbacks of numbers", lambda: solve(callbacks=[3]), "callbacks holds 3; give functions, or trackers"),
-    ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "a callback takes (a, b); give"),
-    ("channel 3", lambda: solve(channel=3), "channel is 3; give rk.clip(...)"),
-    ("channel by name", lambda: solve(channel={"x": 3}), "channel is 3; give rk.clip(...)"),
+    ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "must be a function of (run); it takes (a, b)"),
+    ("channel 3", lambda: solve(channel=3), "channel must be a channel such as rk.clip(1.0), or a dict from exchange"),
+    ("channel by name", lambda: solve(channel={"x": 3}), "names to channels; got 3"),
     ("keep_best 3", lambda: solve(keep_best=3, evaluate=lambda x, y: {"a": 1}), "such as 'loss'; got 3"),
-    ("a loss that is none", lambda: solve(problem=rk.SingleLevel(3)), "SingleLevel.loss fails"),  # type: ignore[arg-type]
+    ("a loss that is none", lambda: solve(problem=rk.SingleLevel(3)), "loss must be a function of (x, batch); got 3"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
@@ -430,8 +430,8 @@ AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
     ("another shape", authored(lambda self, fed, s, k: State(s.x[None])), "Mine: a round changes .x from float32[2]"),
     ("no state", authored(lambda self, fed, s, k: s.x), "Mine: a round returns the structure"),
     ("a state without y", authored(init=lambda self, fed, x, y, k: (x,)), "Mine.init returns a tuple; a state is"),
-    ("init's arity", authored(init=lambda self, x, y: State(x)), "Mine.init takes (x, y); give a function of (fed"),
-    ("round's arity", authored(lambda self, fed, s: s), "Mine.round takes (fed, s); give a function of (fed, state"),
+    ("init's arity", authored(init=lambda self, x, y: State(x)), "a function of (fed, x, y, key); it takes (x, y)"),
+    ("round's arity", authored(lambda self, fed, s: s), "must be a function of (fed, state, key); it takes (fed, s)"),
     (
         "no batch",
         authored(lambda self, fed, s, k: State(gradient(s, fed, k, lambda c, k: jnp.ones(3)))),

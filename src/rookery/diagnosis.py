@@ -108,7 +108,7 @@ def check(
         checks.check_nodes(clients)
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
         kind = type(problem).__name__
-        raise ValueError(f"A {kind} problem has one data set, these clients have two: give upper=[...] alone.")
+        raise ValueError(checks.one_data_set_needed(kind))
     checks.check_losses(problem, clients, x, y)
     look = _Look([], {}, {})
     sample = _sample(problem, clients, at_most, samples)

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from rookery import tree
@@ -283,9 +281,3 @@ def required_arguments(function: Callable[..., Any]) -> int:
         return 1
     places = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return sum(p.default is p.empty and p.kind in places and name != "key" for name, p in parameters.items())
-
-
-def inner_value_like(problem: Compositional, x: tree.Tree, *data: PyTree[Any]) -> tree.Tree:
-    """Zeros in the shape of the inner function's value: where y starts if nothing better is given."""
-    value = jax.eval_shape(lambda *a: call(problem.inner, *a, key=jax.random.key(0)), x, *data)
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), value)

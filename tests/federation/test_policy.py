@@ -258,4 +258,4 @@ def test_a_loss_that_is_no_mean_is_refused_without_a_number_of_the_data(caplog: 
     with pytest.raises(ValueError, match=r"site-0 refuses: .*no mean over samples; its log says more") as told:
         in_memory(hosts(what)).open(without_data(what))
     assert not any(letter.isdigit() for letter in str(told.value).replace("site-0", "").replace("site-1", ""))
-    assert "on two samples" in caplog.text
+    assert "on 3 samples" in caplog.text
