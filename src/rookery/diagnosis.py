@@ -1,4 +1,4 @@
-"""`check`: is a problem what its author thinks it is? Means, finite values, curvature, derivatives, steps to try."""
+"""`check`: diagnose a problem before a run (means, finite values, curvature, derivatives) and suggest steps."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ _WRONG = 0.01  # relative difference of the hypergradient and finite differences
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at: what was found, whether it is good, and what to do if it is not."""
+    """One check: what it found, whether that is good, and what to do if it is not."""
 
     name: str
     value: str
@@ -46,11 +46,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `check` found: print it.
+    """The result of `check`; print it.
 
     Attributes:
-        title: the problem and what was looked at.
-        lines: one for each thing.
+        title: the problem and how many clients were looked at.
+        lines: one for each check.
         numbers: `mu` and `smoothness` (the smallest and the largest curvature of the lower level, at its solution),
             `condition`, `residual` (of the lower level after `steps` gradient steps, relative to the start),
             `difference` (hypergradient and finite differences, relative) and `implicit_share`, as far as found.
@@ -64,11 +64,11 @@ class Diagnosis:
 
     @property
     def bad(self) -> tuple[Line, ...]:
-        """The lines to do something about."""
+        """The lines that report a problem."""
         return tuple(line for line in self.lines if line.verdict == "bad")
 
     def __str__(self) -> str:
-        verdict = {0: "nothing to complain of", 1: "one thing is bad"}.get(len(self.bad), f"{len(self.bad)} are bad")
+        verdict = {0: "no problems found", 1: "one problem found"}.get(len(self.bad), f"{len(self.bad)} problems found")
         words = [f"{self.title}: {verdict}.", *map(str, self.lines)]
         if self.suggested:
             words.append("  Try: " + ", ".join(f"{name}={value!r}" for name, value in self.suggested.items()))
@@ -78,20 +78,21 @@ class Diagnosis:
 def check(
     problem: Problem, clients: Clients, init: Any, *, at_most: int = 8, samples: int = 128, seed: int = 0
 ) -> Diagnosis:
-    """Look at a problem before a run: `print` what it returns.
+    """Diagnose a problem before a run; print the result.
 
-    Losses are tried for being means over their batch, and for values and gradients that are finite, with the arguments
-    as they are. The rest is found on a small sample in double precision (if the losses allow for it): whether y and x
-    are used; the curvature of the lower level in y; its residual after gradient steps; the hypergradient by implicit
-    differentiation, against finite differences of the upper objective with the lower level solved anew; and the share
-    that the implicit part has in it. Where y is not solved for (single-level and compositional problems) the gradient
-    in x alone is compared. The sample is one process's: this is a test bench, not a federated computation.
+    The first checks use the arguments as they are: whether losses are means over their batch (on batches of 2, 3, 5 and
+    up to 64 samples), and whether values and gradients are finite. The others work on a small sample in double
+    precision, if the losses allow it: whether x and y are used; the curvature of the lower level in y; its residual
+    after gradient steps; the hypergradient by implicit differentiation against finite differences of the upper
+    objective, with the lower level solved again at each point; and the share of the implicit part. For single-level and
+    compositional problems, only the gradient in x is compared. `check` reads the data in one process: it is a
+    diagnostic tool, not a federated computation. What `solve` refuses, `check` refuses with the same error.
 
     Arguments:
         problem, clients, init: as in `solve`.
-        at_most: how many clients to look at, of the larger half (all, if the problem is one of weighted nodes).
-        samples: how many samples of each, at most, at each level.
-        seed: of the directions, and of the one key that losses with dropout are looked at with.
+        at_most: how many clients to look at, among the larger half (for weighted nodes: all clients).
+        samples: how many samples of each client to use, at most, at each level.
+        seed: the seed of the random directions, and of the key for losses with dropout.
 
     >>> import jax.numpy as jnp, numpy as np, rookery as rk
     >>> problem = rk.Minimax(lambda x, y, b: jnp.mean(b) * x * y - 2 * y**2 + x**2)
@@ -107,13 +108,13 @@ def check(
     if isinstance(problem, WeightedNodes):
         checks.check_nodes(clients)
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
-        kind = type(problem).__name__
-        raise ValueError(checks.one_data_set_needed(kind))
+        raise ValueError(checks.one_data_set_needed(type(problem).__name__))
     checks.check_losses(problem, clients, x, y)
     look = _Look([], {}, {})
     sample = _sample(problem, clients, at_most, samples)
     title = f"{type(problem).__name__}, looked at {len(sample.ids)} of {clients.n} clients"
     look.lines.append(_means(problem, clients, x, y))
+    look.lines.extend(_precision(init, x))
     problem = with_key(problem, jax.random.key(seed))
     finite = _finite(problem, clients, x, y, sample)
     look.lines.extend(finite)
@@ -173,17 +174,33 @@ def _rows(source: Source, ids: Iterable[int], most: int) -> Any:
 # With the arguments as they are.
 
 
+_COUNTS = (2, 3, 5, 64)  # samples of the batches that are compared with single samples
+
+
 def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
-    names = {Bilevel: {"f", "g"}, Compositional: {"f", "r"}}.get(type(problem), {"f"})
-    if max(clients.lower_sizes.max(), clients.upper_sizes.max()) < 2:
-        return Line("means over the batch", "not seen: every client has one sample", "note")
+    names = {Bilevel: ("f", "g"), Compositional: ("f", "r")}.get(type(problem), ("f",))
+    sizes = max(clients.lower_sizes.max(), clients.upper_sizes.max())
+    if sizes < 2:
+        return Line("means over the batch", "not checked: every client has one sample", "note")
     try:
-        checks.check_means(problem, clients, x, y, frozenset(names))
+        for name in names:
+            for count in () if name in problem.random else _COUNTS:
+                checks.check_mean(problem, clients, x, y, name, count)
+                if count >= sizes:
+                    break
     except ValueError as error:
         found, _, advice = str(error).partition(" Where clients differ")
-        advice = advice[advice.index("Write it") :] if "Write it" in advice else advice
-        return Line("means over the batch", found.rstrip("."), "bad", advice)
+        return Line("means over the batch", found.rstrip("."), "bad", advice[advice.index("Write it") :])
     return Line("means over the batch", ", ".join(name for name, *_ in _losses(problem, clients, None)))
+
+
+def _precision(init: Any, x: Any) -> list[Line]:
+    """A line if a start in double precision is rounded to single precision."""
+    wide = any(getattr(leaf, "dtype", None) == np.float64 for leaf in jax.tree.leaves(init))
+    if not wide or jnp.result_type(*jax.tree.leaves(x)) != jnp.float32:
+        return []
+    advice = 'call jax.config.update("jax_enable_x64", True) before making the clients to compute in float64.'
+    return [Line("precision", "init is float64, and runs compute in float32, JAX's default", "note", advice)]
 
 
 def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Source, Callable[..., Any]]]:
@@ -332,13 +349,23 @@ def _plain_gradient(objective: Callable[[Any], Any], x: Any, rng: np.random.Gene
     _compare(lambda z: float(at(z)[0]), x0, slope, rng, look, "gradient")
 
 
-def _compare(value: Callable[[Vector], float], x: Vector, slope: Vector, rng: Any, look: _Look, what: str) -> None:
-    """A directional derivative by finite differences, against the gradient's."""
+def _compare(
+    value: Callable[[Vector], float], x: Vector, slope: Vector, rng: Any, look: _Look, what: str, parts: float = 0.0
+) -> None:
+    """Compare a directional derivative by finite differences with that of the gradient.
+
+    At a stationary point both are rounding errors. What two steps of the differences disagree by, what rounding of the
+    values leaves, and what is left of `parts`, the lengths of terms that cancel in the gradient, counts as noise.
+    """
     length = float(np.linalg.norm(slope))
     direction = _unit(_unit(slope) + _unit(rng.normal(size=x.shape)))
     step = 1e-4 * (1 + float(np.linalg.norm(x)) / math.sqrt(x.size))
-    measured = (value(x + step * direction) - value(x - step * direction)) / (2 * step)
-    difference = abs(measured - float(slope @ direction)) / max(length, abs(measured), 1e-12)
+    ends = [(value(x + h * direction), value(x - h * direction)) for h in (step, step / 2)]
+    measured, again = ((a - b) / (2 * h) for (a, b), h in zip(ends, (step, step / 2), strict=True))
+    rounding = 50 * np.finfo(float).eps * max(abs(v) for pair in ends for v in pair) / step
+    noise = 4 * abs(measured - again) + rounding + 1e-8 * parts
+    beyond = max(0.0, abs(measured - float(slope @ direction)) - noise)
+    difference = beyond / max(length, abs(measured), 1e-12)
     look.numbers["difference"] = difference
     words = f"{what} and finite differences: {_n(float(slope @ direction))} and {_n(measured)} in a random direction"
     if difference <= _WRONG:
@@ -415,6 +442,15 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
     low, high = curvature(lambda v: at.g_yy(at.x, at.y, v), at.y.size, rng)
     if not _smooth(low + high, what, look):
         return
+    if max(abs(low), abs(high)) <= 1e-12 * float(np.linalg.norm(at.g(at.x, at.y)[1])):
+        name = "f" if isinstance(problem, Minimax) else "it"
+        look.add(
+            "curvature in y",
+            f"of {what}, at init, is 0: {name} is linear in y, without a {'maximum' if name == 'f' else 'minimum'}",
+            "bad",
+            f"add a penalty on y, {'−' if name == 'f' else ''}½·λ·‖y‖².",
+        )
+        return
     if high <= 0 or -low > high:
         sign = (
             "f is strongly convex in y, and y maximises it"
@@ -425,7 +461,7 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
             "curvature in y",
             f"of {what}, at init, from {_n(low)} to {_n(high)}: negative curvature dominates",
             "bad",
-            f"{sign}: has a loss the wrong sign?",
+            f"{sign}: does a loss have the wrong sign?",
         )
         return
     y, norms = _descend(at, 1 / high)
@@ -440,6 +476,14 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
     _, by_x, by_y = at.f(at.x, y)
     p, left = conjugate_gradients(lambda v: at.g_yy(at.x, y, v), by_y, min(2 * y.size + 20, 1000))
     enough = sample.ids.size * len(jax.tree.leaves(sample.lower)[0][0]) >= y.size  # rows to tell what is flat
+    if low < -_FLAT * high and rest > start:
+        penalty = f"add a penalty on y, ½·λ·‖y‖² with λ above {_n(-low)}."
+        words = (
+            f"of {what} from μ = {_n(low)} to ℓ = {_n(high)}: it is not convex and has no minimum nearby, for ‖∇_y g‖"
+        )
+        look.numbers.update({"mu": low, "smoothness": high, "condition": math.inf})
+        look.add("curvature in y", f"{words} goes from {_n(start)} to {_n(rest)}", "bad", penalty)
+        return
     if not _curved(low, high, left, solved, enough, what, sample, look):
         return
     implicit = -at.g_xy(at.x, y, p)
@@ -455,7 +499,8 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
         )
         return
     again = lambda x: at.f(x, minimise(at, x, y)[0])[0]
-    _compare(again, at.x, by_x + implicit, rng, look, "hypergradient")
+    parts = float(np.linalg.norm(by_x) + np.linalg.norm(implicit))
+    _compare(again, at.x, by_x + implicit, rng, look, "hypergradient", parts)
 
 
 def _smooth(curvature: float, what: str, look: _Look) -> bool:
@@ -678,6 +723,10 @@ def _suggest(problem: Any, low: float, high: float, norms: list[float], look: _L
     elif math.isfinite(condition):
         look.suggested["lower_local_steps"] = min(_STEPS, math.ceil(condition * math.log(10)))
     look.suggested["lower_step"] = step
+    if isinstance(problem, WeightedNodes):
+        steps = look.suggested.pop("lower_local_steps", None)
+        look.suggested.clear()
+        look.suggested.update({"model_step": step, "linear_step": step} | ({"steps": steps} if steps else {}))
     if isinstance(problem, Bilevel):
         look.suggested["hessian_step"] = step
         series = condition * math.log(100)
