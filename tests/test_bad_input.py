@@ -1,15 +1,22 @@
 """What is wrong is said at once: one clear error, before anything is compiled, that names what, where and the fix."""
 
+import inspect
+import pickle
+import re
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import rookery as rk
+from rookery import checks
 from rookery.engines.engine import PROGRAMS
 
 N = 3
@@ -130,7 +137,7 @@ def test_rounds_and_every(given: Any, message: str) -> None:
         ((np.ones(2), {"w": np.ones(2)}, 1.0), r"init must be a pair \(x, y\).*; got a tuple of 3"),
         ((np.ones(2), {"v": np.ones(2)}), r"Bilevel.upper fails on init .*KeyError: 'w'.*y is \['v'\] \(2,\)"),
         ((np.ones(2), {"w": np.ones(3)}), r"Bilevel.upper fails on init .*y is \['w'\] \(3,\)"),
-        ((np.ones(2), {"w": np.ones(2, int)}), r"init: y\['w'\] has the type int64; .*use .astype\(float\)"),
+        ((np.ones(2), {"w": np.ones(2, int)}), r"init: y\['w'\] must be floating point; .* int64\. Use .astype"),
         ((np.ones(2), {"w": np.array([1.0, np.nan])}), r"init: y\['w'\] must be finite; it has NaN"),
         ((np.array([np.inf, 0.0]), {"w": np.ones(2)}), r"init: x must be finite"),
         ((np.ones(2), {"w": "zeros"}), r"init: y\['w'\] must be a floating-point array; got 'zeros'"),
@@ -326,7 +333,7 @@ WITH_CENTER = rk.Clients(lower=[rows()] * N, center=rows())
         ({"cohort": 2}, "WeightedNodesProx needs all 3 clients in every round; got cohort=2"),
         ({"init": (np.array([0.9, 0.1, 0.0]), np.ones(2))}, "from 0 to cap=0.5"),
         ({"init": (np.array([0.5, 0.1, 0.1]), np.ones(2))}, "w must add up to 1"),
-        ({"init": (None, np.array([1, 2]))}, "theta has the type int"),
+        ({"init": (None, np.array([1, 2]))}, "theta must be floating point; its type is int"),
         ({"algorithm": rk.WeightedNodesABA(refresh=1.5)}, "refresh=1.5 is not a number above 0, at most 1"),
         ({"algorithm": rk.WeightedNodesABA(average="theory")}, "give strong_convexity=μ"),
         ({"algorithm": rk.FedAvg()}, "FedAvg does not solve WeightedNodes problems"),
@@ -345,3 +352,342 @@ def test_the_center_and_the_weights() -> None:
     assert not hasattr(run, "weights")
     with pytest.raises(AttributeError, match="learns no weights of the clients"):
         _ = run.weights
+
+
+# By category: each call raises one line that says what was given. Nothing is compiled.
+
+
+CLEAN = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
+TABLE = pd.DataFrame({"site": ["a", "a", "b", "b"], "v": [1.0, 2.0, 3.0, 4.0], "ill": [0, 1, 0, 1]})
+
+
+def runs(**given: Any) -> Callable[[], Any]:
+    return lambda: solve(**CLEAN | given)
+
+
+def bilevel(upper_loss: Any = upper, lower_loss: Any = lower, **given: Any) -> Callable[[], Any]:
+    return lambda: solve(rk.Bilevel(upper_loss, lower_loss), **given)
+
+
+def minimax(objective: Any) -> Callable[[], Any]:
+    return runs(problem=rk.Minimax(objective), init=INIT, algorithm=METHOD)
+
+
+def composed(inner: Any) -> Callable[[], Any]:
+    return lambda: solve(rk.Compositional(inner, jnp.sum), init=np.ones(2))
+
+
+def single(loss: Any) -> Callable[[], Any]:
+    return runs(problem=rk.SingleLevel(loss))
+
+
+def fedavg(**given: Any) -> Callable[[], Any]:
+    return lambda: solve(**CLEAN | {"algorithm": rk.FedAvg(**given)})
+
+
+def tuned(**given: Any) -> Callable[[], Any]:
+    measured = {"evaluate": lambda x, y: {"loss": jnp.sum(x)}, "metric": "loss"}
+    return lambda: rk.tune(SINGLE, ONE_LEVEL, rk.FedAvg(), np.ones(2), 4, **measured | given)
+
+
+def table(**given: Any) -> Callable[[], Any]:
+    return lambda: rk.Clients.from_frame(**{"table": TABLE, "by": "site", "label": "ill"} | given)
+
+
+class Point(NamedTuple):
+    """The state of a user's method."""
+
+    x: Any
+    y: Any = ()
+
+
+def own(
+    round_: Any = lambda self, fed, s, k: Point(s.x - fed.mean(fed.map(lambda c, k: c.f_x(s.x, (), c.upper(k)), k))),
+    init: Any = lambda self, fed, x, y, key: Point(x),
+    solves: Any = (rk.SingleLevel,),
+    frozen: bool = True,
+) -> Callable[[], Any]:
+    """A run of a user's method."""
+    members = {"init": init, "round": round_} | ({} if solves is None else {"solves": solves})
+    made: Any = type("FedX", (), {name: value for name, value in members.items() if value is not None})
+    return runs(algorithm=(dataclass(frozen=True)(made) if frozen else made)())
+
+
+def mapped(work: Any) -> Any:
+    return lambda self, fed, s, k: Point(s.x - fed.mean(fed.map(lambda c, k: work(c, s.x, k), k)))
+
+
+def squares(pred: Any, b: Any) -> Any:
+    return jnp.mean((pred - b["t"]) ** 2)
+
+
+FAULTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
+    "channel": [
+        (runs(channel="clip"), "channel must be a channel such as rk.clip\\(1.0\\), or a dict .*; got 'clip'"),
+        (runs(channel={"x, y, u": "clip"}), "channel must be .*; got 'clip'"),
+        (runs(channel=3), "channel must be .*; got 3"),
+        (runs(channel=rk.clip), "channel must be .*; got <function clip"),
+        (runs(channel=[rk.clip(1.0)]), "channel must be .*; got \\["),
+        (runs(channel={"nothing": rk.clip(1.0)}), "nothing"),
+        (lambda: rk.chain("clip"), "rk.chain takes channels such as rk.clip\\(1.0\\); got 'clip'"),  # type: ignore[arg-type]
+        (lambda: rk.clip(-1.0), "-1.0"),
+        (lambda: rk.clip("a"), "'a'"),  # type: ignore[arg-type]
+        (lambda: rk.gaussian(-1.0), "-1.0"),
+        (runs(faults=0.5), "0.5"),
+        (runs(faults={"dropout": 0.5}), "dropout"),
+        (lambda: rk.Faults(dropout=2), "2"),
+        (lambda: rk.Faults(minimum=0), "0"),
+    ],
+    "engine": [
+        (runs(engine="simulation"), "'simulation'"),
+        (runs(engine=rk.Simulation), "Simulation"),
+        (runs(engine=3), "3"),
+        (lambda: rk.Simulation(block=0), "block must be an integer of at least 1, .*; got 0"),
+        (lambda: rk.Simulation(block="all"), "'all'"),
+        (lambda: rk.Simulation(debug=1), "debug must be True or False; got 1"),  # type: ignore[arg-type]
+        (lambda: rk.Simulation(precision="float8"), "float8"),
+        (runs(engine=rk.Simulation(mesh="some")), "some"),
+        (lambda: rk.Simulation(convolutions="fast"), "fast"),
+        (lambda: rk.Federation(deadline=-1), "deadline must be a positive number; got -1"),
+    ],
+    "algorithm": [
+        (lambda: rk.FedBiO(lr=0.1), "FedBiO has no hyperparameter 'lr'. Did you mean upper_step or lower_step"),  # type: ignore[call-arg]
+        (lambda: rk.FedBiO(learning_rate=0.1), "'learning_rate'. Did you mean upper_step"),  # type: ignore[call-arg]
+        (lambda: rk.FedBiO(uper_step=0.1), "'uper_step'. Did you mean upper_step\\?"),  # type: ignore[call-arg]
+        (lambda: rk.FedAvg(qqq=0.1), "'qqq'. It has: step, "),  # type: ignore[call-arg]
+        (lambda: replace(rk.FedAvg(), lr=0.1), "'lr'. Did you mean step\\?"),  # type: ignore[call-arg]
+        (fedavg(step=-0.1), "step.*-0.1"),
+        (fedavg(step="fast"), "step.*'fast'"),
+        (fedavg(step=None), "step.*None"),
+        (fedavg(step=np.ones(2)), "step"),
+        (fedavg(local_steps=0), "local_steps.*0"),
+        (fedavg(local_steps=2.5), "local_steps.*2.5"),
+        (fedavg(local_steps=(3, 1)), "local_steps.*\\(3, 1\\)"),
+        (fedavg(batch_size=0), "batch_size.*0"),
+        (fedavg(batch_size="all"), "batch_size.*'all'"),
+        (runs(algorithm="FedAvg"), "algorithm must be the method itself, rk.FedAvg\\(...\\); got its name, 'FedAvg'"),
+        (runs(algorithm=rk.FedAvg), "algorithm must be an instance, FedAvg\\(...\\); got the class itself"),
+        (runs(algorithm=None), "algorithm must be a method, e.g. rk.FedNest\\(...\\); got None"),
+        (runs(algorithm={"step": 0.1}), "algorithm must be a method, .*; got a dict"),
+        (runs(algorithm=rk.FedNest()), "FedNest does not solve SingleLevel problems"),
+    ],
+    "init": [
+        (runs(init=None), "init: x must have at least one array to start from; got None"),
+        (runs(init={}), "init: x must have at least one array to start from; got {}"),
+        (runs(init="zeros"), "init: x must be a floating-point array; got 'zeros'"),
+        (runs(init=np.ones(2, int)), "int64"),
+        (runs(init=np.ones(2, bool)), "must be floating point; its type is bool"),
+        (runs(init=np.ones(2, complex)), "must be floating point; its type is complex128"),
+        (runs(init=np.array([np.nan, 0])), "init: x must be finite; it has NaN"),
+        (runs(init=np.array([np.inf, 0])), "init: x must be finite"),
+        (runs(init=np.ones(3)), "SingleLevel.loss fails on init .*x is \\(3,\\), a batch is .* Check the shapes"),
+        (runs(init=(np.ones(2), np.ones(2))), "SingleLevel.loss fails on init"),
+        (bilevel(init=np.ones(2)), "init must be a pair \\(x, y\\) for a Bilevel problem; got a ndarray"),
+        (bilevel(init=(np.ones(2),)), "init must be a pair \\(x, y\\) .*; got a tuple of 1"),
+        (bilevel(init=(np.ones(2), np.ones(2))), "Bilevel.upper fails on init"),
+        (bilevel(init=None), "init must be a pair .*; got None"),
+    ],
+    "clients": [
+        (runs(clients=None), "clients must be rk.Clients\\(.*; got None"),
+        (runs(clients=[rows()]), "clients must be rk.Clients\\(.*; got a list"),
+        (lambda: rk.Clients(upper=[rows(), rows(0)]), "client 1 is empty"),
+        (lambda: rk.Clients(upper=rows()), "dict"),
+        (lambda: rk.Clients(upper=[]), "upper"),
+        (lambda: rk.Clients(upper=3), "3|int"),
+        (lambda: rk.Clients(upper=["a"]), "upper"),
+        (lambda: rk.Clients(upper=[{"a": np.array(["x"])}]), "'a'"),
+        (lambda: rk.Clients(upper=[{"a": np.array([np.nan])}]), "'a'.*not finite"),
+        (lambda: rk.Clients(upper=[rows()], replace="no"), "replace.*'no'"),
+        (lambda: rk.Clients.like(upper=np.zeros(2), n=0), "n must be an integer of at least 1; got 0"),
+        (runs(cohort=0), "cohort must be an integer from 1 to 3, the number of clients, or None .*; got 0"),
+        (runs(cohort=4), "; got 4"),
+        (runs(cohort="all"), "; got 'all'"),
+        (runs(clients=CLIENTS), "A SingleLevel problem needs clients with one data set, and these have two"),
+    ],
+    "weights": [
+        (lambda: rk.Clients(upper=[rows()] * 2, weights=[1.0]), "weights"),
+        (lambda: rk.Clients(upper=[rows()] * 2, weights=[-1.0, 1]), "weights"),
+        (lambda: rk.Clients(upper=[rows()] * 2, weights=[0.0, 0]), "weights"),
+        (lambda: rk.Clients(upper=[rows()] * 2, weights="sizes"), "weights.*'sizes'"),
+        (lambda: rk.Clients(upper=[rows()] * 2, weights=[np.nan, 1]), "weights"),
+        (lambda: rk.Clients(upper=[rows()] * 2, weights=3), "weights"),
+    ],
+    "problems": [
+        (runs(problem=None), "problem must be an rk.Bilevel, .*; got None"),
+        (runs(problem=upper), "problem must be an rk.Bilevel, .*; got a function"),
+        (runs(problem=rk.SingleLevel), "problem must be an rk.Bilevel, .*; got the class SingleLevel itself"),
+        (bilevel(lower_loss=3), "Bilevel.lower must be a function of \\(x, y, batch\\); got 3"),
+        (bilevel(lower_loss=None), "Bilevel.lower must be a function of \\(x, y, batch\\); got None"),
+        (bilevel(upper_loss="mse"), "Bilevel.upper must be a function of \\(x, y, batch\\); got 'mse'"),
+        (single(lambda x: jnp.sum(x)), "SingleLevel.loss must be a function of \\(x, batch\\); it takes \\(x\\)"),
+        (single(lambda x, b: jnp.mean(b["labels"])), "KeyError: 'labels'. .*a batch is .*Check the key"),
+        (single(lambda x, b: jnp.mean(b["tt"] * x[0])), "KeyError: 'tt'. .*Did you mean 't'\\?"),
+        (single(lambda x, b: squares(b["a"] @ x, b) if x[0] > 0 else 0.0), "Losses are compiled.*jnp.where"),
+        (single(lambda x, b: np.mean(np.asarray(x))), "Losses are compiled.*jnp for np"),
+        (single(lambda x, b: jnp.mean(b.a)), "AttributeError: 'dict' object has no attribute 'a'"),
+        (single(lambda x, b: undefined(x)), "NameError: name 'undefined' is not defined"),  # type: ignore[name-defined]  # noqa: F821
+        (single(lambda x, b: (b["a"] @ x - b["t"]) ** 2), "must return one number.*array of shape \\(1,\\)"),
+        (single(lambda x, b: jnp.squeeze((b["a"] @ x - b["t"]) ** 2)), "on \\d samples it returns an array of shape"),
+        (single(lambda x, b: None), "it returns None"),
+        (single(lambda x, b: (squares(b["a"] @ x, b), {})), "it returns a tuple"),
+        (single(lambda x, b: jnp.argmax(b["a"] @ x)), "must return a real floating-point number.*int"),
+        (single(lambda x, b: jax.lax.while_loop(lambda v: v < 9, lambda v: v + 1.0, x[0])), "can't be differentiated"),
+        (single(lambda x, b: jnp.mean(b["t"])), "SingleLevel.loss must depend on x; its gradient in x is 0 everywhere"),
+        (single(lambda x, b: jnp.mean(jnp.sign(b["a"] @ x))), "SingleLevel.loss must depend on x.*sign, round"),
+        (bilevel(lambda x, y, b: jnp.sum(x**2)), "Bilevel.upper must depend on y"),
+        (bilevel(lower_loss=lambda x, y, b: jnp.sum(x**2)), "Bilevel.lower must depend on y"),
+        (bilevel(*[lambda x, y, b: squares(b["a"] @ y["w"], b)] * 2), "Bilevel.lower must depend on x; in both"),
+        (minimax(lambda x, y, b: jnp.sum(x**2)), "Minimax.objective must depend on y"),
+        (minimax(lambda x, y, b: jnp.sum(y["w"])), "Minimax.objective must depend on x"),
+        (bilevel(init=(np.ones(2), {"w": np.ones((2, 1))})), r"shape \(5, 1\) and \(5,\) to \(5, 5\).*Make the"),
+        (composed(lambda x, b: b["a"] @ x), "inner must .*one entry per sample"),
+        (composed(lambda x, b: b["q"] @ x), "inner fails .*KeyError: 'q'"),
+        (composed(3), "Compositional.inner must be .*; got 3"),
+        (composed(lambda x, b: jnp.mean(b["a"])), "x has no effect"),
+    ],
+    "evaluate": [
+        (runs(evaluate=3), "evaluate must be a function of \\(x, y\\) or \\(x, y, memory\\); got 3"),
+        (runs(evaluate=lambda x: {}), "evaluate must be .*; it takes \\(x\\)"),
+        (runs(evaluate={"loss": 1}), "evaluate must be .*; got a dict"),
+        (runs(evaluate_client=lambda x: {}), "evaluate_client must be .*; it takes \\(x\\)"),
+        (runs(every=0), "every must be an integer of at least 1; got 0"),
+        (runs(every=1.5), "every must be .*; got 1.5"),
+        (runs(rounds=-3), "rounds must be an integer of at least 0; got -3"),
+        (runs(rounds="ten"), "rounds must be .*; got 'ten'"),
+        (runs(seed=-1), "seed must be .*; got -1"),
+        (runs(seed="x"), "seed must be .*; got 'x'"),
+        (runs(keep_best="loss"), "loss"),
+        (runs(callbacks=3), "3"),
+        (runs(callbacks=[3]), "3"),
+        (runs(callbacks=print), "function"),
+        (runs(on_nonfinite="raise"), "raise"),
+    ],
+    "checkpoint": [
+        (runs(checkpoint=3), "3"),
+        (runs(checkpoint=True), "True"),
+        (runs(checkpoint=["a"]), "a"),
+    ],
+    "tune": [
+        (tuned(candidates=0), "candidates must be an integer of at least 1; got 0"),
+        (tuned(slots=0), "slots must be an integer of at least 1; got 0"),
+        (tuned(metric=3), "3"),
+        (tuned(evaluate=3), "evaluate must be .*; got 3"),
+        (tuned(evaluate=None), "evaluate"),
+        (tuned(search={"stepp": (0.1, 1)}), "stepp"),
+        (tuned(search={"step": (1, 0.1)}), "step"),
+        (tuned(search=3), "3"),
+        (tuned(cohort=9), "got 9"),
+    ],
+    "frames": [
+        (table(by="hospital"), "hospital"),
+        (table(label="sick"), "sick"),
+        (table(features=["w"]), "w"),
+        (table(test=1.5), "1.5"),
+        (table(upper=-0.1), "-0.1"),
+        (table(seed=-1), "seed must be .*; got -1"),
+        (table(table="nothing.csv"), "nothing.csv"),
+        (table(table=TABLE.assign(v=["x", "y", "z", "q"])), "v"),
+        (table(table=TABLE.assign(v=[1, None, 2, 3])), "v"),
+        (table(table=3), "3|int"),
+    ],
+    "own methods": [
+        (own(solves=None), r"FedX must declare which problems it solves, e.g. solves: ClassVar = \(rk.SingleLevel,\)"),
+        (own(solves=rk.SingleLevel), r"FedX.solves must be a tuple of problem classes"),
+        (own(solves=(rk.Bilevel,)), "FedX does not solve SingleLevel problems"),
+        (own(frozen=False), "FedX must be a dataclass: write @dataclass"),
+        (own(init=None), "FedX.init must be a function of \\(fed, x, y, key\\); got None"),
+        (own(init=lambda self, x, y: Point(x)), "FedX.init must be .*; it takes \\(x, y\\)"),
+        (own(None), "FedX.round must be a function of \\(fed, state, key\\); got None"),
+        (own(lambda self, fed, s, k: Point(s.x - 0.1 * fed.map(lambda c, k: s.x, k))), "Exchange it first"),
+        (own(lambda self, fed, s, k: Point(jnp.sum(fed.map(lambda c, k: s.x, k)))), "Exchange it first, e.g. fed.mean"),
+        (own(lambda self, fed, s, k: Point(fed.map(lambda c, k: s.x, k)[0])), "Exchange it first, e.g. fed.mean"),
+        (own(mapped(lambda c, x, k: jax.grad(SINGLE.loss)(x, c.upper(k)))), "A batch is not the samples themselves"),
+        (own(mapped(lambda c, x, k: c.upper(k) - x)), "A batch is not the samples themselves"),
+        (own(mapped(lambda c, x, k: x @ c.upper(k))), "A batch is not the samples themselves"),
+        (own(mapped(lambda c, x, k: c.f_x(x, (), c.upper(k, 0)))), "size must be an integer of at least 1; got 0"),
+        (own(mapped(lambda c, x, k: c.g_y(x, (), c.lower(k)))), "SingleLevel"),
+        (own(lambda self, fed, s, k: s.x), "FedX"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("category", FAULTS)
+def test_every_fault_is_one_line_that_says_what_was_given(category: str) -> None:
+    wrong = []
+    for number, (call, message) in enumerate(FAULTS[category]):
+        compiled = PROGRAMS.made
+        try:
+            call()
+            wrong.append(f"{category} {number}: accepted, and not {message!r}")
+        except (ValueError, TypeError) as error:
+            said = str(error)
+            if not re.search(message, said) or "\n" in said.strip() or PROGRAMS.made != compiled:
+                wrong.append(f"{category} {number}: {said!r}, and not {message!r}")
+        except Exception as error:
+            wrong.append(f"{category} {number}: {type(error).__name__}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+# What is accepted with a warning, or refused once the losses have values.
+
+
+def test_a_loss_that_is_not_finite_at_the_start() -> None:
+    broken = lambda x, y, b: lower(x, y, b) + jnp.sum(jnp.log(y["w"] - 1.0))
+    refused(bilevel(lower_loss=broken), "Bilevel.lower must be finite at init; .*client 0. .*log, sqrt")
+    started = (np.ones(2), {"w": np.full(2, 2.0)})
+    assert bilevel(lower_loss=broken, init=started)().rounds == 1
+
+
+def test_a_mean_over_a_class_is_finite_on_all_samples_if_not_on_a_few() -> None:
+    t = np.array([0.0, 0, 0, 0, 0, 1, 1, 0])
+    clients = rk.Clients(upper=[{"a": np.arange(16.0).reshape(8, 2), "t": t}] * N)
+    masked = lambda x, b: jnp.sum(b["t"] * (b["a"] @ x) ** 2) / jnp.sum(b["t"])
+    assert runs(problem=rk.SingleLevel(masked), clients=clients)().rounds == 1
+
+
+def test_a_sum_is_warned_of_where_clients_are_equal() -> None:
+    summed = rk.SingleLevel(lambda x, b: jnp.sum((b["a"] @ x - b["t"]) ** 2))
+    data = [rows(4, value) for value in (1.0, 2.0, 3.0)]
+    with pytest.warns(UserWarning, match=r"SingleLevel.loss must be a mean over its batch; on 3 samples .*jnp.mean"):
+        runs(problem=summed, clients=rk.Clients(upper=data))()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs(problem=summed, clients=rk.Clients(upper=data))()  # said once
+        runs(clients=rk.Clients(upper=data))()
+
+
+@pytest.mark.parametrize(
+    ("problem", "clients", "message"),
+    [
+        (rk.Bilevel(upper, lambda x, y, b: squares(b["a"] @ y["w"], b)), CLIENTS, "lower does not depend on x"),
+        (rk.Bilevel(lower, lower), ONE_LEVEL, "the same function on the same data"),
+    ],
+)
+def test_levels_that_are_not_nested_are_warned_of(problem: Any, clients: Any, message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        checks.check_used(problem, clients, *INIT)
+
+
+def test_pairs_that_are_meant_are_no_broadcasting() -> None:
+    pairs = lambda x, b: jnp.mean(((b["a"] @ x)[:, None] - b["t"][None, :]) ** 2)
+    kernel = lambda x, b: jnp.mean((b["a"] @ b["a"].T) @ (b["a"] @ x))
+    several = lambda x, b: jnp.mean((b["a"] * x - b["a"][:, :1]) ** 2) + jnp.sum(jnp.outer(x, x))
+    for loss in (pairs, kernel, several, lambda x, b: squares(jnp.sum(b["a"] * x, axis=1), b)):
+        checks.check_losses(rk.SingleLevel(loss), ONE_LEVEL, np.ones(2), ())
+
+
+@pytest.mark.parametrize("t", [(4, 1), (4,)])
+def test_targets_in_a_column(t: tuple[int, ...]) -> None:
+    """(n,) − (n, 1) is refused wherever the column comes from: the data, here."""
+    clients = rk.Clients(upper=[{"a": np.ones((4, 2)), "t": np.ones(t)}] * 2)
+    call = lambda: checks.check_losses(SINGLE, clients, np.ones(2), ())
+    if len(t) == 1:
+        call()
+    else:
+        refused(call, r"SingleLevel.loss broadcasts arrays of shape \(5, 1\) and \(5,\) to \(5, 5\)")
+
+
+def test_algorithms_stay_plain_dataclasses() -> None:
+    method = rk.FedBiO(0.2, lower_step=0.3)
+    assert pickle.loads(pickle.dumps(method)) == method == replace(rk.FedBiO(), upper_step=0.2, lower_step=0.3)
+    assert list(inspect.signature(rk.FedBiO).parameters)[:2] == ["upper_step", "lower_step"]

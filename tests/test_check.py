@@ -146,6 +146,66 @@ def test_a_wrong_derivative() -> None:
     assert line.name == "x is used"
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["single", "bilevel"])
+def test_at_a_stationary_point_rounding_is_no_wrong_derivative(kind: str, seed: int) -> None:
+    """There the gradient and the differences are rounding errors, whose ratio means nothing."""
+    values = RNG.normal(size=(3, 4, 2)) + 10
+    mean = values.mean(axis=(0, 1))
+    clients = rk.Clients(upper=list(values))
+    far = lambda z, b: 100 * jnp.mean(jnp.sum((z - b) ** 2, axis=1))
+    problem: Any = rk.SingleLevel(far)
+    if kind == "bilevel":
+        problem = rk.Bilevel(lambda x, y, b: far(y, b) + jnp.sum(x) - jnp.sum(y), lambda x, y, b: jnp.sum((y - x) ** 2))
+    found = rk.check(problem, clients, mean if kind == "single" else (mean, mean), seed=seed)
+    assert not found.bad, str(found)
+    assert "derivatives" in {line.name for line in found.lines}
+
+
+def test_a_term_that_appears_above_two_samples_is_seen() -> None:
+    late = lambda x, b: error(x, b) + jnp.where(len(b["t"]) > 3, 1.0, 0.0) * jnp.sum(x**2)
+    line, _ = bad(rk.SingleLevel(late), rk.Clients(upper=[rows(8)] * 2), INIT[0])
+    assert "SingleLevel.loss must be a mean over its batch; on 5 samples" in line.value
+
+
+def test_a_lower_level_that_curves_down_a_little() -> None:
+    """300 gradient steps hardly move along the direction that has no minimum; Newton's method does, by far."""
+    bends = jnp.array([1.0, -0.002])
+    for quartic in (0.0, 1e-7):
+        bent = lambda x, y, b: 0.5 * jnp.sum(bends * y**2) + jnp.sum(x) * jnp.sum(y) - quartic * jnp.sum(y**4)
+        line, _ = bad(rk.Bilevel(upper, bent), init=(INIT[0], np.ones(2)))
+        assert line.name == "curvature in y"
+        assert "it is not convex, and no minimum was found: ‖∇_y g‖ went from" in line.value
+
+
+@pytest.mark.parametrize("kind", ["minimax", "bilevel"])
+def test_a_level_that_is_linear_in_y(kind: str) -> None:
+    linear = lambda x, y, b: jnp.mean(b["t"]) * jnp.sum(x * y) + jnp.sum(x**2)
+    line, _ = bad(rk.Minimax(linear) if kind == "minimax" else rk.Bilevel(upper, linear), ONE_LEVEL)
+    assert "is linear in y, without a " + ("maximum" if kind == "minimax" else "minimum") in line.value
+    assert "½·λ·‖y‖²" in line.advice
+
+
+def test_what_is_suggested_for_weighted_nodes_are_settings_of_their_methods() -> None:
+    clients = rk.Clients(lower=[rows(4), rows(4)], center=rows(3))
+    found = rk.check(rk.WeightedNodes(lambda y, b: error(y, b) + 0.1 * jnp.sum(y**2)), clients, INIT[1])
+    assert {"model_step", "linear_step"} <= found.suggested.keys()
+    for method in (rk.WeightedNodesProx, rk.WeightedNodesABA):
+        method(**found.suggested)
+
+
+def test_one_sample_each_is_not_checked() -> None:
+    found = rk.check(rk.SingleLevel(error), rk.Clients(upper=[rows(1)] * 2), INIT[0])
+    assert named(found, "means over the batch").value == "not checked: every client has one sample"
+
+
+def test_a_start_that_is_rounded_is_noted() -> None:
+    with jax.enable_x64(False):
+        found = rk.check(rk.SingleLevel(error), rk.Clients(upper=UPPER), INIT[0])
+    assert "init is float64, and runs compute in float32" in named(found, "precision").value
+    assert not any(line.name == "precision" for line in rk.check(rk.SingleLevel(error), ONE_LEVEL, INIT[0]).lines)
+
+
 def test_arguments() -> None:
     with pytest.raises(ValueError, match="samples must be an integer of at least 1; got 0"):
         rk.check(rk.Bilevel(upper, lower), CLIENTS, INIT, samples=0)
@@ -252,11 +312,11 @@ def test_compositional_problems(kind: str) -> None:
         pytest.param("worst_group", {"clients": 4}, marks=pytest.mark.slow),
     ],
 )
-def test_of_the_built_in_tasks_there_is_nothing_to_complain(name: str, given: dict[str, Any]) -> None:
+def test_no_problems_are_found_in_the_built_in_tasks(name: str, given: dict[str, Any]) -> None:
     task = getattr(rk.tasks, name)(**given)
     found = rk.check(task.problem, task.clients, task.init)
     assert not found.bad, str(found)
-    assert "nothing to complain of" in str(found)
+    assert "no problems found" in str(found)
     assert math.isfinite(found.numbers.get("difference", 0))
 
 
@@ -276,7 +336,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     call = lambda *words: CliRunner().invoke(app, ["check", *words])
     done = call("minimax-quadratic", "--clients", "3", "--set", "dim=2")
     assert done.exit_code == 0, done.output
-    assert "Minimax, looked at 3 of 3 clients: nothing to complain of." in done.stdout
+    assert "Minimax, looked at 3 of 3 clients: no problems found." in done.stdout
     assert "Try: lower_local_steps=1, lower_step=1.0" in done.stdout
     told = json.loads(call("minimax-quadratic", "--clients", "3", "--json").stdout)
     assert told["numbers"]["mu"] == pytest.approx(1)

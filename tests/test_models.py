@@ -194,9 +194,12 @@ def test_two_models_with_the_same_names_keep_what_is_their_own() -> None:
 @pytest.mark.parametrize(
     ("start", "says"),
     [
-        ({"w": np.array([1, 2]), "v": np.ones(2)}, r"^init: x\['w'\] has the type int64; .* use \.astype"),
+        (
+            {"w": np.array([1, 2]), "v": np.ones(2)},
+            r"^init: x\['w'\] must be floating point; its type is int64\. Use \.astype",
+        ),
         ({"f": jnp.tanh, "word": "relu"}, "^init: x"),
-        ({}, "holds no arrays"),
+        ({}, "must have at least one array"),
         (eqx.nn.Lambda(jnp.tanh), "^init: x"),
     ],
 )

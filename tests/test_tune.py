@@ -486,7 +486,7 @@ class NoSteps:
         ({"candidates": 0}, "candidates must be an integer of at least 1; got 0"),
         ({"rounds": 0}, "rounds must be an integer of at least 1; got 0"),
         ({"slots": 0}, "slots must be an integer of at least 1; got 0"),
-        ({"cohort": 9}, "cohort=9"),
+        ({"cohort": 9}, "got 9"),
         ({"metric": "distanc"}, "write '.distanc' if higher is better, .* Or did you mean 'distance'"),
         ({"metric": "-distanc"}, "metric='distanc' must name a metric .*; it returns distance, gradient"),
     ],

@@ -1,9 +1,39 @@
-"""Check arguments that are numbers; each check raises a ValueError that names the argument and what it must be."""
+"""Check arguments; each check raises an error that names the argument and what it must be."""
 
+import dataclasses
+import difflib
+import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+
+def nearest(name: Any, known: Iterable[str]) -> str | None:
+    """Return the known name that a misspelt one is most like, or None."""
+    return next(iter(difflib.get_close_matches(str(name), sorted(known), 1)), None)
+
+
+def naming_fields(cls: type) -> None:
+    """Make a dataclass name its fields when it is given one that it does not have."""
+    init: Any = cls.__init__  # type: ignore[misc]
+    known = [field.name for field in dataclasses.fields(cls) if field.init]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                steps = [field for field in known if field.endswith("step")] if name in _STEPS else []
+                near = " or ".join(steps) or nearest(name, known)
+                meant = f"Did you mean {near}?" if near else f"It has: {', '.join(known)}."
+                raise TypeError(f"{cls.__name__} has no hyperparameter {name!r}. {meant}")
+        init(self, *args, **given)
+
+    cls.__init__ = checked  # type: ignore[misc]
+
+
+_STEPS = ("lr", "learning_rate", "step_size", "stepsize", "eta", "alpha", "step")  # what others call a step size
 
 
 def is_number(value: Any) -> bool:

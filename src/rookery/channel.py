@@ -94,14 +94,29 @@ def chain(*members: Channel) -> Channel:
     bounded: list[Any] = []
     bound = None
     for own in members:
-        if not hasattr(own, "encode") or not hasattr(own, "decode"):
-            raise TypeError(f"rk.chain: {own!r} is no channel; give rk.clip(...), rk.gaussian(...) and the like.")
+        if not is_channel(own):
+            raise TypeError(f"rk.chain takes channels such as rk.clip(1.0); got {own!r}.")
         given = own.bounded_by(bound) if hasattr(own, "bounded_by") else own
         bound = getattr(given, "bound", bound)
         bounded.append(given)
     if sum(getattr(own, "reduce", None) is not None for own in bounded) > 1:
         raise ValueError("rk.chain: two of the channels reduce the clients' values; one of them can.")
     return Chain(tuple(bounded))
+
+
+def is_channel(value: Any) -> bool:
+    """Return whether the value has a channel's methods."""
+    return not isinstance(value, type) and all(callable(getattr(value, m, None)) for m in ("init", "encode", "decode"))
+
+
+def check_kind(channel: Any) -> None:
+    """Raise TypeError if `channel` is not a channel, a dict of channels, or None."""
+    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if own is not None and not is_channel(own):
+            raise TypeError(
+                "channel must be a channel such as rk.clip(1.0), or a dict from exchange names to channels; got "
+                f"{own!r}."
+            )
 
 
 def chosen(channel: Any, name: str) -> Any:
@@ -112,13 +127,8 @@ def chosen(channel: Any, name: str) -> Any:
 
 
 def check(channel: Any, names: list[str]) -> None:
-    """Raise if `channel` is none, or names exchanges that there are not."""
-    each = channel.values() if isinstance(channel, Mapping) else [channel]
-    for own in each:
-        if own is not None and not (hasattr(own, "encode") and hasattr(own, "decode")):
-            raise TypeError(
-                f"channel={own!r} is no channel; give rk.chain(rk.clip(...), ...), or {{exchange: channel, ...}}."
-            )
+    """Raise if `channel` is not a channel, or names an exchange that the method does not have."""
+    check_kind(channel)
     for name in channel if isinstance(channel, Mapping) else ():
         if name not in names:
             known = ", ".join(repr(n) for n in dict.fromkeys(names))

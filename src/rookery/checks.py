@@ -1,7 +1,6 @@
 """Validate the arguments of `solve` before anything is compiled."""
 
 import dataclasses
-import difflib
 import inspect
 import itertools
 import warnings
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import hyperparameters, jaxprs
-from rookery.arguments import check_counts, check_seed
+from rookery.arguments import check_counts, check_seed, nearest
 from rookery.client import Client
 from rookery.clients import Clients
 from rookery.fed import Algorithm
@@ -416,8 +415,8 @@ def _failure(name: str, error: Exception, count: int, given: dict[str, Any]) -> 
     if isinstance(error, KeyError):
         paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tuple(given.values())))
         keys = {str(k.key) for path in paths for k in path if isinstance(k, jax.tree_util.DictKey)}
-        near = difflib.get_close_matches(str(error.args[0]) if error.args else "", sorted(keys), 1, 0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else " Check the key."
+        near = nearest(error.args[0] if error.args else "", keys)
+        hint = f" Did you mean {near!r}?" if near else " Check the key."
     elif isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
         hint = (
             " Losses are compiled, so they can't use an array's value in Python or NumPy: write jnp.where or "
@@ -433,11 +432,10 @@ def _failure(name: str, error: Exception, count: int, given: dict[str, Any]) -> 
 
 def _check_crossing(loss: _Loss, x: Any, y: Any, *counts: int) -> None:
     """Raise ValueError if arrays of different rank broadcast the batch against itself, at each of these sizes."""
-    found = [_crossing(_traced(loss, x, y, counts[0])[0].jaxpr, counts[0], {})]
-    if found[0]:  # else the second look is not needed
-        found += [_crossing(_traced(loss, x, y, count)[0].jaxpr, count, {}) for count in counts[1:]]
-    if all(found):
-        a, b, made = found[0]
+    look = lambda count: _crossing(_traced(loss, x, y, count)[0].jaxpr, count, {})
+    found = look(counts[0])
+    if found is not None and all(look(count) for count in counts[1:]):  # an axis may have the one length by chance
+        a, b, made = found
         raise ValueError(
             f"{loss.name} broadcasts arrays of shape {a} and {b} to {made} on a batch of {counts[0]} samples, so that "
             "every sample meets every other one. Make the shapes agree: use p[:, 0] for p of shape (n, 1), or drop the "
@@ -595,8 +593,7 @@ def _inner_shape(problem: Compositional, clients: Clients, x: Any, count: int) -
         return jax.eval_shape(lambda *z: call(problem.inner, *z, key=jax.random.key(0)), x, *data)
     except Exception as error:
         given = {"x": x, "a batch": batch} | ({"the outer sample": sample[0]} if sample else {})
-        failure = _failure("Compositional.inner", error, count, given)
-        raise (ValueError(f"{failure}{_PAIRS}") if isinstance(x, tuple) else failure) from error
+        raise ValueError(f"{_failure('Compositional.inner', error, count, given)}{_PAIRS}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -657,6 +654,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
     if key in _known(_VALUES, problem):
         return
+    compared = rows.keys() - names - problem.random
     fixed = with_key(problem, jax.random.key(0))
     sample = jax.tree.map(lambda a: jnp.asarray(a[0]), clients.upper.rows) if _composed(problem) else None
 
@@ -664,16 +662,15 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
         inner = lambda own: fixed.inner(x, own, *([sample] if fixed.inner_is_conditional else []))
         at = (x, inner(rows["r"])) if "r" in rows else (x, y)
         of = {"f": lambda own: fixed.f(*at, own), "g": lambda own: fixed.g(x, y, own), "r": inner}
-        return {name: (of[name](own), _over_samples(of[name], own)) for name, own in rows.items()}
+        alone = lambda name, own: _over_samples(of[name], own) if name in compared else None
+        return {name: (of[name](own), alone(name, own)) for name, own in rows.items()}
 
     evaluate = jax.jit(values)
     for name, (together, _) in evaluate(x, y, rows).items():
         if not _finite(together):
             _check_finite(problem, clients, name, evaluate, x, y, rows)
     for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
-        if name in names or name in problem.random:
-            continue
-        for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True) if name in compared else ():
             if not _close(a, b):
                 _warn(_not_a_mean(problem, name, "it", a, b, rows[name]) + " " + _SCALE)
                 break

@@ -476,13 +476,15 @@ def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generato
     _, by_x, by_y = at.f(at.x, y)
     p, left = conjugate_gradients(lambda v: at.g_yy(at.x, y, v), by_y, min(2 * y.size + 20, 1000))
     enough = sample.ids.size * len(jax.tree.leaves(sample.lower)[0][0]) >= y.size  # rows to tell what is flat
-    if low < -_FLAT * high and rest > start:
-        penalty = f"add a penalty on y, ½·λ·‖y‖² with λ above {_n(-low)}."
-        words = (
-            f"of {what} from μ = {_n(low)} to ℓ = {_n(high)}: it is not convex and has no minimum nearby, for ‖∇_y g‖"
-        )
+    if low < -_FLAT * high and not solved and rest >= norms[-1]:  # Newton's method did not improve on gradient steps
         look.numbers.update({"mu": low, "smoothness": high, "condition": math.inf})
-        look.add("curvature in y", f"{words} goes from {_n(start)} to {_n(rest)}", "bad", penalty)
+        look.add(
+            "curvature in y",
+            f"of {what} from μ = {_n(low)} to ℓ = {_n(high)}: it is not convex, and no minimum was found: ‖∇_y g‖ went "
+            f"from {_n(start)} to {_n(rest)}",
+            "bad",
+            f"add a penalty on y, ½·λ·‖y‖² with λ above {_n(-low)}.",
+        )
         return
     if not _curved(low, high, left, solved, enough, what, sample, look):
         return
@@ -625,11 +627,14 @@ def _residual(norms: list[float], high: float, what: str, look: _Look) -> None:
 
 
 def minimise(at: _Oracles, x: Vector, y: Vector) -> tuple[Vector, float]:
-    """y*(x) by Newton's method with conjugate gradients, from y; and the length of the gradient there."""
+    """Return y*(x) by Newton's method with conjugate gradients, from y, and the length of the gradient there.
+
+    Where there is no minimum, it stops when the gradient has grown by far.
+    """
     value, slope = at.g(x, y)
-    goal = 1e-11 * (1 + float(np.linalg.norm(slope)))
+    length = 1 + float(np.linalg.norm(slope))
     products = 0
-    while float(np.linalg.norm(slope)) > goal and products < 2000:
+    while 1e-11 * length < float(np.linalg.norm(slope)) < _AWAY * length and products < 2000:
         limit = min(y.size + 10, 200)
         move, _ = conjugate_gradients(lambda v: at.g_yy(x, y, v), slope, limit, enough=1e-6)
         products += limit

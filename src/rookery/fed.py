@@ -104,6 +104,16 @@ class PerClient:
         """The inverse of tree_flatten."""
         return cls(*children, cohort)
 
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            "A per-client value can't be used as an array: the server has not received it. Exchange it first, e.g. "
+            "fed.mean(value, name=...), or compute with it inside fed.map."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __getitem__ = __iter__ = _refuse
+    __jax_array__ = __array__ = __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
 
 class Heard(NamedTuple):
     """Who replied to an exchange."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from rookery import checkpoints
 from rookery.arguments import check_counts
-from rookery.channel import Channel, Faults
+from rookery.channel import Channel, Faults, check_kind
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines import default_engine
@@ -521,11 +521,9 @@ def _engine(given: Any) -> Any:
 
 def check_between(channel: Any, faults: Any) -> None:
     """Raise TypeError if what stands between clients and server is not a channel, or not faults."""
-    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
-        if own is not None and not hasattr(own, "encode"):
-            raise TypeError(f"channel is {own!r}; give rk.clip(...), rk.gaussian(...), a chain of them, or a dict.")
+    check_kind(channel)
     if faults is not None and not isinstance(faults, Faults):
-        raise TypeError(f"faults is {faults!r}; give rk.Faults(dropout=...).")
+        raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {faults!r}.")
 
 
 def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:

@@ -35,6 +35,21 @@ class Chunks(NamedTuple):
     total: Int[Array, ""]
 
 
+def _refuse(self: Any, key: Any = "") -> Any:
+    """The methods of an array, which a batch does not have; a tuple's own take integers."""
+    if isinstance(key, int | slice):
+        return tuple.__getitem__(self, key)
+    raise TypeError(
+        "A batch is not the samples themselves. Use the client's oracles, e.g. client.g(x, y, batch) or "
+        "client.g_y(x, y, batch); batch.rows has the samples of a batch drawn with a size."
+    )
+
+
+for _kind in (Batch, Chunks):
+    for _method in ("getitem", "sub", "rsub", "rmul", "truediv", "matmul", "rmatmul", "jax_array"):
+        setattr(_kind, f"__{_method}__", _refuse)
+
+
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["rows", "offsets", "sizes"],

@@ -278,10 +278,8 @@ def _ranges(algorithm: Algorithm, search: Mapping[str, Range | list[Any] | None]
             raise ValueError(
                 f"{owner} has no step sizes; name what to search, with its range. It has: {', '.join(known)}."
             )
-    if isinstance(search, str) or not search:
-        raise ValueError(
-            f"search={search!r} names nothing; give names, or names with ranges, as in {{name: (low, high)}}."
-        )
+    if isinstance(search, str) or not isinstance(search, Mapping | Sequence) or not search:
+        raise ValueError(f"search must be names of step sizes, or a dict {{name: (low, high)}}; got {search!r}.")
     wanted = dict(search) if isinstance(search, Mapping) else dict.fromkeys(search)
     return {name: _range(algorithm, owner, known, name, bounds) for name, bounds in wanted.items()}
 

@@ -136,7 +136,7 @@ def _is_variable(path: Any, leaf: Any, name: str) -> bool:
     numbers = np.issubdtype(leaf.dtype, np.number) if isinstance(leaf.dtype, np.dtype) else False
     if plain and numbers:
         raise ValueError(
-            f"init: {name}{jax.tree_util.keystr(path)} has the type {leaf.dtype}; a variable is floating point: use "
+            f"init: {name}{jax.tree_util.keystr(path)} must be floating point; its type is {leaf.dtype}. Use "
             ".astype(float)."
         )
     return plain and leaf.dtype == object

@@ -330,7 +330,8 @@ class Host:
                 check_measure(study.problem, study.data, study.measure, start[0], plans[0].made.carry.memory)
         except ValueError as error:  # it has numbers that were computed from the data
             LOG.warning("%s", printable(error, _WHY))
-            raise RefusedError("a loss or a metric of its task is no mean over samples; its log says more.") from error
+            why = "a loss or a metric of its task is not a mean over samples, or not finite at the start"
+            raise RefusedError(f"{why}; its log says more.") from error
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
