@@ -224,7 +224,7 @@ def test_channel_and_faults_are_those_of_solve() -> None:
         SQUARES, clients, rk.FedAvg(), ZERO, 8, search={"step": (0.01, 1.0)}, metric="loss", evaluate=given["evaluate"]
     )
     assert plain.value < found.value
-    with pytest.raises(TypeError, match=r"faults is 0\.1; give rk\.Faults"):
+    with pytest.raises(TypeError, match=r"faults must be rk\.Faults\(.*; got 0\.1"):
         rk.tune(SQUARES, clients, rk.FedAvg(), ZERO, 8, metric="loss", **given | {"faults": 0.1})
     with pytest.raises(rk.RoundFailedError, match=r"fewer replies .* than faults\.minimum=6"):
         rk.tune(
@@ -477,8 +477,8 @@ class NoSteps:
         ({"search": {"lower_rounds": []}}, "must be a list of different values"),
         ({"search": {"lower_rounds": [*range(1, 30)]}}, "candidates=25: the listed values have 29 combinations"),
         ({"search": {"lower_rounds": (1, 9), "upper_step": None}, "candidates": 14}, "and 5 comb.* give at least 15"),
-        ({"search": {}}, "names nothing"),
-        ({"search": "upper_step"}, "names nothing"),
+        ({"search": {}}, "search must be names"),
+        ({"search": "upper_step"}, "search must be names"),
         ({"method": replace(METHOD, upper_step=lambda t: 0.1 / (t + 1))}, "upper_step is a schedule"),
         ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "'auto' is not a number"),
         ({"method": NoSteps()}, "NoSteps has no step sizes; name what to search, with its range. It has: size"),

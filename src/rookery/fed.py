@@ -112,7 +112,7 @@ class PerClient:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __getitem__ = __iter__ = _refuse
-    __jax_array__ = __array__ = __float__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __jax_array__ = __array__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 class Heard(NamedTuple):
