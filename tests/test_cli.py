@@ -142,7 +142,7 @@ def test_a_run_is_not_written_over(saved):
 
 
 def test_bad_input_leaves_no_folder(tmp_path):
-    assert "cohort=99" in refused(*SMALL, "--cohort", 99, "--out", tmp_path / "r")
+    assert "got 99" in refused(*SMALL, "--cohort", 99, "--out", tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
