@@ -1,5 +1,6 @@
 """The example of three hospitals, as its README has it: real processes and certificates, on this machine."""
 
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 
 import rookery as rk
+from rookery.cli.site import read_module
 from rookery.engines.federation.policy import Policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
@@ -86,6 +88,19 @@ def test_the_readme_names_files_and_rules_that_there_are() -> None:
     assert rules.aggregated is True
 
 
+def test_a_hospitals_own_file_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: Any) -> None:
+    """As the example has it: the task is imported from study.py, which is all that counts."""
+    table = tmp_path / "patients.csv"
+    example[1].tables(0)["university"].to_csv(table, index=False)
+    monkeypatch.setenv("HOSPITAL_CSV", str(table))
+    monkeypatch.delitem(sys.modules, "hospital", raising=False)
+    found = read_module(EXAMPLE / "hospital.py")[1].declared
+    monkeypatch.delitem(sys.modules, "hospital", raising=False)
+    assert found is not None
+    assert (set(found.files), found.own) == ({"study.py"}, None)
+    assert str(tmp_path) not in json.dumps(found.words())
+
+
 def commands() -> dict[str, list[str]]:
     """The README's commands, by the word that follows `rookery`."""
     found: dict[str, list[str]] = {}
@@ -111,13 +126,13 @@ class Running:
         for file in EXAMPLE.glob("*.py"):
             (folder / file.name).write_bytes(file.read_bytes())
 
-    def start(self, command: str, name: str) -> Any:
-        """Begin; what it says is in a file of that name."""
+    def start(self, command: str, name: str, folder: Path | None = None) -> Any:
+        """Begin, in a folder of its own if one is given; what it says is in a file of that name."""
         words = shlex.split(command)
         own = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
         words = [sys.executable, "-m", "rookery.cli", *words[len(own) + 1 :]]
         out = (self.folder / f"{name}.log").open("ab")
-        process = subprocess.Popen(words, cwd=self.folder, env=os.environ | own, stdout=out, stderr=out)
+        process = subprocess.Popen(words, cwd=folder or self.folder, env=os.environ | own, stdout=out, stderr=out)
         self.all.append(process)
         return process
 
@@ -174,3 +189,48 @@ def test_the_readme_on_one_machine(running: Running, example: Any) -> None:
     last = history.iloc[-1]
     assert last["accuracy"] > 0.95
     assert last["trust_billing"] < 0.1 < 0.5 < last["trust_laboratory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (
+            '("laboratory", "letter", "billing")',
+            '("letter", "laboratory", "billing")',
+            "study.py: SOURCES[0] is 'letter' here, 'laboratory' at the coordinator.",
+        ),
+        ("((14, 3.5)", "((12.0, 3.5)", "study.py: PUBLISHED['radius'][0][0] is 12.0 here, 14 at the coordinator."),
+    ],
+)
+def test_a_hospital_with_another_study(running: Running, example: Any, before: str, after: str, line: str) -> None:
+    """It refuses, and both sides say why; put right, though with other comments, it takes part."""
+    there, port = commands(), a_port()
+    (running.folder / "data").mkdir()
+    for table, rows in example[1].tables(0).items():
+        rows.to_csv(running.folder / "data" / f"{table}.csv", index=False)
+    init = there["federation"][0].replace("--coordinator localhost", f"--coordinator localhost:{port}")
+    assert running.start(init, "init").wait() == 0, running.said("init")
+    own = running.folder / "university"
+    own.mkdir()
+    text = (EXAMPLE / "study.py").read_text()
+    assert before in text
+    (own / "hospital.py").write_bytes((EXAMPLE / "hospital.py").read_bytes())
+    (own / "study.py").write_text(text.replace(before, after))
+    serve = there["serve"][0].replace(" --status 9555", "") + " --rounds 3"
+    coordinator = running.start(serve, "serve")
+    site = lambda name: next(c for c in there["site"] if f"kits/{name}" in c)
+    processes = [running.start(site(name), name) for name in ("general", "riverside")]
+    elsewhere = re.sub(r"(data|kits|sites)/", lambda found: f"{running.folder}/{found[1]}/", site("university"))
+    wrong = running.start(elsewhere, "university", own)
+    running.until("serve", "university refuses: its study is not the coordinator's")
+    assert line in running.said("serve")
+    running.until("university", line)
+    wrong.kill()
+    wrong.wait()
+    assert coordinator.poll() is None
+    (own / "study.py").write_text(text.replace("PENALTY = 0.01", "PENALTY = 0.01  # as agreed on\n\n"))
+    processes.append(running.start(elsewhere, "university", own))
+    assert coordinator.wait(240) == 0, running.said("serve")
+    for process in processes:
+        assert process.wait(30) == 0

@@ -18,7 +18,7 @@ from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import alone, execute
-from rookery.cli.serve import Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
+from rookery.cli.serve import AllowOtherStudy, Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
 from rookery.engines.federation import supervisor
 from rookery.engines.federation.audit import FILE, Audit
@@ -60,6 +60,7 @@ def submit(
     clip: Clip = None,
     noise: Noise = None,
     again: Annotated[int, typer.Option(help="How often to submit again what was lost.")] = 3,
+    allow_other_study: AllowOtherStudy = False,
     config: ConfigFile = None,
     quiet: Quiet = False,
     json: AsJson = False,
@@ -74,6 +75,7 @@ def submit(
         options: dict[str, Any] = {"task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds}
         options |= {"cohort": cohort, "seed": seed, "every": every, "run": check_name(name), "minimum": minimum}
         options |= {"deadline": deadline, "patience": patience, "clip": clip, "noise": noise}
+        options |= {"allow_other_study": allow_other_study}
         _check_files(options)
         logging.basicConfig(handlers=[logging.NullHandler()])  # FLARE's client logs what is told in one line here
         tell = lambda text: None if quiet else print(text, file=sys.stderr)
@@ -201,6 +203,7 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
                 tell=calls.say,
                 watch=calls.follow,
                 study=study_of(asked.named),
+                allow_other_study=options.get("allow_other_study", False),
             ),
             channel=channel_of(options["clip"], options["noise"]),
             faults=None if options["minimum"] is None else rk.Faults(minimum=options["minimum"]),
