@@ -421,9 +421,10 @@ def test_sites_see_neither_the_seed_nor_the_servers_keys() -> None:
     method = rk.FedAvg(step=0.1, local_steps=(1, 2))
     private = {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)), "faults": rk.Faults(0.2)}
     how: dict[str, Any] = {"cohort": 2, "seed": seed, "engine": rk.Federation(transport=recorder)}
-    rk.solve(SQUARES, THREE, method, ZERO, rounds, **how, **private)
-    key, own = draws.seed_key(seed), []
-    secret = [key, *engine.start_keys(key, 3)[1:]]
+    rk.solve(SQUARES, THREE, method, ZERO, rounds, **how, **private, noise_seed=123_456_789)
+    key, root, own = draws.seed_key(seed), draws.seed_key(123_456_789), []
+    noise = [jax.random.fold_in(root, t) for t in range(rounds + 1)]
+    secret = [key, root, *noise, *(jax.random.fold_in(k, 1) for k in noise), *engine.start_keys(key, 3)[1:]]
     for t in range(rounds):
         ids, algorithm, servers = engine.round_keys(key, t, 3, 2)
         at_round = jax.random.fold_in(key, t + 1)
@@ -714,8 +715,8 @@ SHARES = np.array([0.5, 0.3, 0.2])
 
 def present(seed: int, t: int, exchange: int, faults: rk.Faults = DROPOUT, size: int = 3) -> np.ndarray:
     """Whose replies to an exchange of round t arrive; exchanges are counted from 1."""
-    private = engine.round_keys(draws.seed_key(seed), t, size, size).private
-    return np.asarray(faults.present(jax.random.fold_in(jax.random.fold_in(private, exchange), 0), size))
+    chance = engine.round_keys(draws.seed_key(seed), t, size, size).chance
+    return np.asarray(faults.present(jax.random.fold_in(jax.random.fold_in(chance, exchange), 0), size))
 
 
 def gradient(x: np.ndarray, rows: np.ndarray) -> np.ndarray:

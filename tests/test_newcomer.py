@@ -132,11 +132,11 @@ COMMANDS = [
     (f"{QUADRATIC} --set noise=-1", "noise must be a number of at least 0; got -1"),
     (f"{QUADRATIC} --set noise=nan", "noise must be a number of at least 0; got nan"),
     (f"{QUADRATIC} --set replace=yes", "replace='yes' is not true or false"),
-    (f"{QUADRATIC} --set upper_step=nan", "upper_step=nan is not a positive number"),
-    (f"{QUADRATIC} --set upper_step=inf", "upper_step=inf is not a positive number"),
-    (f"{QUADRATIC} --set upper_step=0", "upper_step=0 is not a positive number"),
-    (f"{QUADRATIC} --set upper_step==3", "upper_step='=3' is not a positive number"),
-    (f"{QUADRATIC} --set upper_step=0.1,0.2", "upper_step=(0.1, 0.2) is not a positive number"),
+    (f"{QUADRATIC} --set upper_step=nan", "upper_step must be a positive number; got nan"),
+    (f"{QUADRATIC} --set upper_step=inf", "upper_step must be a positive number; got inf"),
+    (f"{QUADRATIC} --set upper_step=0", "upper_step must be a positive number; got 0"),
+    (f"{QUADRATIC} --set upper_step==3", "upper_step must be a positive number; got '=3'"),
+    (f"{QUADRATIC} --set upper_step=0.1,0.2", "upper_step must be a positive number; got (0.1, 0.2)"),
     (f"{QUADRATIC} --set lower_local_steps=epochs:0", "is not Epochs of a positive number"),
     (f"{QUADRATIC} --set =3", "is not of the form key=value"),
     (f"{QUADRATIC} --set noise", "is not of the form key=value"),
@@ -375,7 +375,7 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("schedule of nothing", fedavg(step=lambda: 0.1), "takes 0 positional arguments but 1 was given"),
     ("schedule of two", fedavg(step=lambda t, u: 0.1), "missing 1 required positional argument"),
     ("schedule of words", fedavg(step=lambda t: "x"), "the schedule step can't be compiled (TypeError"),
-    ("negative schedule", fedavg(step=lambda t: -0.1), "step=-0.1 in round 0 is not a positive number"),
+    ("negative schedule", fedavg(step=lambda t: -0.1), "step must be a positive number; got -0.1 in round 0"),
     ("wide schedule", fedavg(step=lambda t: jnp.float64(0.1)), "returns float64, and the variables are float32"),
     ("unknown hyperparameter", lambda: rk.FedNest(steps=3), "FedNest has no hyperparameter 'steps'. Did you mean"),  # type: ignore[call-arg]
     ("a method's name", lambda: solve(algorithm="FedAvg"), "must be the method itself, rk.FedAvg(...); got its name"),
@@ -424,9 +424,9 @@ def authored(
 
 
 AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
-    ("a word for a number", authored(size_of_it="big"), "Mine: size_of_it='big' is not a number"),
-    ("a number for a count", authored(count=1.5), "Mine: count=1.5 is not an integer"),
-    ("a number for a flag", authored(flag=1), "Mine: flag=1 is not True or False"),
+    ("a word for a number", authored(size_of_it="big"), "Mine: size_of_it must be a number; got 'big'"),
+    ("a number for a count", authored(count=1.5), "Mine: count must be an integer; got 1.5"),
+    ("a number for a flag", authored(flag=1), "Mine: flag must be True or False; got 1"),
     ("another shape", authored(lambda self, fed, s, k: State(s.x[None])), "Mine: a round changes .x from float32[2]"),
     ("no state", authored(lambda self, fed, s, k: s.x), "Mine: a round returns the structure"),
     ("a state without y", authored(init=lambda self, fed, x, y, k: (x,)), "Mine.init returns a tuple; a state is"),

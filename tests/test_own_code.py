@@ -169,7 +169,7 @@ def test_lists_are_sorted_whatever_the_capitals() -> None:
 def test_every_hyperparameter_has_a_meaning(name: str) -> None:
     for row in cli.listing._hyperparameters(registry.find_algorithm(name)):
         assert row["meaning"], row
-        assert row["setting"] in hyperparameters.RULES
+        assert row["setting"] in hyperparameters.MEANINGS
 
 
 @pytest.mark.parametrize("name", registry.TASKS)

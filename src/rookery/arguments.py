@@ -68,7 +68,7 @@ def check_positive(**given: Any) -> None:
             raise ValueError(f"{name} must be a positive number; got {value!r}.")
 
 
-def check_seed(seed: Any) -> None:
+def check_seed(seed: Any, name: str = "seed") -> None:
     """Raise ValueError unless the seed is an unsigned integer of 64 bits."""
     if not is_integer(seed) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be an integer from 0 to 2**64 - 1; got {seed!r}.")
+        raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1; got {seed!r}.")

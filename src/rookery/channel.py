@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery import draws
@@ -15,12 +16,35 @@ class Exchange(NamedTuple):
 
     name: str
     kind: str  # "mean", "sum", "gather" or, where a client holds the centre's data, "center"
-    shapes: Any  # of one client's value (of its difference to `around`, where the algorithm names one)
+    shapes: Any  # of one client's update (its difference to `around`, where the algorithm names one); None: bookkeeping
     share: Any = None  # in `decode`: the largest weight that one client has in the result
 
 
+@dataclass(frozen=True)
+class Bookkeeping:
+    """Marks a part of a message that is not an update, such as a number of steps: no channel clips it or hides it.
+
+    Arguments:
+        what: what it is, for `rk.explain`.
+        most: a public bound. With a channel, entries are clamped to [0, most] at the client. None: it is sent as it is.
+    """
+
+    what: str
+    most: float | None = None
+
+    def bounded(self, value: Array) -> Array:
+        """The value within its bound, if it has one; what is not finite counts as 0."""
+        if self.most is None:
+            return value
+        value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
+        return jnp.clip(value, 0, self.most).astype(value.dtype)
+
+
 class Channel(Protocol):
-    """Every method of a channel is traced: it becomes a part of the plan, on every engine.
+    """What is done to a client's update on its way to the server, and to the result there.
+
+    Every method is traced and becomes a part of the plan, on every engine. A channel is given the updates of a message
+    alone, with None in the place of its `Bookkeeping`.
 
     A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain: a median, say, in the place of
     the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
@@ -33,7 +57,10 @@ class Channel(Protocol):
         """At the client: what is sent, and the client's new state."""
 
     def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """At the server: the result, and the server's new state. `key` is of a stream that no client sees."""
+        """At the server: the result, and the server's new state.
+
+        `key` comes from the server's own entropy: nothing that a client sees leads to it.
+        """
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The client as seen from inside a map: its data, the oracles on them, a loop, and what it counts of its work."""
 
+import functools
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from rookery.source import Batch, Chunks, Count, Rows
 
 C = TypeVar("C")
 Data = Batch | Chunks
-Steps = Any  # int | (low, high) | Epochs | one number for each client: see Client.steps
 
 _RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
 _DRAWN_AHEAD = 2**17  # bytes of minibatches' indices that a local run may have drawn before its loop
@@ -43,10 +43,10 @@ class Epochs:
 class Client:
     """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
 
-    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_y` of
-    the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a Hessian.
-    Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem, sample by
-    sample: `losses`, on batches of `samples`.
+    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_x`,
+    `g_y` of the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a
+    Hessian. Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem,
+    sample by sample: `losses`, on batches of `samples`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Client:
             return None
         return self.problem.features(x, whole.rows)
 
-    def steps(self, local_steps: Steps, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
+    def steps(self, local_steps: Any, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
         """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
         if isinstance(local_steps, int):
             return local_steps
@@ -191,12 +191,12 @@ class Client:
         return self._mean("mean", lambda rows, key: jax.tree.map(_real, function(rows)), batch, lambda mean: mean())
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The upper loss."""
-        return self._mean("f", self.problem.f, batch, lambda f: f(x, y))
+        """The upper loss. Its derivatives are oracles of their own, which are counted."""
+        return _value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y)))
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The lower loss."""
-        return self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y))
+        """The lower loss. Its derivatives are oracles of their own, which are counted."""
+        return _value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y)))
 
     def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_x f."""
@@ -218,6 +218,16 @@ class Client:
         self._count("gradients")
         return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
 
+    def g_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_x g. The batch must not be one of `seen`: x moves."""
+        self._count("gradients")
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g)(x, y))
+
+    def g_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """∇_x g and ∇_y g on one batch, in one evaluation."""
+        self._count("gradients")
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g, (0, 1))(x, y))
+
     def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
         """∇²_y g · v."""
         self._count("products")
@@ -234,7 +244,7 @@ class Client:
         def product(g: Callable[..., Any]) -> tree.Tree:
             return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
 
-        return self._mean("g", self.problem.g, batch, product)  # type: ignore[union-attr]
+        return self._mean("g", self._lower_in_x(), batch, product)
 
     def g_y_and_products(
         self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
@@ -247,7 +257,7 @@ class Client:
             (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
             return g_y, g_yy, g_xy
 
-        return self._mean("g", self.problem.g, batch, all_three)  # type: ignore[union-attr]
+        return self._mean("g", self._lower_in_x(), batch, all_three)
 
     def f_and_g(
         self, x: tree.Tree, y: tree.Tree, v: tree.Tree, upper: Data, lower: Data
@@ -342,10 +352,23 @@ class Client:
         return lambda x, rows, key: call(self.problem.inner, x, rows, key=key)  # type: ignore[union-attr]
 
     def _lower_loss(self, batch: Data) -> Callable[..., Any]:
+        whole = self._lower_in_x()
+        seen = isinstance(batch, Batch) and batch.seen
+        return self.problem.g_seen if seen else whole  # type: ignore[union-attr]
+
+    def _lower_in_x(self) -> Callable[..., Any]:
+        """The lower loss as a function of x, too."""
         if not hasattr(self.problem, "g"):
             raise TypeError(f"A {type(self.problem).__name__} problem has no lower level g; use client.f_x.")
-        seen = isinstance(batch, Batch) and batch.seen
-        return self.problem.g_seen if seen else self.problem.g  # type: ignore[union-attr]
+        return self.problem.g
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"A client has no {name!r}. Its oracles are {', '.join(_ORACLES)}; its data are lower, upper, samples and "
+            "test; and it has loop, when, steps, mean and id."
+        )
 
     def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
         """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
@@ -452,6 +475,26 @@ class Client:
 
     def _count(self, what: str, amount: Count = 1) -> None:
         self._counts[WORK.index(what)] += amount
+
+
+_ORACLES = (
+    "f", "f_x", "f_y", "f_x_and_y", "g", "g_x", "g_y", "g_x_and_y", "g_yy", "g_xy", "g_y_and_products", "f_and_g", "r",
+    "r_x", "r_and_pullback", "r_and_jacobian", "losses", "losses_and_pullback",
+)  # fmt: skip
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value(name: str, value: Array) -> Array:
+    """The value of an oracle, which nothing differentiates: that work would not be counted."""
+    return value
+
+
+@_value.defjvp
+def _(name: str, *_: Any) -> Any:
+    raise TypeError(
+        f"client.{name} must not be differentiated: the work would not be counted. Use the oracles client.{name}_x, "
+        f"client.{name}_y or client.{name}_x_and_y."
+    )
 
 
 def _given(key: Array | None) -> Array:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,31 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rookery import channel as channels
 from rookery import convolutions, jaxprs, ledger
-from rookery.channel import Faults
-from rookery.client import Client, Data, Epochs, Steps
+from rookery.channel import Bookkeeping, Faults
+from rookery.client import Client, Data, Epochs
 from rookery.clients import Clients, sample_cohort
+from rookery.hyperparameters import (
+    Amount,
+    AtLeastOne,
+    BatchSize,
+    Bounds,
+    Decay,
+    Optimizer,
+    Positive,
+    Schedule,
+    Share,
+    Step,
+    Steps,
+)  # fmt: skip
 from rookery.problems import Problem
 from rookery.source import Count
 
 __all__ = [
-    "Algorithm", "Client", "Data", "Epochs", "Fed", "NonFiniteError", "PerClient", "Schedule", "Step", "Steps",
+    "Algorithm", "Amount", "AtLeastOne", "BatchSize", "Bookkeeping", "Bounds", "Client", "Data", "Decay", "Epochs",
+    "Fed", "NonFiniteError", "Optimizer", "PerClient", "Positive", "Schedule", "Share", "Step", "Steps",
 ]  # fmt: skip
 
 C = TypeVar("C")
-Schedule = Callable[[Count], Any]
-if TYPE_CHECKING:
-    Step = Any
-else:
-    Step = float | Schedule  # a number or a schedule, which is a number again inside a round
 
 
 class NonFiniteError(FloatingPointError):
@@ -134,10 +143,16 @@ class Threaded(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The two streams of a channel's keys: that of the server alone, and that which clients see."""
+    """What is random in an exchange beside the method itself."""
 
-    private: Array
-    public: Array
+    chance: Array  # which replies get lost: derived from the seed
+    public: Array  # for a channel's client side: derived from the seed
+    noise: Any = None  # for a channel's server side, where there is one: from the server's own entropy
+
+    def at(self, i: Any) -> "Keys":
+        """The keys of the i-th of several."""
+        chance, public = (jax.random.fold_in(key, i) for key in (self.chance, self.public))
+        return Keys(chance, public, None if self.noise is None else jax.random.fold_in(self.noise, i))
 
 
 class Book:
@@ -159,14 +174,13 @@ class Book:
         self._drawn += 1
         if self._keys is None:
             return None
-        private, public = (jax.random.fold_in(key, self._drawn) for key in self._keys)
-        return Keys(private, public)
+        return self._keys.at(self._drawn)
 
     def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:
         """Enter a loop's body, where the keys depend on the turn. Gives what `leave` needs."""
         before = self._keys, self.threaded
         keys = self.next_keys()
-        self._keys = None if keys is None else Keys(*(jax.random.fold_in(key, i) for key in keys))
+        self._keys = None if keys is None else keys.at(i)
         self.threaded = threaded
         return before
 
@@ -238,9 +252,9 @@ class Fed:
 
     def mean(
         self, value: PerClient, name: str = "mean", weights: Array | None = None, around: Any = None,
-        heard: bool = False,
+        heard: bool = False, bookkeeping: Any = None,
     ) -> Any:  # fmt: skip
-        """One exchange: Σ p_i v_i / Σ p_i over those of the cohort who reply.
+        """One exchange: Σ p_i v_i / Σ p_i over the clients of the cohort that reply.
 
         Arguments:
             value: what each client sends.
@@ -249,23 +263,28 @@ class Fed:
             around: where the value is an iterate, the public value that it started from: a tree like the value, or its
                 beginnings, with None where there is none. Channels see the difference.
             heard: whether to return who replied, a `Heard`, too.
+            bookkeeping: which parts of the value are not updates: a tree like the value, or its beginnings, with a
+                `Bookkeeping` there and None elsewhere. Channels act on the other parts alone.
         """
-        return self._reduced("mean", value, name, self._weights if weights is None else weights, around, heard)
+        weights = self._weights if weights is None else weights
+        return self._reduced("mean", value, name, weights, around, heard, bookkeeping)
 
-    def sum(self, value: PerClient, name: str = "sum") -> Any:
-        """One exchange: Σ (n/P) p_i v_i over the P who reply, unbiased for the sum over all clients."""
-        return self._reduced("sum", value, name, self._weights, None, False)
+    def sum(self, value: PerClient, name: str = "sum", bookkeeping: Any = None) -> Any:
+        """One exchange: Σ (n/P) p_i v_i over the P clients that reply, unbiased for the sum over all clients."""
+        return self._reduced("sum", value, name, self._weights, None, False, bookkeeping)
 
-    def gather(self, value: PerClient, name: str = "gather", replied: bool = False) -> Any:
-        """One exchange: the replies themselves, stacked; small, and not aggregated. Zeros for who did not reply.
+    def gather(self, value: PerClient, name: str = "gather", replied: bool = False, bookkeeping: Any = None) -> Any:
+        """One exchange: the replies themselves, stacked; small, and not aggregated. Zeros where there is no reply.
 
-        With `replied`, also who did: True or False for each client of the cohort.
+        With `replied`, also which clients of the cohort did: True or False for each.
         """
         keys = self._book.next_keys()
-        sent, exchange, channel = self._encoded("gather", value, name, None, keys)
+        sent = self._encoded("gather", value, name, None, keys, bookkeeping)
         rows, present = self._gathered("gather", name, sent, keys)
-        if channel is not None:
-            rows = self._decoded(channel, exchange._replace(share=jnp.float32(1)), rows, keys)
+        if sent.channel is not None:
+            updates, beside = rows
+            updates = self._decoded(sent.channel, sent.exchange._replace(share=jnp.float32(1)), updates, keys)
+            rows = sent.parts.joined(updates, beside)
             rows = rows if present is None else jax.tree.map(lambda a: _where_rows(present, a), rows)
         if not replied:
             return rows
@@ -371,11 +390,13 @@ class Fed:
         work, sent, inputs = _work(traced, own)
         return convolutions.rewrite(work) if self._book.products else work, sent, inputs
 
-    def _reduced(self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool) -> Any:
+    def _reduced(
+        self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool, bookkeeping: Any
+    ) -> Any:
         keys = self._book.next_keys()
         p = jnp.asarray(weights)[self._ids]
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
-        sent, exchange, channel = self._encoded(kind, value, name, around, keys)
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping)
+        channel = sent.channel
         lossy = self._book.faults is not None
         if kind == "sum":
             p = p if lossy else p * (self.n / self.cohort_size)
@@ -383,8 +404,8 @@ class Fed:
         p = p / total if kind == "mean" and not lossy else p
         custom = None if channel is None else getattr(channel, "reduce", None)
         if custom is None:
-            leaves, structure = jax.tree.flatten(sent.rows)
-            described = _described(name, kind, [_aval(v.shape[1:], v.dtype) for v in leaves])
+            leaves, structure = jax.tree.flatten(sent.value.rows)
+            described = sent.described(kind, name)
             who = [self._present(keys)] if lossy else []
             out = self._bind(reduce, self._ids, p, *who, *leaves, exchange=described, lossy=lossy)
             present: Any = self._noted(out.pop()) if lossy else None
@@ -403,14 +424,16 @@ class Fed:
                 total = jnp.sum(p)
                 p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
             there = jnp.ones(self.cohort_size, bool) if present is None else present
-            result = custom(exchange, rows, p, there)
+            updates, beside = rows
+            result = custom(sent.exchange, updates, p, there), [_weighted(p, a) for a in beside]
         if lossy:
             least = self._book.threaded.least
             self._book.threaded = self._book.threaded._replace(least=jnp.where(total > 0, least, 0))
         if channel is not None:
             by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # one may be in the cohort twice
-            result = self._decoded(channel, exchange._replace(share=jnp.max(jnp.abs(by_client))), result, keys)
-            result = _plus(result, around, shapes)
+            share = jnp.max(jnp.abs(by_client))
+            updates = self._decoded(channel, sent.exchange._replace(share=share), result[0], keys)
+            result = _plus(sent.parts.joined(updates, result[1]), around, sent.shapes)
         if not heard:
             return result
         dtype = jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows)))
@@ -418,22 +441,24 @@ class Fed:
         return result, Heard(total.astype(dtype), jnp.asarray(replies, dtype))
 
     def _encoded(
-        self, kind: str, value: PerClient, name: str, around: Any, keys: Keys | None
-    ) -> tuple[PerClient, Any, Any]:
-        """What is sent; and, with a channel, the exchange as the channel sees it."""
+        self, kind: str, value: PerClient, name: str, around: Any, keys: Keys | None, bookkeeping: Any
+    ) -> "_Sent":
+        """What clients send: with a channel, the encoded updates and the bookkeeping beside them."""
         if not isinstance(value, PerClient):
             raise TypeError(
-                f"fed.{kind}: {name!r} is a {type(value).__name__}; give what fed.map returned, a value of the clients."
+                f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got a {type(value).__name__}."
             )
         self._check_own(value, kind)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
-        exchange, book = channels.Exchange(name, kind, shapes), self._book
+        parts = _Parts(shapes, bookkeeping, name)
+        updates = parts.split(shapes)[0]
+        exchange, book = channels.Exchange(name, kind, updates), self._book
         first = book.exchanges.setdefault(name, exchange)
         channel = channels.chosen(book.channel, name)
         if channel is None or keys is None:
-            return value, exchange, None
+            return _Sent(value, exchange, None, parts, shapes)
         states = channel.init(exchange)
-        if first.shapes != shapes and jax.tree.leaves(states):
+        if first.shapes != updates and jax.tree.leaves(states):
             raise ValueError(
                 f"two exchanges are named {name!r} and send values of different shapes, and the channel remembers "
                 "what it has seen of one: give them names of their own."
@@ -442,7 +467,9 @@ class Fed:
         fresh = states[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
-            return channel.encode(exchange, _minus(value, around), key, fresh if state is None else state)
+            updates, beside = parts.split(_minus(value, around))
+            updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
+            return (updates, parts.bounded(beside)), state
 
         own = None if remembered is None else PerClient(remembered, self._cohort)
         both = self.map(encode, keys.public, value, own)
@@ -450,23 +477,22 @@ class Fed:
         if remembered is not None:
             client = {**book.threaded.client, name: state}
             book.threaded = book.threaded._replace(client=client)
-        return PerClient(sent, self._cohort), exchange, channel
+        return _Sent(PerClient(sent, self._cohort), exchange, channel, parts, shapes)
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         book = self._book
         states = book.threaded.server or {}
         state = states[exchange.name] if exchange.name in states else channel.init(exchange)[0]
-        result, state = channel.decode(exchange, total, jax.random.fold_in(keys.private, 1), state)
+        result, state = channel.decode(exchange, total, keys.noise, state)
         if exchange.name in states:
             book.threaded = book.threaded._replace(server={**states, exchange.name: state})
         return result
 
-    def _gathered(self, kind: str, name: str, sent: PerClient, keys: Any) -> tuple[Any, Any]:
-        leaves, structure = jax.tree.flatten(sent.rows)
-        described = _described(name, kind, [_aval(v.shape[1:], v.dtype) for v in leaves])
+    def _gathered(self, kind: str, name: str, sent: "_Sent", keys: Any) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy = self._book.faults is not None
         who = [self._present(keys)] if lossy else []
-        out = self._bind(gather, self._ids, *who, *leaves, exchange=described, lossy=lossy)
+        out = self._bind(gather, self._ids, *who, *leaves, exchange=sent.described(kind, name), lossy=lossy)
         present = self._noted(out.pop()) if lossy else None
         return jax.tree.unflatten(structure, out), present
 
@@ -479,7 +505,7 @@ class Fed:
 
     def _present(self, keys: Any) -> Array:
         assert self._book.faults is not None
-        return self._book.faults.present(jax.random.fold_in(keys.private, 0), self.cohort_size)
+        return self._book.faults.present(jax.random.fold_in(keys.chance, 0), self.cohort_size)
 
     def _noted(self, present: Array) -> Array:
         """`present`, noted in what the round reports."""
@@ -488,6 +514,72 @@ class Fed:
         missing = before.missing + self.cohort_size - replies
         self._book.threaded = before._replace(missing=missing, least=jnp.minimum(before.least, replies), stayed=stayed)
         return present
+
+
+class _Parts:
+    """The parts of a message: its updates, and the bookkeeping that no channel touches.
+
+    Arguments:
+        like: a value of this shape.
+        marks: see `bookkeeping` in `Fed.mean`.
+        name: of the exchange.
+    """
+
+    def __init__(self, like: Any, marks: Any, name: str) -> None:
+        self._structure: Any = jax.tree.structure(like)
+        self._marks = _marks(marks, like, name)
+
+    def split(self, value: Any) -> tuple[Any, list[Any]]:
+        """The updates, a tree with None in the place of bookkeeping; and the bookkeeping."""
+        leaves = self._structure.flatten_up_to(value)
+        updates = [a if mark is None else None for a, mark in zip(leaves, self._marks, strict=True)]
+        beside = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]
+        return jax.tree.unflatten(self._structure, updates), beside
+
+    def joined(self, updates: Any, beside: list[Any]) -> Any:
+        """The inverse of split."""
+        first, second = iter(jax.tree.leaves(updates)), iter(beside)
+        leaves = [next(first) if mark is None else next(second) for mark in self._marks]
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def bounded(self, beside: list[Any]) -> list[Any]:
+        """The bookkeeping, each part within its bound."""
+        marks = [mark for mark in self._marks if mark is not None]
+        return [mark.bounded(a) for a, mark in zip(beside, marks, strict=True)]
+
+    def described(self, like: Any) -> tuple[tuple[str, str, float | None], ...]:
+        """The bookkeeping in words: what it is, its shape, and its bound."""
+        both = zip(jax.tree.leaves(like), self._marks, strict=True)
+        return tuple((mark.what, ledger.shape_of([a]), mark.most) for a, mark in both if mark is not None)
+
+
+class _Sent(NamedTuple):
+    """What clients send in an exchange."""
+
+    value: PerClient  # with a channel: what it made of the updates, and a list of the bookkeeping
+    exchange: channels.Exchange  # as the channel sees it
+    channel: Any
+    parts: _Parts
+    shapes: Any  # of one client's value before it was encoded
+
+    def described(self, kind: str, name: str) -> ledger.Exchange:
+        """The exchange as the ledger has it."""
+        avals = [_aval(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
+        return _described(name, kind, avals)._replace(beside=self.parts.described(self.shapes))
+
+
+def _marks(given: Any, like: Any, name: str) -> list[Any]:
+    """For each leaf of `like`, its mark or None; `given` is a tree like it, or its beginnings."""
+    if given is None or isinstance(given, channels.Bookkeeping):
+        return [given] * len(jax.tree.leaves(like))
+    if isinstance(given, tuple | list) and isinstance(like, tuple | list) and len(given) == len(like):
+        return [mark for own, part in zip(given, like, strict=True) for mark in _marks(own, part, name)]
+    if isinstance(given, dict) and isinstance(like, dict) and given.keys() <= like.keys():
+        return [mark for key in sorted(like) for mark in _marks(given.get(key), like[key], name)]
+    raise TypeError(
+        f"bookkeeping of the exchange {name!r} must be a tree like the value, with rk.Bookkeeping(...) or None in it; "
+        f"got {given!r}."
+    )
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -535,6 +627,12 @@ def _result(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
 
 
+def _weighted(weights: Array, rows: Array) -> Array:
+    """Σ w_j v_j over the rows whose weight is not 0, in the type of a mean."""
+    w = weights.astype(accumulator(rows.dtype)).reshape(-1, *(1,) * (rows.ndim - 1))
+    return jnp.sum(jnp.where(w != 0, w * rows, 0), axis=0).astype(_result(rows.dtype))
+
+
 def _where_rows(present: Array, rows: Array) -> Array:
     return jnp.where(present.reshape(-1, *(1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
 
@@ -568,6 +666,10 @@ class Algorithm(Protocol):
     `init` makes the state from x and y; the state is a NamedTuple whose fields include x (and y). `round` takes it one
     round further. Methods whose clients remember something between rounds have a third, `memory(x, y)`: what a client
     remembers before its first round. (What has the shape of the client's data is first written by `init`'s map_state.)
+
+    Fields are checked by their annotations: `rk.Step` is a positive number or a schedule round -> float, `rk.Steps` a
+    number of local steps, `rk.BatchSize` a count or None, Literal["a", "b"] one of these words; float, int and bool are
+    what they say. A class whose optimizers take the place of step sizes says so: `replaces = {"optimizer": "step"}`.
     """
 
     solves: ClassVar[tuple[type, ...]]

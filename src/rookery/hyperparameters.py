@@ -1,17 +1,192 @@
-"""Hyperparameters: which are traced and which are static, schedules, and the checks that go with each word."""
+"""Hyperparameters: what a field may be, by its annotation; which fields are traced, and which may be schedules."""
 
 import dataclasses
+import functools
+import inspect
+import sys
+import types
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rookery.arguments import is_number
-from rookery.fed import Algorithm, Epochs
+from rookery.client import Epochs
 from rookery.source import Count
+
+Schedule = Callable[[Count], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a field may be: in words for its error message, and as a test.
+
+    `schedule`: it may also be a function round -> float, whose values are such numbers.
+    """
+
+    expected: str
+    holds: Callable[[Any], bool]
+    schedule: bool = False
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    number = number or (hasattr(value, "dtype") and np.ndim(value) == 0)
+    return bool(number and np.isfinite(value) and value > 0)
+
+
+def _is_zero(value: Any) -> bool:
+    return is_number(value) and value == 0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_bounds(value: Any) -> bool:
+    def pair(own: Any) -> bool:
+        two = isinstance(own, tuple) and len(own) == 2 and all(_is_positive(bound) for bound in own)
+        return own is None or (two and own[0] <= own[1])
+
+    return isinstance(value, tuple) and len(value) == 3 and all(pair(own) for own in value)
+
+
+def _are_steps(value: Any) -> bool:
+    if isinstance(value, Epochs):
+        return is_number(value.passes) and value.passes > 0
+    if isinstance(value, tuple):
+        return len(value) == 2 and all(_is_count(v) for v in value) and value[0] <= value[1]
+    if isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
+        array = np.asarray(value)
+        return array.ndim == 1 and np.issubdtype(array.dtype, np.integer) and bool((array >= 1).all())
+    return _is_count(value)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether it has the two functions of an optax optimizer."""
+    parts = getattr(value, "init", None), getattr(value, "update", None)
+    return not isinstance(value, type) and all(map(callable, parts))
+
+
+LOCAL_STEPS = Rule(
+    "an integer of at least 1, a range (low, high), Epochs of a positive number, or a list with an integer for each "
+    "client",
+    _are_steps,
+)
+
+# The annotations of a method's fields. A field with another annotation (float, int, bool, Literal[...]) is checked
+# against that alone, and one whose annotation says nothing is not checked.
+if TYPE_CHECKING:
+    Step = Any
+    Positive = Any
+    Share = Any
+    Decay = Any
+    Amount = Any
+    Steps = Any
+    Bounds = Any
+    Optimizer = Any
+    AtLeastOne = int
+    BatchSize = int | None
+else:
+    Step = Annotated[float | Schedule, Rule("a positive number", _is_positive, schedule=True)]  # a step size
+    Positive = Annotated[float | Schedule, Rule("a positive number", _is_positive, schedule=True)]
+    Share = Annotated[
+        float | Schedule, Rule("a number above 0 and at most 1", lambda v: _is_positive(v) and v <= 1, schedule=True)
+    ]
+    Decay = Annotated[
+        float | Schedule,
+        Rule("a number of at least 0 and below 1", lambda v: _is_zero(v) or (_is_positive(v) and v < 1), schedule=True),
+    ]
+    Amount = Annotated[
+        float | Schedule, Rule("a number of at least 0", lambda v: _is_zero(v) or _is_positive(v), schedule=True)
+    ]
+    AtLeastOne = Annotated[int, Rule("an integer of at least 1", _is_count)]
+    BatchSize = Annotated[
+        int | None, Rule("an integer of at least 1, or None for all the data", lambda v: v is None or _is_count(v))
+    ]
+    Steps = Annotated[Any, LOCAL_STEPS]  # a client's local steps: see Client.steps
+    Bounds = Annotated[
+        Any, Rule("a tuple of three, for x, y and z: a pair (least, most) of positive numbers, or None", _is_bounds)
+    ]
+    Optimizer = Annotated[
+        Any, Rule("an optax optimizer such as optax.adam(1e-3), or None", lambda v: v is None or is_optimizer(v))
+    ]
+
+_WORDS = {  # for annotations that are texts and whose names can't be found
+    "Step": Step, "Positive": Positive, "Share": Share, "Decay": Decay, "Amount": Amount, "AtLeastOne": AtLeastOne,
+    "BatchSize": BatchSize, "Steps": Steps, "Bounds": Bounds, "Optimizer": Optimizer, "float": float, "int": int,
+    "bool": bool,
+}  # fmt: skip
+_PLAIN = {
+    float: Rule("a number", lambda v: is_number(v) or _is_scalar(v)),
+    int: Rule("an integer", lambda v: isinstance(v, int | np.integer) and not isinstance(v, bool)),
+    bool: Rule("True or False", lambda v: isinstance(v, bool)),
+    type(None): Rule("None", lambda v: v is None),
+}
+
+
+@functools.cache
+def annotations(cls: Any) -> dict[str, Any]:
+    """The annotations of a class's fields, also where they are texts (`from __future__ import annotations`)."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        names = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
+        for name, given in inspect.get_annotations(base).items():
+            if isinstance(given, str):
+                try:
+                    given = eval(given, dict(names), dict(vars(base)))
+                except Exception:  # a name of a function's own scope, say
+                    given = _WORDS.get(given.rpartition(".")[2], Any)
+            found[name] = given
+    return found
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, or the annotation alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [own for member in typing.get_args(annotation) for own in _alternatives(member)]
+    return [annotation]
+
+
+def _rules(annotation: Any) -> list[Rule] | None:
+    """The rules of which a value has to keep one; None if anything goes."""
+    found: list[Rule] = []
+    for own in _alternatives(annotation):
+        stated = [note for note in getattr(own, "__metadata__", ()) if isinstance(note, Rule)]
+        if typing.get_origin(own) is Literal:
+            words = typing.get_args(own)
+            one_of = "one of " if len(words) > 1 else ""
+            stated = [Rule(one_of + ", ".join(map(repr, words)), functools.partial(_is_one_of, words))]
+        rule = stated[0] if stated else _PLAIN.get(own) if isinstance(own, type) else None
+        if rule is None:
+            return None
+        found.append(rule)
+    return found
+
+
+def _is_one_of(words: tuple[Any, ...], value: Any) -> bool:
+    return any(type(value) is type(word) and value == word for word in words)
+
+
+def expected(cls: type, name: str) -> str:
+    """What a field of a method may be, in words; empty if its annotation does not say."""
+    return " or ".join(rule.expected for rule in _rules(annotations(cls).get(name, Any)) or [])
+
+
+def may_be_schedule(cls: type, name: str) -> bool:
+    """Whether the field may be a function of the round."""
+    return any(rule.schedule for rule in _rules(annotations(cls).get(name, Any)) or [])
+
+
+def is_step(algorithm: Any, name: str) -> bool:
+    """Whether the field is a step size: it is annotated as one, or it is called one and is a number."""
+    if any(own is Step for own in _alternatives(annotations(algorithm.__class__).get(name, Any))):
+        return True
+    value = getattr(algorithm, name)
+    return (name == "step" or name.endswith("_step")) and (isinstance(value, float) or _is_scalar(value))
 
 
 class Split(NamedTuple):
@@ -26,18 +201,18 @@ class _Traced:
     """Stands in the record for a value that is traced."""
 
 
-def split(algorithm: Algorithm) -> Split:
+def split(algorithm: Any) -> Split:
     """Take the floats (in tuples, too) and the arrays out of the record: changing them does not compile anything."""
     traced: dict[str, Any] = {}
-    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+    for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
-        if _is_float(field, value) or _is_scalar(value):  # a float takes the variables' type, whatever its own
+        if is_real(algorithm, field.name, value):  # a float takes the variables' type, whatever its own
             traced[field.name] = float(value)
         elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
             traced[field.name] = jnp.asarray(value)
         elif isinstance(value, tuple) and all(isinstance(leaf, float) for leaf in jax.tree.leaves(value)):
             traced[field.name] = value
-    return Split(dataclasses.replace(algorithm, **dict.fromkeys(traced, _Traced())), traced)  # type: ignore[type-var]
+    return Split(dataclasses.replace(algorithm, **dict.fromkeys(traced, _Traced())), traced)
 
 
 def join(fixed: Any, traced: dict[str, Any]) -> Any:
@@ -47,204 +222,45 @@ def join(fixed: Any, traced: dict[str, Any]) -> Any:
 
 def at_round(algorithm: Any, t: Count) -> Any:
     """The record with every schedule replaced by its value in round t."""
-    now = {}
-    for field in dataclasses.fields(algorithm):
-        value = getattr(algorithm, field.name)
-        if callable(value):
-            now[field.name] = value(t)
-    return dataclasses.replace(algorithm, **now)
+    named = [field.name for field in dataclasses.fields(algorithm)]
+    schedules = [name for name in named if _is_schedule(type(algorithm), name, getattr(algorithm, name))]
+    return dataclasses.replace(algorithm, **{name: getattr(algorithm, name)(t) for name in schedules})
 
 
-def _is_float(field: Any, value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _is_schedule(cls: type, name: str, value: Any) -> bool:
+    return callable(value) and may_be_schedule(cls, name)
+
+
+def is_real(algorithm: Any, name: str, value: Any) -> bool:
+    """Whether this value of a field is a real number, which is traced, and not a count."""
+    if isinstance(value, float) or _is_scalar(value):
+        return True
+    if isinstance(value, bool) or not isinstance(value, int):
         return False
-    return isinstance(value, float) or field.type is float or float in typing.get_args(field.type)
+    kinds = _alternatives(annotations(algorithm.__class__).get(name, Any))
+    return any(own is float or float in typing.get_args(getattr(own, "__origin__", None)) for own in kinds)
 
 
 def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and np.ndim(value) == 0 and jnp.issubdtype(value.dtype, jnp.floating)
 
 
-def _positive(value: Any) -> str | None:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    number = number or (hasattr(value, "dtype") and np.ndim(value) == 0)
-    return None if number and np.isfinite(value) and value > 0 else "a positive number"
+def unused(algorithm: Any) -> dict[str, str]:
+    """The step sizes that are not used, each with the optimizer that is in its place: see `replaces` in `Algorithm`."""
+    given = getattr(algorithm, "replaces", {})
+    return {step: name for name, step in given.items() if getattr(algorithm, name, None) is not None}
 
 
-def _share(value: Any) -> str | None:
-    return None if _positive(value) is None and value <= 1 else "a number above 0, at most 1"
-
-
-def _at_least_zero(value: Any) -> str | None:
-    return None if value == 0 or _positive(value) is None else "a number, at least 0"
-
-
-def _decay(value: Any) -> str | None:
-    return None if value == 0 or (_positive(value) is None and value < 1) else "a number below 1, at least 0"
-
-
-def _bounds(value: Any) -> str | None:
-    def pair(own: Any) -> bool:
-        two = isinstance(own, tuple) and len(own) == 2 and not any(_positive(bound) for bound in own)
-        return own is None or (two and own[0] <= own[1])
-
-    good = isinstance(value, tuple) and len(value) == 3 and all(pair(own) for own in value)
-    return None if good else "a tuple with, for x, y and z, each a pair (least, most) of positive numbers or None"
-
-
-def _local_steps(value: Any) -> str | None:
-    if isinstance(value, Epochs):
-        return None if is_number(value.passes) and value.passes > 0 else "Epochs of a positive number"
-    if isinstance(value, tuple):
-        good = len(value) == 2 and all(isinstance(v, int) for v in value) and 1 <= value[0] <= value[1]
-        return None if good else "a range (low, high) of integers with 1 <= low <= high"
-    if isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
-        array = np.asarray(value)
-        good = array.ndim == 1 and np.issubdtype(array.dtype, np.integer) and (array >= 1).all()
-        return None if good else "one positive integer for each client"
-    return _count(1)(value)
-
-
-def _count(least: int) -> Callable[[Any], str | None]:
-    def check(value: Any) -> str | None:
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if good else f"an integer, at least {least}"
-
-    return check
-
-
-def _or(special: tuple[Any, ...], check: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    def either(value: Any) -> str | None:
-        if any(value is s or (isinstance(value, str) and value == s) for s in special):
-            return None
-        expected = check(value)
-        return expected and f"{expected}, or {' or '.join(map(repr, special))}"
-
-    return either
-
-
-def _one_of(*names: str) -> Callable[[Any], str | None]:
-    return lambda value: None if value in names else "one of " + ", ".join(map(repr, names))
-
-
-def _boolean(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "True or False"
-
-
-def is_optimizer(value: Any) -> bool:
-    """Whether it has the two functions of an optimizer of optax's."""
-    parts = getattr(value, "init", None), getattr(value, "update", None)
-    return not isinstance(value, type) and all(map(callable, parts))
-
-
-def _optimizer(value: Any) -> str | None:
-    return None if value is None or is_optimizer(value) else "an optimizer of optax's, as optax.adam(1e-3) is, or None"
-
-
-# What a field without a rule may be, by its type.
-_BY_TYPE: dict[Any, Callable[[Any], str | None]] = {
-    float: lambda value: None if is_number(value) or _is_scalar(value) else "a number",
-    int: lambda value: None if isinstance(value, int | np.integer) and not isinstance(value, bool) else "an integer",
-    bool: _boolean,
-}
-
-# An optimizer has a step size of its own, in the place of this one.
-REPLACED = {"optimizer": "step", "lower_optimizer": "lower_step", "upper_optimizer": "upper_step"}
-
-
-def unused(algorithm: Algorithm) -> dict[str, str]:
-    """The step sizes that are not used, each with the optimizer that is in its place."""
-    return {step: name for name, step in REPLACED.items() if getattr(algorithm, name, None) is not None}
-
-
-# The same word means the same thing in every algorithm, so what it may be is written once.
-RULES: dict[str, Callable[[Any], str | None]] = {
-    "step": _positive,
-    "upper_step": _positive,
-    "lower_step": _positive,
-    "server_step": _positive,
-    "hessian_step": _or(("auto",), _positive),
-    "local_steps": _local_steps,
-    "lower_local_steps": _local_steps,
-    "upper_local_steps": _local_steps,
-    "lower_rounds": _count(1),
-    "neumann": _one_of("sum", "random", "cg"),
-    "neumann_terms": _count(1),
-    "batch_size": _or((None,), _count(1)),
-    "anchor_batch": _or((None,), _count(1)),
-    "upper_batch": _or((None,), _count(1)),
-    "lower_batch": _or((None,), _count(1)),
-    "first_batch": _or((None,), _count(1)),
-    "inner_batch": _or((None,), _count(1)),
-    "shared_batch": _boolean,
-    "delta": _positive,
-    "offset": _positive,
-    "c_lower": _positive,
-    "c_upper": _positive,
-    "c_linear": _positive,
-    "resample": _boolean,
-    "scale_steps": _boolean,
-    "linear_step": _positive,
-    "server_upper_step": _positive,
-    "server_lower_step": _positive,
-    "server_linear_step": _positive,
-    "momentum": _share,
-    "gradient_momentum": _share,
-    "server_inner_step": _positive,
-    "anchor_every": _count(1),
-    "as_printed": _boolean,
-    "output": _one_of("last", "random"),
-    "case": _one_of("I", "II"),
-    "share_inner_every_step": _boolean,
-    "share_inner": _boolean,
-    "inner": _one_of("shared", "own"),
-    "objective": _one_of("cvar", "chi2", "kl"),
-    "size": _positive,
-    "penalty": _positive,
-    "pool": _boolean,
-    "dual_step": _positive,
-    "fairness": _at_least_zero,
-    "decay": _decay,
-    "floor": _positive,
-    "bounds": _or((None,), _bounds),
-    "radius": _or((None,), _positive),
-    "direction": _one_of("gradient", "momentum", "storm"),
-    "aggregation": _one_of("sum", "reweighted"),
-    "server": _one_of("fixed", "adaptive"),
-    "compress": _one_of("top", "random", "none", "sketch"),
-    "shrink": _count(1),
-    "error_feedback": _boolean,
-    "model_step": _positive,
-    "weight_step": _positive,
-    "sync_every": _count(1),
-    "refresh": _share,
-    "steps": _count(1),
-    "average": _one_of("last", "theory"),
-    "strong_convexity": _or((None,), _positive),
-    "personal_step": _positive,
-    "personal_steps": _count(1),
-    "proximal": _positive,
-    "accuracy": _positive,
-    "inner_steps": _count(1),
-    "inner_step": _positive,
-    "optimizer": _optimizer,
-    "lower_optimizer": _optimizer,
-    "upper_optimizer": _optimizer,
-    "server_upper_optimizer": _optimizer,
-    "server_lower_optimizer": _optimizer,
-}
-
-
-# What the words mean, for lists and pages. A class says beside its fields what they are called in its paper.
+# What the library's own words mean, for lists and pages. A class says beside its fields what its paper calls them.
 MEANINGS: dict[str, str] = {
     "step": "step size on x",
     "upper_step": "step size on x",
     "lower_step": "step size on y",
     "server_step": "step size of the server, on what the clients' steps came to",
     "hessian_step": "step of the series for the inverse Hessian in y, at most 1/its largest eigenvalue, or auto",
-    "local_steps": "steps of a client between two exchanges: a number, a range, epochs, or one number for each client",
-    "lower_local_steps": "local steps on y: a number, a range, epochs, or one number for each client",
-    "upper_local_steps": "local steps on x: a number, a range, epochs, or one number for each client",
+    "local_steps": "steps of a client between two exchanges",
+    "lower_local_steps": "local steps on y",
+    "upper_local_steps": "local steps on x",
     "lower_rounds": "how often y is improved in a round, before x moves",
     "neumann": "how the inverse Hessian is applied: sum (a series), random (a series of random length), cg",
     "neumann_terms": "terms of that series, or steps of cg; more: a truer hypergradient, more exchanges",
@@ -305,15 +321,13 @@ MEANINGS: dict[str, str] = {
     "accuracy": "norm of the gradient at which a client's own problem counts as solved",
     "inner_steps": "steps on the client's own problem, at most",
     "inner_step": "step size on the client's own problem",
-    "optimizer": "optimizer of optax's for the local steps; from Python alone",
-    "lower_optimizer": "optimizer of optax's for the local steps on y; from Python alone",
-    "upper_optimizer": "optimizer of optax's for the local steps on x; from Python alone",
+    "optimizer": "optax optimizer for the local steps; from Python only",
+    "lower_optimizer": "optax optimizer for the local steps on y; from Python only",
+    "upper_optimizer": "optax optimizer for the local steps on x; from Python only",
 }
 
 
-def _first_value(name: str, field: Any, schedule: Callable[[Count], Any], kind: Any) -> float:
-    if field.type is not float and float not in typing.get_args(field.type):
-        raise ValueError(f"{name}: {field.name} is a function; only a step size may be a schedule (round -> float).")
+def _first_value(name: str, field: Any, schedule: Schedule, kind: Any) -> float:
     try:
         made = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
         first, shape = schedule(0), made.shape
@@ -333,27 +347,27 @@ def _first_value(name: str, field: Any, schedule: Callable[[Count], Any], kind: 
     return float(first)
 
 
-def check(algorithm: Algorithm, n: int, kind: Any = None) -> None:
-    """Raise ValueError at the first hyperparameter that is not what its word asks for; `kind`: the variables' type."""
-    name = type(algorithm).__name__
-    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        value = getattr(algorithm, field.name)
-        rule = RULES.get(field.name)
-        if typing.get_origin(field.type) is Literal:
-            rule = _one_of(*typing.get_args(field.type))  # a method may have some of a word's choices only
-        if rule is None:
-            rule = _BY_TYPE.get(field.type)
-        if rule is None or (value is None and type(None) in typing.get_args(field.type)):
+def check(algorithm: Any, n: int, kind: Any = None) -> None:
+    """Raise ValueError at the first hyperparameter that its annotation does not allow; `kind`: the variables' type."""
+    cls: Any = type(algorithm)
+    for field in dataclasses.fields(algorithm):
+        value, where = getattr(algorithm, field.name), ""
+        rules = _rules(annotations(cls).get(field.name, Any))
+        if rules is None:
             continue
-        if field.type is int and rule is _local_steps:
-            rule = _count(1)  # a method whose clients all take as many
-        where = ""
-        if callable(value) and rule is not _optimizer:
-            where, value = " in round 0", _first_value(name, field, value, kind)
-        expected = rule(value)
-        if expected:
-            raise ValueError(f"{name}: {field.name}={value!r}{where} is not {expected}.")
-        if "local_steps" in field.name and not isinstance(value, int | tuple | Epochs) and len(value) != n:
-            raise ValueError(f"{name}: {field.name} has {len(value)} entries; give one for each of the {n} clients.")
-    if getattr(algorithm, "average", "last") == "theory" and getattr(algorithm, "strong_convexity", None) is None:
-        raise ValueError(f'{name}: average="theory" weighs the iterates by μ: give strong_convexity=μ, of the losses.')
+        if callable(value) and not any(rule.holds(value) for rule in rules):
+            if not may_be_schedule(cls, field.name):
+                hint = " Only a field that is annotated as rk.Step may be a schedule (round -> float)."
+                what = expected(cls, field.name)
+                raise ValueError(
+                    f"{cls.__name__}: {field.name} must be {what}; got the function "
+                    f"{getattr(value, '__name__', value)}.{hint if 'number' in what or 'integer' in what else ''}"
+                )
+            where, value = " in round 0", _first_value(cls.__name__, field, value, kind)
+        if not any(rule.holds(value) for rule in rules):
+            raise ValueError(f"{cls.__name__}: {field.name} must be {expected(cls, field.name)}; got {value!r}{where}.")
+        each = isinstance(value, list | np.ndarray) or hasattr(value, "dtype")
+        if LOCAL_STEPS in rules and each and len(value) != n:
+            raise ValueError(
+                f"{cls.__name__}: {field.name} must have an entry for each of the {n} clients; got {len(value)}."
+            )

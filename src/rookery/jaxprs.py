@@ -1,6 +1,10 @@
 """Jaxprs as data: closed-over values as inputs, pruning, cutting out, loop bodies, and a text that identifies one."""
 
+import dataclasses
+import enum
+import functools
 import hashlib
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -60,6 +64,16 @@ def free_vars(eqns: Iterable[Any]) -> list[Var]:
         free.update(dict.fromkeys(v for v in eqn.invars if not isinstance(v, Literal) and v not in made))
         made.update(eqn.outvars)
     return list(free)
+
+
+def dependencies(jaxpr: Jaxpr) -> dict[Var, list[Var]]:
+    """For each output, the inputs that it depends on, in their order."""
+    order = {v: i for i, v in enumerate(jaxpr.invars)}
+    read: dict[Var, frozenset[Var]] = {v: frozenset([v]) for v in jaxpr.invars}
+    for eqn in jaxpr.eqns:
+        found = frozenset().union(*(read[v] for v in eqn.invars if not isinstance(v, Literal)))
+        read.update(dict.fromkeys(eqn.outvars, found))
+    return {v: sorted(read[v], key=order.__getitem__) for v in jaxpr.outvars if not isinstance(v, Literal)}
 
 
 def within(value: Any) -> list[Jaxpr]:
@@ -154,7 +168,7 @@ class LoopBody:
                 continue
             known.update(eqn.outvars)
             if _draws(eqn) and all(_is_whole(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
-                given = tuple(repr(v) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars)
+                given = tuple(_array(np.asarray(v.val)) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars)
                 what = eqn.params["jaxpr"] if {"name", "jaxpr"} <= eqn.params.keys() else id(eqn)  # a jitted function
                 same.update(zip(eqn.outvars, calls.setdefault((what, given), eqn).outvars, strict=True))
         rename = lambda v: same.get(v, v) if isinstance(v, Var) else v
@@ -228,17 +242,40 @@ def _nbytes(aval: Any) -> int:
     return int(aval.size) * (8 if _is_key(aval) else aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
-def fingerprint(*jaxprs: Jaxpr, also: Any = ()) -> str:
-    """A text that two programs share only if they are the same: equations, types and JAX's settings.
+def identified(jaxpr: Jaxpr, also: Any = ()) -> "tuple[str, tuple[Same, ...]]":
+    """A program's fingerprint, and the Python objects that it calls or refers to.
 
-    Constants must be inputs. Python callbacks are told apart by identity: whoever keeps the fingerprint must keep the
-    jaxpr, too.
+    Two programs share a fingerprint only if they are the same: equations, types and JAX's settings. Constants must be
+    inputs. It is the same in every process: callbacks are told apart by their code and by what they hold. (An object
+    that does not show what it holds makes it this process's own.)
+
+    A compiled program calls the very objects that it was traced with, so within a process these are compared, too.
     """
+    walker = _Walker()
     digest = hashlib.sha256(repr((also, _settings())).encode())
-    seen: dict[int, str] = {}
-    for jaxpr in jaxprs:
-        digest.update(_text(jaxpr, seen).encode())
-    return digest.hexdigest()
+    digest.update(walker.text(jaxpr).encode())
+    return digest.hexdigest(), tuple(walker.objects)
+
+
+def fingerprint(jaxpr: Jaxpr, also: Any = ()) -> str:
+    """See `identified`."""
+    return identified(jaxpr, also)[0]
+
+
+class Same:
+    """An object that equals itself alone, or an equal one of JAX's own."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return hash(type(self._value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Same):
+            return NotImplemented
+        mine, theirs = self._value, other._value
+        return mine is theirs or (_is_of_jax(mine) and type(mine) is type(theirs) and bool(mine == theirs))
 
 
 def _settings() -> tuple[Any, ...]:
@@ -249,49 +286,116 @@ def _settings() -> tuple[Any, ...]:
 
 _DERIVED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # derivatives are taken: rules are not used
 ONE_BY_ONE = "clients_one_by_one"  # the name of the batching rule of `Client.when`
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def _text(jaxpr: Jaxpr, seen: dict[int, str]) -> str:
-    if id(jaxpr) in seen:
-        return seen[id(jaxpr)]
-    numbers: dict[Var, int] = {}
-
-    def name(v: Any) -> str:
-        if isinstance(v, Literal):
-            return f"{_array(np.asarray(v.val))}:{v.aval}"
-        return f"v{numbers.setdefault(v, len(numbers))}"
-
-    typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
-    lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
-    for eqn in jaxpr.eqns:
-        derived = str(eqn.primitive) in _DERIVED
-        params = " ".join(
-            f"{key}={_param(value, seen)}"
-            for key, value in sorted(eqn.params.items())
-            if key != "source" and not (derived and callable(value))
-        )
-        made, given = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
-        lines.append(f"{made} = {eqn.primitive} {params} {given}")
-    lines.append(" ".join(map(name, jaxpr.outvars)))
-    seen[id(jaxpr)] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return seen[id(jaxpr)]
+def _is_of_jax(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 
-def _param(value: Any, seen: dict[int, str]) -> str:
-    if isinstance(value, ClosedJaxpr):
-        return _text(value.jaxpr, seen) + "".join(_array(c) for c in value.consts)
-    if isinstance(value, Jaxpr):
-        return _text(value, seen)
-    if isinstance(value, tuple | list):
-        return "(" + ",".join(_param(v, seen) for v in value) + ")"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_param(v, seen)}" for k, v in value.items()) + "}"
-    if isinstance(value, np.ndarray | jax.Array) or type(value).__name__ == "TypedNdArray":
-        return _array(value)
-    if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
-        return ONE_BY_ONE  # it does what the function beside it says
-    text = repr(value)
-    return f"{type(value).__name__}@{id(value)}" if " at 0x" in text else text  # a function: by identity
+def _qualified(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Walker:
+    """Writes a jaxpr as a text, and collects the objects in it that a text can't stand for."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, str] = {}
+        self._within: set[int] = set()  # objects that are being written
+        self.objects: list[Same] = []
+
+    def text(self, jaxpr: Jaxpr) -> str:
+        if id(jaxpr) in self._seen:
+            return self._seen[id(jaxpr)]
+        numbers: dict[Var, int] = {}
+
+        def name(v: Any) -> str:
+            if isinstance(v, Literal):
+                return f"{_array(np.asarray(v.val))}:{v.aval}"
+            return f"v{numbers.setdefault(v, len(numbers))}"
+
+        typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
+        lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
+        for eqn in jaxpr.eqns:
+            derived = str(eqn.primitive) in _DERIVED
+            params = " ".join(
+                f"{key}={self._param(value)}"
+                for key, value in sorted(eqn.params.items())
+                if key != "source" and not (derived and callable(value))
+            )
+            made, given = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
+            lines.append(f"{made} = {eqn.primitive} {params} {given}")
+        lines.append(" ".join(map(name, jaxpr.outvars)))
+        self._seen[id(jaxpr)] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return self._seen[id(jaxpr)]
+
+    def _param(self, value: Any) -> str:
+        kind = type(value)
+        if kind in _PLAIN:
+            return f"{kind.__name__}:{value!r}"
+        if isinstance(value, ClosedJaxpr):
+            return self.text(value.jaxpr) + "".join(_array(c) for c in value.consts)
+        if isinstance(value, Jaxpr):
+            return self.text(value)
+        if isinstance(value, np.ndarray | np.generic | jax.Array) or kind.__name__ == "TypedNdArray":
+            return _array(value)
+        if isinstance(value, tuple | list | set | frozenset):
+            each = [self._param(v) for v in value]
+            return f"{_qualified(kind)}({','.join(sorted(each) if isinstance(value, set | frozenset) else each)})"
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{self._param(k)}:{self._param(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, enum.Enum):
+            return f"{_qualified(kind)}.{value.name}"
+        if isinstance(value, type | types.ModuleType | np.dtype):
+            return f"{kind.__name__}:{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
+        if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
+            return ONE_BY_ONE  # it does what the function beside it says
+        self.objects.append(Same(value))
+        if id(value) in self._within:
+            return "itself"
+        self._within.add(id(value))
+        try:
+            return self._object(value)
+        finally:
+            self._within.discard(id(value))
+
+    def _object(self, value: Any) -> str:
+        """An object by its class and what it holds; by its identity if it does not show that."""
+        kind = type(value)
+        if isinstance(value, types.FunctionType):
+            held = (value.__defaults__, value.__kwdefaults__, [_held(cell) for cell in value.__closure__ or ()])
+            return f"{_qualified(value)}[{self._code(value.__code__)}{self._param(held)}]"
+        if isinstance(value, types.MethodType):
+            return self._param((value.__func__, value.__self__))
+        if isinstance(value, types.BuiltinFunctionType):
+            return _qualified(value) if isinstance(value.__self__, types.ModuleType | None) else self._own(value)
+        if isinstance(value, functools.partial):
+            return f"partial{self._param((value.func, value.args, value.keywords))}"
+        if dataclasses.is_dataclass(value):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            return _qualified(kind) + self._param(fields)
+        text = repr(value)
+        if _is_of_jax(value) and " at 0x" not in text:
+            return text
+        if hasattr(value, "__dict__") and not _is_of_jax(value) and not hasattr(kind, "__slots__"):
+            return _qualified(kind) + self._param(vars(value))
+        return self._own(value)
+
+    def _own(self, value: Any) -> str:
+        return f"{_qualified(type(value))}@{id(value)}"
+
+    def _code(self, code: types.CodeType) -> str:
+        consts = [self._code(c) if isinstance(c, types.CodeType) else self._param(c) for c in code.co_consts]
+        return hashlib.sha256(repr((code.co_code, code.co_names, code.co_varnames, consts)).encode()).hexdigest()
+
+
+def _held(cell: Any) -> Any:
+    """What a function closes over; None if it has not been set."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _array(value: Any) -> str:

@@ -87,6 +87,7 @@ class Exchange(NamedTuple):
     kind: str  # "mean", "sum", "gather", "center"; "finish" is no exchange: what clients are sent for their memory
     shape: str
     reply_bytes: int
+    beside: tuple[tuple[str, str, float | None], ...] = ()  # its bookkeeping: what, shape, bound if any
 
 
 @dataclass

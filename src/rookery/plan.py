@@ -40,6 +40,7 @@ class Carry(NamedTuple):
     memory: Any = None  # what the clients remember, a row for each
     client: Any = ()  # what the clients' side of the channel does, likewise
     server: Any = ()  # what the server's side does
+    noise: Any = ()  # where there is a channel: the root of the server's own randomness, two words
 
 
 class Given(NamedTuple):
@@ -51,7 +52,8 @@ class Given(NamedTuple):
     ids: Any  # the cohort
     weights: Any  # the clients', all of them
     key: Any  # the algorithm's
-    private: Any  # the server's own
+    chance: Any  # which replies get lost
+    noise: Any = ()  # of `init`: see Carry
 
 
 class Made(NamedTuple):
@@ -123,15 +125,19 @@ class Plan:
     exchanges: dict[str, channels.Exchange]
 
     @cached_property
+    def _identified(self) -> tuple[str, Any]:
+        structures = str(jax.tree.structure(self.given)), str(jax.tree.structure(self.made))
+        return jaxprs.identified(self.jaxpr, also=structures)
+
+    @property
     def fingerprint(self) -> str:
         """The same for plans that are the same program, whatever their constants."""
-        structures = str(jax.tree.structure(self.given)), str(jax.tree.structure(self.made))
-        return jaxprs.fingerprint(self.jaxpr, also=structures)
+        return self._identified[0]
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a compiled program is found by: the fingerprint, and the types of the states, not their names alone."""
-        return self.fingerprint, jax.tree.structure(self.given), jax.tree.structure(self.made)
+        """What a compiled program is found by: the fingerprint, the objects that it calls, and the states' types."""
+        return *self._identified, jax.tree.structure(self.given), jax.tree.structure(self.made)
 
     @cached_property
     def calls(self) -> dict[int, Any]:
@@ -176,7 +182,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
     def init(given: Given) -> tuple[Book, Made]:
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), 0)
         x, y = given.carry
-        keys = Keys(given.private, _public(given.key)) if setting.channel is not None else None
+        keys = None if setting.channel is None else Keys(given.chance, _public(given.key), _noise(given.noise, 0))
         book = Book(setting.channel, None, keys, debug=setting.debug, products=setting.products)
         everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
         if hasattr(algorithm, "memory"):
@@ -187,9 +193,12 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
             name = type(setting.algorithm).__name__
             raise TypeError(f"{name}.init returns a {type(state).__name__}; a state is a NamedTuple with x and y.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
-        return book, Made(Carry(state, book.threaded.memory, client, jax.tree.map(jnp.asarray, states[1])))
+        server = jax.tree.map(jnp.asarray, states[1])
+        return book, Made(Carry(state, book.threaded.memory, client, server, given.noise))
 
-    return _traced(f"{type(setting.algorithm).__name__}.init", init, _given(setting, start, hyper, setting.clients.n))
+    noise = () if setting.channel is None else jax.ShapeDtypeStruct((2,), jnp.uint32)
+    given = _given(setting, start, hyper, setting.clients.n)._replace(noise=noise)
+    return _traced(f"{type(setting.algorithm).__name__}.init", init, given)
 
 
 def channel_states(setting: Setting, plan: Plan) -> tuple[Any, Any]:
@@ -228,17 +237,20 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
     def one_round(given: Given) -> tuple[Book, Made]:
         name = type(setting.algorithm).__name__
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), given.t)
-        state, *threaded = given.carry
+        state, *threaded, noise = given.carry
         lossy = setting.faults is not None
         if lossy:
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), jnp.ones(setting.cohort, bool)]
-        keys = Keys(given.private, _public(given.key)) if lossy or setting.channel is not None else None
+        keys = None
+        if lossy or setting.channel is not None:
+            own = None if setting.channel is None else _noise(noise, given.t + 1)
+            keys = Keys(given.chance, _public(given.key), own)
         book = Book(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = book.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
-        made = Carry(state, memory, after.client, after.server)
+        made = Carry(state, memory, after.client, after.server, noise)
         return book, Made(made, after.missing, after.least, after.stayed)
 
     return _traced(
@@ -278,6 +290,11 @@ def _numbers(metrics: Any) -> dict[str, Array]:
 def _public(key: Array) -> Array:
     """The stream of the channel's keys that clients see: beside those that the algorithm derives from its key."""
     return jax.random.fold_in(key, 0x63686E)
+
+
+def _noise(root: Array, t: Any) -> Array:
+    """The server's own key for a round; 0 is the start."""
+    return jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), t)
 
 
 def _given(setting: Setting, carry: Any, hyper: Any, cohort: int) -> Given:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import checkpoints
-from rookery.arguments import check_counts
+from rookery.arguments import check_counts, check_seed
 from rookery.channel import Channel, Faults, check_kind
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
@@ -45,6 +45,7 @@ FEW = 5  # of fewer, quantiles are single clients' own numbers
 _OWN = ("round", "seconds", *COUNTED)  # the columns of a history that are not metrics
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
+_NOT_PRIVATE = "The noise comes from a seed and can be drawn again: this run is not private."
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
 
 
@@ -106,6 +107,7 @@ class Run:
         stopped: where the first value appeared that is not finite, if that ended the run; else None. The state is then
             the last one that is finite.
         settings: the algorithm, its hyperparameters, the seed and so on, as JSON holds them.
+        notes: what a reader of the results has to know, such as that the noise can be drawn again.
     """
 
     history: "pd.DataFrame"
@@ -117,6 +119,7 @@ class Run:
     memory: Any = None
     stopped: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def x(self) -> Any:
@@ -245,6 +248,7 @@ def solve(
     *,
     cohort: int | None = None,
     seed: int = 0,
+    noise_seed: int | None = None,
     evaluate: Evaluate | None = None,
     evaluate_client: Evaluate | None = None,
     every: int = 1,
@@ -270,7 +274,11 @@ def solve(
             weights 1/K, or (w, θ).
         rounds: how many rounds.
         cohort: clients per round, drawn afresh each round; None: all of them.
-        seed: all randomness comes from it. The same seed gives the same run on every engine and after every resume.
+        seed: where all randomness comes from that a client can see: cohorts, minibatches, lost replies. The same seed
+            gives the same run on every engine and after every resume.
+        noise_seed: where a channel's noise comes from. None, the default: the operating system's entropy, so that
+            nobody can draw it again; a checkpoint keeps it. A number makes a simulation repeatable, but its noise hides
+            nothing, and `Run.notes` says so. Refused over a network.
         evaluate: evaluate(x, y) -> {metric: number}, called at the start, every `every` rounds and at the end; or
             evaluate(x, y, memory), with what the clients remember, one row for each (None if they remember nothing).
         evaluate_client: evaluate_client(client, x, y) -> {metric: number}, on every client, where its data are, and
@@ -323,6 +331,10 @@ def solve(
         raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a folder.")
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
+    if noise_seed is not None:
+        check_seed(noise_seed, "noise_seed")
+        if channel is None:
+            raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
     record = _Record(models, evaluate, keep_best, evaluate_client is not None, every, rounds)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
@@ -333,6 +345,7 @@ def solve(
     measure = measuring(models, evaluate_client)
     begin = time.perf_counter()
     job = Job(problem, clients, algorithm, (x, y), cohort, seed, channel, faults, on_nonfinite, measure)
+    job = dataclasses.replace(job, noise_seed=noise_seed)
     session = engine.open(job)
     with closing(session):
         clients, hosts = session.clients, session.hosts
@@ -356,10 +369,11 @@ def solve(
             record.evaluate(session)
 
         ended = False
+        notes = () if noise_seed is None else (f"{_NOT_PRIVATE} (noise_seed={noise_seed})",)
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
         following = _Following(trackers if hosts.lead else [], settings)
-        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session)
+        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session, notes)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
             looks = record.looks or bool(functions)  # if nothing looks at the state, calls go on beyond `every` rounds
@@ -400,6 +414,7 @@ def solve(
             run = record.run(session, interrupted)
             as_text = lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)
             run.settings = json.loads(json.dumps(settings, default=as_text))
+            run.notes = notes
             if session.stopped is None or not session.stopped.failed:
                 run.stopped = None if session.stopped is None else session.stopped.reason
                 following.run = run
@@ -787,9 +802,12 @@ def interrupts(said: bool = False) -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _bar(progress: bool | str | None, algorithm: Any, rounds: int, session: Session) -> Iterator[Callable[..., None]]:
-    """What shows the rounds done and the last row's metrics; the session's notes above it, and in the log."""
-    for note in session.notes:
+def _bar(
+    progress: bool | str | None, algorithm: Any, rounds: int, session: Session, notes: Sequence[str]
+) -> Iterator[Callable[..., None]]:
+    """What shows the rounds done and the last row's metrics; the notes above it, and in the log."""
+    notes = (*session.notes, *notes)
+    for note in notes:
         logging.getLogger("rookery").info(note)
     show = sys.stderr.isatty() if progress is None else bool(progress)
     if not show:
@@ -808,7 +826,7 @@ def _bar(progress: bool | str | None, algorithm: Any, rounds: int, session: Sess
     with Progress(*columns, console=Console(stderr=True)) as bar:
         title = progress if isinstance(progress, str) else type(algorithm).__name__
         task = bar.add_task(title, total=rounds, completed=session.rounds, metrics="")
-        for note in session.notes:
+        for note in notes:
             bar.console.print(note, highlight=False)
 
         def update(done: int, row: dict[str, Any]) -> None:

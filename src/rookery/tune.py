@@ -258,14 +258,14 @@ def step_sizes(algorithm: Algorithm) -> list[str]:
     >>> step_sizes(rk.FedNest()), step_sizes(rk.FedNest(hessian_step=0.1)), step_sizes(rk.FedAvg())
     (['upper_step', 'lower_step'], ['upper_step', 'lower_step', 'hessian_step'], ['step'])
     """
-    named = [f.name for f in fields(algorithm) if f.name == "step" or f.name.endswith("_step")]  # type: ignore[arg-type]
+    named = [f.name for f in fields(algorithm) if hyperparameters.is_step(algorithm, f.name)]  # type: ignore[arg-type]
     named = [name for name in named if name not in hyperparameters.unused(algorithm)]
-    return [n for n in named if _is_real(algorithm, n) and not isinstance(getattr(algorithm, n), str)]
+    return [n for n in named if not isinstance(getattr(algorithm, n), str)]
 
 
 def _is_real(algorithm: Algorithm, name: str) -> bool:
-    """Whether the hyperparameter is a real number, which is traced, and not a count or a word."""
-    return name in hyperparameters.split(replace(algorithm, **{name: 1})).traced  # type: ignore[type-var]
+    """Whether the hyperparameter is, or may be, a real number, which is traced; and not a count or a word."""
+    return any(hyperparameters.is_real(algorithm, name, value) for value in (getattr(algorithm, name), 1))
 
 
 def _ranges(algorithm: Algorithm, search: Mapping[str, Range | list[Any] | None] | Sequence[str] | None) -> Search:

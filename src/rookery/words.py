@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
-from rookery import fed, ledger
+from rookery import fed, jaxprs, ledger
 
 
 def in_words(plan: Any) -> str:
@@ -25,6 +25,7 @@ def _named(plan: Any) -> "dict[Any, _Value]":
 
 
 _CONSTANT = "constants"
+_KEY, _ROUND = "a key", "the round's number"
 
 
 class _Value:
@@ -41,14 +42,12 @@ def _input_names(given: Any) -> list[str]:
         if at[0] == "carry" and isinstance(at[1], int):  # of `init`
             names.append("xy"[at[1]])
         elif at[0] == "carry":
-            kinds = {"state": str(at[2]) if len(at) > 2 else "x", "server": "the channel's state"}
+            kinds = {"state": str(at[2]) if len(at) > 2 else "x", "server": "the channel's state", "noise": _KEY}
             names.append(kinds.get(str(at[1]), "its memory"))
         elif at[0] == "hyper":
             names.append(str(at[1]))
         else:
-            names.append(
-                {"t": "the round's number", "ids": "the cohort", "weights": "the weights"}.get(str(at[0]), "a key")
-            )
+            names.append({"t": _ROUND, "ids": "the cohort", "weights": "the weights"}.get(str(at[0]), _KEY))
     return names
 
 
@@ -64,8 +63,11 @@ class _Words:
 
         for step in body.steps:
             if not hasattr(step, "eqn"):
-                made = _joined(of(v).name for v in step.inputs)
-                values.update((v, _Value(made)) for v in step.outputs)
+                for v, read in jaxprs.dependencies(step.jaxpr).items():
+                    names = [of(u).name for u in read]
+                    if _KEY in names:  # drawn for this round: its number says nothing more
+                        names = [name for name in names if name != _ROUND]
+                    values[v] = _Value(_joined(names))
                 continue
             eqn, params = step.eqn, step.eqn.params
             name = params["exchange"].name if "exchange" in params else "what it was sent"
@@ -111,6 +113,8 @@ class _Words:
             f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(of(v).name for v in rows)}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
         )
+        for line in bookkeeping(exchange):
+            self._lines.append(f"{pad}     {line}")
 
     def _loop(self, step: Any, values: dict[Any, _Value], of: Any, depth: int) -> None:
         length, body = step.eqn.params["length"], step.body
@@ -130,6 +134,12 @@ class _Words:
 
     def _leave(self) -> None:
         """A loop is over."""
+
+
+def bookkeeping(exchange: ledger.Exchange) -> list[str]:
+    """What of a message no channel clips or hides, in words, and what bounds it."""
+    bound = lambda most: "no bound" if most is None else f"clamped to [0, {most:g}] under a channel"
+    return [f"bookkeeping in it: {what} {shape}, {bound(most)}" for what, shape, most in exchange.beside]
 
 
 class Exchanged(NamedTuple):
@@ -220,8 +230,8 @@ def _params(step: Any) -> dict[str, Any]:
 def _joined(labels: Iterable[str]) -> str:
     """The labels, each once; what is made of several names them all."""
     each = dict.fromkeys(part for label in labels for part in label.split(", "))
-    for dull in ("constants", "a key", "the cohort", "the weights"):  # what else it was made of says more
-        if len(each) > 1 or dull == "constants":
+    for dull in (_CONSTANT, _KEY, "the cohort", "the weights"):  # what else it was made of says more
+        if len(each) > 1 or dull == _CONSTANT:
             each.pop(dull, None)
     return ", ".join(each)
 

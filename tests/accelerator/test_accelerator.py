@@ -50,6 +50,7 @@ def test_the_engines_agree(method: Any) -> None:
         "cohort": 3,
         "seed": 5,
         "channel": rk.chain(rk.clip(1.0), rk.gaussian(0.01)),
+        "noise_seed": 3,
         "faults": rk.Faults(dropout=0.2),
     }
     here = rk.solve(*_bilevel()[:2], method, _bilevel()[2], **how, engine=rk.Simulation(block=2))

@@ -275,11 +275,15 @@ def needs(name: str) -> tuple[str, ...]:
 
 # With clients of unequal size and weight, a part of them in each round, minibatches and local steps that differ: values
 # that are clipped and hidden, and replies that get lost.
-HARD: dict[str, Any] = {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)), "faults": rk.Faults(dropout=0.2)}
+HARD: dict[str, Any] = {
+    "channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)),
+    "faults": rk.Faults(dropout=0.2),
+    "noise_seed": 7,
+}
 
 
 def job(name: str, it: Case, algorithm: Any = None, seed: int = 25, **given: Any) -> Job:
-    """The algorithm on a case, for an engine to open; `given`: channel and faults."""
+    """The algorithm on a case, for an engine to open; `given`: channel, its noise, and faults."""
     uneven, n = weights(name), len(next(iter(it.data.values())))
     clients = it.clients(weights=None if uneven is None else uneven[:n])
     start = start_values(it.problem, clients, it.init)

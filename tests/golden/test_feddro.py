@@ -308,8 +308,12 @@ def test_the_inner_oracles(sizes: tuple[int, ...]) -> None:
         (q.COMPOSITIONAL, rk.FedDRO(), r"FedDRO needs an outer function that is known to all.*or take .*FedNest"),
         (replace(PROBLEM, extra=None), rk.ParallelSGD(), r"ParallelSGD minimises the extra part h alone.*give extra"),
         (replace(PROBLEM, inner_scope="client"), rk.MBSGD(), r"MBSGD needs an inner function that is one for all"),
-        (PROBLEM, rk.FedDRO(local_steps=(1, 3)), r"FedDRO: local_steps=\(1, 3\) is not an integer, at least 1"),  # type: ignore[arg-type]
-        (PROBLEM, rk.FedDRO(momentum=1.5), r"FedDRO: momentum=1.5 is not a number above 0, at most 1"),
+        (
+            PROBLEM,
+            rk.FedDRO(local_steps=(1, 3)),
+            r"FedDRO: local_steps must be an integer of at least 1.*; got \(1, 3\)",
+        ),  # type: ignore[arg-type]
+        (PROBLEM, rk.FedDRO(momentum=1.5), r"FedDRO: momentum must be a number above 0 and at most 1.*; got 1.5"),
     ],
 )
 def test_what_they_do_not_solve(problem: Any, algorithm: Any, message: str) -> None:

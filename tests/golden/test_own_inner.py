@@ -286,9 +286,13 @@ def test_conditional_problems_in_lockstep() -> None:
         (SHARED, rk.LocalSCGDM(), r"LocalSCGDM needs an inner function that is each client's own"),
         (OWN, rk.FedDRSCGD(), r"FedDRSCGD needs an inner function that is one for all"),
         (replace(OWN, inner_scope="global"), rk.FedDRSCGD(), r"FedDRSCGD needs an outer function that is known to all"),
-        (OWN, rk.ComFedL(inner_batch=0), r"ComFedL: inner_batch=0 is not an integer, at least 1"),
-        (OWN, rk.LocalSCGDM(share_inner=1), r"LocalSCGDM: share_inner=1 is not True or False"),  # type: ignore[arg-type]
-        (SHARED, rk.NASA(gradient_momentum=None), r"NASA: gradient_momentum=None is not a number above 0, at most 1"),
+        (OWN, rk.ComFedL(inner_batch=0), r"ComFedL: inner_batch must be an integer of at least 1.*; got 0"),
+        (OWN, rk.LocalSCGDM(share_inner=1), r"LocalSCGDM: share_inner must be True or False.*; got 1"),  # type: ignore[arg-type]
+        (
+            SHARED,
+            rk.NASA(gradient_momentum=None),
+            r"NASA: gradient_momentum must be a number above 0 and at most 1.*; got None",
+        ),
     ],
 )
 def test_what_they_do_not_solve(problem: Any, algorithm: Any, message: str) -> None:

@@ -131,7 +131,7 @@ def test_rounds_drawn_together_are_the_same(method: Any, mesh: Any, monkeypatch:
     """Unequal clients, cohorts, a channel, dropouts, and a number of rounds that three does not divide."""
     problem, clients, start = bilevel()
     how: dict[str, Any] = {"cohort": 3, "seed": 5, "faults": rk.Faults(dropout=0.2), "every": 4}
-    how["channel"] = rk.chain(rk.clip(1.0), rk.gaussian(0.01))
+    how |= {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.01)), "noise_seed": 3}
     alone = rk.solve(problem, clients, method, start, 7, **how)
     monkeypatch.setattr(simulation, "together", lambda: 3)
     together = rk.solve(problem, clients, method, start, 7, **how, engine=rk.Simulation(mesh=mesh))

@@ -1,7 +1,13 @@
 """Programs are found by what they are: equal ones are compiled once, others are told apart, and a site works once."""
 
+import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -12,6 +18,7 @@ import pytest
 import rookery as rk
 from rookery import jaxprs
 from rookery.client import _rarely
+from rookery.engines import engine as engines
 from rookery.engines.engine import PROGRAMS, Programs
 from rookery.engines.federation.site import Site
 
@@ -229,3 +236,81 @@ def test_a_value_that_nobody_needs_is_not_computed() -> None:
         run = rk.solve(mean_problem(), clients, Idle(), jnp.zeros(1), 2, engine=engine, progress=False)
         assert float(run.x[0]) == 2
         assert run.history[["samples_upper", "gradients"]].iloc[-1].tolist() == [0, 0]
+
+
+# What a program calls.
+
+
+class Scaled:
+    """A callback whose repr says nothing of what it holds."""
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Any) -> np.ndarray:
+        return np.asarray(x) * np.sum(self.factor)
+
+    def __repr__(self) -> str:
+        return "Scaled()"
+
+
+def called(callback: Any) -> rk.SingleLevel:
+    kind = jax.ShapeDtypeStruct((), jnp.result_type(float))
+    call = lambda: jax.pure_callback(callback, kind, jnp.ones(()), vmap_method="sequential")
+    return rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2) * jax.lax.stop_gradient(call()))
+
+
+def closing_over(factor: Any) -> Any:
+    return lambda x: np.asarray(x) * np.sum(factor)
+
+
+LONG = np.zeros(5000)  # its repr is cut
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Scaled, closing_over, lambda factor: functools.partial(np.multiply, factor)],
+    ids=["an object", "a closure", "a partial"],
+)
+def test_programs_are_told_apart_by_what_they_call(make: Any) -> None:
+    def x(factor: float) -> float:
+        clients = rk.Clients(upper=[np.array([1.0, 2.0])])
+        return float(rk.solve(called(make(factor)), clients, rk.FedAvg(step=0.1), np.zeros(()), 1).x)
+
+    assert x(1.0) == pytest.approx(0.3)
+    assert x(2.0) == pytest.approx(0.6)
+
+
+def test_a_callbacks_fingerprint_is_the_same_in_every_process() -> None:
+    """By its code and what it holds: arrays whose repr is cut, too."""
+    here = fingerprints()
+    assert len(set(here)) == len(here)
+    program = "import test_programs; print(test_programs.fingerprints())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    environment |= {"JAX_ENABLE_X64": "1", "PYTHONHASHSEED": "7"}
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(here)
+
+
+def fingerprints() -> list[str]:
+    changed = LONG.copy()
+    changed[2500] = 1
+    clients = rk.Clients(upper=[np.array([1.0, 2.0])])
+    made = []
+    for callback in (Scaled(1.0), Scaled(2.0), Scaled(LONG), Scaled(changed), closing_over(LONG), closing_over(2.0)):
+        job = engines.Job(called(callback), clients, rk.FedAvg(), (jnp.zeros(()), ()), 1)
+        made.append(engines.traced(job).round.fingerprint)
+    return made
+
+
+def test_threads_share_the_programs() -> None:
+    programs, made = Programs(most=2), []
+
+    def look(i: int) -> None:
+        for k in range(2000):
+            made.append(programs.find((i + k) % 5, lambda k=(i + k) % 5: k) == (i + k) % 5)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(look, range(4)))
+    assert all(made)
+    assert len(made) == 8000

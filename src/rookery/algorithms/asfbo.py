@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import BatchSize, Bookkeeping, Bounds, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import projection
+from rookery.parts.local import most_steps
 from rookery.parts.single_loop import Three, directions
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
@@ -18,7 +19,6 @@ from rookery.source import Count
 
 Scalar = Float[Array, ""]
 Norms = tuple[Scalar, Scalar, Scalar]
-Bounds = tuple[tuple[float, float] | None, tuple[float, float] | None, tuple[float, float] | None]
 
 
 class State(NamedTuple):
@@ -45,9 +45,9 @@ class _SingleLoop:
     server_upper_step: Step = 0.03  # γ_x
     server_lower_step: Step = 0.03  # γ_y
     server_linear_step: Step = 0.05  # γ_z
-    radius: Step | None = None  # r of the ball that the server keeps z in; None: all of the space
+    radius: Positive | None = None  # r of the ball that the server keeps z in; None: all of the space
     local_steps: Steps = (5, 15)  # τ_i
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
     shared_batch: bool = True  # one minibatch of each level a step, in the place of five
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
@@ -67,7 +67,8 @@ class _SingleLoop:
             norm = jnp.asarray(steps, state.s[0].dtype)  # ‖a_i‖₁ = τ_i (Lemma 1)
             return (tree.scale(1 / norm, q) if h.aggregation == "reweighted" else q), norm
 
-        d, rho = fed.sum(fed.map(reply, key), name="q_x, q_y, q_z")  # ρ^t of (25)
+        tau = Bookkeeping("τ", most=most_steps(h.local_steps))
+        d, rho = fed.sum(fed.map(reply, key), name="q_x, q_y, q_z", bookkeeping=(None, tau))  # ρ^t of (25)
         if h.aggregation == "sum":
             d = tree.scale(1 / rho, d)  # (24): the weights are p_i τ_i/ρ^t
         gammas, s = server_steps(h, state.s, d)  # (27), (28)
@@ -121,9 +122,9 @@ class ASFBO(_SingleLoop):
     (anonymous, under review).
     """
 
-    momentum: Step = 0.25  # β: how much of a momentum is new at each step
-    decay: Step = 0.75  # ϱ
-    floor: Step = 0.001  # ρ
+    momentum: Share = 0.25  # β: how much of a momentum is new at each step
+    decay: Decay = 0.75  # ϱ
+    floor: Positive = 0.001  # ρ
     bounds: Bounds | None = ((0.01, 0.1), (0.03, 0.3), (0.02, 0.2))  # (γ_min, γ_max) of x, y and z
     direction: Literal["gradient", "momentum", "storm"] = "momentum"
     aggregation: Literal["sum", "reweighted"] = "reweighted"

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery import tree
-from rookery.fed import Client, Fed, PerClient, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, PerClient, Step, Steps
 from rookery.parts import compression, features
 from rookery.parts.local import sgd
 from rookery.problems import Bilevel
@@ -52,11 +52,11 @@ class CommFedBiO:
     lower_step: Step = 0.01  # of the local steps on y
     linear_step: Step = 0.1  # α
     lower_local_steps: Steps = 1  # I
-    neumann_terms: int = 5  # Q
+    neumann_terms: AtLeastOne = 5  # Q
     compress: Literal["top", "random", "none", "sketch"] = "top"  # C
-    shrink: int = 10  # d/k, or d/r₁ for the sketch
+    shrink: AtLeastOne = 10  # d/k, or d/r₁ for the sketch
     error_feedback: bool = True
-    batch_size: int | None = None  # of every minibatch; None: all the client's data
+    batch_size: BatchSize = None  # of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
@@ -114,7 +114,8 @@ class CommFedBiO:
 
             sent = fed.map_state(message, noise, seen)
             if self.compress == "top":
-                (values, places), there = fed.gather(sent, name="Hu − f_y", replied=True)
+                marks = (None, Bookkeeping("places of the entries", most=size - 1))
+                (values, places), there = fed.gather(sent, name="Hu − f_y", replied=True, bookkeeping=marks)
                 shares = jnp.where(there, fed.shares, 0).astype(u.dtype)
                 weighed = (shares / jnp.sum(shares))[:, None] * values
                 return u - compression.spread(weighed.ravel(), places.ravel(), size)

@@ -9,7 +9,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import Client, Data, Fed, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Data, Fed, Share, Step
 from rookery.parts.compositional import first_value, plus_h, slope
 from rookery.problems import Compositional
 
@@ -35,7 +35,7 @@ class ParallelSGD:
     """
 
     step: Step = 0.01  # η
-    batch_size: int | None = None  # of ξ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("extra",)
@@ -68,7 +68,7 @@ class MBSGD:
     """
 
     step: Step = 0.01  # η
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
     inner: Literal["shared", "own"] = "shared"
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
@@ -106,9 +106,9 @@ class SCGD:
     """
 
     step: Step = 0.01  # α
-    momentum: Step = 0.1  # β
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
-    first_batch: int | None = None  # of the first y; None: all the client's data
+    momentum: Share = 0.1  # β
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
+    first_batch: BatchSize = None  # of the first y; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
@@ -140,10 +140,10 @@ class NASA:
     """
 
     step: Step = 0.01  # τ/β
-    momentum: Step = 0.1  # bτ, of y
-    gradient_momentum: Step = 0.1  # aτ, of z
-    batch_size: int | None = None  # of ξ, ζ and ζ'; None: all the client's data
-    first_batch: int | None = None  # of the first y; None: all the client's data
+    momentum: Share = 0.1  # bτ, of y
+    gradient_momentum: Share = 0.1  # aτ, of z
+    batch_size: BatchSize = None  # of ξ, ζ and ζ'; None: all the client's data
+    first_batch: BatchSize = None  # of the first y; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
@@ -189,9 +189,9 @@ class GCIVR:
     """
 
     step: Step = 0.01  # η
-    anchor_every: int = 10  # τ, about √m of m samples
-    batch_size: int | None = None  # of ξ and ζ, about √m; None: all the client's data
-    anchor_batch: int | None = None  # of the first estimates; None: all the client's data
+    anchor_every: AtLeastOne = 10  # τ, about √m of m samples
+    batch_size: BatchSize = None  # of ξ and ζ, about √m; None: all the client's data
+    anchor_batch: BatchSize = None  # of the first estimates; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Positive, Step
 from rookery.parts import hypergradient, single_loop
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
@@ -43,10 +43,10 @@ class _FedBiO:
 
     upper_step: Step = 0.01  # η
     lower_step: Step = 0.01  # γ
-    local_steps: int = 1  # I
-    batch_size: int | None = None  # b; None: all the client's data
-    upper_batch: int | None = None  # b_x, of all that x and u descend along; None: batch_size
-    lower_batch: int | None = None  # b_y, of what y descends along; None: batch_size
+    local_steps: AtLeastOne = 1  # I
+    batch_size: BatchSize = None  # b; None: all the client's data
+    upper_batch: BatchSize = None  # b_x, of all that x and u descend along; None: batch_size
+    lower_batch: BatchSize = None  # b_y, of what y descends along; None: batch_size
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
@@ -125,12 +125,12 @@ class FedBiOAcc(_FedBiO):
 
     linear_step: Step = 0.01  # τ
     shared_batch: bool = False  # one minibatch of each level a step, in the place of five
-    first_batch: int | None = None  # b_1, of the first momenta; None: all the client's data
-    delta: Step = 3.0  # δ of α_t, which by default is about 1 at first, and a quarter after 2,000 steps
-    offset: Step = 30.0  # u₀ of α_t
-    c_lower: Step = 1.0  # c_ω
-    c_upper: Step = 1.0  # c_ν
-    c_linear: Step = 1.0  # c_u
+    first_batch: BatchSize = None  # b_1, of the first momenta; None: all the client's data
+    delta: Positive = 3.0  # δ of α_t, which by default is about 1 at first, and a quarter after 2,000 steps
+    offset: Positive = 30.0  # u₀ of α_t
+    c_lower: Positive = 1.0  # c_ω
+    c_upper: Positive = 1.0  # c_ν
+    c_linear: Positive = 1.0  # c_u
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """The start: u = 0, and momenta that the first round does not look at."""
@@ -188,7 +188,7 @@ class FedBiOLocal(_FedBiO):
     Reference: Li, Huang and Huang 2023, Alg. 3.
     """
 
-    neumann_terms: int = 5  # Q
+    neumann_terms: AtLeastOne = 5  # Q
     hessian_step: Step = 0.1  # τ of the series, at most 1/ℓ of every ∇²_y g_i
 
     scope: ClassVar[str] = "client"
@@ -234,13 +234,13 @@ class FedBiOAccLocal(_FedBiO):
     Reference: Li, Huang and Huang 2023, Alg. 4.
     """
 
-    neumann_terms: int = 5  # Q
+    neumann_terms: AtLeastOne = 5  # Q
     hessian_step: Step = 0.1  # τ of the series, at most 1/ℓ of every ∇²_y g_i
-    first_batch: int | None = None  # b_1, of the first momenta; None: all the client's data
-    delta: Step = 3.0  # δ of α_t, which by default is about 1 at first, and a quarter after 2,000 steps
-    offset: Step = 30.0  # u₀ of α_t
-    c_lower: Step = 1.0  # c_ω
-    c_upper: Step = 1.0  # c_ν
+    first_batch: BatchSize = None  # b_1, of the first momenta; None: all the client's data
+    delta: Positive = 3.0  # δ of α_t, which by default is about 1 at first, and a quarter after 2,000 steps
+    offset: Positive = 30.0  # u₀ of α_t
+    c_lower: Positive = 1.0  # c_ω
+    c_upper: Positive = 1.0  # c_ν
 
     scope: ClassVar[str] = "client"
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import draws, tree
-from rookery.fed import Client, Fed, PerClient, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Share, Step
 from rookery.parts.compositional import first_value, plus_h, slope
 from rookery.parts.storm import storm
 from rookery.problems import Compositional
@@ -83,10 +83,10 @@ class FedDRO:
     """
 
     step: Step = 0.01  # η
-    momentum: Step = 0.1  # β: the weight of what is new in (8)
-    local_steps: int = 1  # I
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
-    first_batch: int | None = None  # of the first ȳ; None: all the client's data
+    momentum: Share = 0.1  # β: the weight of what is new in (8)
+    local_steps: AtLeastOne = 1  # I
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
+    first_batch: BatchSize = None  # of the first ȳ; None: all the client's data
     as_printed: bool = False
     output: Output = "last"
 
@@ -140,12 +140,12 @@ class DSFedDRO:
     """
 
     step: Step = 0.01  # η
-    momentum: Step = 0.1  # β
-    local_steps: int = 1  # I
+    momentum: Share = 0.1  # β
+    local_steps: AtLeastOne = 1  # I
     server_step: Step = 1.0  # γ_x
     server_inner_step: Step = 1.0  # γ_y
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
-    first_batch: int | None = None  # of the first y; None: all the client's data
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
+    first_batch: BatchSize = None  # of the first y; None: all the client's data
     output: Output = "last"
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
@@ -191,11 +191,11 @@ class CompositionalFedAvg:
     """
 
     step: Step = 0.01  # η
-    local_steps: int = 1  # I
+    local_steps: AtLeastOne = 1  # I
     case: Literal["I", "II"] = "II"
     share_inner_every_step: bool = False
-    batch_size: int | None = None  # of each minibatch; None: all the client's data
-    first_batch: int | None = None  # of the first y; None: all the client's data
+    batch_size: BatchSize = None  # of each minibatch; None: all the client's data
+    first_batch: BatchSize = None  # of the first y; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)

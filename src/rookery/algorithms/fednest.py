@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import Client, Fed, PerClient, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Optimizer, PerClient, Step, Steps
 from rookery.parts import features, hypergradient, inverse_hessian
 from rookery.parts.local import sgd, svrg
 from rookery.problems import Bilevel, Compositional, Minimax
 from rookery.source import Count
 
 _POWER_ITERATIONS, _LOCAL_POWER_ITERATIONS = 10, 5
+_PROBE = Bookkeeping("a power iteration for 1/ℓ")
 
 
 class State(NamedTuple):
@@ -32,19 +33,20 @@ class _Nest:
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
-    lower_rounds: int = 1  # T
+    lower_rounds: AtLeastOne = 1  # T
     lower_local_steps: Steps = 1  # τ_i of the inner optimizer
     upper_local_steps: Steps = 1  # τ_i of the outer optimizer
     neumann: inverse_hessian.Method = "sum"
-    neumann_terms: int = 5  # N
+    neumann_terms: AtLeastOne = 5  # N
     hessian_step: Step | Literal["auto"] = "auto"  # 1/ℓ_{g,1}
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
-    anchor_batch: int | None = None  # of ζ_i in the anchor q_i; None: all the client's data
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
+    anchor_batch: BatchSize = None  # of ζ_i in the anchor q_i; None: all the client's data
     resample: bool = False  # a fresh cohort for every exchange of FedIHGP
     scale_steps: bool = False  # α_i = α/τ_i and β_i = β/τ_i, as in the theory
-    lower_optimizer: Any = None  # of optax, for the local steps on y in the place of β; None: plain steps
-    upper_optimizer: Any = None  # the same on x in the place of α
+    lower_optimizer: Optimizer = None  # of optax, for the local steps on y in the place of β; None: plain steps
+    upper_optimizer: Optimizer = None  # the same on x in the place of α
 
+    replaces: ClassVar = {"lower_optimizer": "lower_step", "upper_optimizer": "upper_step"}
     solves: ClassVar[tuple[type, ...]] = (Bilevel, Minimax, Compositional)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
@@ -178,7 +180,8 @@ class LFedNestNonAlt(_Nest):
             y = c.loop(self.lower_rounds, local, state.y)
             return *local_outer(self, c, state, y, seen, outer), y
 
-        x, probe, y = fed.mean(fed.map(nested, key), name="x, y", around=(state.x, None, state.y))
+        around, marks = (state.x, None, state.y), (None, _PROBE, None)
+        x, probe, y = fed.mean(fed.map(nested, key), name="x, y", around=around, bookkeeping=marks)
         return State(fed.problem.project_upper(x), y, probe)
 
 
@@ -235,7 +238,7 @@ def fed_out(
         x_i = svrg(c, gradient, x, anchor, *_upper_steps(h, steps))
         return x_i, _probed(c, state.probe, x, y, z, k)
 
-    x, probe = fed.mean(fed.map(local, k2, seen), name="x", around=(x, None))  # line 15
+    x, probe = fed.mean(fed.map(local, k2, seen), name="x", around=(x, None), bookkeeping=(None, _PROBE))  # line 15
     return fed.problem.project_upper(x), y, probe
 
 
@@ -264,7 +267,7 @@ def lfed_out(
 ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
     """LFedOut (Alg. 5): local SGD on x. One exchange."""
     local = lambda c, k, z: local_outer(h, c, state, y, z, k)
-    x, probe = fed.mean(fed.map(local, key, seen), name="x", around=(state.x, None))
+    x, probe = fed.mean(fed.map(local, key, seen), name="x", around=(state.x, None), bookkeeping=(None, _PROBE))
     return fed.problem.project_upper(x), y, probe
 
 

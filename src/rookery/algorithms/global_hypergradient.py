@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import draws, tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
 from rookery.parts import features
 from rookery.parts.local import svrg
 from rookery.problems import Bilevel
@@ -50,10 +50,10 @@ class FedMBO:
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
-    lower_rounds: int = 5  # T
-    neumann_terms: int = 5  # N
+    lower_rounds: AtLeastOne = 5  # T
+    neumann_terms: AtLeastOne = 5  # N
     hessian_step: Step = 0.1  # 1/ℓ
-    batch_size: int | None = None  # S, of every minibatch; None: all the client's data
+    batch_size: BatchSize = None  # S, of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
     needs: ClassVar[tuple[str, ...]] = ("equal weights",)
@@ -155,12 +155,12 @@ class AggITD:
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
-    lower_rounds: int = 5  # N, which is also the length of the series
+    lower_rounds: AtLeastOne = 5  # N, which is also the length of the series
     lower_local_steps: Steps = 1  # τ_i of the lower level
     upper_local_steps: Steps = 1  # τ_i of the upper level
     hessian_step: Step = 0.1  # λ
-    batch_size: int | None = None  # of ξ, ζ and u; None: all the client's data
-    anchor_batch: int | None = None  # of ζ_i in the anchor q_i; None: all the client's data
+    batch_size: BatchSize = None  # of ξ, ζ and u; None: all the client's data
+    anchor_batch: BatchSize = None  # of ζ_i in the anchor q_i; None: all the client's data
     scale_steps: bool = True  # β_i = β/τ_i and α_i = α/τ_i, as in the paper
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)

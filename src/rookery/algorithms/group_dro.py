@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import draws, tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import Amount, AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Step, Steps
 from rookery.parts.local import sgd
 from rookery.parts.projection import simplex
 from rookery.problems import SingleLevel
@@ -56,7 +56,7 @@ class AFL:
 
     step: Step = 0.01  # γ_x
     weight_step: Step = 0.01  # γ_λ
-    batch_size: int | None = None  # of ξ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
     output: Literal["last", "average"] = "average"
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
@@ -109,8 +109,8 @@ class DRFA:
 
     step: Step = 0.01  # η
     weight_step: Step = 0.01  # γ
-    local_steps: int = 1  # τ
-    batch_size: int | None = None  # of ξ; None: all the client's data
+    local_steps: AtLeastOne = 1  # τ
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -136,7 +136,9 @@ class DRFA:
         means = drawn.mean(both, name="x, x at t'", weights=jnp.ones(fed.n), around=(state.x, state.x))
         x, between = (fed.problem.project_upper(mean) for mean in means)
         loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
-        (ids, losses), there = fed.gather(fed.map(loss, look), name="losses", replied=True)
+        number = Bookkeeping("the client's number", most=fed.n - 1)
+        replies = fed.gather(fed.map(loss, look), name="losses", replied=True, bookkeeping=(number, None))
+        (ids, losses), there = replies
         v = jnp.zeros_like(state.weights).at[ids].add((fed.n / jnp.sum(there)).astype(losses.dtype) * losses)
         return State(x, simplex(tree.step(state.weights, self.local_steps * self.weight_step, -v)))
 
@@ -161,9 +163,9 @@ class QFedAvg:
     """
 
     step: Step = 0.01  # 1/L
-    fairness: Step = 1.0  # q
+    fairness: Amount = 1.0  # q
     local_steps: Steps = 1  # of SGD
-    batch_size: int | None = None  # of these; None: all the client's data
+    batch_size: BatchSize = None  # of these; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -184,5 +186,5 @@ class QFedAvg:
             curvature = q * loss ** (q - 1) * tree.dot(w, w) + loss**q / self.step
             return tree.scale(loss**q, w), curvature
 
-        delta, h = fed.mean(fed.map(local, key), name="delta, h")
+        delta, h = fed.mean(fed.map(local, key), name="delta, h", bookkeeping=(None, Bookkeeping("h")))
         return Point(fed.problem.project_upper(tree.step(x, 1 / h, delta)))

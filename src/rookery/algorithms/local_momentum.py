@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import hypergradient, inverse_hessian
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
@@ -35,9 +35,9 @@ class _Estimator:
     lower_step: Step = 0.01  # β₂η, λ
     local_steps: Steps = 5  # p, q: from one synchronisation to the next
     neumann: inverse_hessian.Method = "random"
-    neumann_terms: int = 5  # J
+    neumann_terms: AtLeastOne = 5  # J
     hessian_step: Step = 0.01  # 1/ℓ
-    batch_size: int | None = None  # of every minibatch; None: all the client's data
+    batch_size: BatchSize = None  # of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
@@ -56,7 +56,7 @@ class _Estimator:
 class _Gao(_Estimator):
     """The steps of Gao's two methods."""
 
-    momentum: Step = 0.3  # α₁η = α₂η, for LocalBSGVR α₁η² = α₂η²: the weight of what is new
+    momentum: Share = 0.3  # α₁η = α₂η, for LocalBSGVR α₁η² = α₂η²: the weight of what is new
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """The start. The momenta are not used before there is an estimate."""
@@ -188,13 +188,13 @@ class AdaFBiO(_Estimator):
     Reference: Huang, Fast Adaptive Federated Bilevel Optimization, 2022.
     """
 
-    local_steps: int = 5  # q
-    delta: Step = 1.0  # δ of η_t
-    offset: Step = 8.0  # m of η_t
-    c_upper: Step = 1.0  # c₂
-    c_lower: Step = 1.0  # c₁
-    decay: Step = 0.9  # ϱ
-    floor: Step = 0.1  # ρ
+    local_steps: AtLeastOne = 5  # q
+    delta: Positive = 1.0  # δ of η_t
+    offset: Positive = 8.0  # m of η_t
+    c_upper: Positive = 1.0  # c₂
+    c_lower: Positive = 1.0  # c₁
+    decay: Decay = 0.9  # ϱ
+    floor: Positive = 0.1  # ρ
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> AdaptiveState:
         """The start: a first estimate."""

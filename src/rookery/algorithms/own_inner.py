@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rookery import tree
-from rookery.fed import Client, Data, Epochs, Fed, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fed, Positive, Share, Step
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.projection import ball
 from rookery.parts.storm import storm
@@ -51,9 +51,9 @@ class ComFedL:
     """
 
     step: Step = 0.01  # η
-    local_steps: int = 1  # τ
-    batch_size: int | None = None  # of B', for f and h; None: all the client's data
-    inner_batch: int | None = None  # of B, for g; None: all the client's data
+    local_steps: AtLeastOne = 1  # τ
+    batch_size: BatchSize = None  # of B', for f and h; None: all the client's data
+    inner_batch: BatchSize = None  # of B, for g; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     scope: ClassVar = "client"
@@ -98,10 +98,10 @@ class LocalSCGDM:
     """
 
     step: Step = 0.01  # βη
-    momentum: Step = 0.7  # γη
-    gradient_momentum: Step | None = 0.8  # αη; None: no running gradient, Local-SCGD
-    local_steps: int = 5  # p
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
+    momentum: Share = 0.7  # γη
+    gradient_momentum: Share | None = 0.8  # αη; None: no running gradient, Local-SCGD
+    local_steps: AtLeastOne = 5  # p
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
     share_inner: bool = True  # u is averaged, as in the paper; or stays with the client
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
@@ -181,10 +181,10 @@ class FCSG:
     """
 
     step: Step = 0.01  # η
-    gradient_momentum: Step | None = None  # a; None: no running gradient, FCSG
-    local_steps: int = 10  # q
-    batch_size: int | None = None  # outer samples of a step; None: all the client's data
-    inner_batch: int | None = None  # m, inner samples for each; None: all the client's data
+    gradient_momentum: Share | None = None  # a; None: no running gradient, FCSG
+    local_steps: AtLeastOne = 10  # q
+    batch_size: BatchSize = None  # outer samples of a step; None: all the client's data
+    inner_batch: BatchSize = None  # m, inner samples for each; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     scope: ClassVar = "client"
@@ -228,10 +228,10 @@ class AccFCSGM:
     """
 
     step: Step = 0.01  # η
-    gradient_momentum: Step = 0.1  # a
-    local_steps: int = 10  # q
-    batch_size: int | None = None  # outer samples of a step; None: all the client's data
-    inner_batch: int | None = None  # m, inner samples for each; None: all the client's data
+    gradient_momentum: Share = 0.1  # a
+    local_steps: AtLeastOne = 10  # q
+    batch_size: BatchSize = None  # outer samples of a step; None: all the client's data
+    inner_batch: BatchSize = None  # m, inner samples for each; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     scope: ClassVar = "client"
@@ -290,12 +290,12 @@ class FedDRSCGD:
     """
 
     step: Step = 0.01  # η
-    momentum: Step = 0.1  # β, of u
-    gradient_momentum: Step = 0.1  # α, of w
-    local_steps: int = 5  # p
-    radius: Step | None = None  # of the ball that w is kept in; None: it is not
-    batch_size: int | None = None  # of ξ and ζ; None: all the client's data
-    first_batch: int | None = None  # of the first u; None: all the client's data
+    momentum: Share = 0.1  # β, of u
+    gradient_momentum: Share = 0.1  # α, of w
+    local_steps: AtLeastOne = 5  # p
+    radius: Positive | None = None  # of the ball that w is kept in; None: it is not
+    batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
+    first_batch: BatchSize = None  # of the first u; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)

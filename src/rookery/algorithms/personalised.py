@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Positive, Share, Step, Steps
 from rookery.parts import local_svrg
 from rookery.parts.local import sgd
 from rookery.problems import SingleLevel
@@ -49,9 +49,9 @@ class Ditto:
     step: Step = 0.01  # η_g
     local_steps: Steps = 10  # r
     personal_step: Step = 0.01  # η_l
-    personal_steps: int = 25  # s
-    proximal: Step = 0.1  # λ
-    batch_size: int | None = None  # None: all the client's data
+    personal_steps: AtLeastOne = 25  # s
+    proximal: Positive = 0.1  # λ
+    batch_size: BatchSize = None  # None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -101,12 +101,12 @@ class PFedMe:
 
     step: Step = 0.01  # η
     local_steps: Steps = 10  # R
-    proximal: Step = 15.0  # λ
+    proximal: Positive = 15.0  # λ
     server_step: Step = 1.0  # β
-    accuracy: Step = 0.005  # δ
+    accuracy: Positive = 0.005  # δ
     inner_step: Step = 0.05  # of the gradient steps to θ_k; below 2/(λ + the loss's smoothness)
-    inner_steps: int = 20  # how many, at most
-    batch_size: int | None = None  # None: all the client's data
+    inner_steps: AtLeastOne = 20  # how many, at most
+    batch_size: BatchSize = None  # None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -167,8 +167,8 @@ class FineTuned:
     step: Step = 0.01  # η
     local_steps: Steps = 10  # τ_i
     personal_step: Step = 0.01  # η_l
-    personal_steps: int = 25  # s
-    batch_size: int | None = None  # None: all the client's data
+    personal_steps: AtLeastOne = 25  # s
+    batch_size: BatchSize = None  # None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -218,9 +218,9 @@ class LocalTrain:
     """
 
     step: Step = 0.01  # γ
-    local_steps: int = 10  # τ
-    refresh: Step = 0.02  # q
-    batch_size: int | None = None  # |B|; None: all the centre's data
+    local_steps: AtLeastOne = 10  # τ
+    refresh: Share = 0.02  # q
+    batch_size: BatchSize = None  # |B|; None: all the centre's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
     needs: ClassVar[tuple[str, ...]] = ("center",)

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import BatchSize, Client, Fed, Step, Steps
 from rookery.problems import Minimax
 
 
@@ -39,7 +39,7 @@ class FedAvgSaddle:
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
     local_steps: Steps = 1  # τ_i
-    batch_size: int | None = None  # of ξ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Minimax,)
 
@@ -81,7 +81,7 @@ class ScaffoldSaddle:
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
     local_steps: Steps = 1  # τ_i
-    batch_size: int | None = None  # of ξ; None: all the client's data
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Minimax,)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step
+from rookery.fed import BatchSize, Bookkeeping, Client, Fed, Positive, Step
 from rookery.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
 from rookery.problems import SingleLevel
 from rookery.source import Batch
@@ -68,9 +68,9 @@ class FastDRO:
 
     step: Step = 0.01  # η
     objective: Literal["cvar", "chi2", "kl"] = "cvar"
-    size: Step = 0.1  # α of CVaR, at most 1; ρ of χ²; not used with a penalty
-    penalty: Step | None = None  # λ of χ² and KL
-    batch_size: int | None = None  # of one client; None: all its data
+    size: Positive = 0.1  # α of CVaR, at most 1; ρ of χ²; not used with a penalty
+    penalty: Positive | None = None  # λ of χ² and KL
+    batch_size: BatchSize = None  # of one client; None: all its data
     pool: bool = True  # the worst case over all clients' batches together; or each client's own
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
@@ -84,7 +84,7 @@ class FastDRO:
         if not self.pool:
             return FastState(x)
         own = lambda c, k: jax.nn.one_hot(c.id, fed.n, dtype=jnp.result_type(*jax.tree.leaves(x)))
-        return FastState(x, shares=fed.sum(fed.map(own, key), name="shares"))
+        return FastState(x, shares=fed.sum(fed.map(own, key), name="shares", bookkeeping=Bookkeeping("who it is", 1.0)))
 
     def round(self, fed: Fed, state: FastState, key: Array) -> FastState:
         """The losses, their worst case, and a step."""
@@ -106,7 +106,8 @@ class FastDRO:
         def then(c: Client, k: Array, own: Array) -> tree.Tree:
             return c.losses_and_pullback(x, c.samples(k, self.batch_size))[1](own)
 
-        losses, shares = fed.gather(fed.map(first, key), name="losses")
+        marks = (None, Bookkeeping("the samples' shares", most=1.0))
+        losses, shares = fed.gather(fed.map(first, key), name="losses", bookkeeping=marks)
         p = self.worst(losses.ravel(), (shares / jnp.sum(shares)).ravel()).reshape(losses.shape)
         parts = fed.map(then, key, fed.scatter(fed.cohort_size * p))  # the same key: the same batch
         return self._stepped(fed, state, fed.mean(parts, name="direction", weights=jnp.ones(fed.n)))
@@ -162,8 +163,8 @@ class PDSGD:
 
     step: Step = 0.01  # η
     dual_step: Step = 0.01  # γ
-    penalty: Step = 1.0  # λ
-    batch_size: int | None = None  # n_k; None: all the client's data
+    penalty: Positive = 1.0  # λ
+    batch_size: BatchSize = None  # n_k; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -187,7 +188,9 @@ class PDSGD:
             new = (1 - self.dual_step * self.penalty) * old + self.dual_step * gains
             return (weighted(shares * jnp.exp(old[batch.places])), mean(new) - mean(old)), new + level
 
-        (direction, change), heard = fed.mean(fed.map_state(both, key), name="direction, weights", heard=True)
+        marks = (None, Bookkeeping("the change of the mean weight"))
+        replies = fed.mean(fed.map_state(both, key), name="direction, weights", heard=True, bookkeeping=marks)
+        (direction, change), heard = replies
         direction = tree.scale(fed.n / heard.replies * heard.weight, direction)  # Σ (n/P) w_k d_k
         grown = level + jnp.log1p(heard.weight * change)
         return PrimalDualState(fed.problem.project_upper(tree.step(x, self.step, direction)), level=grown)

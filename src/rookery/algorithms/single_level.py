@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import Client, Fed, Step, Steps
+from rookery.fed import BatchSize, Client, Fed, Optimizer, Positive, Step, Steps
 from rookery.parts.local import sgd, svrg
 from rookery.problems import SingleLevel
 
@@ -48,9 +48,10 @@ class FedAvg:
 
     step: Step = 0.01  # η
     local_steps: Steps = 1  # τ_i
-    batch_size: int | None = None  # B; None: all the client's data
-    optimizer: Any = None  # of optax, for the local steps in the place of η; None: plain steps
+    batch_size: BatchSize = None  # B; None: all the client's data
+    optimizer: Optimizer = None  # of optax, for the local steps in the place of η; None: plain steps
 
+    replaces: ClassVar = {"optimizer": "step"}
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
@@ -86,10 +87,11 @@ class FedProx:
 
     step: Step = 0.01  # η
     local_steps: Steps = 1  # τ_i
-    proximal: Step = 0.1  # μ
-    batch_size: int | None = None  # None: all the client's data
-    optimizer: Any = None  # of optax, for the local steps in the place of η; None: plain steps
+    proximal: Positive = 0.1  # μ
+    batch_size: BatchSize = None  # None: all the client's data
+    optimizer: Optimizer = None  # of optax, for the local steps in the place of η; None: plain steps
 
+    replaces: ClassVar = {"optimizer": "step"}
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
@@ -130,7 +132,7 @@ class Scaffold:
     step: Step = 0.01  # η_l
     server_step: Step = 1.0  # η_g
     local_steps: Steps = 1  # τ_i; K
-    batch_size: int | None = None  # None: all the client's data
+    batch_size: BatchSize = None  # None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -175,8 +177,8 @@ class FedSVRG:
 
     step: Step = 0.01  # α
     local_steps: Steps = 1  # τ_i
-    batch_size: int | None = None  # of ξ; None: all the client's data
-    anchor_batch: int | None = None  # of ξ_i in the anchor h_i; None: all the client's data
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
+    anchor_batch: BatchSize = None  # of ξ_i in the anchor h_i; None: all the client's data
     scale_steps: bool = False  # α_i = α/τ_i, as in the theory
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)

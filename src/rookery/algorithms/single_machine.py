@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from rookery import tree
-from rookery.fed import Client, Fed, PerClient, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Step
 from rookery.parts import features, inverse_hessian
 from rookery.parts.storm import storm
 from rookery.problems import Bilevel
@@ -33,11 +33,11 @@ class _Synchronous:
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
-    lower_rounds: int = 5  # T, t_k, D
+    lower_rounds: AtLeastOne = 5  # T, t_k, D
     neumann: inverse_hessian.Method = "random"
-    neumann_terms: int = 5  # N, Q
+    neumann_terms: AtLeastOne = 5  # N, Q
     hessian_step: Step = 0.1  # 1/ℓ, η
-    batch_size: int | None = None  # of every minibatch; None: all the client's data
+    batch_size: BatchSize = None  # of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
@@ -128,7 +128,7 @@ class TTSA(_Synchronous):
     Reference: Hong, Wai, Wang and Yang, A Two-Timescale Framework for Bilevel Optimization, 2020.
     """
 
-    lower_rounds: int = 1  # one step on y
+    lower_rounds: AtLeastOne = 1  # one step on y
 
 
 @dataclass(frozen=True)
@@ -197,14 +197,14 @@ class MRBO:
 
     upper_step: Step = 0.01  # γ
     lower_step: Step = 0.01  # λ
-    delta: Step = 4.0  # d of η_k
-    offset: Step = 64.0  # m of η_k
-    c_upper: Step = 0.5  # c₁
-    c_lower: Step = 0.5  # c₂
+    delta: Positive = 4.0  # d of η_k
+    offset: Positive = 64.0  # m of η_k
+    c_upper: Positive = 0.5  # c₁
+    c_lower: Positive = 0.5  # c₂
     neumann: inverse_hessian.Method = "sum"
-    neumann_terms: int = 5  # Q
+    neumann_terms: AtLeastOne = 5  # Q
     hessian_step: Step = 0.1  # η of the series
-    batch_size: int | None = None  # of every minibatch; None: all the client's data
+    batch_size: BatchSize = None  # of every minibatch; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery import draws, tree
-from rookery.fed import Client, Fed, PerClient, Step
+from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Share, Step
 from rookery.parts import local_svrg
 from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference
 from rookery.parts.projection import capped_simplex
@@ -75,11 +75,11 @@ class LocalSVRG:
     """
 
     step: Step = 0.01  # γ
-    sync_every: int = 10  # τ
-    refresh: Step = 0.02  # q
-    batch_size: int | None = None  # |B|; None: all the client's data
+    sync_every: AtLeastOne = 10  # τ
+    refresh: Share = 0.02  # q
+    batch_size: BatchSize = None  # |B|; None: all the client's data
     average: Average = "last"
-    strong_convexity: Step | None = None  # μ, for average="theory"
+    strong_convexity: Positive | None = None  # μ, for average="theory"
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
@@ -177,12 +177,12 @@ class WeightedNodesProx:
     model_step: Step = 0.01  # γ of (1), for θ
     linear_step: Step = 0.01  # γ of (15), for h
     weight_step: Step = 0.01  # η
-    steps: int = 100  # T_s
-    sync_every: int = 10  # τ
-    refresh: Step = 0.02  # q
-    batch_size: int | None = None  # |B|; None: all the client's data
+    steps: AtLeastOne = 100  # T_s
+    sync_every: AtLeastOne = 10  # τ
+    refresh: Share = 0.02  # q
+    batch_size: BatchSize = None  # |B|; None: all the client's data
     average: Average = "last"  # what Local-SVRG returns
-    strong_convexity: Step | None = None  # μ, for average="theory"
+    strong_convexity: Positive | None = None  # μ, for average="theory"
     output: Literal["last", "random"] = "last"
 
     solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
@@ -240,12 +240,12 @@ class WeightedNodesABA:
     model_step: Step = 0.01  # γ of (1), for θ
     linear_step: Step = 0.01  # γ of (15), for h
     weight_step: Step = 0.01  # η
-    steps: int = 100  # T_s
-    sync_every: int = 10  # τ
-    refresh: Step = 0.02  # q
-    batch_size: int | None = None  # |B|; None: all the client's data
+    steps: AtLeastOne = 100  # T_s
+    sync_every: AtLeastOne = 10  # τ
+    refresh: Share = 0.02  # q
+    batch_size: BatchSize = None  # |B|; None: all the client's data
     average: Average = "last"  # what Local-SVRG returns
-    strong_convexity: Step | None = None  # μ, for average="theory"
+    strong_convexity: Positive | None = None  # μ, for average="theory"
 
     solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
     needs: ClassVar[tuple[str, ...]] = ("all clients",)

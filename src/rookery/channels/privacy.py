@@ -19,15 +19,26 @@ class Clip(Plain):
     bound: float
 
     def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """value·min(1, bound/‖value‖)."""
-        leaves = [a.astype(_precise(a)) for a in jax.tree.leaves(value) if _is_real(a) and a.size]
+        """value·min(1, bound/‖value‖), or zero where an entry is not finite."""
+        leaves = [a.astype(_precise(a)) for a in _numbers(exchange, value, "clip") if a.size]
         if not leaves:
             return value, state
-        largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(a)) for a in leaves))  # that no square overflows
+        finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(a)) for a in leaves))
+        sizes = [jnp.where(finite, jnp.abs(a), 0) for a in leaves]
+        largest = functools.reduce(jnp.maximum, (jnp.max(a) for a in sizes))  # that no square overflows
         scale = jnp.where(largest > 0, largest, 1)
-        norm = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(a / scale)) for a in leaves)))
+        most = float(jnp.finfo(scale.dtype).max) / 8  # beyond it, 1/scale is flushed to zero
+        scale = jnp.clip(scale, 1 / most, most)
+        norm = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(a / scale)) for a in sizes)))
         factor = jnp.where(norm > self.bound, self.bound / jnp.where(norm > self.bound, norm, 1), 1)
-        return jax.tree.map(lambda a: (a * factor).astype(a.dtype) if _is_real(a) else a, value), state
+
+        def clipped(a: Array) -> Array:
+            own = factor
+            if jnp.finfo(a.dtype).bits < 32:  # to nearest, a short number may be rounded up beyond the bound
+                own = jnp.where(norm > self.bound, factor * (1 - float(jnp.finfo(a.dtype).eps)), 1)
+            return jnp.where(finite, (a * own).astype(a.dtype), jnp.zeros((), a.dtype))
+
+        return jax.tree.map(clipped, value), state
 
 
 @dataclass(frozen=True)
@@ -49,31 +60,35 @@ class Gaussian(Plain):
             self.bounded_by(None)
         scale = self.multiplier * self.received * exchange.share  # type: ignore[operator]
         leaves, structure = jax.tree.flatten(total)
+        _numbers(exchange, total, "gaussian")
         keys = jax.random.split(key, max(len(leaves), 1))
 
         def noisy(a: Array, k: Array) -> Array:
-            if not _is_real(a):
-                return a
-            noise = draws.normals(k, a.shape, _precise(a))
-            return (a + scale.astype(_precise(a)) * noise).astype(a.dtype)
+            if jnp.issubdtype(a.dtype, jnp.complexfloating):
+                noise: Any = draws.normals(k, (2, *a.shape), jnp.finfo(a.dtype).dtype)
+                noise = jax.lax.complex(noise[0], noise[1])
+            else:
+                noise = draws.normals(k, a.shape, _precise(a))
+            return (a + scale.astype(noise.real.dtype) * noise).astype(a.dtype)
 
         return jax.tree.unflatten(structure, [noisy(a, k) for a, k in zip(leaves, keys, strict=False)]), state
 
 
 def clip(bound: float) -> Clip:
-    """Scale down what a client sends to the norm `bound`, over all its numbers together.
+    """Scale what a client sends down to the norm `bound`, over all its numbers together.
 
-    Of a reply that is an iterate, what is bounded is how far it is from the value that the server sent. Integers in a
-    reply (a client's number, places of entries) are sent as they are.
+    Where a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry
+    that is not finite counts as zero. Integers cannot be scaled: a method that sends them marks them as
+    `rk.Bookkeeping`, which has a bound of its own.
     """
     return Clip(_positive("clip", "bound", bound))
 
 
 def gaussian(multiplier: float) -> Gaussian:
-    """Add normal noise to every result, `multiplier` times as large as what one client can move it by.
+    """Add normal noise to every result, with a standard deviation of `multiplier` times what one client can change.
 
-    Needs `rk.clip` before it. The noise is drawn by the server, from keys that no client has. How much privacy that
-    gives is not computed.
+    Needs `rk.clip` before it. The server draws the noise from its own entropy, so that no participant can draw it
+    again; see `noise_seed` in `rk.solve`. Bookkeeping gets no noise. How much privacy that gives is not computed.
     """
     return Gaussian(_positive("gaussian", "multiplier", multiplier))
 
@@ -81,12 +96,20 @@ def gaussian(multiplier: float) -> Gaussian:
 def _positive(owner: str, name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 < value < float("inf"):
-        raise ValueError(f"rk.{owner}: {name}={value!r} is not a positive number.")
+        raise ValueError(f"rk.{owner}: {name} must be a positive number; got {value!r}.")
     return float(value)
 
 
-def _is_real(a: Array) -> bool:
-    return bool(jnp.issubdtype(a.dtype, jnp.floating))
+def _numbers(exchange: Exchange, value: Any, owner: str) -> list[Array]:
+    """The leaves, all of which are real or complex numbers; TypeError otherwise."""
+    leaves = jax.tree.leaves(value)
+    for leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise TypeError(
+                f"rk.{owner} needs floating-point updates, and the exchange {exchange.name!r} sends {leaf.dtype}. Mark "
+                "that part of the message in the method: bookkeeping=(None, rk.Bookkeeping(...))."
+            )
+    return leaves
 
 
 def _precise(a: Array) -> Any:

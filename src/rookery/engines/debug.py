@@ -50,7 +50,7 @@ class Session(simulation.Session):
         traced = self._traced
         program = _Program(traced.start, self._data, "auto")
         self._carry, report = simulation.start(
-            program, traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed
+            program, traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed, traced.noise
         )
         return simulation.amounts(traced.start, report)
 

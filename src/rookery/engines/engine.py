@@ -1,8 +1,10 @@
 """What the engines share: the job, the session, the keys of a round, and compiled programs found by what they are."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os import urandom
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -38,6 +40,7 @@ class Job:
     on_nonfinite: str = "stop"  # or "warn"
     measure: Any = None  # measure(client, x, y, memory) -> {name: number}, for `Session.measure`
     computing: Computing = AS_IT_IS  # in which precision, and with how much memory
+    noise_seed: int | None = None  # where a channel's noise comes from; None: the operating system's entropy
 
 
 class Stopped(NamedTuple):
@@ -96,21 +99,21 @@ class Engine(Protocol):
 
 
 class Keys(NamedTuple):
-    """The randomness of a round: who takes part, the algorithm's key, and the server's own."""
+    """What a round derives from the seed: who takes part, the algorithm's key, and which replies get lost."""
 
     ids: Array
     key: Array
-    private: Array
+    chance: Array
 
 
-_PRIVATE = 0x70726976  # what tells the server's own stream from all others
+_CHANCE = 0x70726976  # what tells the stream of lost replies from all others
 _MEASURE = 0x6D656173  # and that of evaluations
 
 
 def start_keys(seed: Array, n: int) -> Keys:
     """Those of `init`, in which everybody takes part."""
-    private = jax.random.fold_in(jax.random.fold_in(seed, _PRIVATE), 0)
-    return Keys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), private)
+    chance = jax.random.fold_in(jax.random.fold_in(seed, _CHANCE), 0)
+    return Keys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), chance)
 
 
 def measure_keys(seed: Array, t: Any, n: int) -> Keys:
@@ -122,7 +125,29 @@ def measure_keys(seed: Array, t: Any, n: int) -> Keys:
 def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
     """Those of round t, counted from 0."""
     choice, key = jax.random.split(jax.random.fold_in(seed, t + 1))
-    return Keys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _PRIVATE))
+    return Keys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _CHANCE))
+
+
+def noise_root(job: Job) -> Any:
+    """Two words from which the server draws a channel's noise, or () where there is no channel.
+
+    They come from the operating system: nothing that a client sees, the seed included, leads to them. They are a part
+    of the carry, so that a checkpoint keeps them.
+    """
+    if job.channel is None:
+        return ()
+    if job.noise_seed is None:
+        return np.frombuffer(urandom(8), np.uint32)
+    return np.asarray(jax.random.key_data(draws.seed_key(job.noise_seed)))
+
+
+def check_noise(job: Job, saved: Any) -> None:
+    """Raise ValueError if a checkpoint's noise is not that of the job's `noise_seed`."""
+    if job.channel is not None and job.noise_seed is not None and not np.array_equal(noise_root(job), saved):
+        raise ValueError(
+            f"noise_seed={job.noise_seed}: the checkpoint's noise comes from somewhere else, and a run keeps its "
+            "noise. Leave noise_seed out to go on with that, or give another folder."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +161,7 @@ class Traced:
     round: Plan
     measure: Any  # a plan, or None where nothing is measured
     seed: Array
+    noise: Any  # see `noise_root`
 
     @property
     def fingerprint(self) -> str:
@@ -164,31 +190,35 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients 
         check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
     if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
-    return Traced(job, setting, split.traced, start, one_round, measure, draws.seed_key(job.seed))
+    seed, noise = draws.seed_key(job.seed), noise_root(job)
+    return Traced(job, setting, split.traced, start, one_round, measure, seed, noise)
 
 
 class Programs:
-    """Compiled programs by what they are, the least recently used of them dropped."""
+    """Compiled programs by what they are, the least recently used of them dropped. Threads may share it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._lock = threading.RLock()
         self._held: OrderedDict[Any, Any] = OrderedDict()
         self.made = 0  # how many had to be made
 
     def find(self, key: Any, make: Callable[[], Any]) -> Any:
         """The program of this key, made if there is none."""
-        if key in self._held:
+        with self._lock:  # `make` wraps a function; it is compiled when it is first called
+            if key not in self._held:
+                self.made += 1
+                self._held[key] = make()
             self._held.move_to_end(key)
-            return self._held[key]
-        self.made += 1
-        self._held[key] = make()
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
-        return self._held[key]
+            program = self._held[key]
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+            return program
 
     def clear(self) -> None:
         """Forget all."""
-        self._held.clear()
+        with self._lock:
+            self._held.clear()
 
 
 PROGRAMS = Programs(most=64)

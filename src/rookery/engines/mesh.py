@@ -32,7 +32,7 @@ from rookery.source import Source
 
 AXIS = "clients"
 _EVERYBODY, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
-_CARRY: Any = Carry(_EVERYBODY, _DIVIDED, _DIVIDED, _EVERYBODY)
+_CARRY: Any = Carry(_EVERYBODY, _DIVIDED, _DIVIDED, _EVERYBODY, _EVERYBODY)
 _PIECES = 4  # the blocks in which a device computes its share of a cohort, if that is as large as is to be expected
 
 
@@ -206,6 +206,7 @@ def _described(traced: engine.Traced, settings: simulation.Simulation) -> dict[s
         ),
         "start": digest(*jax.tree.leaves(job.start)),
         "seed": job.seed,
+        "noise_seed": job.noise_seed,
         "cohort": job.cohort,
         "data": job.clients.digest or digest(*jax.tree.leaves(job.clients)),
         "faults": repr(job.faults),
@@ -244,8 +245,15 @@ class Session(simulation.Session):
         plan: Any = lambda own: None if own is None else replace(own, consts=put(own.consts))
         start, one_round, measure = map(plan, (traced.start, traced.round, traced.measure))
         job = replace(traced.job, start=put(traced.job.start))
-        hyper, seed = put((traced.hyper, traced.seed))
-        return replace(traced, job=job, hyper=hyper, start=start, round=one_round, measure=measure, seed=seed)
+        noise = traced.noise if self.hosts.count == 1 else self._agreed(traced.noise)
+        hyper, seed, noise = put((traced.hyper, traced.seed, noise))
+        plans = {"start": start, "round": one_round, "measure": measure}
+        return replace(traced, job=job, hyper=hyper, seed=seed, noise=noise, **plans)
+
+    def _agreed(self, noise: Any) -> Any:
+        """The first process's entropy, on all of them."""
+        words = self.hosts.told(np.asarray(noise).tolist())
+        return np.array(words, np.uint32) if words else ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -291,7 +299,7 @@ class Session(simulation.Session):
         self, name: str, of: Plan, function: Callable[..., Any], *fixed: Any, donate: tuple[int, ...] = ()
     ) -> Any:
         mesh, data = self._division.mesh, self._division.specs(self._data)
-        takes = {"start": 2, "rounds": 5, "measure": 3}[name]  # arguments after data and hyperparameters
+        takes = {"start": 3, "rounds": 5, "measure": 3}[name]  # arguments after data and hyperparameters
         carry = [_EVERYBODY if name == "start" else _CARRY]
         gives = _EVERYBODY if name == "measure" else (_CARRY, _EVERYBODY)
         specs = (_EVERYBODY, data, _EVERYBODY, *carry, *[_EVERYBODY] * (takes - 1))

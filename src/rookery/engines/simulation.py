@@ -146,7 +146,9 @@ class Session:
         traced = self._traced
         program = self._program("start", traced.start, start)
         with self._explained():
-            self._carry, report = program(traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed)
+            self._carry, report = program(
+                traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed, traced.noise
+            )
             report = jax.device_get(report)
         self._check_start(report)
         return amounts(traced.start, report)
@@ -227,6 +229,7 @@ class Session:
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""
+        engine.check_noise(self._job, saved.noise)
         self._carry, self.rounds = saved, rounds
 
     def close(self) -> None:
@@ -315,10 +318,10 @@ class Program:
         return flags
 
 
-def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: Any, seed: Array) -> Any:
+def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: Any, seed: Array, noise: Any) -> Any:
     """The carry before the first round, and what it reports."""
     keys = engine.start_keys(seed, clients.n)
-    given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.private)
+    given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
     made, report = program(consts, clients, given)
     report["finite"] = program.everywhere(_finite(made.carry))
     return made.carry, report
@@ -328,7 +331,7 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, seen: C
     """What everybody makes of x, y and their memory after t rounds: rows by name."""
     t = jnp.asarray(t, jnp.int32)
     keys = engine.measure_keys(seed, t, clients.n)
-    made, _ = program(consts, clients, Given(seen, hyper, t, keys.ids, clients.weights, keys.key, keys.private))
+    made, _ = program(consts, clients, Given(seen, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
     return made.carry.state
 
 
@@ -346,7 +349,7 @@ def one_round(
     memory, client = program.rows(keys.ids, clients.n, (carry.memory, carry.client))
     own = carry._replace(memory=memory, client=client)
     made, report = program(
-        consts, clients, Given(own, hyper, jnp.asarray(t, jnp.int32), keys.ids, clients.weights, keys.key, keys.private)
+        consts, clients, Given(own, hyper, jnp.asarray(t, jnp.int32), keys.ids, clients.weights, keys.key, keys.chance)
     )
     after = made.carry
     if made.stayed is not None:  # who missed an exchange keeps the memory of before
@@ -364,7 +367,7 @@ def put(program: Program, n: int, carry: Carry, ids: Any, own: Carry, after: Car
     state, server = choose((after.state, after.server), (own.state, own.server))
     rows = choose((after.memory, after.client), (own.memory, own.client))
     memory, client = program.put(ids, n, (carry.memory, carry.client), rows)
-    return Carry(state, memory, client, server)
+    return Carry(state, memory, client, server, carry.noise)
 
 
 def advance(

@@ -64,7 +64,8 @@ class Sweep:
         """All `count` candidates before their first round; what no value changes is computed once on each device."""
         traced = self._traced
         program = self._program("sweep start", traced.start, _start_all)
-        return program(traced.start.consts, self._data, self._rest, values, jnp.arange(count), self._start, traced.seed)
+        seeds = traced.seed, traced.noise
+        return program(traced.start.consts, self._data, self._rest, values, jnp.arange(count), self._start, *seeds)
 
     def advance(
         self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
@@ -130,13 +131,15 @@ def _one(carries: Carry, i: Any) -> tuple[Any, Any]:
 
 def _start_all(
     program: Program, devices: Mesh | None, consts: Any, clients: Clients, rest: Any, values: Values,
-    slots: Int[Array, " slots"], start: Any, seed: Array,
+    slots: Int[Array, " slots"], start: Any, seed: Array, noise: Any,
 ) -> Carry:  # fmt: skip
-    def some(consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, values: Any, slots: Array) -> Carry:
-        one = lambda own, slot: simulation.start(program, consts, clients, rest | own, start, seed)[0]
+    def some(
+        consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, noise: Any, values: Any, slots: Array
+    ) -> Carry:
+        one = lambda own, slot: simulation.start(program, consts, clients, rest | own, start, seed, noise)[0]
         return jax.vmap(one)(values, slots)
 
-    return _divided(devices, some, (consts, clients, rest, start, seed), _stacked(values), slots)
+    return _divided(devices, some, (consts, clients, rest, start, seed, noise), _stacked(values), slots)
 
 
 def _advance_some(

@@ -11,6 +11,13 @@ from rookery.source import Count
 Gradient = Callable[[tree.Tree, Any], tree.Tree]  # (z, ν) -> the gradient at z on the ν-th minibatch
 
 
+def most_steps(local_steps: Any) -> int | None:
+    """The largest number of local steps that any client takes, where it is known before the run; else None."""
+    if isinstance(local_steps, int):
+        return local_steps
+    return local_steps[1] if isinstance(local_steps, tuple) else None
+
+
 def sgd(
     c: Client, gradient: Gradient, z: tree.Tree, step: tree.Scalar, steps: Count, optimizer: Any = None
 ) -> tree.Tree:

@@ -51,6 +51,8 @@ def pace(step: Any, refresh: Any, average: Average, strong_convexity: Any) -> Pa
     """The numbers as an algorithm's hyperparameters give them."""
     if average == "last":
         return Pace(step, refresh, None)
+    if strong_convexity is None:
+        raise ValueError('average="theory" weighs the iterates by μ: give strong_convexity=μ, that of the losses.')
     return Pace(step, refresh, jnp.minimum(step * strong_convexity, refresh / 4))
 
 

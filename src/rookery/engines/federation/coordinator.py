@@ -107,16 +107,16 @@ class Coordinator:
         """The algorithm's `init`."""
         traced = self._traced
         keys = engine.start_keys(traced.seed, traced.job.clients.n)
-        return self._phase(traced.start, (0, 0), traced.job.start, keys)
+        return self._phase(traced.start, (0, 0), traced.job.start, keys, traced.noise)
 
-    def round(self, t: int, state: Any, server: Any) -> tuple[Made, Amounts]:
+    def round(self, t: int, state: Any, server: Any, noise: Any) -> tuple[Made, Amounts]:
         """Round t, counted from 0."""
         self.links.rounds = t
         traced, job = self._traced, self._traced.job
         keys = _round_keys(traced.seed, t, job.clients.n, job.cohort)
         before = traced.round.given.carry
         kept = lambda kind, value: _numbered(kind, value)
-        carry = plan.Carry(state, kept("memory", before.memory), kept("client", before.client), server)
+        carry = plan.Carry(state, kept("memory", before.memory), kept("client", before.client), server, noise)
         return self._phase(traced.round, (1, t), carry, keys)
 
     def measure(self, t: int, state: Any) -> dict[str, Any]:
@@ -127,11 +127,14 @@ class Coordinator:
         made, _ = self._phase(traced.measure, (2, t), plan.Carry((state.x, state.y), memory), keys)
         return made.carry.state
 
-    def _phase(self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys) -> tuple[Made, Amounts]:
+    def _phase(
+        self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys, noise: Any = ()
+    ) -> tuple[Made, Amounts]:
         t = np.int32(moment[1])
         self.blamed = {}
         ids = Value(keys.ids)
-        given = Given(carry, self._traced.hyper, t, ids, self._traced.job.clients.weights, keys.key, keys.private)
+        weights = self._traced.job.clients.weights
+        given = Given(carry, self._traced.hyper, t, ids, weights, keys.key, keys.chance, noise)
         leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Kept | Value))
         phase = _Phase(self, traced, moment, ids)
         consts = [Value(c, constant=i) for i, c in enumerate(traced.consts)]
@@ -152,7 +155,7 @@ class Coordinator:
         if held is None:
             jaxpr = step.jaxpr
             make = lambda: jax.jit(lambda *a: jaxprs.run(jaxpr, *a))
-            held = self._compiled[id(jaxpr)] = PROGRAMS.find(("server", jaxprs.fingerprint(jaxpr)), make)
+            held = self._compiled[id(jaxpr)] = PROGRAMS.find(("server", jaxprs.identified(jaxpr)), make)
         return held
 
     def next_number(self) -> int:

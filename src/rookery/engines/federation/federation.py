@@ -20,7 +20,7 @@ from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
 from rookery.engines.federation.site import Site
-from rookery.engines.federation.transports.memory import in_process
+from rookery.engines.federation.transports.memory import Memory, in_process
 
 _WASTE = 4  # all sites are padded to the largest if that takes at most this many times the rows there are
 
@@ -89,6 +89,11 @@ class Federation:
             raise ValueError(
                 "A Federation over a network leaves the data where they are: give clients=rk.Clients.like(...), what a "
                 "sample looks like."
+            )
+        if job.noise_seed is not None and not isinstance(self.transport, Memory):
+            raise ValueError(
+                "noise_seed is for simulations: noise that comes from a seed can be drawn again. Leave it out over a "
+                "network."
             )
         transport = self.transport
         if transport is None:

@@ -71,7 +71,8 @@ class Session:
         done: list[Amounts] = []
         minimum = 0 if self._job.faults is None else self._job.faults.minimum
         for _ in range(rounds):
-            made, amounts = self.coordinator.round(self.rounds, self._carry.state, self._carry.server)
+            carry = self._carry
+            made, amounts = self.coordinator.round(self.rounds, carry.state, carry.server, carry.noise)
             if made.least is not None and int(made.least) < minimum:
                 self.stopped = self._blaming(engine.too_few(self.rounds, int(made.least), minimum))
             elif self._check(made.carry, self.rounds):
@@ -114,12 +115,14 @@ class Session:
 
     def save(self) -> Any:
         """See `engine.Session.save`: the server's part."""
-        return self._carry.state, self._carry.server, self.wrote if self.durable and self.remembers else None
+        carry, wrote = self._carry, self.wrote if self.durable and self.remembers else None
+        return carry.state, carry.server, wrote, carry.noise
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""
-        state, server, wrote = saved
-        self._carry, self.rounds = plan.Carry(state, None, None, server), rounds
+        state, server, wrote, noise = saved
+        engine.check_noise(self._job, noise)
+        self._carry, self.rounds = plan.Carry(state, None, None, server, noise), rounds
         if wrote is not None:
             self.wrote = np.asarray(wrote)
             assert self.keepers is not None

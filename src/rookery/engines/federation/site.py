@@ -349,7 +349,7 @@ def client_program(plan: Plan, eqn: Any) -> Any:
             typed = [_wrapped(a) if _is_key(v.aval) else a for a, v in zip(given, work.invars, strict=True)]
             return [jax.random.key_data(a) if _is_key(a) else a for a in jaxprs.run(work, *typed)]
 
-        held[id(eqn)] = PROGRAMS.find(("client", jaxprs.fingerprint(work)), lambda: jax.jit(run))
+        held[id(eqn)] = PROGRAMS.find(("client", jaxprs.identified(work)), lambda: jax.jit(run))
     return held[id(eqn)]
 
 
