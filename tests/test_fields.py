@@ -135,7 +135,7 @@ def test_a_function_is_a_schedule_only_where_a_step_is_expected() -> None:
     assert plain == pytest.approx(solve(Texts()))
     assert 0 < proximal < plain
     assert all(np.shape(z) == () and jnp.issubdtype(z.dtype, jnp.floating) for z in seen)
-    with pytest.raises(ValueError, match=r"penalty must be a number; got the function <lambda>\. Only a field .* rk\.Step"):
+    with pytest.raises(ValueError, match=r"penalty must be a number; got the function <lambda>\. Only .* rk\.Step"):
         solve(Proximal(penalty=lambda t: 0.1))
 
 

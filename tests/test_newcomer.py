@@ -137,7 +137,7 @@ COMMANDS = [
     (f"{QUADRATIC} --set upper_step=0", "upper_step must be a positive number; got 0"),
     (f"{QUADRATIC} --set upper_step==3", "upper_step must be a positive number; got '=3'"),
     (f"{QUADRATIC} --set upper_step=0.1,0.2", "upper_step must be a positive number; got (0.1, 0.2)"),
-    (f"{QUADRATIC} --set lower_local_steps=epochs:0", "is not Epochs of a positive number"),
+    (f"{QUADRATIC} --set lower_local_steps=epochs:0", "for each client; got Epochs("),
     (f"{QUADRATIC} --set =3", "is not of the form key=value"),
     (f"{QUADRATIC} --set noise", "is not of the form key=value"),
     (f"{QUADRATIC} --set noise=0 --set noise=1", "noise is set twice; give it once"),
@@ -343,9 +343,9 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("cohort True", lambda: solve(cohort=True), "got True"),
     ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a folder"),
     ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a folder"),
-    ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "is not Epochs of a positive number"),  # type: ignore[arg-type]
-    ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "is not Epochs of a positive number"),  # type: ignore[arg-type]
-    ("epochs True", fedavg(local_steps=rk.Epochs(True)), "is not Epochs of a positive number"),
+    ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "for each client; got Epochs("),  # type: ignore[arg-type]
+    ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "for each client; got Epochs("),  # type: ignore[arg-type]
+    ("epochs True", fedavg(local_steps=rk.Epochs(True)), "for each client; got Epochs("),
     ("tune without evaluate", tuned(evaluate=None), "nothing measures 'loss': give evaluate="),
     ("tune by a number", tuned(evaluate=3), "evaluate must be a function of (x, y) or (x, y, memory); got 3"),
     ("tune by words", tuned(evaluate=lambda x, y: {"loss": "low"}), "'loss' is a str (low)"),
@@ -411,6 +411,7 @@ def authored(
 
     @dataclass(frozen=True)
     class Mine:
+        step: rk.Step = 0.1
         size_of_it: float = 0.1
         count: int = 1
         flag: bool = False
@@ -451,8 +452,8 @@ AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
 CALLS += AUTHORS
 
 
-def test_an_authors_float_may_be_a_schedule() -> None:
-    assert authored(size_of_it=lambda t: 0.1 / (1 + t))().rounds == 1
+def test_an_authors_step_may_be_a_schedule() -> None:
+    assert authored(step=lambda t: 0.1 / (1 + t))().rounds == 1
 
 
 @pytest.mark.parametrize(("call", "message"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])

@@ -168,7 +168,9 @@ class LoopBody:
                 continue
             known.update(eqn.outvars)
             if _draws(eqn) and all(_is_whole(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
-                given = tuple(_array(np.asarray(v.val)) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars)
+                given = tuple(
+                    _array(np.asarray(v.val)) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars
+                )
                 what = eqn.params["jaxpr"] if {"name", "jaxpr"} <= eqn.params.keys() else id(eqn)  # a jitted function
                 same.update(zip(eqn.outvars, calls.setdefault((what, given), eqn).outvars, strict=True))
         rename = lambda v: same.get(v, v) if isinstance(v, Var) else v

@@ -198,7 +198,7 @@ ASKS = odd(lambda x: (), lambda g, s, x, value: (g, s))
         (lambda: rk.with_server_optimizer(FEDAVG, ASKS), r"upper: the optimizer fails .*TypeError.*nothing else"),
         (lambda: rk.with_server_optimizer(rk.AFL(), optax.sgd(1.0)), r"AFL reports another x .*give output=\"last\""),
         (lambda: rk.FedAvg(optimizer=GROWS), r"The local steps: an update changes the structure"),
-        (lambda: rk.FedAvg(optimizer=optax.adam), r"FedAvg: optimizer must be an optax optimizer.*; got the function adam"),
+        (lambda: rk.FedAvg(optimizer=optax.adam), r"FedAvg: optimizer must be an optax .*; got the function adam"),
         (lambda: rk.FedAvg(optimizer="adam"), r"FedAvg: optimizer must be an optax optimizer.*; got 'adam'"),
     ],
 )  # fmt: skip
