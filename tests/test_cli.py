@@ -561,10 +561,24 @@ def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, m
 
 def test_reproduce_and_bench_hand_over(tmp_path, monkeypatch):
     asked = []
+    claims = [
+        {"claim": "It converges.", "where": "Fig. 4", "verdict": "reproduced"},
+        {"claim": "It is faster.", "where": "Sec. 4", "verdict": "undecided"},
+    ]
+    (tmp_path / "claims.json").write_text(json.dumps(claims))
     monkeypatch.setattr("rookery.experiments.reproduce", lambda *given: asked.append(given) or given[1])
     result = invoke("reproduce", "fednest_fig4", "--quick", "--seeds", 2, "--out", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
+    assert result.stdout == ""
     assert asked == [("fednest-fig4", tmp_path, True, 2, None, False)]
+    said = invoke("reproduce", "fednest_fig4", "--quick", "--out", tmp_path).stdout
+    assert "1 of 2 claims reproduced. Scaled down: this checks the code, not the paper." in said
+    assert all(word in said for word in ("It converges.", "Fig. 4", "reproduced", "It is faster.", "undecided"))
+    assert json.loads(invoke("reproduce", "fednest_fig4", "--out", tmp_path, "--json").stdout)["claims"] == claims
+    lost = tmp_path / "nowhere"
+    assert f"--data-dir must be a folder that exists; got {lost}" in refused(
+        "reproduce", "fednest-fig4", "--quick", "--data-dir", lost
+    )
     monkeypatch.setattr("rookery.bench.run", lambda: {"round_seconds": 0.5, "torch_seconds": None})
     assert json.loads(invoke("bench", "--json").stdout) == {"round_seconds": 0.5, "torch_seconds": None}
     assert "round_seconds" in invoke("bench").stdout

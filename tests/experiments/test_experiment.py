@@ -79,6 +79,20 @@ def test_a_second_call_computes_nothing_and_writes_the_same(tmp_path, computed):
     assert len(results) == 2 * 3
 
 
+def test_a_scaled_down_page_describes_what_was_run(tmp_path):
+    small = experiment()
+    small = dataclasses.replace(small, setup="A thousand clients, 500 rounds.")
+    run(small, tmp_path / "quick", quick=True, seeds=1)
+    page = (tmp_path / "quick" / "summary.md").read_text()
+    setup = page[page.index("## Set-up\n") : page.index("## Set-up at full size")]
+    assert "A thousand clients" not in setup
+    assert "| `quadratic` | 2 |" in setup
+    assert "| 2 | all | 0 |" in setup  # rounds, cohort, seeds
+    assert "Not run here. A thousand clients, 500 rounds." in page
+    run(small, tmp_path / "full", seeds=1)
+    assert "## Set-up\n\nA thousand clients" in (tmp_path / "full" / "summary.md").read_text()
+
+
 def test_only_what_is_missing_or_changed_is_computed(tmp_path, computed):
     run(experiment(), tmp_path)
     run(experiment(), tmp_path, seeds=3)
@@ -167,3 +181,5 @@ def test_bad_names_and_seeds_are_refused(tmp_path):
         reproduce("fig5", tmp_path)
     with pytest.raises(ValueError, match="at least one seed"):
         run(experiment(), tmp_path, seeds=[])
+    with pytest.raises(ValueError, match="data_dir must be a folder that exists; got"):
+        run(experiment(), tmp_path, data_dir=tmp_path / "nowhere")

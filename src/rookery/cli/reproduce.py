@@ -1,5 +1,6 @@
 """`rookery reproduce` and `rookery bench`: what was published, and the speed of this machine."""
 
+import json as decode
 from pathlib import Path
 from typing import Annotated
 
@@ -16,22 +17,36 @@ def reproduce(
         Path | None, typer.Option(help="Folder to write to; runs/EXPERIMENT or runs/EXPERIMENT-quick if left out.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="How many; the experiment has a default.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are, or are to be put.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder that holds the data sets.")] = None,
     quiet: Quiet = False,
+    json: AsJson = False,
 ) -> None:
-    """Reproduce a figure or a table of a paper: numbers, a picture, and its claims, checked."""
-    from rookery import experiments
+    """Reproduce a figure or a table of a paper: numbers, a picture, and a verdict on each of its claims."""
+    import pandas as pd
+
+    from rookery import experiments, report
+    from rookery.experiments.claims import REPRODUCED
     from rookery.registry import find
 
     with border():
         name, found = find("experiment", experiment, experiments.EXPERIMENTS)
         if seeds is not None and seeds < 1:
-            raise ValueError(f"--seeds {seeds} is not a whole number, at least 1.")
+            raise ValueError(f"--seeds must be an integer of at least 1; got {seeds}.")
+        if data_dir is not None and not data_dir.is_dir():
+            raise ValueError(f"--data-dir must be a folder that exists; got {data_dir}.")
         folder = writable(out or Path("runs") / (f"{name}-quick" if quick else name))
         if out is None and found.family is not None:  # the experiments of a family find each other's runs there
             (folder.parent / f"{found.family}-runs").mkdir(parents=True, exist_ok=True)
-        folder = experiments.reproduce(name, folder, quick, seeds, data_dir, not quiet)
-        say(quiet, False, f"Written to {folder}")
+        folder = experiments.reproduce(name, folder, quick, seeds, data_dir, not (quiet or json))
+        claims = decode.loads((folder / "claims.json").read_text(encoding="utf-8"))
+        if json:
+            print(report.to_json({"experiment": name, "quick": quick, "out": folder, "claims": claims}))
+        rows = [{"claim": c["claim"], "where": c["where"], "verdict": c["verdict"]} for c in claims]
+        held = sum(c["verdict"] == REPRODUCED for c in claims)
+        verdict = f"{held} of {len(claims)} claims reproduced."
+        if quick:
+            verdict += " Scaled down: this checks the code, not the paper."
+        say(quiet, json, report.table(pd.DataFrame(rows), name), verdict, f"Written to {folder}")
 
 
 @app.command(cls=Command)

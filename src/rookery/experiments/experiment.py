@@ -133,6 +133,8 @@ def run_experiment(
     only the run under way.
     """
     out = Path(out)
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise ValueError(f"data_dir must be a folder that exists; got {str(data_dir)!r}.")
     _check_scale(out, quick)
     out.mkdir(parents=True, exist_ok=True)
     configs = experiment.runs(quick)
@@ -154,7 +156,10 @@ def run_experiment(
         compute = lambda more: _compute(experiment.name, folder, more, data_dir, progress)
         search = _widened(experiment, searched, stored, compute, progress)
         _write(out / "search.csv", search.to_csv(index=False, float_format="%.10g"))
-    made = {"seconds": _seconds(results), "machine": f"JAX {jax.__version__}, {jax.devices()[0].device_kind}"}
+    machine = f"JAX {jax.__version__}, {jax.devices()[0].device_kind}"
+    made: dict[str, Any] = {"seconds": _seconds(results), "machine": machine}
+    if quick:
+        made["data"] = _data_of(configs, data_dir)
     _write(out / "made.json", json.dumps(made, indent=2) + "\n")
     results = pd.read_csv(out / "results.csv", low_memory=False)
     for name, (_, draw) in experiment.pictures.items():
@@ -233,6 +238,31 @@ def write_down(
     _write(out / "claims.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     _write(out / "summary.md", summary(experiment, results, found, made, quick, search))
     return found
+
+
+def _data_of(configs: Sequence[Config], data_dir: str | Path | None) -> list[dict[str, Any]]:
+    """Return what each task of the configurations is: its settings, its clients and their samples."""
+    found: dict[str, dict[str, Any]] = {}
+    for config in configs:
+        key = json.dumps([describe(config.task), describe(config.settings)], sort_keys=True)
+        if key not in found:
+            task = _task(config, config.seeds[0], data_dir)
+            sizes = {"lower": task.clients.lower_sizes, "upper": task.clients.upper_sizes}
+            samples = {name: int(np.sum(own)) for name, own in sizes.items()}
+            function = config.task.func if isinstance(config.task, functools.partial) else config.task
+            found[key] = {
+                "task": getattr(function, "__name__", task.name),
+                "settings": {name: repr(value) for name, value in config.settings.items()},
+                "clients": int(task.clients.n),
+                "samples": {"all": samples["upper"]} if task.clients.one_data_set else samples,
+            }
+    return list(found.values())
+
+
+def _task(config: Config, seed: int, data_dir: str | Path | None) -> Task:
+    given = {"data_dir": data_dir} if "data_dir" in inspect.signature(config.task).parameters else {}
+    with jax.enable_x64(config.float64):
+        return config.task(seed=seed, **config.settings, **given)
 
 
 def _run(config: Config, seed: int, data_dir: str | Path | None, callback: Callable[[Run], None]) -> Run:
@@ -428,7 +458,8 @@ def summary(
         where = "ours" if row["kind"] == "own" else row["where"]
         lines.append(f"| {row['claim']} | {where} | {figures_in_words(row['figures'])} | {verdict_in_words(row)} |")
     notes = [f"- *{row['claim']}* {row['note']}" for row in claims if row["note"]]
-    lines += ["", *notes, "", "## Set-up", "", experiment.setup, ""]
+    lines += ["", *notes, "", "## Set-up", ""]
+    lines += [*_scaled_down(made.get("data", [])), ""] if quick else [experiment.setup, ""]
     own = _as_run(experiment.runs(quick), results)
     lines += ["| algorithm | task | rounds | cohort | seeds |", "|---|---|---|---|---|", *_rows(own)]
     precision = "double" if all(c.float64 for c in own) else "single"
@@ -437,11 +468,25 @@ def summary(
         f"{results.groupby(['run', 'seed']).ngroups} runs in {precision} precision, {made['seconds']:.0f} s of ",
     ]
     lines[-1] += f"computing in all ({made['machine']})." + (f" {made['kept']}" if "kept" in made else "")
+    if quick:
+        lines += ["", "## Set-up at full size", "", f"Not run here. {experiment.setup}"]
     if search is not None:
         lines += ["", "## Search", "", *_searched(experiment.grid, search)]
     if experiment.differences:
         lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"
+
+
+def _scaled_down(data: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what a scaled-down reproduction computes with."""
+    lines = ["Scaled down. What was run here:", "", "| task | clients | samples | settings |", "|---|---|---|---|"]
+    for own in data:
+        samples = ", ".join(
+            f"{count:,}{'' if level == 'all' else f' {level}'}" for level, count in own["samples"].items()
+        )
+        settings = ", ".join(f"{name} = {value}" for name, value in own["settings"].items())
+        lines.append(f"| `{own['task']}` | {own['clients']} | {samples} | {settings} |")
+    return lines
 
 
 def _as_run(configs: Sequence[Config], results: pd.DataFrame) -> list[Config]:
