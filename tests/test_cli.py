@@ -356,6 +356,38 @@ def test_single_level_methods_get_the_single_level_reading():
     assert isinstance(task.problem, rk.SingleLevel)
 
 
+# Files to start from.
+
+
+@pytest.mark.parametrize(
+    ("problem", "settings", "metric", "gain"),
+    [
+        ("minimax", ["--clients", 3], "distance", 0.5),
+        ("compositional", [], "distance", 0.5),
+        ("single-level", ["--clients", 10, "--cohort", 5, "--set", "width=8"], "loss", 0.8),
+        ("weighted-nodes", [], "similar_weight", -1.5),  # it rises by half at least
+    ],
+)
+def test_a_new_algorithm_for_every_class_of_problems(problem, settings, metric, gain, tmp_path):
+    """The bilevel one is in test_own_code."""
+    file = tmp_path / f"fed_{problem.replace('-', '_')}.py"
+    said = invoke("new", "algorithm", "FedX", "--problem", problem, "--out", file).stdout
+    task = cli.new._TASKS[problem]
+    assert f"rookery run {task} --algorithm {file}:FedX --rounds 20" in said
+    result = invoke("run", task, "-a", f"{file}:FedX", "--rounds", 20, "--every", 20, *settings, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    first, last = told["first"][metric], told["last"][metric]
+    assert last < gain * first if gain > 0 else last > -gain * first
+
+
+def test_new_refuses_a_class_of_problems_that_is_not_known(tmp_path):
+    out = ["--out", tmp_path / "f.py"]
+    assert "did you mean minimax?" in refused("new", "algorithm", "FedX", "--problem", "minmax", *out)
+    assert "leave it out" in refused("new", "problem", "hospital", "--problem", "minimax", *out)
+    assert not (tmp_path / "f.py").exists()
+
+
 # Comparisons.
 
 

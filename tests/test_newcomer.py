@@ -215,7 +215,7 @@ COMMANDS = [
     (f"{TUNE} --out searched", "searched holds a search already: give another --out"),
     ("reproduce fednest-fig4 --quick --out file", "file is a file; give a folder"),
     ("reproduce fednest-fig4 --quick --out full", "full holds full results, and these are scaled down"),
-    ("reproduce fednest-fig4 --seeds 0", "--seeds 0 is not a whole number, at least 1"),
+    ("reproduce fednest-fig4 --seeds 0", "--seeds must be an integer of at least 1; got 0"),
     ("compare nowhere", "There is no nowhere: give folders"),
     ("compare file", "file holds no run"),
     ("compare empty", "empty is not a run: its run.json says nothing of task"),

@@ -1,0 +1,61 @@
+"""An algorithm of your own that learns each client's weight from the loss on the centre's data."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import rookery as rk
+from rookery import tree
+from rookery.parts.projection import capped_simplex
+
+
+class State(NamedTuple):
+    """What goes from round to round: its structure and types stay as they are."""
+
+    x: Any  # the clients' weights
+    y: Any  # the model
+    h: Any  # about [∇²_y g]⁻¹∇_y f, with f the loss on the centre's data
+
+    @property
+    def weights(self) -> Any:
+        """The clients' weights, which `Run.weights` shows."""
+        return self.x
+
+
+@dataclass(frozen=True)
+class Start:
+    """One step on the model, on the linear system for the hypergradient, and on the weights. Exchanges a round: 2."""
+
+    model_step: float = 0.5
+    linear_step: float = 0.05
+    weight_step: float = 0.2
+    batch_size: int | None = None  # None: all the client's data
+
+    solves: ClassVar = (rk.WeightedNodes,)
+    needs: ClassVar = ("all clients",)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+        """The start."""
+        return State(x, y, tree.zeros_like(y))
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        """One step on each variable."""
+        first, second, third = jax.random.split(key, 3)
+        w, y, h = state
+
+        def directions(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+            lower = client.lower(key, self.batch_size)
+            return client.g_y(w, y, lower), client.g_yy(w, y, lower, h)
+
+        d_y, product = fed.mean(fed.map(directions, first), name="directions", weights=w)
+        f_y = fed.center(lambda client, key: client.f_y(w, y, client.upper(key)), second)
+        y, h = tree.step(y, self.model_step, d_y), tree.step(h, self.linear_step, tree.sub(product, f_y))
+
+        def slope(client: Any, key: Any) -> Any:
+            return tree.dot(client.g_y(w, y, client.lower(key, self.batch_size)), h)
+
+        slopes, replied = fed.gather(fed.map(slope, third), name="slopes", replied=True)
+        slopes = jnp.where(replied, slopes, jnp.mean(slopes, where=replied)).astype(w.dtype)
+        return State(capped_simplex(tree.step(w, -self.weight_step, slopes), fed.problem.cap), y, h)
