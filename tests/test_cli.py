@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import rookery as rk
@@ -20,6 +21,9 @@ from rookery.metrics import direction
 from rookery.registry import ALGORITHMS, TASKS
 
 SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
+
+
+DISTRIBUTED = ["run", "quadratic", "--processes", "2", "--coordinator"]
 
 
 def invoke(*arguments):
@@ -269,17 +273,26 @@ def test_a_lower_level_of_each_clients_own():
         (["reproduce", "fednest-fig4", "--seeds", "0"], "at least 1"),
         (["list", "taks"], "did you mean tasks"),
         (["compare", "nowhere"], "There is no nowhere"),
+        (["run", "quadratic", "--quiet", "--json"], "--quiet and --json exclude each other"),
+        (["run", "quadratic", "--seeds", "-1"], "seeds must be an integer of at least 1; got -1"),
+        (["demo", "--out", "/dev/null"], "/dev/null is a file; give a folder"),
+        (["new", "problem", "numpy"], "numpy.py would hide the Python module numpy"),
+        (["new", "algorithm", "Json"], "json.py would hide the Python module json"),
+        ([*DISTRIBUTED, "localhost", "--process", "0"], "--coordinator must be HOST:PORT"),
+        ([*DISTRIBUTED, "localhost:9480", "--process", "2"], "--process must be from 0 to --processes - 1"),
+        ([*DISTRIBUTED, "localhost:9480", "--process", "0", "--processes", "0"], "got --process 0 of 0"),
     ],
 )
 def test_unknown_names_and_values(arguments, said):
+    """Every one is refused before anything is computed or written."""
     assert said in refused(*arguments)
 
 
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("upper_step", "not of the form key=value"),
-        ("upper_step=", "not of the form key=value"),
+        ("upper_step", "must have the form key=value"),
+        ("upper_step=", "must have the form key=value"),
         ("upper_step=fast", "upper_step must be a positive number; got 'fast'"),
         ("upper_step=-1", "upper_step must be a positive number; got -1"),
         ("upper_step=none", "upper_step must be a positive number; got None"),
@@ -289,8 +302,8 @@ def test_unknown_names_and_values(arguments, said):
         ("neumann=sun", "neumann must be one of 'sum', 'random', 'cg'; got 'sun'"),
         ("batch_size=0", "at least 1"),
         ("resample=maybe", "resample must be True or False; got 'maybe'"),
-        ("samples=few", "is not a whole number"),
-        ("heterogeneity=true", "is not a number"),
+        ("samples=few", "samples must be an integer; got 'few'"),
+        ("heterogeneity=true", "heterogeneity must be a number; got True"),
         ("seed=3", "--seed 3"),
     ],
 )
@@ -463,6 +476,15 @@ SEVERAL = [
     "--seeds",
     2,
 ]
+
+
+def test_a_round_that_does_not_fit_is_one_line_too(capsys):
+    with pytest.raises(typer.Exit) as end, cli.program.border():
+        raise MemoryError("The device, which has 8 GB, is out of memory. Use a smaller batch_size.")
+    assert end.value.exit_code == 1
+    assert capsys.readouterr().err == (
+        "rookery: The device, which has 8 GB, is out of memory. Use a smaller batch_size.\n"
+    )
 
 
 def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeypatch):

@@ -235,7 +235,7 @@ def read_settings(given: list[str], task: Found, method: Found | None) -> tuple[
         name, sign, text = entry.partition("=")
         name = name.strip().replace("-", "_")
         if not sign or not name or not text.strip():
-            raise ValueError(f"--set {entry!r} is not of the form key=value, as in --set upper_step=0.1.")
+            raise ValueError(f"--set must have the form key=value, as in --set upper_step=0.1; got {entry!r}.")
         if name in ("clients", "partition", "seed", "rounds", "cohort", "every"):
             raise ValueError(f"--set {entry!r}: that has an option of its own, --{name} {text}.")
         key(owner, name, [*of_algorithm, *of_task])
@@ -261,14 +261,14 @@ def _check_argument(task: Found, name: str, value: Any) -> None:
     default = parameters[name].default
     kinds: dict[type, tuple[Any, str]] = {
         bool: (bool, "true or false"),
-        int: (int, "a whole number"),
+        int: (int, "an integer"),
         float: (int | float, "a number"),
         str: (str, "a word"),
     }
     kind, expected = kinds.get(type(default), (object, ""))
     if not isinstance(value, kind) or (isinstance(value, bool) and type(default) is not bool and kind is not object):
-        raise ValueError(f"{task.name}: {name}={value!r} is not {expected}.")
+        raise ValueError(f"{task.name}: {name} must be {expected}; got {value!r}.")
     if name == "partition":
         find("partition", value, PARTITIONS)
     if name == "clients" and value < 1:
-        raise ValueError(f"{task.name}: clients={value} is not a whole number, at least 1.")
+        raise ValueError(f"{task.name}: clients must be an integer of at least 1; got {value}.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, told_below
+from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, told_below, writable
 
 
 @app.command(cls=Command)
@@ -19,6 +19,7 @@ def demo(
     from rookery import report
 
     with border():
+        writable(out)
         with told_below():
             result = demonstration.demo(out, progress=not (quiet or json))
         if json:

@@ -35,6 +35,12 @@ def join(distributed: bool, coordinator: str | None, processes: int | None, proc
         return False
     if any(given) and not all(given):
         raise ValueError("Give --coordinator HOST:PORT, --processes N and --process I, all three.")
+    if coordinator is not None and processes is not None and process is not None:
+        host, _, port = coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"--coordinator must be HOST:PORT, as in node1:9480; got {coordinator!r}.")
+        if processes < 1 or not 0 <= process < processes:
+            raise ValueError(f"--process must be from 0 to --processes - 1; got --process {process} of {processes}.")
     if os.environ.get(_WORKER) == "1":
         from rookery import hosts
 

@@ -1,8 +1,10 @@
 """`rookery new`: a file to start from, which runs as it is."""
 
+import importlib.util
 import keyword
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +52,10 @@ def new(
             raise ValueError(f"--out {path}: the name of a Python file ends in .py.")
         if path.exists():
             raise ValueError(f"{path} is there already; give another name, or another --out.")
+        if path.stem in sys.stdlib_module_names or importlib.util.find_spec(path.stem) is not None:
+            raise ValueError(
+                f"{path.name} would hide the Python module {path.stem}; give another name, or another --out."
+            )
         file = kind if kind == "problem" else solved.replace("-", "_")
         text = (_STARTS / f"{file}.py").read_text(encoding="utf-8").replace("  # type: ignore[no-untyped-def]", "")
         path.parent.mkdir(parents=True, exist_ok=True)

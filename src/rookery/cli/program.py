@@ -113,6 +113,9 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, with compiled programs kept on disk."""
+        if ctx.params.get("quiet") and ctx.params.get("json"):
+            complain("--quiet and --json exclude each other: --json prints one JSON object and nothing else.")
+            raise typer.Exit(2)
         if ctx.info_name != "bench":  # it measures compilation
             keep_compiled()
         return super().invoke(ctx)
@@ -180,6 +183,10 @@ def border() -> Iterator[None]:
         complain(str(error))
         _tell_hosts(error)
         raise typer.Exit(2) from None
+    except MemoryError as error:  # a round that the device has no room for says so, and what to do
+        complain(str(error) or "There is not enough memory for this.")
+        _tell_hosts(error)
+        raise typer.Exit(1) from None
     except rk.NonFiniteError as error:
         _tell_hosts(error)
         complain(f"The run broke down: {error}. Smaller steps may help.")

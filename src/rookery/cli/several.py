@@ -44,9 +44,9 @@ def several(
 
     `made(task, algorithm, settings, seed)` makes a run. Everything is checked before the first run starts.
     """
+    check_counts(seeds=seeds)
     if out is None:
         raise ValueError("--out must be given for several runs; each has a folder of its own in it.")
-    check_counts(seeds=seeds)
     for kind, names in (("task", tasks), ("algorithm", algorithms)):
         for name in names:
             if list(names).count(name) > 1:
