@@ -38,6 +38,8 @@ def reproduce(
         if out is None and found.family is not None:  # the experiments of a family find each other's runs there
             (folder.parent / f"{found.family}-runs").mkdir(parents=True, exist_ok=True)
         folder = experiments.reproduce(name, folder, quick, seeds, data_dir, not (quiet or json))
+        if quiet:
+            return
         claims = decode.loads((folder / "claims.json").read_text(encoding="utf-8"))
         if json:
             print(report.to_json({"experiment": name, "quick": quick, "out": folder, "claims": claims}))
@@ -46,7 +48,7 @@ def reproduce(
         verdict = f"{held} of {len(claims)} claims reproduced."
         if quick:
             verdict += " Scaled down: this checks the code, not the paper."
-        say(quiet, json, report.table(pd.DataFrame(rows), name), verdict, f"Written to {folder}")
+        say(False, json, report.table(pd.DataFrame(rows), name), verdict, f"Written to {folder}")
 
 
 @app.command(cls=Command)
