@@ -377,9 +377,12 @@ def _check_number(name: str, value: Any, count: int) -> None:
 def _known(cache: WeakKeyDictionary[Any, set[str]], problem: Problem) -> set[str]:
     """What is known of a problem; nothing is kept of one whose functions cannot be hashed."""
     try:
-        return cache.setdefault(problem, set())
+        known = cache.setdefault(problem, set())
     except TypeError:
         return set()
+    if len(known) > _REMEMBERED:
+        known.clear()
+    return known
 
 
 def _batch_sizes(clients: Clients, x: Any, y: Any) -> list[int]:
