@@ -153,6 +153,7 @@ class Exchanged(NamedTuple):
     up: int  # the bytes of that
     alone: bool  # whether its reply is seen as it is
     times: int | None  # in a round; None: the run draws it
+    beside: tuple[str, ...] = ()  # the bookkeeping in it, in words
 
 
 class _Exchanges(_Words):
@@ -187,7 +188,8 @@ class _Exchanges(_Words):
 
     def _add(self, own: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
         times = self._times[-1]
-        self.found.append(Exchanged(own.name, own.kind, sent, down, own.shape, own.reply_bytes, alone, times))
+        reply = own.shape, own.reply_bytes, alone, times, tuple(bookkeeping(own))
+        self.found.append(Exchanged(own.name, own.kind, sent, down, *reply))
 
     def _turns(self, length: int | None, depth: int) -> None:
         before = self._times[-1]

@@ -15,9 +15,11 @@ from rookery.channel import Chain
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.checks import start_values
 from rookery.clients import Clients
+from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
+from rookery.engines.federation.host import Opened, fingerprint
 from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.site import RefusedError
@@ -259,3 +261,19 @@ def test_a_loss_that_is_no_mean_is_refused_without_a_number_of_the_data(caplog: 
         in_memory(hosts(what)).open(without_data(what))
     assert not any(letter.isdigit() for letter in str(told.value).replace("site-0", "").replace("site-1", ""))
     assert "on 3 samples" in caplog.text
+
+
+def test_bookkeeping_without_a_bound_is_neither_clipped_nor_hidden() -> None:
+    """FedNest's probe of ℓ goes with x as it is: a policy that wants everything bounded refuses the run."""
+    task = rk.tasks.quadratic(clients=3)
+    job = Job(task.problem, task.clients, rk.FedNest(), task.init, 3, channel=HIDDEN)
+    traced = engine.traced(job)
+    plans = (traced.start, traced.round)
+    opened = Opened({"client": 0}, plans, fingerprint(plans), HIDDEN, 3, 3, job.algorithm)
+    for policy in (Policy(clip=0.5), Policy(least_noise=1.0)):
+        with pytest.raises(RefusedError, match=r"'x'.* bookkeeping without a bound \(a power iteration for 1/ℓ\)"):
+            policy.check(opened)
+    Policy().check(opened)
+    fixed = engine.traced(dataclasses.replace(job, algorithm=rk.FedNest(hessian_step=0.1)))
+    plans = (fixed.start, fixed.round)
+    Policy(clip=0.5).check(dataclasses.replace(opened, plans=plans))

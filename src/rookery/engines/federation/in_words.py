@@ -118,6 +118,7 @@ def _exchange(i: int, own: Exchanged) -> list[str]:
         f'  {i}. "{own.name}" ({own.kind}), {often}',
         f"     comes in: {comes}",
         f"     goes out: {_shape(own.shape)}, {in_bytes(own.up)}",
+        *(f"     {line}" for line in own.beside),
         f"     {seen}",
     ]
 

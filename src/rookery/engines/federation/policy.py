@@ -119,7 +119,7 @@ class Policy:
                     f"its policy wants {'every exchange' if self.aggregated is True else 'this exchange'} aggregated, "
                     f"and {seen.name!r} of {seen.title} sends {seen.shape} that is seen alone."
                 )
-            self._check_channel(seen.name, channels.chosen(opened.channel, seen.name))
+            self._check_channel(seen, channels.chosen(opened.channel, seen.name))
         if self.evaluation == "none" and len(opened.plans) > 2:
             raise RefusedError("its policy does not allow evaluations; run it without evaluate_client.")
         if self.rounds is not None and self.exchanges is None:
@@ -139,11 +139,16 @@ class Policy:
                 f"{wanted}, and a round goes on with {opened.faults.minimum}: give Faults(minimum={least})."
             )
 
-    def _check_channel(self, name: str, channel: Any) -> None:
-        bound, noise = bound_and_noise(channel)
+    def _check_channel(self, seen: "Seen", channel: Any) -> None:
+        name, (bound, noise) = seen.name, bound_and_noise(channel)
         if self.clip is not None and not bound <= self.clip:
             found = "it is not clipped, as far as can be told" if bound == math.inf else f"its bound is {bound:g}"
             raise RefusedError(f"its policy wants {name!r} clipped to {self.clip:g}; {found}.")
+        if seen.unbounded and (self.clip is not None or self.least_noise):
+            raise RefusedError(
+                f"its policy wants {name!r} clipped or hidden, and it carries bookkeeping without a bound "
+                f"({seen.unbounded}), which no channel touches."
+            )
         if noise < self.least_noise:
             raise RefusedError(
                 f"its policy wants noise of at least {self.least_noise:g} times the clip's bound on {name!r}; it has "
@@ -159,6 +164,7 @@ class Seen(NamedTuple):
     kind: str
     shape: str
     alone: bool  # whether the site's reply is seen as it is
+    unbounded: str  # the bookkeeping in it that has no bound
 
 
 def exchanges(opened: Opened) -> list[Seen]:
@@ -169,7 +175,9 @@ def exchanges(opened: Opened) -> list[Seen]:
             is_exchange = eqn.primitive in (fed.reduce, fed.gather)
             if is_exchange or (eqn.primitive is fed.center and eqn.params["holder"] == opened.header["client"]):
                 own = eqn.params["exchange"]
-                found.append(Seen(plan.title, own.name, own.kind, own.shape, eqn.primitive is not fed.reduce))
+                unbounded = ", ".join(what for what, _, most in own.beside if most is None)
+                alone = eqn.primitive is not fed.reduce
+                found.append(Seen(plan.title, own.name, own.kind, own.shape, alone, unbounded))
     return found
 
 
