@@ -232,6 +232,22 @@ def test_channel_and_faults_are_those_of_solve() -> None:
         )  # fmt: skip
 
 
+def test_all_candidates_get_the_same_noise() -> None:
+    """Also in programs of their own: a step that a clip makes meaningless leaves the noise alone."""
+    given = {"channel": rk.chain(rk.clip(1e-9), rk.gaussian(1e9)), "evaluate": lambda x, y: {"at": x}}
+    wanted = {"local_steps": [1, 2], "step": [0.1, 0.2]}
+    runs = [
+        rk.tune(SQUARES, PAIR, rk.FedAvg(), ZERO, 2, search=wanted, metric="+at", **given, **more).table["round 1"]
+        for more in ({}, {}, {"noise_seed": 1}, {"noise_seed": 1})
+    ]
+    for values in runs:
+        np.testing.assert_allclose(values, values[0], atol=1e-6)
+        assert abs(values[0]) > 1e-3
+    assert len({values[0] for values in runs}) == 3
+    with pytest.raises(ValueError, match="noise_seed needs a channel"):
+        search(noise_seed=1)
+
+
 # Integers and words.
 
 

@@ -20,7 +20,7 @@ from rookery.source import Count
 Schedule = Callable[[Count], Any]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity: `typing` makes one object of equal annotations
 class Rule:
     """What a field may be: in words for its error message, and as a test.
 

@@ -326,15 +326,11 @@ def solve(
         check_function("a callback", callback, "run")
     if evaluate is not None:
         check_function("evaluate", evaluate, "x, y", "x, y, memory")
-    check_between(channel, faults)
+    check_between(channel, faults, noise_seed)
     if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a folder.")
     if on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite={on_nonfinite!r} is not known; give "stop" or "warn".')
-    if noise_seed is not None:
-        check_seed(noise_seed, "noise_seed")
-        if channel is None:
-            raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
     record = _Record(models, evaluate, keep_best, evaluate_client is not None, every, rounds)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
@@ -500,6 +496,7 @@ def session(
     *,
     cohort: int | None = None,
     seed: int = 0,
+    noise_seed: int | None = None,
     engine: Engine | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
@@ -521,8 +518,8 @@ def session(
     models = taken(problem, init)
     x, y = start_values(models.problem, clients, models.init)
     cohort = check_run(models.problem, clients, algorithm, x, y, 0, cohort, 1, seed)
-    check_between(channel, faults)
-    job = Job(models.problem, clients, algorithm, (x, y), cohort, int(seed), channel, faults)
+    check_between(channel, faults, noise_seed)
+    job = Job(models.problem, clients, algorithm, (x, y), cohort, int(seed), channel, faults, noise_seed=noise_seed)
     return Stepped(models, _engine(engine).open(job), cohort)
 
 
@@ -534,11 +531,15 @@ def _engine(given: Any) -> Any:
     return engine
 
 
-def check_between(channel: Any, faults: Any) -> None:
-    """Raise TypeError if what stands between clients and server is not a channel, or not faults."""
+def check_between(channel: Any, faults: Any, noise_seed: Any) -> None:
+    """Raise TypeError or ValueError if what stands between clients and server is not what it should be."""
     check_kind(channel)
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {faults!r}.")
+    if noise_seed is not None:
+        check_seed(noise_seed, "noise_seed")
+        if channel is None:
+            raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
 
 
 def _callbacks(given: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:

@@ -1,6 +1,7 @@
 """`tune`: search step sizes and other hyperparameters by successive halving, many candidates in one program."""
 
 import math
+import secrets
 import sys
 import threading
 import time
@@ -155,6 +156,7 @@ def tune(
     candidates: int = CANDIDATES,
     cohort: int | None = None,
     seed: int = 0,
+    noise_seed: int | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
     slots: int | None = None,
@@ -173,8 +175,8 @@ def tune(
     diverge, the next best take their places.
 
     Arguments:
-        problem, clients, algorithm, init, rounds, cohort, seed, channel, faults: as in `solve`. What is not searched
-            stays as it is in `algorithm`.
+        problem, clients, algorithm, init, rounds, cohort, seed, noise_seed, channel, faults: as in `solve`. What is
+            not searched stays as it is in `algorithm`. All candidates get the same noise of a channel.
         evaluate, evaluate_client: one of them or both, as in `solve`.
         metric: the metric that decides, as `keep_best` in `solve`: a name that says which way is better ("accuracy",
             "error_rate"), or any name with a sign, "+name" if higher is better, "-name" if lower is better. If it is
@@ -216,14 +218,17 @@ def tune(
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
-    check_between(channel, faults)
+    check_between(channel, faults, noise_seed)
     wanted = _ranges(algorithm, search)
     goal = direction(metric)
     tried = _candidates(wanted, algorithm, int(candidates))
     for one in tried:
         hyperparameters.check(replace(algorithm, **one), clients.n)  # type: ignore[type-var]
     slots = slots or (8 if jax.default_backend() == "cpu" else 16)
+    if channel is not None and noise_seed is None:
+        noise_seed = secrets.randbits(64)  # the same noise for all, from entropy
     job = Job(problem, clients, algorithm, (x, y), size, int(seed), channel, faults, measure=measure)
+    job = replace(job, noise_seed=noise_seed)
     race = _Race(job, tried, evaluate, goal, slots, engine)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
