@@ -659,7 +659,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
         return
     compared = rows.keys() - names - problem.random
     fixed = with_key(problem, jax.random.key(0))
-    sample = jax.tree.map(lambda a: jnp.asarray(a[0]), clients.upper.rows) if _composed(problem) else None
+    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if _composed(problem) else None
 
     def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
         inner = lambda own: fixed.inner(x, own, *([sample] if fixed.inner_is_conditional else []))
@@ -697,7 +697,7 @@ def _over_samples(function: Callable[[Any], Any], rows: Any) -> Any:
 
 
 def _finite(value: Any) -> bool:
-    return all(bool(jnp.all(jnp.isfinite(a))) for a in jax.tree.leaves(value))
+    return all(bool(np.isfinite(np.asarray(a, np.float64)).all()) for a in jax.tree.leaves(value))
 
 
 _MOST = 4096  # samples on which a value that is not finite is looked at again
@@ -753,14 +753,14 @@ def _key_of(both_ways: Callable[..., Any], *given: Any) -> str:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Whether two arrays of numbers are the same to rounding, or have none to compare."""
+    """Return whether two arrays are the same to rounding, or not finite and so not to be compared."""
     if not jnp.issubdtype(a.dtype, jnp.floating):
-        return bool(jnp.all(a == b))
-    if not bool(jnp.all(jnp.isfinite(a)) & jnp.all(jnp.isfinite(b))):
-        return True
-    size = float(jnp.linalg.norm(a.ravel()) + jnp.linalg.norm(b.ravel()))
+        return bool(np.all(np.asarray(a) == np.asarray(b)))
     tolerance = min(0.1, max(1e-6, 8000 * float(jnp.finfo(a.dtype).eps)))
-    return float(jnp.linalg.norm((a - b).ravel())) <= tolerance * size + 1e-30
+    a, b = (np.asarray(own, np.float64).ravel() for own in (a, b))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True
+    return float(np.linalg.norm(a - b)) <= tolerance * float(np.linalg.norm(a) + np.linalg.norm(b)) + 1e-30
 
 
 def _remember(key: str) -> None:
@@ -811,19 +811,24 @@ def _few_samples(source: Source, here: range | None, count: int, least: int = 2,
     """
     client, size = _largest(source, here)
     if size < least and not of_one:
-        client, size = (
-            (0 if here is None else here.start),
-            int(np.sum(source.sizes if here is None else source.sizes[here.start : here.stop])),
-        )
+        mine = range(len(source.sizes)) if here is None else here
+        client, size = mine.start, int(np.asarray(source.sizes)[mine.start : mine.stop].sum())
     if size < least:
         return None
     begin = int(source.offsets[client])
     looked_at = max(count, min(size, _LOOKED_AT))
-    first = [np.asarray(a[begin : begin + min(size, looked_at)]) for a in jax.tree.leaves(source.rows)]
-    differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in first], axis=0)
+    first = jax.tree.map(lambda a: _read(a, begin, begin + min(size, looked_at)), source.rows)
+    differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in jax.tree.leaves(first)], axis=0)
     order = np.argsort(~differs[1:], kind="stable") + 1
-    chosen = begin + np.sort(np.concatenate([[0], order[: count - 1]]))
-    return jax.tree.map(lambda a: a[chosen], source.rows)
+    chosen = np.sort(np.concatenate([[0], order[: count - 1]]))
+    return jax.tree.map(lambda a: a[chosen], first)
+
+
+def _read(a: Any, begin: int, end: int) -> np.ndarray:
+    """Some rows, in NumPy: JAX would compile the slice, which is needed only where rows are not in host memory."""
+    if isinstance(a, jax.Array) and all(device.platform == "cpu" for device in a.devices()):
+        a = np.asarray(a)
+    return np.asarray(a[begin:end])
 
 
 def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
@@ -848,9 +853,9 @@ def _together_and_alone(used: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _nudged(z: Any) -> Any:
-    """A point near z: at z itself (all zeros, say) much is equal by chance."""
+    """Return a point near z: at z itself (all zeros, say) much is equal by chance."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda a: jnp.asarray(a + 0.1 * rng.normal(size=a.shape), a.dtype), z)
+    return jax.tree.map(lambda a: (np.asarray(a, np.float64) + 0.1 * rng.normal(size=a.shape)).astype(a.dtype), z)
 
 
 def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Sequence[Any], rows: Any) -> None:
