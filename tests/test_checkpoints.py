@@ -25,7 +25,7 @@ import pandas as pd
 import pytest
 
 import rookery as rk
-from rookery import checkpoints
+from rookery import checkpoints, content
 from rookery.checkpoints import Folder
 
 ENGINES = [rk.Simulation(), rk.Federation()]
@@ -339,7 +339,7 @@ CORRECTED = {
 @pytest.mark.parametrize("case", CORRECTED)
 def test_a_corrected_metric_is_told_apart(case: str, tmp_path: Path) -> None:
     before, after, _ = CORRECTED[case]
-    assert checkpoints.fingerprint(before) != checkpoints.fingerprint(after)
+    assert content.fingerprint(before) != content.fingerprint(after)
 
 
 @pytest.mark.parametrize("case", ["body", "array", "two", "callable", "optional", "added"])
@@ -385,7 +385,7 @@ MEASURE = """
 def test_a_function_is_the_same_in_another_process() -> None:
     """With sets, locks, caches, cycles, jitted functions and clients around it; also after it was called."""
     source = textwrap.dedent(MEASURE)
-    show = "\nimport json\nfrom rookery import checkpoints\nprint(json.dumps(checkpoints.fingerprint(made())))"
+    show = "\nimport json\nfrom rookery import content\nprint(json.dumps(content.fingerprint(made())))"
     other = subprocess.run(
         [sys.executable, "-c", source + show], capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONHASHSEED": "7", "JAX_ENABLE_X64": "1"},
@@ -393,10 +393,10 @@ def test_a_function_is_the_same_in_another_process() -> None:
     names: dict[str, Any] = {"__name__": "study"}
     exec("# Another line.\n" + source, names)
     evaluate = names["made"]()
-    found = checkpoints.fingerprint(evaluate)
+    found = content.fingerprint(evaluate)
     assert found == json.loads(other.stdout)
     evaluate(jnp.ones(2), ())
-    assert checkpoints.fingerprint(evaluate) == found
+    assert content.fingerprint(evaluate) == found
 
 
 def test_a_schedule_goes_on(tmp_path: Path) -> None:
@@ -824,8 +824,8 @@ def test_a_later_format(finished: Path, tmp_path: Path) -> None:
 
 def test_the_data_are_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested: list[Any] = []
-    digest = checkpoints._digest
-    monkeypatch.setattr(checkpoints, "_digest", lambda value: digested.append(type(value)) or digest(value))
+    digest = content.of_arrays
+    monkeypatch.setattr(content, "of_arrays", lambda value: digested.append(type(value)) or digest(value))
     clients = rk.Clients(upper=ROWS)
     for name in ("one", "two"):
         rk.solve(**{**FEDAVG, "clients": clients}, checkpoint=tmp_path / name)

@@ -15,6 +15,7 @@ SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
     {"tree", "arguments", "metrics", "ledger", "weights", "hosts", "placement", "printable"},
+    {"content"},
     {"draws", "jaxprs", "frames", "source"},
     {"convolutions"},
     {"problems", "clients", "channel", "computing"},

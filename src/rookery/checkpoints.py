@@ -1,19 +1,13 @@
 """Checkpoints: folders of saved rounds, a JSON header and arrays each, which orbax writes while the run goes on."""
 
 import dataclasses
-import functools
 import hashlib
-import inspect
 import json
 import re
 import shutil
-import sys
-import sysconfig
 import time
-import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -22,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery import content
 from rookery.clients import Clients
 from rookery.hosts import ALONE, Hosts
 from rookery.hyperparameters import is_optimizer
-from rookery.placement import HostArray
 
 _FORMAT = 4
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
@@ -41,7 +35,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         value = getattr(algorithm, field.name)
         hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else _shown(value)
     if clients not in _digests or clients.placement == "host":  # whose rows may have been changed
-        _digests[clients] = clients.digest or _digest(clients)
+        _digests[clients] = clients.digest or content.of_arrays(clients)
     return {
         "algorithm": type(algorithm).__name__,
         **hyperparameters,
@@ -49,7 +43,7 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
         "cohort": cohort,
         "clients": clients.n,
         "center_client": clients.center_client,
-        "start": _digest(start),
+        "start": content.of_arrays(start),
         "data": _digests[clients],
         "program (losses, projection, channel or the library's own code)": program,
     }
@@ -62,173 +56,11 @@ def _shown(value: Any) -> str:
     """
     if is_optimizer(value):
         return "an optimizer"
-    return f"{np.shape(value)} {_digest(value)}" if hasattr(value, "dtype") or isinstance(value, list) else repr(value)
-
-
-def _digest(value: Any) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, jax.ShapeDtypeStruct):  # of data that are elsewhere
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            continue
-        if isinstance(leaf, HostArray):
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            for piece in leaf.pieces():
-                digest.update(piece.reshape(-1).view(np.uint8).data)
-            continue
-        array = np.asarray(leaf, order="C")
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
-
-
-# Functions.
-
-
-def fingerprint(function: Callable[..., Any] | None) -> dict[str, str] | None:
-    """Digests of a function's code and of the values that it reads, by name; the same in every process.
-
-    Functions that it calls count likewise. Functions and classes of installed libraries count by their names, and
-    objects that cannot be pickled by their types. Names, line numbers and comments don't count.
-    """
-    if function is None:
-        return None
-    if not isinstance(function, types.FunctionType) or _installed(function):
-        return {"the function": _Content().of(function)}
-    read = {name: _Content().of(value) for name, value in _read(function)}
-    return {"its code": _Content().of((function.__code__, function.__defaults__, function.__kwdefaults__)), **read}
-
-
-def _read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables that a function reads from around it, and what it reads from modules, with their names."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not set yet
-            continue
-    if _installed(function):
-        return
-    names = sorted(_names(function.__code__))
-    for name in names:
-        value = function.__globals__.get(name)
-        if name in function.__globals__:
-            yield name, value
-        if isinstance(value, types.ModuleType) and not _installed(value):
-            yield from ((f"{name}.{other}", getattr(value, other)) for other in names if hasattr(value, other))
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*found, str(Path(__file__).parent), "<frozen ")
-
-
-def _installed(value: Any) -> bool:
-    """Whether a function, class or module belongs to an installed library, to Python, or to this package."""
-    if isinstance(value, types.FunctionType):
-        return value.__code__.co_filename.startswith(_library_folders())
-    name = value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", ""))
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return name in sys.builtin_module_names if file is None else file.startswith(_library_folders())
-
-
-class _Content:
-    """A digest of any value by what it holds: no addresses, and nothing that differs between two processes."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._seen: dict[int, tuple[int, Any]] = {}  # by id, with the object, so that no other gets its id
-
-    def of(self, value: Any) -> str:
-        """The digest of one value."""
-        self._add(value)
-        return self._hash.hexdigest()
-
-    def _text(self, *words: Any) -> None:
-        self._hash.update("".join(f"{len(str(word))}:{word}" for word in words).encode(errors="backslashreplace"))
-
-    def _all(self, kind: str, values: Any) -> None:
-        values = list(values)
-        self._text(kind, len(values))
-        for value in values:
-            self._add(value)
-
-    def _add(self, value: Any) -> None:
-        if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes):
-            return self._text(type(value).__name__, repr(value))
-        if id(value) in self._seen:
-            return self._text("seen", self._seen[id(value)][0])
-        self._seen[id(value)] = len(self._seen), value
-        if isinstance(value, jax.Array | np.ndarray | np.generic | HostArray) and value.dtype != object:
-            known = not isinstance(value, jax.Array) or value.is_fully_addressable
-            numbers = _numbers(value) if isinstance(value, jax.Array) else value
-            return self._text("array", _digest(numbers) if known else f"{value.dtype}{value.shape}")
-        if isinstance(value, types.CodeType):
-            self._text("code", value.co_code.hex(), value.co_exceptiontable.hex(), value.co_argcount, value.co_flags)
-            self._text(*value.co_names, *value.co_freevars)
-            return self._all("constants", value.co_consts)
-        if isinstance(value, types.ModuleType):
-            return self._text("module", value.__name__)
-        if isinstance(value, types.FunctionType):
-            return self._function(value)
-        if isinstance(value, types.MethodType):
-            return self._all("method", (value.__func__, value.__self__))
-        if isinstance(value, functools.partial):
-            return self._all("partial", (value.func, value.args, value.keywords))
-        if isinstance(value, type):
-            return self._class(value)
-        if hasattr(value, "__wrapped__") and callable(value):  # jitted, say
-            return self._all(type(value).__name__, (value.__wrapped__,))
-        return self._object(value)
-
-    def _function(self, function: types.FunctionType) -> None:
-        if _installed(function):
-            self._text("function", function.__globals__.get("__name__"), function.__code__.co_qualname)
-        else:
-            self._add(function.__code__)
-        self._all("defaults", (function.__defaults__, function.__kwdefaults__))
-        for name, value in _read(function):
-            self._text(name)
-            self._add(value)
-
-    def _class(self, cls: type) -> None:
-        self._text("class", cls.__qualname__)
-        if _installed(cls):
-            return self._text(cls.__module__)
-        self._all("bases", cls.__bases__)
-        for name, value in sorted(vars(cls).items()):
-            value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-            value = value.fget if isinstance(value, property) else value
-            if not name.startswith("__") or isinstance(value, types.FunctionType):
-                self._text(name)
-                self._add(value)
-
-    def _object(self, value: Any) -> None:
-        self._add(type(value))
-        if isinstance(value, set | frozenset):
-            return self._text(*sorted(_Content().of(entry) for entry in value))
-        if isinstance(value, dict | types.MappingProxyType):
-            return self._all("items", [part for item in value.items() for part in item])
-        if isinstance(value, list | tuple):
-            return self._all("entries", value)
-        if dataclasses.is_dataclass(value):  # their fields alone: other attributes are caches
-            return self._all("fields", [getattr(value, field.name, None) for field in dataclasses.fields(value)])
-        try:
-            parts = value.__reduce_ex__(4)
-        except Exception:
-            return None  # by its type
-        if isinstance(parts, str):
-            return self._text(parts)
-        state = parts[2] if len(parts) > 2 else None
-        if isinstance(state, dict):  # without what is computed on first use
-            cached = lambda name: isinstance(inspect.getattr_static(type(value), name, None), functools.cached_property)
-            state = {name: entry for name, entry in state.items() if not cached(name)}
-        return self._all("state", [parts[1], state, *(list(more) for more in parts[3:5] if more is not None)])
+    return (
+        f"{np.shape(value)} {content.of_arrays(value)}"
+        if hasattr(value, "dtype") or isinstance(value, list)
+        else repr(value)
+    )
 
 
 class Folder:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import functools
 import hashlib
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 from jaxtyping import Array
 
-from rookery import tree
+from rookery import content, tree
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
@@ -277,7 +276,7 @@ class Same:
         if not isinstance(other, Same):
             return NotImplemented
         mine, theirs = self._value, other._value
-        return mine is theirs or (_is_of_jax(mine) and type(mine) is type(theirs) and bool(mine == theirs))
+        return mine is theirs or (content.of_jax(mine) and type(mine) is type(theirs) and bool(mine == theirs))
 
 
 def _settings() -> tuple[Any, ...]:
@@ -291,10 +290,6 @@ ONE_BY_ONE = "clients_one_by_one"  # the name of the batching rule of `Client.wh
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def _is_of_jax(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
-
-
 def _qualified(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -304,7 +299,6 @@ class _Walker:
 
     def __init__(self) -> None:
         self._seen: dict[int, str] = {}
-        self._within: set[int] = set()  # objects that are being written
         self.objects: list[Same] = []
 
     def text(self, jaxpr: Jaxpr) -> str:
@@ -354,50 +348,13 @@ class _Walker:
         if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
             return ONE_BY_ONE  # it does what the function beside it says
         self.objects.append(Same(value))
-        if id(value) in self._within:
-            return "itself"
-        self._within.add(id(value))
-        try:
-            return self._object(value)
-        finally:
-            self._within.discard(id(value))
-
-    def _object(self, value: Any) -> str:
-        """An object by its class and what it holds; by its identity if it does not show that."""
-        kind = type(value)
-        if isinstance(value, types.FunctionType):
-            held = (value.__defaults__, value.__kwdefaults__, [_held(cell) for cell in value.__closure__ or ()])
-            return f"{_qualified(value)}[{self._code(value.__code__)}{self._param(held)}]"
-        if isinstance(value, types.MethodType):
-            return self._param((value.__func__, value.__self__))
-        if isinstance(value, types.BuiltinFunctionType):
-            return _qualified(value) if isinstance(value.__self__, types.ModuleType | None) else self._own(value)
-        if isinstance(value, functools.partial):
-            return f"partial{self._param((value.func, value.args, value.keywords))}"
-        if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return _qualified(kind) + self._param(fields)
-        text = repr(value)
-        if _is_of_jax(value) and " at 0x" not in text:
-            return text
-        if hasattr(value, "__dict__") and not _is_of_jax(value) and not hasattr(kind, "__slots__"):
-            return _qualified(kind) + self._param(vars(value))
-        return self._own(value)
+        if content.of_jax(value) and not dataclasses.is_dataclass(value):
+            text = repr(value)
+            return text if " at 0x" not in text else self._own(value)
+        return content.Content(self._own).of(value)
 
     def _own(self, value: Any) -> str:
         return f"{_qualified(type(value))}@{id(value)}"
-
-    def _code(self, code: types.CodeType) -> str:
-        consts = [self._code(c) if isinstance(c, types.CodeType) else self._param(c) for c in code.co_consts]
-        return hashlib.sha256(repr((code.co_code, code.co_names, code.co_varnames, consts)).encode()).hexdigest()
-
-
-def _held(cell: Any) -> Any:
-    """What a function closes over; None if it has not been set."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _array(value: Any) -> str:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import checkpoints
+from rookery import checkpoints, content
 from rookery.arguments import check_counts, check_seed
 from rookery.channel import Channel, Faults, check_kind
 from rookery.checks import check_function, check_run, start_values
@@ -354,8 +354,8 @@ def solve(
             identity = checkpoints.identity(algorithm, clients, (x, y), seed, cohort, session.fingerprint)
             identity |= {
                 "keep_best": record.goal and record.goal.signed,
-                "evaluate": checkpoints.fingerprint(evaluate),
-                "evaluate_client": checkpoints.fingerprint(evaluate_client),
+                "evaluate": content.fingerprint(evaluate),
+                "evaluate_client": content.fingerprint(evaluate_client),
             }
             saver = checkpoints.Checkpoint(checkpoint, identity, session)
             found = saver.resume(record.seen(session), rounds)
