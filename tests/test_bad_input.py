@@ -693,6 +693,14 @@ def test_targets_in_a_column(t: tuple[int, ...]) -> None:
         refused(call, r"SingleLevel.loss broadcasts arrays of shape \(5, 1\) and \(5,\) to \(5, 5\)")
 
 
+def test_batches_of_one_sample_are_all_there_are_where_every_client_has_one() -> None:
+    loss = rk.SingleLevel(lambda x, b: jnp.mean(b * x))  # (n,) by (2,)
+    checks.check_losses(loss, rk.Clients(upper=[np.ones(1)] * 2), np.ones(2), ())
+    message = r"SingleLevel.loss fails on init and a batch of 5 samples: .*\(5,\), \(2,\)"
+    for clients in (rk.Clients(upper=[np.ones(2)] * 2), rk.Clients.like(upper=np.ones(()), n=2)):
+        refused(lambda clients=clients: checks.check_losses(loss, clients, np.ones(2), ()), message)
+
+
 def test_algorithms_stay_plain_dataclasses() -> None:
     method = rk.FedBiO(0.2, lower_step=0.3)
     assert pickle.loads(pickle.dumps(method)) == method == replace(rk.FedBiO(), upper_step=0.2, lower_step=0.3)

@@ -344,21 +344,24 @@ def check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
     if key in _known(_SHAPES, problem):
         return
     several, more = _batch_sizes(clients, x, y)
+    sizes = lambda source: (1, several) if source.widest > 1 or not clients.held else (1,)  # batches there may be
     if isinstance(problem, Compositional):
-        _check_inner(problem, clients, x, y, (1, several))
+        _check_inner(problem, clients, x, y, sizes(clients.lower))
     for loss in _losses(problem, clients):
-        for count in (1, several):
+        for count in sizes(loss.source):
             value = _traced(loss, x, y, count)[1]
             if loss.name != "Compositional.inner":
                 _check_number(loss.name, value, count)
-        _check_crossing(loss, x, y, several, more)
+        if len(sizes(loss.source)) > 1:
+            _check_crossing(loss, x, y, several, more)
     _known(_SHAPES, problem).add(key)
 
 
 def _shapes_key(what: str, clients: Clients, x: Any, y: Any) -> str:
     rows = [source.rows for source in (clients.upper, clients.lower, clients.center) if source is not None]
     variables, samples = jax.tree.map(jax.typeof, (x, y)), jax.tree.map(lambda a: (a.shape[1:], str(a.dtype)), rows)
-    return f"{what} {variables} {samples} {clients.one_data_set}"
+    sizes = [source.widest > 1 for source in (clients.upper, clients.lower)]
+    return f"{what} {variables} {samples} {clients.one_data_set} {sizes} {clients.held}"
 
 
 def _check_number(name: str, value: Any, count: int) -> None:
@@ -579,10 +582,10 @@ _PAIRS = " A tuple of two is (x, y); give an x that is such a tuple itself as in
 def _check_inner(problem: Compositional, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
     """Raise ValueError if the inner function fails, or if its value's shape depends on the batch or is not y's."""
     made = [_inner_shape(problem, clients, x, count) for count in counts]
-    if _shape(made[0]) != _shape(made[1]):
+    if _shape(made[0]) != _shape(made[-1]):
         raise ValueError(
             "Compositional.inner must return the mean over the batch; its value has one entry per sample: "
-            f"{_shape(made[1])} on {_samples(counts[1])}. Use jnp.mean(..., axis=0)."
+            f"{_shape(made[-1])} on {_samples(counts[-1])}. Use jnp.mean(..., axis=0)."
         )
     if _shape(made[0]) != _shape(y):
         raise ValueError(
