@@ -34,7 +34,7 @@ LAYERS = [
     {"status"},
     {"data", "models"},
     {"tasks"},
-    {"theory"},
+    {"theory", "testing"},
     {"public"},
     {"experiments", "registry", "bench", "demo", "catalogue"},
     {"cli"},

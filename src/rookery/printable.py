@@ -1,6 +1,12 @@
 """Make text that came from elsewhere safe to print: on a terminal, in a log, on a page."""
 
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
+
+_HERE = Path(__file__).parent
+_PYTHON = sysconfig.get_path("stdlib")
 
 MOST = 300  # characters that are shown of one text
 
@@ -18,3 +24,20 @@ def printable(text: Any, most: int = MOST) -> str:
     cut = text[:most]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in cut)
     return shown if len(text) <= most else f"{shown}… ({len(text):,} characters)"
+
+
+def is_own(frame: traceback.FrameSummary) -> bool:
+    """Return whether the code of a traceback's frame is the user's: not the library's, a package's or Python's."""
+    name = frame.filename
+    return not (name.startswith(("<", _PYTHON)) or "site-packages" in name or _HERE in Path(name).parents)
+
+
+def located(error: BaseException) -> str:
+    """Return an error in one line, with the last place in the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own(frame)] or list(frames[-1:])
+    lines = str(error).strip().splitlines()
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place, lines = f" ({Path(error.filename).name}, line {error.lineno})", [error.msg]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}{place}"

@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from rookery import algorithms, tasks
+from rookery.printable import is_own, located
 from rookery.tasks.task import Task
 
 V = TypeVar("V")
@@ -69,7 +69,7 @@ def make_task(found: Found, **settings: Any) -> Task:
     try:
         task = found.thing(**settings)
     except Exception as error:
-        raise ValueError(f"{found.name} failed: {_where(error)}") from error
+        raise ValueError(f"{found.name} failed: {located(error)}") from error
     if not isinstance(task, Task):
         raise ValueError(f"{found.name} returns {_kind(task)}; it must return a rookery.tasks.Task.")
     return task
@@ -79,8 +79,12 @@ def find_algorithm(name: str) -> Found:
     """An algorithm by its name, by file.py:name, by package.module:name, or one that a package offers."""
     name, reference, thing = _find("algorithm", name, ALGORITHMS)
     cls = thing if isinstance(thing, type) else type(thing)
-    if not dataclasses.is_dataclass(cls) or not all(hasattr(cls, part) for part in ("solves", "init", "round")):
-        raise ValueError(f"{name} is {_kind(thing)}; an algorithm is a frozen dataclass with solves, init and round.")
+    missing = [part for part in ("solves", "init", "round") if not hasattr(cls, part)]
+    if missing or not dataclasses.is_dataclass(cls):
+        lacks = f" without {' and '.join(missing)}" if len(missing) < 3 and missing else ""
+        raise ValueError(
+            f"{name} is {_kind(thing)}{lacks}; an algorithm is a frozen dataclass with solves, init and round."
+        )
     given = {} if cls is thing else {f.name: getattr(thing, f.name) for f in dataclasses.fields(cls)}
     return Found(name, reference, cls, given)
 
@@ -131,7 +135,7 @@ def _find(kind: str, name: str, known: Mapping[str, Any]) -> tuple[str, str, Any
         return name, name, thing.load()
     except Exception as error:
         package = "" if thing.dist is None else f" of the package {thing.dist.name}"
-        raise ValueError(f"The {kind} {name!r}{package} can't be loaded: {_where(error)}") from error
+        raise ValueError(f"The {kind} {name!r}{package} can't be loaded: {located(error)}") from error
 
 
 def _plugins(kind: str) -> dict[str, EntryPoint]:
@@ -156,7 +160,7 @@ def _refer(text: str) -> tuple[str, str, Any]:
             raise ValueError(
                 f"There is no module {where!r}; of a file give the whole name: hospital.py:task."
             ) from None
-        raise ValueError(f"{where} can't be loaded: {_where(error)}") from error
+        raise ValueError(f"{where} can't be loaded: {located(error)}") from error
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     own += [key for key, value in vars(module).items() if isinstance(value, Task)]
     own = [key for key in own if not key.startswith("_")]
@@ -180,7 +184,7 @@ def load_file(path: Path) -> ModuleType:
     try:
         return _file(path)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path.name} can't be loaded: {_where(error)}") from error
+        raise ValueError(f"{path.name} can't be loaded: {located(error)}") from error
 
 
 def _file(path: Path) -> ModuleType:
@@ -224,30 +228,9 @@ def blaming() -> Iterator[None]:
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if not any(map(_is_own, frames)) or _HERE in Path(frames[-1].filename).parents:
+        if not any(map(is_own, frames)) or Path(__file__).parent in Path(frames[-1].filename).parents:
             raise
-        raise ValueError(_where(error)) from error
-
-
-_HERE = Path(__file__).parent
-_PYTHON = sysconfig.get_path("stdlib")
-
-
-def _is_own(frame: traceback.FrameSummary) -> bool:
-    """Whether the code is neither the library's nor a package's nor Python's."""
-    name = frame.filename
-    return not (name.startswith(("<", _PYTHON)) or "site-packages" in name or _HERE in Path(name).parents)
-
-
-def _where(error: BaseException) -> str:
-    """An error in one line, with the last place in somebody's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame)] or list(frames[-1:])
-    lines = str(error).strip().splitlines()
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place, lines = f" ({Path(error.filename).name}, line {error.lineno})", [error.msg]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}{place}"
+        raise ValueError(located(error)) from error
 
 
 def _kind(thing: Any) -> str:

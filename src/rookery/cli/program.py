@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("new", "Write a file to start your own problem or algorithm from."),
     "check": ("check", "Check a problem before a run: curvature, derivatives, steps to try."),
     "explain": ("explain", "Show every exchange of a round, without running it."),
+    "contract": ("contract", "Check a method of your own: engines, counts, checkpoints, clipping, precision."),
     "run": ("run", "Run one or several algorithms, tasks and seeds."),
     "tune": ("tune", "Search an algorithm's step sizes."),
     "compare": ("compare", "Compare saved runs in a table and a picture."),

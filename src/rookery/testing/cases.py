@@ -1,0 +1,203 @@
+"""Small problems of every class, with clients of equal and of unequal size, on which a method is checked."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.channel import Faults, chain
+from rookery.channels import clip, gaussian
+from rookery.checks import start_values
+from rookery.clients import Clients
+from rookery.engines.engine import Job
+from rookery.hyperparameters import BatchSize, Steps, annotations
+from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.tasks.quadratic import quadratic
+
+UNEQUAL = (2, 3, 5, 4)  # samples of four clients
+VERY_UNEQUAL = (1, 3, 40, 200)
+# The classes of problems by name; "Local…": every client has a lower level (or an inner function) of its own.
+KINDS = (
+    "Bilevel", "LocalBilevel", "Minimax", "Compositional", "LocalCompositional", "SingleLevel", "WeightedNodes",
+)  # fmt: skip
+
+# Between clients and server: updates that are clipped and hidden, and replies that get lost.
+HARD: dict[str, Any] = {"channel": chain(clip(1.0), gaussian(0.1)), "faults": Faults(dropout=0.2), "noise_seed": 7}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with its clients' data as lists, so that clients can be reordered, repeated or left out.
+
+    Attributes:
+        problem: the problem.
+        data: for each level a list with the rows of each client.
+        init: the start.
+        center: the centre's data, as arguments of `Clients`.
+        weights: of the clients; None: unequal ones, unless the method needs equal weights.
+    """
+
+    problem: Any
+    data: dict[str, list[Any]]
+    init: Any
+    center: dict[str, Any] = field(default_factory=dict)
+    weights: tuple[float, ...] | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of clients."""
+        return len(next(iter(self.data.values())))
+
+    def clients(self, order: list[int] | None = None, weights: Any = None) -> Clients:
+        """Return the clients in this order, which may repeat or leave out some."""
+        picked = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
+        learnt = isinstance(self.problem, WeightedNodes)
+        return Clients(**picked, **self.center, weights=None if learnt else weights)
+
+
+def own_case(problem: Any, clients: Clients, init: Any) -> Case:
+    """Return the case of a user's own problem and clients."""
+    if not clients.held:
+        raise ValueError("clients must hold data; got the clients of rk.Clients.like, which hold none.")
+    data: dict[str, list[Any]] = {}
+    for i in range(clients.n):
+        for name, rows in clients.client_data(i).items():
+            if name in ("lower", "upper", "test"):
+                data.setdefault(name, []).extend(rows)  # type: ignore[arg-type]
+    if clients.one_data_set:
+        data.pop("lower" if isinstance(problem, Minimax | SingleLevel) else "upper", None)
+    center: dict[str, Any] = {"replace": clients.replace}
+    if clients.center is not None:
+        rows = jax.tree.map(np.asarray, clients.center.rows)
+        center |= {"center": rows, "center_client": clients.center_client}
+    return Case(problem, data, init, center, tuple(np.asarray(clients.weights).tolist()))
+
+
+def _saddle(x: Any, y: Any, batch: Any) -> Any:
+    a, b, c = (jnp.mean(batch[k], axis=0) for k in "abc")
+    return 0.5 * x @ x * jnp.mean(jnp.exp(batch["c"][:, 0])) + x @ a @ y - 0.5 * y @ y + b @ y - c @ x
+
+
+def _inner(x: Any, batch: Any) -> Any:
+    return {"r": jnp.mean(jnp.tanh(batch["m"] @ x) + batch["s"], axis=0)}
+
+
+def _outer(value: Any) -> Any:
+    return jnp.sum((value["r"] - 0.3) ** 2) + jnp.sum(value["r"] ** 4)
+
+
+def _own_outer(value: Any, batch: Any) -> Any:
+    return jnp.mean(batch["w"]) * jnp.sum(value["r"] ** 2) + _outer(value)
+
+
+def _extra(x: Any, batch: Any) -> Any:
+    return 0.5 * jnp.mean(batch["w"]) * x @ x
+
+
+def _loss(x: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.log1p(jnp.exp(-batch["t"] * (batch["a"] @ x)))) + 0.05 * x @ x
+
+
+@cache
+def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
+    """Return the problem of this class, with heterogeneous clients of equal size."""
+    rng = np.random.default_rng(5)
+    draw = lambda *shape: rng.normal(size=(samples, *shape))
+    if kind in ("Bilevel", "LocalBilevel"):
+        scope: Any = "client" if kind == "LocalBilevel" else "global"
+        task = quadratic(clients=clients, samples=samples, noise=0.1, seed=3, scope=scope)
+        data = {level: [task.clients.client_data(i)[level][0] for i in range(clients)] for level in ("lower", "upper")}
+        return Case(task.problem, data, task.init)
+    if kind == "Minimax":
+        data = {"upper": [{"a": 0.3 * draw(3, 2), "b": draw(2), "c": 0.3 * draw(3)} for _ in range(clients)]}
+        return Case(Minimax(_saddle), data, (np.ones(3), np.ones(2)))
+    if kind in ("Compositional", "LocalCompositional"):
+        data = {
+            "lower": [{"m": draw(2, 3), "s": draw(2)} for _ in range(clients)],
+            "upper": [{"w": np.abs(draw())} for _ in range(clients)],
+        }
+        problem = Compositional(_inner, _outer, _extra)
+        if kind == "LocalCompositional":
+            problem = Compositional(_inner, _own_outer, _extra, inner_scope="client")
+        return Case(problem, data, (np.ones(3), {"r": np.ones(2)}))
+    data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
+    center = {"center": {"a": draw(3), "t": np.sign(draw())}}
+    if kind == "WeightedNodes":
+        return Case(WeightedNodes(_loss), {"lower": data["upper"]}, np.ones(3), center)
+    return Case(SingleLevel(_loss), data, np.ones(3), center)
+
+
+@cache
+def ragged(kind: str, clients: int = 4, sizes: tuple[int, ...] = UNEQUAL) -> Case:
+    """Return the same with clients of these sizes."""
+    it, sizes = case(kind, clients, max(sizes)), sizes[:clients]
+    cut = lambda each: [jax.tree.map(lambda a: a[:size], own) for own, size in zip(each, sizes, strict=True)]
+    return Case(it.problem, {level: cut(each) for level, each in it.data.items()}, it.init, it.center)
+
+
+def single(it: Case) -> Case:
+    """Return the same in float32."""
+    narrow = lambda a: np.asarray(a, np.float32) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
+    data, init, center = (jax.tree.map(narrow, own) for own in (it.data, it.init, it.center))
+    return dataclasses.replace(it, data=data, init=init, center=center)
+
+
+def kinds(method: Any) -> list[str]:
+    """Return the classes of problems that a method claims to solve, as in KINDS."""
+    local = getattr(method, "scope", "global") == "client"
+    known = (Bilevel, Minimax, Compositional, SingleLevel, WeightedNodes)
+    return ["Local" * local + cls.__name__ for cls in method.solves if cls in known]
+
+
+def needs(method: Any) -> tuple[str, ...]:
+    """Return what the method needs of problem, clients and run."""
+    return getattr(method, "needs", ())
+
+
+def weights(method: Any, it: Case) -> list[float] | None:
+    """Return the weights of the clients: unequal, unless the method refuses them."""
+    if "equal weights" in needs(method):
+        return None
+    return [(1, 2, 1, 3)[i % 4] for i in range(it.n)] if it.weights is None else list(it.weights)
+
+
+def job(method: Any, it: Case, seed: int = 25, **given: Any) -> Job:
+    """Return the method on a case for an engine to open: with a part of the clients in each round, if it can do so."""
+    clients = it.clients(weights=weights(method, it))
+    start = start_values(it.problem, clients, it.init)
+    cohort = it.n if "all clients" in needs(method) else min(3, it.n)
+    return Job(it.problem, clients, method, start, cohort, seed, **given)
+
+
+# A method's settings, by the annotations of its fields.
+
+
+def _annotated(method: Any, kind: Any) -> list[str]:
+    found = annotations(type(method))
+    return [own.name for own in dataclasses.fields(method) if found.get(own.name) is kind]
+
+
+def with_minibatches(method: Any) -> Any:
+    """Return the method with minibatches of 2 and 1 to 3 local steps, where fields annotated so have no such value."""
+    batches = {name: 2 for name in _annotated(method, BatchSize) if getattr(method, name) is None}
+    steps = {name: (1, 3) for name in _annotated(method, Steps) if isinstance(getattr(method, name), int)}
+    return _replaced(method, **batches, **steps)
+
+
+def with_full_batches(method: Any) -> Any:
+    """Return the method with full batches and a fixed number of local steps."""
+    batches = dict.fromkeys(_annotated(method, BatchSize))
+    steps = {name: 2 for name in _annotated(method, Steps) if not isinstance(getattr(method, name), int)}
+    return _replaced(method, **batches, **steps)
+
+
+def _replaced(method: Any, **given: Any) -> Any:
+    """The method with these fields, or as it is where its class refuses the combination."""
+    try:
+        return dataclasses.replace(method, **given)
+    except (TypeError, ValueError):
+        return method

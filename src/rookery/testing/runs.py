@@ -1,0 +1,133 @@
+"""A run on an engine with all that it leaves behind, and how two of them are compared."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.engines.engine import Engine, Job
+from rookery.ledger import Ledger
+
+
+class TooFewRepliesError(AssertionError):
+    """A round that too many lost replies ended: another seed may do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind.
+
+    Attributes:
+        state: the method's.
+        memory: for each client the leaves of what it remembers, and of what its side of the channel does.
+        server: what the server's side of the channel remembers, where it can be seen.
+        counts, exchanges: the ledger's; of the last round.
+        each_round: exchanges, round by round.
+        work: gradients of all clients, round by round.
+        sent, received: bytes of arrays as the coordinator measured them; None in the simulation.
+    """
+
+    state: Any
+    memory: list[list[Any]]
+    server: Any
+    counts: dict[str, int]
+    exchanges: list[dict[str, Any]]
+    each_round: list[int]
+    work: list[int]
+    sent: int | None
+    received: int | None
+
+
+def outcome(engine: Engine, job: Job, rounds: int = 2, hosts: Any = None) -> Outcome:
+    """Run a job; `hosts` are those of the sites, where they are not the engine's own."""
+    session: Any = engine.open(job)
+    ledger = Ledger()
+    ledger.add([session.init()], job.clients.n)
+    before = ledger.counts["gradients"]
+    costs = session.advance(rounds)
+    if session.stopped is not None:
+        kind = TooFewRepliesError if session.stopped.failed else AssertionError
+        raise kind(f"the run stopped: {session.stopped.reason} Smaller steps may help.")
+    work = []
+    for cost in costs:
+        ledger.add([cost], job.cohort)
+        work.append(ledger.counts["gradients"] - before)
+        before = ledger.counts["gradients"]
+    each_round = [sum(entry.count for entry in cost.exchanges.values()) for cost in costs]
+    wire = getattr(session, "coordinator", None)
+    sent, received = (None, None) if wire is None else (wire.sent, wire.received)
+    state = jax.tree.map(np.array, session.state)
+    memory, server = _memory(session, job.clients.n, hosts)
+    return Outcome(state, memory, server, ledger.counts, ledger.last, each_round, work, sent, received)
+
+
+def _memory(session: Any, n: int, hosts: Any) -> tuple[list[list[Any]], Any]:
+    if hasattr(session, "sites"):
+        sites = session.sites if hosts is None else [host._site for host in hosts]
+        each = [site.remembered(session.rounds) for site in sites]
+        return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each], None
+    carry = session.save()
+    leaves = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]
+    return [[np.array(leaf[i]) for leaf in leaves] for i in range(n)], jax.tree.map(np.array, carry.server)
+
+
+def difference(a: Any, b: Any, tolerance: float = 1e-10, types: bool = False) -> str:
+    """Say in one line where two trees of arrays differ the most; empty if nowhere by more than the tolerance.
+
+    With `types`, the types of their arrays are compared, too.
+    """
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return f"the structure is {jax.tree.structure(a)} in one and {jax.tree.structure(b)} in the other"
+    worst, said = 0.0, ""
+    for (path, left), right in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        left, right = np.asarray(left), np.asarray(right)
+        name = jax.tree_util.keystr(path).removeprefix(".") or "the value"
+        if left.shape != right.shape:
+            return f"{name} has the shape {left.shape} in one and {right.shape} in the other"
+        if types and left.dtype != right.dtype:
+            return f"{name} is {left.dtype} in one and {right.dtype} in the other"
+        if not np.issubdtype(left.dtype, np.number):
+            if not np.array_equal(left, right):
+                return f"{name} differs"
+            continue
+        if np.allclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True):
+            continue
+        gap = np.abs(left - right)
+        most = float(np.max(np.where(np.isfinite(gap), gap, np.inf)))
+        if most > worst:
+            at = np.unravel_index(np.argmax(gap), gap.shape) if gap.ndim else ()
+            place = f"[{', '.join(map(str, at))}]" if at else ""
+            worst, said = most, f"{name}{place} is {left[at]:.12g} in one and {right[at]:.12g} in the other"
+    return said
+
+
+def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
+    """Raise AssertionError unless both have the same structure, types and numbers."""
+    said = difference(a, b, tolerance)
+    if said:
+        raise AssertionError(said)
+
+
+def disagreement(here: Outcome, there: Outcome, tolerance: float = 1e-10) -> str:
+    """Say in one line how two runs differ, at the server, at a client or in the ledger; empty if they do not."""
+    said = difference(here.state, there.state, tolerance, types=True)
+    if said:
+        return f"state: {said}"
+    for i, (left, right) in enumerate(zip(here.memory, there.memory, strict=True)):
+        said = difference(left, right, tolerance, types=True)
+        if said:
+            return f"client {i}'s memory: {said}"
+    for name, count in here.counts.items():
+        if count != there.counts[name]:
+            return f"ledger: {name} is {count} in one and {there.counts[name]} in the other"
+    if here.exchanges != there.exchanges or here.each_round != there.each_round:
+        return f"ledger: the exchanges are {here.exchanges} in one and {there.exchanges} in the other"
+    return ""
+
+
+def agree(here: Outcome, there: Outcome, tolerance: float = 1e-10) -> None:
+    """Raise AssertionError unless server, clients and ledger have the same numbers."""
+    said = disagreement(here, there, tolerance)
+    if said:
+        raise AssertionError(said)
