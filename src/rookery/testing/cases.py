@@ -54,7 +54,7 @@ class Case:
 
     def clients(self, order: list[int] | None = None, weights: Any = None) -> Clients:
         """Return the clients in this order, which may repeat or leave out some."""
-        picked = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
+        picked: Any = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
         learnt = isinstance(self.problem, WeightedNodes)
         return Clients(**picked, **self.center, weights=None if learnt else weights)
 
@@ -67,7 +67,7 @@ def own_case(problem: Any, clients: Clients, init: Any) -> Case:
     for i in range(clients.n):
         for name, rows in clients.client_data(i).items():
             if name in ("lower", "upper", "test"):
-                data.setdefault(name, []).extend(rows)  # type: ignore[arg-type]
+                data.setdefault(name, []).extend(rows)
     if clients.one_data_set:
         data.pop("lower" if isinstance(problem, Minimax | SingleLevel) else "upper", None)
     center: dict[str, Any] = {"replace": clients.replace}
@@ -177,7 +177,7 @@ def job(method: Any, it: Case, seed: int = 25, **given: Any) -> Job:
 
 
 def _annotated(method: Any, kind: Any) -> list[str]:
-    found = annotations(type(method))
+    found = annotations(method.__class__)
     return [own.name for own in dataclasses.fields(method) if found.get(own.name) is kind]
 
 

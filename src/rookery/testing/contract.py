@@ -167,7 +167,7 @@ def types_kept(traced: Any, job: Job, dtype: Any) -> None:
     """Check that a round keeps the state's shapes and types, and that its numbers are of the start's type."""
     before, after = traced.start.made.carry, traced.round.made.carry
     x = job.start[0]
-    said = jax.tree.structure(after.state.x), jax.tree.structure(x)
+    said: Any = (jax.tree.structure(after.state.x), jax.tree.structure(x))
     assert said[0] == said[1], f"state.x has the structure {said[0]}; x has {said[1]}."
     for name, one, other, cut in (
         ("the state", before.state, after.state, 0),
@@ -286,7 +286,7 @@ class Recorder(Plain):
 
     def init(self, exchange: Exchange) -> tuple[Any, Any]:
         """The largest norm so far."""
-        return jnp.zeros((), jnp.float64 if jax.config.jax_enable_x64 else jnp.float32), ()
+        return jnp.zeros((), jnp.result_type(float)), ()
 
     def encode(self, exchange: Exchange, value: Any, key: Any, state: Any) -> tuple[Any, Any]:
         """The value and its norm."""
@@ -345,7 +345,8 @@ class InSingle:
 
 def in_single(job: Job) -> InSingle:
     """Run a job of float32 data on two engines."""
-    here, there = outcome(Simulation(block=2), job), outcome(Federation(), job)
+    both_engines: tuple[Any, ...] = (Simulation(block=2), Federation())
+    here, there = (outcome(own, job) for own in both_engines)
     both = list(zip(*(jax.tree.leaves((own.state, own.memory)) for own in (here, there)), strict=True))
     apart = [np.max(np.abs(np.float64(a) - np.float64(b)) / np.maximum(1, np.abs(b)), initial=0) for a, b in both]
     kinds = sorted({str(a.dtype) for pair in both for a in pair if a.dtype.kind == "f"})
@@ -579,9 +580,9 @@ def _bundled(method: Any, kind: str, exchanges: Any, gradients: Any) -> Subject:
 
 def _method(given: Any) -> Any:
     """The method, checked for what all the checks need."""
-    method = given() if isinstance(given, type) else given
+    method: Any = given() if isinstance(given, type) else given
     name = type(method).__name__
-    if not dataclasses.is_dataclass(method):
+    if not dataclasses.is_dataclass(type(method)):
         raise TypeError(f"{name} must be a dataclass: write @dataclass(frozen=True) above the class.")
     for part in ("solves", "init", "round"):
         if not hasattr(method, part):

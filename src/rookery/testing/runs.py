@@ -65,10 +65,10 @@ def outcome(engine: Engine, job: Job, rounds: int = 2, hosts: Any = None) -> Out
 def _memory(session: Any, n: int, hosts: Any) -> tuple[list[list[Any]], Any]:
     if hasattr(session, "sites"):
         sites = session.sites if hosts is None else [host._site for host in hosts]
-        each = [site.remembered(session.rounds) for site in sites]
+        each: Any = [site.remembered(session.rounds) for site in sites]
         return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each], None
     carry = session.save()
-    leaves = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]
+    leaves: Any = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]
     return [[np.array(leaf[i]) for leaf in leaves] for i in range(n)], jax.tree.map(np.array, carry.server)
 
 
@@ -77,8 +77,10 @@ def difference(a: Any, b: Any, tolerance: float = 1e-10, types: bool = False) ->
 
     With `types`, the types of their arrays are compared, too.
     """
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return f"the structure is {jax.tree.structure(a)} in one and {jax.tree.structure(b)} in the other"
+    first: Any = jax.tree.structure(a)
+    second: Any = jax.tree.structure(b)
+    if first != second:
+        return f"the structure is {first} in one and {second} in the other"
     worst, said = 0.0, ""
     for (path, left), right in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
         left, right = np.asarray(left), np.asarray(right)
