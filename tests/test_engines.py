@@ -151,9 +151,8 @@ def test_a_state_beyond_32_bits() -> None:
     assert entry.up == 24 * 10**8
     assert entry.down - entry.up == 8  # the step
     program = simulation.Program(plans.start, THREE, "auto")
-    begin = jax.eval_shape(
-        partial(simulation.start, program), plans.start.consts, THREE, plans.hyper, plans.job.start, plans.seed
-    )
+    given = plans.start.consts, THREE, plans.hyper, plans.job.start, plans.seed, plans.noise
+    begin = jax.eval_shape(partial(simulation.start, program), *given)
     assert begin[0].state.x.shape == start.shape
 
 
@@ -822,7 +821,7 @@ def test_replies_without_weight_fail_the_round(engine: Any) -> None:
     assert failed > 0
     assert present(2, failed, 1).any()
     with pytest.raises(
-        rk.RoundFailedError, match=rf"^round {failed + 1}: of the replies .* 0 with any weight arrived"
+        rk.RoundFailedError, match=rf"^round {failed + 1}: an exchange got 0 replies with a weight above 0, and needs"
     ) as e:
         rk.solve(SQUARES, clients, rk.FedAvg(step=0.1), ZERO, 20, seed=2, faults=DROPOUT, engine=engine)
     assert np.isfinite(e.value.run.x).all()
@@ -841,7 +840,7 @@ def test_a_call_is_as_long_as_the_clock_allows() -> None:
             pace.took(made[-1], seconds * made[-1])
         return made
 
-    assert calls(1e-6) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256, 256]
+    assert calls(1e-6) == [1, 8, 64, *[256] * 9]
     assert calls(0.2) == [1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
 
 

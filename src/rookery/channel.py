@@ -180,9 +180,9 @@ class Faults:
 
     def __post_init__(self) -> None:
         if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
-            raise ValueError(f"Faults: dropout={self.dropout!r} is not a number below 1, at least 0.")
+            raise ValueError(f"Faults: dropout must be a number of at least 0 and below 1; got {self.dropout!r}.")
         if not isinstance(self.minimum, int) or isinstance(self.minimum, bool) or self.minimum < 1:
-            raise ValueError(f"Faults: minimum={self.minimum!r} is not an integer, at least 1.")
+            raise ValueError(f"Faults: minimum must be an integer of at least 1; got {self.minimum!r}.")
 
     def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
         """Whose replies arrive."""

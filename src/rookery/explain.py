@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rookery.channel import Faults
+from rookery.channel import Faults, check_kind
 from rookery.checks import check_run, start_values
 from rookery.clients import Clients
 from rookery.engines.engine import Job, traced
@@ -32,6 +32,9 @@ def explain(
            keep: (5)
          mean "x" of #1: each sends (5) (... bytes), aggregated before anyone sees it
     """
+    check_kind(channel)
+    if faults is not None and not isinstance(faults, Faults):
+        raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {faults!r}.")
     models = taken(problem, init)
     problem = models.problem
     x, y = start_values(problem, clients, models.init)

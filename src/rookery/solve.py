@@ -45,6 +45,7 @@ FEW = 5  # of fewer, quantiles are single clients' own numbers
 _OWN = ("round", "seconds", *COUNTED)  # the columns of a history that are not metrics
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # a weight for each client, quantiles: in the history, and not in tables
 _AT_ONCE = 256  # rounds in one call at most, and
+_SAVED = ("history.csv", "exchanges.csv", "settings.json", "weights.safetensors")  # the files of `Run.save`
 _NOT_PRIVATE = "The noise comes from a seed and can be drawn again: this run is not private."
 SECONDS_AT_ONCE = 0.5  # about how long a call may take, so that progress is seen and Ctrl-C is heard
 
@@ -146,10 +147,14 @@ class Run:
         the names x, y, memory, best.x and so on; `rk.load_weights` reads it.
         """
         folder = Path(folder)
-        if (folder / "history.csv").exists() or folder.is_file():
-            what = "is a file" if folder.is_file() else "holds a run already"
+        written = [name for name in _SAVED if (folder / name).exists()]
+        if written or folder.is_file():
+            what = "is a file" if folder.is_file() else f"holds {written[0]} already"
             raise ValueError(f"folder must be a new folder; {folder} {what}. Give another one.")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"folder must be one that can be made; {folder}: {error.strerror}.") from error
         best = None if self.best is None else {name: getattr(self.best, name) for name in ("x", "y", "memory")}
         save_weights(
             folder / "weights.safetensors", {"x": self.x, "y": self.y, "memory": self.memory, "best": best or ()}
@@ -273,7 +278,9 @@ def solve(
             of two is always (x, y): an x that is one itself is given as (x, None). For weighted nodes θ alone, with
             weights 1/K, or (w, θ).
         rounds: how many rounds.
-        cohort: clients per round, drawn afresh each round; None: all of them.
+        cohort: clients per round, drawn uniformly, afresh each round; None: all of them. A mean is over the cohort with
+            the clients' weights, Σ p_i v_i / Σ p_i: with unequal weights and a small cohort its expectation is not the
+            mean over all clients (with one client in a cohort, weights have no effect).
         seed: where all randomness comes from that a client can see: cohorts, minibatches, lost replies. The same seed
             gives the same run on every engine and after every resume.
         noise_seed: where a channel's noise comes from. None, the default: the operating system's entropy, so that
@@ -326,7 +333,7 @@ def solve(
         check_function("a callback", callback, "run")
     if evaluate is not None:
         check_function("evaluate", evaluate, "x, y", "x, y, memory")
-    check_between(channel, faults, noise_seed)
+    check_between(channel, faults, noise_seed, cohort)
     if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
         raise TypeError(f"checkpoint is {checkpoint!r}; give the name of a folder.")
     if on_nonfinite not in ("stop", "warn"):
@@ -518,7 +525,7 @@ def session(
     models = taken(problem, init)
     x, y = start_values(models.problem, clients, models.init)
     cohort = check_run(models.problem, clients, algorithm, x, y, 0, cohort, 1, seed)
-    check_between(channel, faults, noise_seed)
+    check_between(channel, faults, noise_seed, cohort)
     job = Job(models.problem, clients, algorithm, (x, y), cohort, int(seed), channel, faults, noise_seed=noise_seed)
     return Stepped(models, _engine(engine).open(job), cohort)
 
@@ -531,11 +538,13 @@ def _engine(given: Any) -> Any:
     return engine
 
 
-def check_between(channel: Any, faults: Any, noise_seed: Any) -> None:
+def check_between(channel: Any, faults: Any, noise_seed: Any, cohort: int) -> None:
     """Raise TypeError or ValueError if what stands between clients and server is not what it should be."""
     check_kind(channel)
     if faults is not None and not isinstance(faults, Faults):
         raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {faults!r}.")
+    if faults is not None and faults.minimum > cohort:
+        raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {faults.minimum}.")
     if noise_seed is not None:
         check_seed(noise_seed, "noise_seed")
         if channel is None:

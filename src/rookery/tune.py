@@ -218,7 +218,7 @@ def tune(
     x, y = start_values(problem, clients, models.init)
     size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
-    check_between(channel, faults, noise_seed)
+    check_between(channel, faults, noise_seed, size)
     wanted = _ranges(algorithm, search)
     goal = direction(metric)
     tried = _candidates(wanted, algorithm, int(candidates))

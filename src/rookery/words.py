@@ -122,7 +122,8 @@ class _Words:
         given = step.eqn.invars[length is None :]
         fixed, start = given[: len(given) - len(body.outputs)], given[len(given) - len(body.outputs) :]
         made = {v: s.eqn.params["exchange"].name for s in body.steps if "exchange" in _params(s) for v in s.eqn.outvars}
-        carried = [made.get(after, of(before).name) for after, before in zip(body.outputs, start, strict=True)]
+        named = lambda v: of(v).name if of(v).name != _CONSTANT else "a value of the loop"
+        carried = [made.get(after, named(before)) for after, before in zip(body.outputs, start, strict=True)]
         inside = [*map(of, fixed), _Value("the turn"), *map(_Value, carried)]
         self.body(body, dict(zip(body.inputs, inside, strict=True)), depth + 2)
         values.update((v, _Value(name)) for v, name in zip(step.eqn.outvars, carried, strict=True))
@@ -219,6 +220,7 @@ def _given(given: Any, inputs: Any, of: Any) -> _Given:
     new = [v for v in dict.fromkeys(sent) if not of(v).known]
     size = ledger.nbytes([v.aval for v in new]) + 8 * inputs.key
     named = _joined([*(of(v).name for v in new), *["a key of its own"] * inputs.key])
+    named = named or ("numbers made of constants alone" if size else "")
     used = _joined(of(v).name for v in (*sent, *own) if v not in new and of(v).name != _CONSTANT)
     for v in new:
         of(v).known = True

@@ -12,7 +12,7 @@ import pytest
 
 import rookery as rk
 from rookery import draws, placement
-from rookery.checkpoints import _digest
+from rookery.content import of_arrays
 from rookery.engines import engine, fetched, pool, simulation, staged
 from rookery.engines.engine import Job
 
@@ -245,10 +245,10 @@ def test_one_clients_object_whose_rows_change() -> None:
     data = rows()
     clients = rk.Clients.from_arrays(data, SIZES, placement="host")
     run = lambda: rk.solve(case("SingleLevel").problem, clients, FEDAVG, np.ones(3), 3, cohort=COHORT).x
-    first, before = run(), _digest(clients)
+    first, before = run(), of_arrays(clients)
     data["a"][:] *= 2
     assert not np.allclose(first, run())
-    assert before != _digest(clients)
+    assert before != of_arrays(clients)
 
 
 @pytest.mark.usefixtures("small")
@@ -431,7 +431,7 @@ def test_what_clients_tell_of_themselves() -> None:
     assert repr(there).endswith("on the host)")
     assert here.summary().equals(there.summary())
     assert here.describe() == there.describe()
-    assert _digest(here) == _digest(there)
+    assert of_arrays(here) == of_arrays(there)
     close(here.client_data(3), there.client_data(3))
     assert there.held
     assert np.shares_memory(there.lower.rows["a"].array, data["a"])

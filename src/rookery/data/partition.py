@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Int
+
+from rookery.arguments import check_counts, check_positive, check_seed
 
 Parts = list[Int[np.ndarray, " own"]]
 
@@ -15,7 +19,7 @@ def iid(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0) -> Part
     >>> [len(part) for part in iid(range(10), clients=3)]
     [4, 3, 3]
     """
-    _check(len(labels), clients)
+    _check(labels, clients, clients=clients, seed=seed)
     return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(len(labels)), clients)]
 
 
@@ -24,7 +28,7 @@ def shards(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, per_
 
     Most clients then hold `per_client` labels (two by default).
     """
-    _check(len(labels), clients * per_client)
+    _check(labels, clients * per_client, clients=clients, per_client=per_client, seed=seed)
     rng = np.random.default_rng(seed)
     by_label = np.argsort(np.asarray(labels), kind="stable")
     pieces = np.array_split(by_label, clients * per_client)
@@ -40,10 +44,9 @@ def dirichlet(
     A small alpha makes the clients differ more. Clients left with fewer than `least` samples are given some of the
     largest client's.
     """
+    _check(labels, clients * least, clients=clients, least=least, seed=seed)
+    check_positive(alpha=alpha)
     labels = np.asarray(labels)
-    _check(len(labels), clients * least)
-    if not alpha > 0:
-        raise ValueError(f"alpha={alpha!r} is not a positive number.")
     rng = np.random.default_rng(seed)
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -57,9 +60,17 @@ def dirichlet(
     return [np.sort(np.asarray(part)) for part in parts]
 
 
-def _check(samples: int, needed: int) -> None:
-    if needed < 1 or samples < needed:
-        raise ValueError(f"{samples} samples cannot be divided into {needed} parts; use fewer clients or more data.")
+def _check(labels: Any, needed: int, seed: int, **counts: int) -> None:
+    """Raise ValueError unless there is one label for each sample, and enough samples."""
+    check_counts(**counts)
+    check_seed(seed)
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels must have one entry for each sample; got an array of shape {array.shape}.")
+    if pd.isna(array).any():
+        raise ValueError(f"labels must not have missing values; got {int(pd.isna(array).sum())}.")
+    if len(array) < needed:
+        raise ValueError(f"{len(array)} samples cannot be divided into {needed} parts; use fewer clients or more data.")
 
 
 PARTITIONS: dict[str, Callable[..., Parts]] = {"iid": iid, "shards": shards, "dirichlet": dirichlet}

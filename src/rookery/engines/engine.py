@@ -267,7 +267,7 @@ def too_few(t: int, least: int, minimum: int) -> Stopped:
     """The round failed."""
     return Stopped(
         t,
-        f"round {t + 1}: of the replies to an exchange {least} with any weight arrived, and the minimum is {minimum}.",
+        f"round {t + 1}: an exchange got {least} replies with a weight above 0, and needs {minimum}.",
         failed=True,
     )
 
