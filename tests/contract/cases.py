@@ -1,19 +1,17 @@
-"""One case for every algorithm and every class of problem it claims. A new algorithm is added to SETTINGS, once."""
+"""The settings with which every algorithm is put through the contract. A new algorithm is added to SETTINGS, once."""
 
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import rookery as rk
 from rookery import algorithms
-from rookery.checks import start_values
 from rookery.engines.engine import Job
-from rookery.tasks.quadratic import quadratic
+from rookery.testing import cases as testing
+from rookery.testing.cases import HARD, UNEQUAL, VERY_UNEQUAL, Case, case, ragged, single
+
+__all__ = ["HARD", "UNEQUAL", "VERY_UNEQUAL", "Case", "case", "ragged", "single"]
 
 # Hyperparameters with which each algorithm is put through the contract: small numbers, every feature in use.
 NESTED = {"upper_step": 0.05, "lower_step": 0.1, "lower_rounds": 2, "lower_local_steps": (1, 3), "neumann_terms": 2}
@@ -171,101 +169,9 @@ CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
-@dataclass(frozen=True)
-class Case:
-    """A problem with its clients' data as lists, so that a test can reorder or repeat them."""
-
-    problem: Any
-    data: dict[str, list[Any]]
-    init: Any
-    center: dict[str, Any] = field(default_factory=dict)  # the centre's data, where there are any
-
-    def clients(self, order: list[int] | None = None, weights: Any = None) -> rk.Clients:
-        """The clients, in this order (which may repeat or leave out some)."""
-        picked = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
-        learnt = isinstance(self.problem, rk.WeightedNodes)
-        return rk.Clients(**picked, **self.center, weights=None if learnt else weights)
-
-
-def _saddle(x: Any, y: Any, batch: Any) -> Any:
-    a, b, c = (jnp.mean(batch[k], axis=0) for k in "abc")
-    return 0.5 * x @ x * jnp.mean(jnp.exp(batch["c"][:, 0])) + x @ a @ y - 0.5 * y @ y + b @ y - c @ x
-
-
-def _inner(x: Any, batch: Any) -> Any:
-    return {"r": jnp.mean(jnp.tanh(batch["m"] @ x) + batch["s"], axis=0)}
-
-
-def _outer(value: Any) -> Any:
-    return jnp.sum((value["r"] - 0.3) ** 2) + jnp.sum(value["r"] ** 4)
-
-
-def _own_outer(value: Any, batch: Any) -> Any:
-    return jnp.mean(batch["w"]) * jnp.sum(value["r"] ** 2) + _outer(value)
-
-
-def _extra(x: Any, batch: Any) -> Any:
-    return 0.5 * jnp.mean(batch["w"]) * x @ x
-
-
-def _loss(x: Any, batch: Any) -> Any:
-    return jnp.mean(jnp.log1p(jnp.exp(-batch["t"] * (batch["a"] @ x)))) + 0.05 * x @ x
-
-
-@cache
-def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
-    """The problem of this class: heterogeneous clients, several samples each."""
-    rng = np.random.default_rng(5)
-    draw = lambda *shape: rng.normal(size=(samples, *shape))
-    if kind in ("Bilevel", "LocalBilevel"):
-        scope: Any = "client" if kind == "LocalBilevel" else "global"
-        task = quadratic(clients=clients, samples=samples, noise=0.1, seed=3, scope=scope)
-        data = {level: [task.clients.client_data(i)[level][0] for i in range(clients)] for level in ("lower", "upper")}
-        return Case(task.problem, data, task.init)
-    if kind == "Minimax":
-        data = {"upper": [{"a": 0.3 * draw(3, 2), "b": draw(2), "c": 0.3 * draw(3)} for _ in range(clients)]}
-        return Case(rk.Minimax(_saddle), data, (np.ones(3), np.ones(2)))
-    if kind in ("Compositional", "LocalCompositional"):
-        data = {
-            "lower": [{"m": draw(2, 3), "s": draw(2)} for _ in range(clients)],
-            "upper": [{"w": np.abs(draw())} for _ in range(clients)],
-        }
-        problem = rk.Compositional(_inner, _outer, _extra)
-        if kind == "LocalCompositional":
-            problem = rk.Compositional(_inner, _own_outer, _extra, inner_scope="client")
-        return Case(problem, data, (np.ones(3), {"r": np.ones(2)}))
-    data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
-    center = {"center": {"a": draw(3), "t": np.sign(draw())}}
-    if kind == "WeightedNodes":
-        return Case(rk.WeightedNodes(_loss), {"lower": data["upper"]}, np.ones(3), center)
-    return Case(rk.SingleLevel(_loss), data, np.ones(3), center)
-
-
-SIZES = (2, 3, 5, 4)  # of clients that differ
-
-
-@cache
-def ragged(kind: str, clients: int = 4) -> Case:
-    """The same with clients of unequal size."""
-    it, sizes = case(kind, clients, max(SIZES)), SIZES[:clients]
-    cut = lambda each: [jax.tree.map(lambda a: a[:size], own) for own, size in zip(each, sizes, strict=True)]
-    return Case(it.problem, {level: cut(each) for level, each in it.data.items()}, it.init, it.center)
-
-
-def single(it: Case) -> Case:
-    """The same in float32."""
-    narrow = lambda tree: jax.tree.map(lambda a: np.asarray(a, np.float32), tree)
-    return Case(it.problem, narrow(it.data), narrow(it.init), narrow(it.center))
-
-
 def weights(name: str) -> list[int] | None:
     """Unequal ones, unless the algorithm refuses them."""
     return None if "equal weights" in needs(name) else [1, 2, 1, 3]
-
-
-def cohort(name: str) -> int | None:
-    """Three of the four clients, or all of them where the algorithm needs all."""
-    return None if "all clients" in needs(name) else 3
 
 
 def needs(name: str) -> tuple[str, ...]:
@@ -273,22 +179,10 @@ def needs(name: str) -> tuple[str, ...]:
     return getattr(getattr(rk, name), "needs", ())
 
 
-# With clients of unequal size and weight, a part of them in each round, minibatches and local steps that differ: values
-# that are clipped and hidden, and replies that get lost.
-HARD: dict[str, Any] = {
-    "channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)),
-    "faults": rk.Faults(dropout=0.2),
-    "noise_seed": 7,
-}
-
-
 def job(name: str, it: Case, algorithm: Any = None, seed: int = 25, **given: Any) -> Job:
     """The algorithm on a case, for an engine to open; `given`: channel, its noise, and faults."""
-    uneven, n = weights(name), len(next(iter(it.data.values())))
-    clients = it.clients(weights=None if uneven is None else uneven[:n])
-    start = start_values(it.problem, clients, it.init)
-    own = method(name) if algorithm is None else algorithm
-    return Job(it.problem, clients, own, start, min(cohort(name) or n, n), seed, **given)
+    what = testing.job(method(name), it, seed, **given)
+    return what if algorithm is None else replace(what, algorithm=algorithm)
 
 
 def full(name: str) -> Any:
@@ -307,8 +201,7 @@ def names() -> list[str]:
 
 def claims(name: str) -> list[str]:
     """The classes of problems that an algorithm claims; "Local…" where the lower level is to be each client's own."""
-    local = getattr(getattr(rk, name), "scope", "global") == "client"
-    return ["Local" * local + cls.__name__ for cls in getattr(rk, name).solves]
+    return testing.kinds(getattr(rk, name))
 
 
 def pairs() -> list[tuple[str, str]]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import plan
 from rookery.engines import engine
 from rookery.tasks.quadratic import solution
+from rookery.testing import check_method, contract
+from rookery.testing.runs import agree, close, outcome
 
 from .cases import (
     CHEAP,
@@ -34,7 +35,6 @@ from .cases import (
     together,
     weights,
 )  # fmt: skip
-from .runs import agree, close, outcome
 
 PAIRS = pairs()
 FIRST = [(name, claims(name)[0]) for name in names()]
@@ -96,32 +96,22 @@ def test_the_plan(name: str, kind: str) -> None:
     """
     what = job(name, single(ragged(kind)), **HARD)
     traced = engine.traced(what)
-    turns = [np.int32(0) for _ in plan.traced_loops(traced.round.body)]
-    assert sum(entry.count for entry in plan.costs(traced.round, turns).values()) == EXCHANGES[name, kind]
-    before, after = traced.start.made.carry, traced.round.made.carry
+    assert contract.exchanges_of(traced) == EXCHANGES[name, kind]
+    contract.types_kept(traced, what, np.dtype(np.float32))  # nor does anything change its shape from round to round
     x, y = what.start
     own = kind.startswith("Local")  # the clients' y, and not the state's
-    assert jax.tree.structure((after.state.x, after.state.y)) == jax.tree.structure((x, () if own else y))
-    real = {leaf.dtype for leaf in jax.tree.leaves((before, after)) if jnp.issubdtype(leaf.dtype, jnp.inexact)}
-    assert real == {np.dtype(np.float32)}
-    kinds = lambda tree: [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-    rows = lambda tree: [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
-    assert kinds(after.state) == kinds(before.state)  # nothing changes its shape or its type from round to round
-    assert rows(after.memory) == rows(before.memory)
+    after = traced.round.made.carry.state
+    assert jax.tree.structure((after.x, after.y)) == jax.tree.structure((x, () if own else y))
 
 
 @together(FIRST, default=CHEAP)
 def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
-    floats = [f.name for f in dataclasses.fields(method(name)) if isinstance(getattr(method(name), f.name), float)]
-    assert floats
-    run = lambda **given: outcome(rk.Simulation(block=2), job(name, ragged(kind), method(name, **given), **HARD))
-    before = run()
-    compiled = engine.PROGRAMS.made
-    for field in floats:
-        other = run(**{field: 0.5 * getattr(method(name), field)})
-        both = (jax.tree.leaves((own.state, own.memory)) for own in (other, before))
-        assert not all(np.allclose(a, b, rtol=1e-12) for a, b in zip(*both, strict=True)), field
-    assert engine.PROGRAMS.made == compiled
+    own = method(name)
+    named = [f.name for f in dataclasses.fields(own) if isinstance(getattr(own, f.name), float)]
+    assert named
+    assert named == contract.floats(own)
+    run = lambda algorithm: outcome(rk.Simulation(block=2), job(name, ragged(kind), algorithm, **HARD))
+    contract.sweep_compiles_nothing(own, run, effects=True)
 
 
 # Lost replies, and channels.
@@ -152,6 +142,22 @@ def test_a_bound_that_nothing_reaches_changes_nothing(name: str, kind: str) -> N
     run = lambda **given: outcome(rk.Federation(), job(name, ragged(kind), **given), 3)
     free, bounded = run(), run(channel=rk.clip(1e9))
     close((free.state, free.memory), (bounded.state, bounded.memory))
+
+
+# What a stranger's method is held to, on clients of 1, 3, 40 and 200 samples.
+
+SAME_KEY = {"FastDRO", "FedDRO", "MBSGD", "SCGD", "WeightedNodesProx"}  # two maps draw the same minibatches, as stated
+LONG = ("unequal clients", "loose clip", "resume")
+
+
+@pytest.mark.parametrize(
+    "check", ["keys", "channel and faults", *(pytest.param(c, marks=pytest.mark.slow) for c in LONG)]
+)
+@together(PAIRS, default={"FedAvgSaddle"})
+def test_the_contract_of_anyone_s_method(name: str, kind: str, check: str) -> None:
+    skip = ["keys"] if name in SAME_KEY else []
+    report = check_method(method(name), kind, exchanges=EXCHANGES[name, kind], only=[check], skip=skip)
+    assert len(report.of("passed")) == 1 - (check in skip)
 
 
 BOUND = 1e-3

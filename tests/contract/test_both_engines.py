@@ -17,13 +17,17 @@ from hypothesis import strategies as st
 import rookery as rk
 from rookery.engines import engine
 from rookery.engines.engine import Job
+from rookery.testing import contract
+from rookery.testing.runs import Outcome, agree, close, outcome
 
 from .cases import CORE, EXCHANGES, HARD, QUICK, case, full, job, pairs, ragged, together
-from .runs import Outcome, agree, close, outcome
 
 PAIRS = pairs()
 REPEATED = {"DRFA"}  # a client may be drawn twice, and is then asked once
 BLOCKS = rk.Simulation(block=2)
+
+
+ENGINES = {"the simulation in blocks of 2": BLOCKS, "the in-memory federation": rk.Federation()}
 
 
 def measured(name: str, there: Outcome) -> None:
@@ -35,13 +39,15 @@ def measured(name: str, there: Outcome) -> None:
 @together(PAIRS, default=QUICK)
 def test_the_hard_setting(name: str, kind: str) -> None:
     """Unequal clients, a cohort, blocks, minibatches, clipping, noise and lost replies, all at once."""
-    what = job(name, ragged(kind), **HARD)
-    here, there = outcome(BLOCKS, what), outcome(rk.Federation(), what)
-    agree(here, there)
-    measured(name, there)
+    here = contract.engines_agree(job(name, ragged(kind), **HARD), ENGINES, tolerance=1e-10)
     assert here.each_round == [EXCHANGES[name, kind]] * 2
     assert here.counts["missing"] > 0 or not EXCHANGES[name, kind]
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((here.state, here.memory)))
+
+
+def test_who_may_be_asked_twice() -> None:
+    """What is measured is what the ledger says, but for these."""
+    for name in ("FedAvg", "DRFA"):
+        assert contract.repeats(job(name, case("SingleLevel"))) == (name in REPEATED)
 
 
 SETTINGS: dict[str, Any] = {
@@ -57,10 +63,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize("setting", SETTINGS)
 @together(PAIRS)
 def test_setting_by_setting(name: str, kind: str, setting: str) -> None:
-    what = SETTINGS[setting](name, kind)
-    here, there = outcome(BLOCKS, what, 3), outcome(rk.Federation(), what, 3)
-    agree(here, there)
-    measured(name, there)
+    here = contract.engines_agree(SETTINGS[setting](name, kind), ENGINES, 3, 1e-10)
     assert here.each_round == [EXCHANGES[name, kind]] * 3
     lossy = setting == "lost replies" and EXCHANGES[name, kind] > 0
     assert (here.counts["missing"] > 0) == lossy

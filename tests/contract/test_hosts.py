@@ -16,9 +16,9 @@ import pytest
 
 import rookery as rk
 from rookery import hosts
+from rookery.testing.runs import outcome
 
 from .cases import HARD, HOSTED, HOSTED_SLOW, job, ragged
-from .runs import outcome
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE.parent), *sys.path])

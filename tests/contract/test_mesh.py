@@ -11,9 +11,9 @@ import pytest
 
 import rookery as rk
 from rookery.engines.engine import Job
+from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, job, pairs, ragged, together
-from .runs import agree, close, outcome
 
 # One that gathers and scatters. (Others: test_hosts; and below DRFA, whose cohort has clients twice.)
 CORE = {"PDSGD"}

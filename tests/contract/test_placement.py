@@ -15,9 +15,9 @@ from rookery import draws, placement
 from rookery.content import of_arrays
 from rookery.engines import engine, fetched, pool, simulation, staged
 from rookery.engines.engine import Job
+from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, full, job, pairs, ragged, together
-from .runs import agree, close, outcome
 
 
 def hosted(clients: rk.Clients) -> rk.Clients:

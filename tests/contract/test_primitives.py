@@ -11,8 +11,7 @@ import pytest
 import rookery as rk
 from rookery.clients import sample_cohort
 from rookery.engines.engine import Job
-
-from .runs import outcome
+from rookery.testing.runs import outcome
 
 VALUES, WEIGHTS = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([0.1, 0.3, 0.2, 0.15, 0.25])
 CHANCES, OTHERS = jnp.array([0.1, 0.0, 0.6, 0.0, 0.3]), jnp.array([1.0, 0.0, 2.0, 3.0, 5.0])

@@ -14,9 +14,9 @@ import rookery as rk
 from rookery import fed, plan
 from rookery.engines import engine
 from rookery.engines.federation import wire
+from rookery.testing.runs import agree, outcome
 
 from .cases import BOTH, CHEAP, HARD, case, claims, job, method, names, pairs, ragged, single, together
-from .runs import agree, outcome
 
 LAST = {"AFL": {"output": "last"}, "WeightedNodesProx": {"output": "last"}}  # what they report is where they go on
 FIRST = [(name, claims(name)[0]) for name in names()]

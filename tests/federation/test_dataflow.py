@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.contract.runs import agree, outcome
 from tests.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
@@ -18,6 +17,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.dataflow import ROW, SENT, sources
 from rookery.fed import PerClient
+from rookery.testing.runs import agree, outcome
 
 
 class State(NamedTuple):

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.contract.runs import close
 from tests.federation.processes import (
     FORK,
     NAMES,
@@ -43,6 +42,7 @@ from rookery import cli
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.kits import make_kits
 from rookery.engines.federation.transports import grpc as network
+from rookery.testing.runs import close
 
 pytestmark = pytest.mark.xdist_group("processes")
 LENIENT = rk.Faults(minimum=2)

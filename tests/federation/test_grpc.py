@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.contract.runs import close
 from tests.federation.processes import NAMES, Played, Process, federation, job, play, server
 from tests.federation.studies import hosts, study, without_data
 
@@ -24,6 +23,7 @@ from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports.memory import Memory
 from rookery.ledger import Ledger
+from rookery.testing.runs import close
 
 pytestmark = pytest.mark.xdist_group("processes")
 

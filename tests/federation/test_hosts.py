@@ -2,10 +2,10 @@
 
 import pytest
 from tests.contract.cases import HARD, claims, full, job, names, pairs, ragged, together
-from tests.contract.runs import agree, outcome
 from tests.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
+from rookery.testing.runs import agree, outcome
 
 
 @pytest.mark.slow

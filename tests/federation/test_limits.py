@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.contract.runs import close
 from tests.federation.processes import FORK, SECONDS, play, prepared
 from tests.federation.processes import job as of_three
 from tests.federation.studies import hosts, in_memory, study, without_data
@@ -25,6 +24,7 @@ from rookery.engines.federation.audit import Audit, verify
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.transports import grpc as network
+from rookery.testing.runs import close
 
 PROBLEM = rk.SingleLevel(lambda x, rows: jnp.mean(jnp.square(x - rows)))
 ROWS = np.arange(6.0).reshape(3, 2)

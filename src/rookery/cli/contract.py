@@ -30,6 +30,7 @@ def contract(
     exchanges: Annotated[int | None, typer.Option(help="Exchanges a round that the method states.")] = None,
     gradients: Annotated[float | None, typer.Option(help="Gradients a client computes in a round.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Run this check only. Repeat it for more.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave this check out. Repeat it for more.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run only the checks that find most mistakes.")] = False,
     quiet: Quiet = False,
     json: AsJson = False,
@@ -44,8 +45,12 @@ def contract(
         found = find_algorithm(method)
         with blaming():
             chosen = found.thing(**found.given | _hyperparameters(found, settings or []))
-        given: dict[str, Any] = {"exchanges": exchanges, "gradients": gradients, "only": only or (), "quick": quick}
-        report = Report(found.name, _run(list(checks(chosen, problem, **given)), found.name, quiet or json))
+        of = list(
+            checks(
+                chosen, problem, exchanges=exchanges, gradients=gradients, only=only or (), skip=skip or (), quick=quick
+            )
+        )
+        report = Report(found.name, _run(of, found.name, quiet or json))
     if json:
         results = [dataclasses.asdict(own) for own in report.results]
         count = {how: len(report.of(how)) for how in ("passed", "failed", "skipped")}

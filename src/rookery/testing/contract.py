@@ -205,7 +205,8 @@ def _check_keys(title: str, body: Any, fixed: set[Any]) -> None:
             f"{title}: every turn of a fed.loop gives the same key to {source}; use jax.random.fold_in(key, i)."
         )
         assert key not in used, (
-            f"{title}: two maps are given the same key, {used[key]} and {source}; split it with jax.random.split."
+            f"{title}: two maps are given the same key, {used[key]} and {source}; split it with jax.random.split, or "
+            'skip "keys" if they draw the same minibatches on purpose.'
         )
         used[key] = source
 
@@ -368,16 +369,21 @@ def single_precision(subject: Subject) -> str:
 
 def sweep(subject: Subject) -> str:
     """Another value of a float hyperparameter compiles nothing."""
-    names = floats(subject.method)
-    if not names:
+    if not floats(subject.method):
         raise Skipped("the method has no float hyperparameter.")
-    run = lambda method: outcome(Simulation(), cases.job(method, subject.unequal), 1)
-    run(subject.small)
-    compiled = engine.PROGRAMS.made
-    for name in names:
-        run(dataclasses.replace(subject.small, **{name: 0.5 * getattr(subject.small, name)}))
-        assert engine.PROGRAMS.made == compiled, f"another {name} compiles the run again."
+    sweep_compiles_nothing(subject.small, lambda method: outcome(Simulation(), cases.job(method, subject.unequal), 1))
     return ""
+
+
+def sweep_compiles_nothing(method: Any, run: Callable[[Any], Outcome], effects: bool = False) -> None:
+    """Check that halving a float compiles nothing and, with `effects`, that it changes the run."""
+    before = run(method)
+    compiled = engine.PROGRAMS.made
+    for name in floats(method):
+        other = run(dataclasses.replace(method, **{name: 0.5 * getattr(method, name)}))
+        assert engine.PROGRAMS.made == compiled, f"another {name} compiles the run again."
+        same = not difference((other.state, other.memory), (before.state, before.memory), 1e-12)
+        assert not (effects and same), f"another {name} changes nothing."
 
 
 def floats(method: Any) -> list[str]:
@@ -521,6 +527,7 @@ def checks(
     exchanges: int | None = None,
     gradients: float | None = None,
     only: Sequence[str] = (),
+    skip: Sequence[str] = (),
     quick: bool = False,
 ) -> Iterator[Check]:
     """Yield the checks of a method, each a function without arguments, for `pytest.mark.parametrize`.
@@ -532,10 +539,11 @@ def checks(
     ['trace [SingleLevel]', 'keys [SingleLevel]']
     """
     method = _method(method)
-    for name in only:
-        if name not in CHECKS:
-            raise ValueError(f"only must name checks; got {name!r}. The checks are: {', '.join(CHECKS)}.")
-    chosen = [name for name in (only or (QUICK if quick else CHECKS)) if name in CHECKS]
+    for word, given in (("only", only), ("skip", skip)):
+        for name in given:
+            if name not in CHECKS:
+                raise ValueError(f"{word} must name checks; got {name!r}. The checks are: {', '.join(CHECKS)}.")
+    chosen = [name for name in (only or (QUICK if quick else CHECKS)) if name not in skip]
     for kind, own in _subjects(method, problem, clients, init, exchanges, gradients):
         for name in chosen:
             yield Check(f"{name} [{kind}]", functools.partial(_checked, CHECKS[name], own))
@@ -602,6 +610,7 @@ def check_method(
     exchanges: int | None = None,
     gradients: float | None = None,
     only: Sequence[str] = (),
+    skip: Sequence[str] = (),
     quick: bool = False,
 ) -> Report:
     """Check a method against the contract; raise AssertionError with a line for each check that fails.
@@ -616,12 +625,13 @@ def check_method(
         exchanges: the number of exchanges a round that the method states; None: it is not compared.
         gradients: the number of gradients that one client computes in a round, with full batches; likewise.
         only: the names of the checks to run; empty: all of them.
+        skip: the names of checks to leave out, for example "keys" where two maps draw the same minibatches on purpose.
         quick: run only the checks that find most mistakes.
 
     Returns:
         What passed and what was skipped, with the reasons.
     """
-    given: dict[str, Any] = {"exchanges": exchanges, "gradients": gradients, "only": only, "quick": quick}
+    given: dict[str, Any] = {"exchanges": exchanges, "gradients": gradients, "only": only, "skip": skip, "quick": quick}
     report = Report(
         type(_method(method)).__name__,
         tuple(run_in_order(checks(method, problem, clients, init, **given))),
