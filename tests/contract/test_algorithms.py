@@ -147,7 +147,7 @@ def test_a_bound_that_nothing_reaches_changes_nothing(name: str, kind: str) -> N
 # What a stranger's method is held to, on clients of 1, 3, 40 and 200 samples.
 
 SAME_KEY = {"FastDRO", "FedDRO", "MBSGD", "SCGD", "WeightedNodesProx"}  # two maps draw the same minibatches, as stated
-LONG = ("unequal clients", "loose clip", "resume")
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("unequal clients", "loose clip", "resume")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""The methods of examples/own_methods: against NumPy, and over gRPC."""
+
+import importlib.util
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.federation.studies import study, without_data
+
+import rookery as rk
+from rookery.engines.engine import Job
+from rookery.engines.federation.host import Host
+from rookery.engines.federation.transports import grpc as network
+from rookery.testing import NAMES, check_method
+from rookery.testing.cases import VERY_UNEQUAL, job, ragged
+from rookery.testing.runs import close, outcome
+
+OWN = Path(__file__).parent.parent / "examples" / "own_methods"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, OWN / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+F2SA = load("f2sa").F2SA
+MomentumLocalSGDA = load("momentum_local_sgda").MomentumLocalSGDA
+
+SIZES, WEIGHTS, STEPS = (1, 3, 40, 7), (1.0, 2.0, 0.5, 3.0), [1, 3, 2, 4]
+P = np.array(WEIGHTS) / sum(WEIGHTS)
+ROUNDS = 6
+
+
+# Quadratics with unequal clients, as losses and as each client's mean matrices.
+
+
+def rows(rng: Any, size: int) -> dict[str, np.ndarray]:
+    """Samples of a client: those of g = ½yᵀAy − yᵀ(Bx + b) and f = ½yᵀCy − cᵀy + ½xᵀDx − dᵀx + xᵀEy."""
+    definite = lambda n: np.stack([m @ m.T / n + np.eye(n) for m in rng.normal(size=(size, n, n))])
+    draw = lambda *shape: rng.normal(size=(size, *shape))
+    return {
+        "A": definite(4), "B": draw(4, 3), "b": draw(4), "C": definite(4), "c": draw(4), "D": definite(3), "d": draw(3),
+        "E": draw(3, 4),
+    }  # fmt: skip
+
+
+RNG = np.random.default_rng(8)
+DATA = [rows(RNG, size) for size in SIZES]
+MEANS = [{name: array.mean(axis=0) for name, array in own.items()} for own in DATA]
+X, Y = np.array([0.5, -1.0, 0.2]), np.array([0.1, 0.4, -0.3, 1.0])
+
+
+def lower(x: Any, y: Any, batch: Any) -> Any:
+    m = {name: jnp.mean(batch[name], axis=0) for name in "ABb"}
+    return 0.5 * y @ m["A"] @ y - y @ (m["B"] @ x + m["b"])
+
+
+def upper(x: Any, y: Any, batch: Any) -> Any:
+    m = {name: jnp.mean(batch[name], axis=0) for name in "CcDdE"}
+    return 0.5 * y @ m["C"] @ y - m["c"] @ y + 0.5 * x @ m["D"] @ x - m["d"] @ x + x @ m["E"] @ y
+
+
+def saddle(x: Any, y: Any, batch: Any) -> Any:
+    m = {name: jnp.mean(batch[name], axis=0) for name in "CcDdE"}
+    return 0.5 * x @ m["D"] @ x - m["d"] @ x + x @ m["E"] @ y - 0.5 * y @ m["C"] @ y + m["c"] @ y
+
+
+def averaged(each: list[Any]) -> list[np.ndarray]:
+    return [sum(p * part for p, part in zip(P, parts, strict=True)) for parts in zip(*each, strict=True)]
+
+
+def f2sa_by_hand(alpha: float, beta: float, gamma: float, lam: float) -> list[np.ndarray]:
+    x, y, z = X, Y, Y
+    for _ in range(ROUNDS):
+        each = []
+        for m, count in zip(MEANS, STEPS, strict=True):
+            u, v, w = x, y, z
+            for _ in range(count):
+                f_x = m["D"] @ u - m["d"] + m["E"] @ v
+                f_y = m["C"] @ v - m["c"] + m["E"].T @ u
+                g_y_at = lambda t, u=u, m=m: m["A"] @ t - m["B"] @ u - m["b"]
+                g_x_at = lambda t, m=m: -m["B"].T @ t
+                d_u = f_x + lam * (g_x_at(v) - g_x_at(w))
+                u, v, w = u - alpha * d_u, v - beta * (f_y / lam + g_y_at(v)), w - gamma * g_y_at(w)
+            each.append((u, v, w))
+        x, y, z = averaged(each)
+    return [x, y, z]
+
+
+def momentum_by_hand(alpha: float, beta: float, mu: float) -> list[np.ndarray]:
+    field = lambda m, x, y: (m["D"] @ x - m["d"] + m["E"] @ y, -(m["E"].T @ x - m["C"] @ y + m["c"]))
+    x, y = X, Y
+    d_x, d_y = averaged([field(m, x, y) for m in MEANS])
+    for _ in range(ROUNDS):
+        each = []
+        for m, count in zip(MEANS, STEPS, strict=True):
+            u, v, a, b = x, y, d_x, d_y
+            for _ in range(count):
+                u, v = u - alpha * a, v - beta * b
+                new_a, new_b = field(m, u, v)
+                a, b = (1 - mu) * a + mu * new_a, (1 - mu) * b + mu * new_b
+            each.append((u, v, a, b))
+        x, y, d_x, d_y = averaged(each)
+    return [x, y, d_x, d_y]
+
+
+def test_f2sa_equals_its_transcription() -> None:
+    clients = rk.Clients(
+        lower=[{k: own[k] for k in "ABb"} for own in DATA],
+        upper=[{k: own[k] for k in "CcDdE"} for own in DATA],
+        weights=WEIGHTS,
+    )
+    method = F2SA(upper_step=0.02, lower_step=0.05, auxiliary_step=0.07, multiplier=5.0, local_steps=STEPS)
+    run = rk.solve(rk.Bilevel(upper, lower), clients, method, (X, Y), ROUNDS)
+    close([*run.state], f2sa_by_hand(0.02, 0.05, 0.07, 5.0), 1e-10)
+    assert run.history["exchanges"].iloc[-1] == ROUNDS
+    assert run.history["gradients"].iloc[-1] == 3 * sum(STEPS) * ROUNDS
+
+
+def test_momentum_local_sgda_equals_its_transcription() -> None:
+    clients = rk.Clients(upper=[{k: own[k] for k in "CcDdE"} for own in DATA], weights=WEIGHTS)
+    method = MomentumLocalSGDA(upper_step=0.03, lower_step=0.05, momentum=0.4, local_steps=STEPS)
+    run = rk.solve(rk.Minimax(saddle), clients, method, (X, Y), ROUNDS)
+    x, y, d_x, d_y = momentum_by_hand(0.03, 0.05, 0.4)
+    close([run.x, run.y, *run.state.momentum], [x, y, d_x, d_y], 1e-10)
+    assert run.history["exchanges"].iloc[-1] == ROUNDS + 1
+
+
+# Over gRPC: sites whose module has imported the method.
+
+
+def over_grpc(what: Job) -> Any:
+    """Run a job between a coordinator and sites over gRPC; every site has the class, as if its module imported it."""
+    names = tuple(f"site-{i}" for i in range(what.clients.n))
+    transport = network.Server("127.0.0.1:0", names, None, True)
+    sites = [Host(name, study(what, i)) for i, name in enumerate(names)]
+    join = lambda host: network.join(
+        host.handle, lambda: host.done, host.name, transport.address, None, str, patience=60
+    )
+    threads = [threading.Thread(target=join, args=(host,), daemon=True) for host in sites]
+    for thread in threads:
+        thread.start()
+    engine = rk.Federation(transport=transport, deadline=60.0, patience=60.0)
+    session: Any = engine.open(without_data(what))
+    try:
+        session.init()
+        session.advance(2)
+        assert session.stopped is None
+        return [np.array(leaf) for leaf in jax.tree.leaves(session.state)], session.coordinator
+    finally:
+        session.close()
+        for thread in threads:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("name", [pytest.param("F2SA", marks=pytest.mark.slow), "MomentumLocalSGDA"])
+def test_over_grpc(name: str) -> None:
+    """The same numbers and bytes as in simulation."""
+    cls, kind = {"F2SA": (F2SA, "Bilevel"), "MomentumLocalSGDA": (MomentumLocalSGDA, "Minimax")}[name]
+    it = ragged(kind, sizes=VERY_UNEQUAL)
+    what = job(cls(local_steps=2, batch_size=2), it)
+    what = replace(what, cohort=it.n)
+    here = outcome(rk.Simulation(), what)
+    there, wire = over_grpc(what)
+    close(jax.tree.leaves(here.state), there)
+    assert (wire.sent, wire.received) == (here.counts["bytes_down"], here.counts["bytes_up"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [F2SA(), MomentumLocalSGDA()], ids=lambda method: type(method).__name__)
+def test_they_keep_the_contract(method: Any) -> None:
+    report = check_method(method, exchanges=1)
+    assert [own.outcome for own in report.results] == ["passed"] * len(NAMES)
