@@ -263,6 +263,29 @@ def test_the_command(tmp_path: Path) -> None:
     assert "mine_f2sa.py:F2SA fails 1 of 1 checks." in failed.stderr
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bilevel",
+        *(
+            pytest.param(k, marks=pytest.mark.slow)
+            for k in ("minimax", "compositional", "single-level", "weighted-nodes")
+        ),
+    ],
+)
+def test_what_new_writes_names_the_command_and_passes_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"Fresh{kind.replace('-', '')}"
+    said = invoke("new", "algorithm", name, "--problem", kind).stdout
+    command = said.splitlines()[-1].split()
+    assert command == ["rookery", "contract", f"{name.lower()}.py:{name}"]
+    few = ["--only", "trace", "--only", "keys"] if kind == "bilevel" else []
+    done = invoke(*command[1:], *few)
+    assert done.exit_code == 0, done.output
+
+
 def test_bad_input_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "bad_method.py"
     file.write_text(BAD)

@@ -62,4 +62,5 @@ def new(
         path.write_text(re.sub(rf"\b{start}\b(?=[(:\"])", own, text), encoding="utf-8")
         where = shlex.quote(f"{path}:{own}")
         command = f"{where} --algorithm FedNest" if kind == "problem" else f"{task} --algorithm {where}"
-        say(quiet, False, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20")
+        check = f"\nCheck it:\n  rookery contract {where}" if kind == "algorithm" else ""
+        say(quiet, False, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20{check}")
