@@ -16,9 +16,9 @@ import typer
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import cli, demo, report
+from rookery import cli, demo, hyperparameters, report
 from rookery.metrics import direction
-from rookery.registry import ALGORITHMS, TASKS
+from rookery.registry import ALGORITHMS, TASKS, find_algorithm
 
 SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
 
@@ -72,6 +72,25 @@ def test_list_of_one_algorithm_gives_its_settings():
     (row,) = [entry for entry in entries if entry["setting"] == "neumann_terms"]
     assert (row["default"], row["in its paper"]) == ("5", "N")
     assert "terms of that series" in row["meaning"]
+
+
+def test_lists_say_what_each_methods_own_field_may_be():
+    """FedBiO's clients all take as many local steps, FedNest's may take epochs: the list says what a run accepts."""
+    for name, cls in ALGORITHMS.items():
+        for row in cli.listing._hyperparameters(find_algorithm(name)):
+            if "local_steps" in row["setting"]:
+                try:
+                    hyperparameters.check(cls(**{row["setting"]: rk.Epochs(2)}), 3)
+                    accepted = True
+                except ValueError:
+                    accepted = False
+                assert ("epochs" in f"{row['may be']} {row['meaning']}".lower()) is accepted, (name, row)
+    (row,) = [
+        row
+        for row in json.loads(invoke("list", "FedBiO", "--json").stdout)["FedBiO"]
+        if row["setting"] == "local_steps"
+    ]
+    assert row["may be"] == "an integer of at least 1"
 
 
 # Runs.

@@ -113,13 +113,14 @@ def _parameters(own: Found) -> Rows:
 
 
 def _hyperparameters(own: Found) -> Rows:
-    from rookery.hyperparameters import MEANINGS
+    from rookery.hyperparameters import MEANINGS, expected
     from rookery.registry import ALGORITHMS
 
     notes = _comments(own.thing)
     rows = []
     for p in inspect.signature(own.thing).parameters.values():
         row = {"setting": p.name, "default": _shown(own.given.get(p.name, p.default))}
+        row["may be"] = expected(own.thing, p.name)
         meaning, note = MEANINGS.get(p.name, ""), notes.get(p.name, "")
         if own.name in ALGORITHMS:
             rows.append(row | {"meaning": meaning, "in its paper": note})
