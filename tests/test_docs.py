@@ -149,7 +149,7 @@ def test_the_page_on_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert result.exit_code == 0, result.output
     page = (ROOT / "docs" / "command-line.md").read_text()
     assert all(f"`{path.name}`" in page for path in (tmp_path / "runs" / "first").iterdir())
-    commands = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
+    commands = cli.program.COMMANDS
     assert {name for name in commands if f"| `{name}` |" not in page} == set()
 
 

@@ -185,7 +185,7 @@ STORIES = (CLEANING, CLINIC, ROBUST)
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo leaves: every run's last evaluation, how long compiling took, and the picture's place.
+    """What the demo leaves: every run's last evaluation, the seconds of compilation, and the picture's place.
 
     `stopped` names the runs that ended early because a value was not finite.
     """
@@ -231,7 +231,7 @@ class Demo:
             grid.rows[end].end_section = True
         grid.caption = (
             "right: test images read right; in the last story, those of the bad scanners. up, down: by all clients "
-            f"together. seconds: of one run; compiling took {self.compiling:.0f} s beside."
+            f"together. seconds: of one run, plus {self.compiling:.0f} s of compilation in all."
         )
         grid.caption_justify = "left"
         return grid

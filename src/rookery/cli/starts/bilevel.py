@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import rookery as rk
-from rookery import tree
 
 
 class State(NamedTuple):
@@ -19,30 +18,30 @@ class State(NamedTuple):
 class Start:
     """Descends in y, in the linear system for the hypergradient, and in x, all at once. Exchanges a round: 1."""
 
-    upper_step: float = 0.01  # on x
-    lower_step: float = 0.1  # on y
-    linear_step: float = 0.1  # on u
-    batch_size: int | None = None  # None: all the client's data
+    upper_step: rk.Step = 0.01  # on x
+    lower_step: rk.Step = 0.1  # on y
+    linear_step: rk.Step = 0.1  # on u
+    batch_size: rk.BatchSize = None  # None: all the client's data
 
     solves: ClassVar = (rk.Bilevel,)
 
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         """The start."""
-        return State(x, y, tree.zeros_like(y))
+        return State(x, y, rk.tree.zeros_like(y))
 
-    def round(self, fed: Any, state: State, key: Any) -> State:
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         """One step on each variable."""
         x, y, u = state
 
-        def directions(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def directions(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
             lower, upper = client.lower(key, self.batch_size), client.upper(key, self.batch_size)
             f_x, f_y = client.f_x_and_y(x, y, upper)
             g_yy, g_xy = client.g_yy(x, y, lower, u), client.g_xy(x, y, lower, u)
-            return tree.sub(f_x, g_xy), client.g_y(x, y, lower), tree.sub(g_yy, f_y)
+            return rk.tree.sub(f_x, g_xy), client.g_y(x, y, lower), rk.tree.sub(g_yy, f_y)
 
         d_x, d_y, d_u = fed.mean(fed.map(directions, key), name="directions")
         return State(
-            tree.step(x, self.upper_step, d_x),
-            tree.step(y, self.lower_step, d_y),
-            tree.step(u, self.linear_step, d_u),
+            rk.tree.step(x, self.upper_step, d_x),
+            rk.tree.step(y, self.lower_step, d_y),
+            rk.tree.step(u, self.linear_step, d_u),
         )

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 
 import rookery as rk
-from rookery import tree
 
 
 class State(NamedTuple):
@@ -20,31 +19,31 @@ class State(NamedTuple):
 class Start:
     """Averages the inner value, then takes one step on x. Exchanges a round: 2."""
 
-    step: float = 0.05  # on x
-    momentum: float = 0.5  # the weight of the new inner value; 1: no memory
-    batch_size: int | None = None  # None: all the client's data
+    step: rk.Step = 0.05  # on x
+    momentum: rk.Share = 0.5  # the weight of the new inner value; 1: no memory
+    batch_size: rk.BatchSize = None  # None: all the client's data
 
     solves: ClassVar = (rk.Compositional,)
     needs: ClassVar = ("known outer",)  # the outer function takes the inner value alone
 
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         """The start: the clients' mean inner value."""
         return State(x, self._inner(fed, x, key))
 
-    def round(self, fed: Any, state: State, key: Any) -> State:
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         """The inner value, then a step on x."""
         first, second = jax.random.split(key)
         x, old = state
-        y = tree.add(tree.scale(1 - self.momentum, old), tree.scale(self.momentum, self._inner(fed, x, first)))
+        y = rk.tree.add(rk.tree.scale(1 - self.momentum, old), rk.tree.scale(self.momentum, self._inner(fed, x, first)))
         slope = jax.grad(fed.problem.outer)(y)
 
-        def gradient(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def gradient(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
             direction = client.r_x(x, client.lower(key, self.batch_size), slope)
             if fed.problem.extra is not None:
-                direction = tree.add(direction, client.f_x(x, y, client.upper(key, self.batch_size)))
+                direction = rk.tree.add(direction, client.f_x(x, y, client.upper(key, self.batch_size)))
             return direction
 
-        return State(tree.step(x, self.step, fed.mean(fed.map(gradient, second), name="gradient")), y)
+        return State(rk.tree.step(x, self.step, fed.mean(fed.map(gradient, second), name="gradient")), y)
 
-    def _inner(self, fed: Any, x: Any, key: Any) -> Any:
+    def _inner(self, fed: rk.Fed, x: Any, key: Any) -> Any:
         return fed.mean(fed.map(lambda client, k: client.r(x, client.lower(k, self.batch_size)), key), name="inner")

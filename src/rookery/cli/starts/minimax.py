@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import rookery as rk
-from rookery import tree
 
 
 class State(NamedTuple):
@@ -18,24 +17,24 @@ class State(NamedTuple):
 class Start:
     """Descends in x and ascends in y, several steps at each client. Exchanges a round: 1."""
 
-    upper_step: float = 0.01  # on x
-    lower_step: float = 0.05  # on y
-    local_steps: int = 5
-    batch_size: int | None = None  # None: all the client's data
+    upper_step: rk.Step = 0.01  # on x
+    lower_step: rk.Step = 0.05  # on y
+    local_steps: rk.AtLeastOne = 5
+    batch_size: rk.BatchSize = None  # None: all the client's data
 
     solves: ClassVar = (rk.Minimax,)
 
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         """The start."""
         return State(x, y)
 
-    def round(self, fed: Any, state: State, key: Any) -> State:
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         """Local steps, then the mean."""
 
-        def local(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def local(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
             def step(i: Any, z: Any) -> Any:
-                f_x, f_y = client.f_x_and_y(*z, client.upper(key, self.batch_size, i))
-                return tree.step(z[0], self.upper_step, f_x), tree.step(z[1], -self.lower_step, f_y)
+                f_x, f_y = client.f_x_and_y(z[0], z[1], client.upper(key, self.batch_size, i))
+                return rk.tree.step(z[0], self.upper_step, f_x), rk.tree.step(z[1], -self.lower_step, f_y)
 
             return client.loop(self.local_steps, step, (state.x, state.y))
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import rookery as rk
-from rookery import tree
 
 
 class State(NamedTuple):
@@ -18,26 +17,26 @@ class State(NamedTuple):
 class Start:
     """Local SGD with a step size for the server. Exchanges a round: 1."""
 
-    step: float = 0.1  # of a client
-    server_step: float = 1.0  # on the mean of what the clients' steps came to
-    local_steps: int = 5
-    batch_size: int | None = None  # None: all the client's data
+    step: rk.Step = 0.1  # of a client
+    server_step: rk.Step = 1.0  # on the mean of what the clients' steps came to
+    local_steps: rk.AtLeastOne = 5
+    batch_size: rk.BatchSize = None  # None: all the client's data
 
     solves: ClassVar = (rk.SingleLevel,)
 
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         """The start."""
         return State(x)
 
-    def round(self, fed: Any, state: State, key: Any) -> State:
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         """Local steps, then the mean."""
         x = state.x
 
-        def local(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def local(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
             def step(i: Any, z: Any) -> Any:
-                return tree.step(z, self.step, client.f_x(z, (), client.upper(key, self.batch_size, i)))
+                return rk.tree.step(z, self.step, client.f_x(z, (), client.upper(key, self.batch_size, i)))
 
             return client.loop(self.local_steps, step, x)
 
         mean = fed.mean(fed.map(local, key), name="x", around=x)
-        return State(fed.problem.project_upper(tree.step(x, self.server_step, tree.sub(x, mean))))
+        return State(fed.problem.project_upper(rk.tree.step(x, self.server_step, rk.tree.sub(x, mean))))

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 import rookery as rk
-from rookery import tree
 from rookery.parts.projection import capped_simplex
 
 
@@ -28,34 +27,34 @@ class State(NamedTuple):
 class Start:
     """One step on the model, on the linear system for the hypergradient, and on the weights. Exchanges a round: 2."""
 
-    model_step: float = 0.5
-    linear_step: float = 0.05
-    weight_step: float = 0.2
-    batch_size: int | None = None  # None: all the client's data
+    model_step: rk.Step = 0.5
+    linear_step: rk.Step = 0.05
+    weight_step: rk.Step = 0.2
+    batch_size: rk.BatchSize = None  # None: all the client's data
 
     solves: ClassVar = (rk.WeightedNodes,)
     needs: ClassVar = ("all clients",)
 
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         """The start."""
-        return State(x, y, tree.zeros_like(y))
+        return State(x, y, rk.tree.zeros_like(y))
 
-    def round(self, fed: Any, state: State, key: Any) -> State:
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         """One step on each variable."""
         first, second, third = jax.random.split(key, 3)
         w, y, h = state
 
-        def directions(client: Any, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def directions(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
             lower = client.lower(key, self.batch_size)
             return client.g_y(w, y, lower), client.g_yy(w, y, lower, h)
 
         d_y, product = fed.mean(fed.map(directions, first), name="directions", weights=w)
         f_y = fed.center(lambda client, key: client.f_y(w, y, client.upper(key)), second)
-        y, h = tree.step(y, self.model_step, d_y), tree.step(h, self.linear_step, tree.sub(product, f_y))
+        y, h = rk.tree.step(y, self.model_step, d_y), rk.tree.step(h, self.linear_step, rk.tree.sub(product, f_y))
 
-        def slope(client: Any, key: Any) -> Any:
-            return tree.dot(client.g_y(w, y, client.lower(key, self.batch_size)), h)
+        def slope(client: rk.Client, key: Any) -> Any:
+            return rk.tree.dot(client.g_y(w, y, client.lower(key, self.batch_size)), h)
 
         slopes, replied = fed.gather(fed.map(slope, third), name="slopes", replied=True)
         slopes = jnp.where(replied, slopes, jnp.mean(slopes, where=replied)).astype(w.dtype)
-        return State(capped_simplex(tree.step(w, -self.weight_step, slopes), fed.problem.cap), y, h)
+        return State(capped_simplex(rk.tree.step(w, -self.weight_step, slopes), fed.problem.cap), y, h)
