@@ -22,8 +22,8 @@ clients = rk.Clients(lower=parts[:10], upper=parts[10:])  # ten hospitals, each 
 loss = lambda x, y, batch: jnp.mean(jnp.logaddexp(0, -batch["t"] * (batch["a"] @ y)))
 penalised = lambda x, y, batch: loss(x, y, batch) + jnp.sum(jnp.exp(x) * y**2) / 2  # exp(x): a penalty per column
 problem = rk.Bilevel(upper=loss, lower=penalised, project_upper=lambda x: jnp.clip(x, jnp.log(0.01), 0))
-# The upper step is large because the validation loss hardly changes with the logarithm of one penalty. The linear system
-# in the hypergradient is solved by conjugate gradients (cg).
+# The upper step is large because the validation loss hardly changes with the logarithm of one penalty. The linear
+# system in the hypergradient is solved by conjugate gradients (cg).
 method = rk.FedNest(upper_step=30.0, lower_step=0.3, lower_local_steps=10, neumann="cg")
 watch = lambda x, y: {"loss": loss(x, y, clients.upper.rows)}
 run = rk.solve(problem, clients, method, (np.full(60, np.log(0.1)), np.zeros(60)), rounds=150, evaluate=watch)

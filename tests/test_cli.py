@@ -569,6 +569,8 @@ def test_compare_tells_apart_runs_of_one_method():
     again = {**one, "seed": 7, "task_settings": {"seed": 7}}
     assert report.labels([one, two, three]) == ["FedNest, upper_step=0.1", "FedNest, upper_step=0.2", "FedAvg"]
     assert report.labels([one, again]) == ["FedNest", "FedNest"]
+    other = {**two, "task": "u", "cohort": 5}
+    assert report.labels([one, other, {**three, "task": ""}]) == ["FedNest on t", "FedNest on u", "FedAvg"]
 
 
 def test_compare_refuses(saved, tmp_path):

@@ -203,7 +203,7 @@ def table(frame: pd.DataFrame, title: str = "") -> Table:
     grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
     for place, name in enumerate(frame.columns):
         numeric = frame[name].map(lambda v: re.match(r"[-+.\d]|nan$|never$|$", number(v)) is not None).all()
-        grid.add_column(Text(str(name)), justify="right" if numeric and place else "left")
+        grid.add_column(Text(str(name)), justify="right" if numeric and place else "left", overflow="fold")
     for row in frame.itertuples(index=False):
         grid.add_row(*(Text(number(value)) for value in row))
     return grid
@@ -382,18 +382,20 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of saved runs: the algorithm's, and what else tells the runs apart, but for the seed."""
+    """Name saved runs: the algorithm, the task if there are several, and the settings that differ, without the seed."""
     flat = [
-        {"task": d["task"], "cohort": d["cohort"]}
+        {"cohort": d["cohort"]}
         | {name: value for name, value in d["task_settings"].items() if name != "seed"}
         | d["hyperparameters"]
         for d in descriptions
     ]
+    several = len({d["task"] for d in descriptions}) > 1
+    heads = [f"{d['algorithm']} on {d['task']}" if several and d["task"] else str(d["algorithm"]) for d in descriptions]
     names = []
-    for d, own in zip(descriptions, flat, strict=True):
-        rivals = [other for e, other in zip(descriptions, flat, strict=True) if e["algorithm"] == d["algorithm"]]
+    for head, own in zip(heads, flat, strict=True):
+        rivals = [other for name, other in zip(heads, flat, strict=True) if name == head]
         differing = [name for name in own if any(other.get(name) != own[name] for other in rivals)]
-        names.append(", ".join([d["algorithm"], *(f"{name}={own[name]}" for name in differing)]))
+        names.append(", ".join([head, *(f"{name}={own[name]}" for name in differing)]))
     return names
 
 

@@ -55,11 +55,16 @@ def compare(
         if out.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
         frame, each = gathered(sources, goal)
-        report.save(report.compared([("", frame, goal.signed)], by), out)
+        tasks = list(dict.fromkeys(str(own.settings.get("task") or "") for own in sources))
+        panels = [("", frame, goal.signed)]
+        if len(tasks) > 1:
+            parts = {task: frame[frame["task"] == task] for task in tasks}
+            plain = lambda task, own: own.assign(label=own["label"].str.replace(f" on {task}", "", regex=False))
+            panels = [(task, plain(task, own), goal.signed) for task, own in parts.items()]
+        report.save(report.compared(panels, by), out)
         if json:
             print(report.to_json({"by": by, "metric": goal.name, "runs": each, "picture": str(out)}))
-        tasks = ", ".join(dict.fromkeys(str(own.settings["task"]) for own in sources if own.settings.get("task")))
-        title = f"{goal.name} on {tasks}" if tasks else goal.name
+        title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
         say(quiet, json, lines(each, title), f"The picture: {out}")
 
 
@@ -70,7 +75,11 @@ def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, 
     from rookery import report
 
     histories = [
-        report.across(source.history).assign(label=source.label, seed=-1 if source.seed is None else source.seed)
+        report.across(source.history).assign(
+            label=source.label,
+            seed=-1 if source.seed is None else source.seed,
+            task=str(source.settings.get("task") or ""),
+        )
         for source in sources
     ]
     return pd.concat(histories), [
