@@ -413,6 +413,16 @@ def test_a_new_algorithm_for_every_class_of_problems(problem, settings, metric, 
     assert last < gain * first if gain > 0 else last > -gain * first
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", ["bilevel", "minimax", "compositional", "single-level", "weighted-nodes"])
+def test_a_new_algorithm_keeps_the_contract(problem, tmp_path):
+    file = tmp_path / f"kept_{problem.replace('-', '_')}.py"
+    said = invoke("new", "algorithm", "FedX", "--problem", problem, "--out", file).stdout
+    assert f"rookery contract {file}:FedX" in said
+    result = invoke("contract", f"{file}:FedX", "--quick")
+    assert result.exit_code == 0, result.output
+
+
 def test_new_refuses_a_class_of_problems_that_is_not_known(tmp_path):
     out = ["--out", tmp_path / "f.py"]
     assert "did you mean minimax?" in refused("new", "algorithm", "FedX", "--problem", "minmax", *out)
