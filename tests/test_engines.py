@@ -421,7 +421,8 @@ def test_sites_see_neither_the_seed_nor_the_servers_keys() -> None:
     private = {"channel": rk.chain(rk.clip(1.0), rk.gaussian(0.1)), "faults": rk.Faults(0.2)}
     how: dict[str, Any] = {"cohort": 2, "seed": seed, "engine": rk.Federation(transport=recorder)}
     rk.solve(SQUARES, THREE, method, ZERO, rounds, **how, **private, noise_seed=123_456_789)
-    key, root, own = draws.seed_key(seed), draws.seed_key(123_456_789), []
+    key, own = draws.seed_key(seed), []
+    root = jax.random.fold_in(draws.seed_key(123_456_789), engine._NOISE)
     noise = [jax.random.fold_in(root, t) for t in range(rounds + 1)]
     secret = [key, root, *noise, *(jax.random.fold_in(k, 1) for k in noise), *engine.start_keys(key, 3)[1:]]
     for t in range(rounds):

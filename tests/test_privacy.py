@@ -1,7 +1,9 @@
 """Clipping, bookkeeping and noise: what is bounded, what is left alone, and what nobody can draw again."""
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +69,10 @@ def test_a_run_keeps_its_noise(tmp_path: Path) -> None:
     run(channel=NOISY, noise_seed=5, checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match=r"noise_seed=6: the checkpoint's noise comes from somewhere else"):
         run(channel=NOISY, noise_seed=6, checkpoint=tmp_path / "run", rounds=5)
-    assert run(channel=NOISY, noise_seed=5, checkpoint=tmp_path / "run", rounds=5).rounds == 5
+    resumed = run(channel=NOISY, checkpoint=tmp_path / "run", rounds=5)
+    np.testing.assert_array_equal(resumed.x, run(channel=NOISY, noise_seed=5, rounds=5).x)
+    assert "not private" in resumed.notes[0]  # whether this call names the seed or not
+    assert resumed.settings["noise_seed"] == 5
 
 
 def test_where_a_noise_seed_is_refused() -> None:
@@ -195,3 +200,85 @@ def test_bookkeeping_is_clamped_to_its_bound() -> None:
     np.testing.assert_array_equal(steps.bounded(given), [3, 4, 0, 0, 0])
     np.testing.assert_array_equal(rk.Bookkeeping("h").bounded(given), given)
     np.testing.assert_array_equal(rk.Bookkeeping("who", most=2).bounded(jnp.array([1, 9])), [1, 2])
+
+
+class State(NamedTuple):
+    x: Any
+    told: Any
+    y: Any = ()
+
+
+@dataclass(frozen=True)
+class Sends:
+    """A round in which every client sends one value, which the state keeps."""
+
+    value: Any
+    how: Any
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
+        return State(x, jax.tree.map(lambda a: jnp.zeros(jnp.shape(a)), self.value()))
+
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
+        mean = fed.mean(fed.map(lambda c, k: self.value(), key), **self.how())
+        return State(state.x, jax.tree.map(lambda a: jnp.asarray(a, float), mean))
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_a_mark_finds_its_leaf_in_any_order(kind: Any) -> None:
+    value = lambda: kind([("tau", jnp.asarray(5.0)), ("big", jnp.asarray(100.0))])
+    how = lambda: {"bookkeeping": kind(tau=rk.Bookkeeping("τ", most=10))}
+    told = rk.solve(SQUARES, CLIENTS, Sends(value, how), ZERO, 1, channel=rk.clip(1.0)).state.told
+    assert (float(told["tau"]), float(told["big"])) == (5.0, 1.0)
+
+
+def test_a_start_goes_with_updates_alone() -> None:
+    value = lambda: (jnp.asarray(1.0), jnp.asarray(7.0))
+    how = lambda: {"around": (jnp.asarray(0.5), jnp.asarray(10.0)), "bookkeeping": (None, rk.Bookkeeping("t", most=20))}
+    for channel in (None, rk.clip(1.0)):
+        told = rk.solve(SQUARES, CLIENTS, Sends(value, how), ZERO, 1, channel=channel).state.told
+        assert [float(a) for a in told] == [1.0, 7.0]
+
+
+def test_bounds_of_short_integers() -> None:
+    assert int(rk.Bookkeeping("n", most=200).bounded(jnp.int8(5))) == 5
+    assert int(rk.Bookkeeping("n", most=300).bounded(jnp.uint8(250))) == 250
+    with pytest.raises(ValueError, match=r"most must be a number of at least 0, or None; got -1"):
+        rk.Bookkeeping("n", most=-1)
+
+
+def test_the_estimate_of_the_hessian_is_right_from_the_start() -> None:
+    given = (QUADRATIC.problem, QUADRATIC.clients, rk.FedNest(), QUADRATIC.init)
+    sizes = []
+    for channel in (None, rk.clip(0.05)):
+        with rk.session(*given, channel=channel) as session:
+            sizes.append(float(np.linalg.norm(session.state.probe)))
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-12)
+    assert sizes[0] > 1
+
+
+@dataclass(frozen=True)
+class Larger:
+    """A channel that enlarges what is sent."""
+
+    def init(self, exchange: Any) -> Any:
+        return (), ()
+
+    def encode(self, exchange: Any, value: Any, key: Any, state: Any) -> Any:
+        return jax.tree.map(lambda a: 100 * a, value), state
+
+    def decode(self, exchange: Any, total: Any, key: Any, state: Any) -> Any:
+        return total, state
+
+
+def test_noise_needs_a_bound_on_what_is_sent_in_the_end() -> None:
+    with pytest.raises(ValueError, match=r"put rk.clip\(bound\) before it"):
+        rk.chain(rk.clip(1.0), Larger(), rk.gaussian(1.0))
+    inner = rk.chain(rk.chain(Larger(), rk.clip(0.5)), rk.gaussian(2.0))
+    assert inner.members[1].received == 0.5
+
+
+def test_a_noise_seed_that_is_the_seed_leads_to_other_keys() -> None:
+    job = engines.Job(SQUARES, CLIENTS, METHOD, (ZERO, ()), 3, 7, NOISY, noise_seed=7)
+    assert not np.array_equal(engines.noise_root(job), jax.random.key_data(jax.random.key(7)))

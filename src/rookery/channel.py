@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery import draws
+from rookery.arguments import is_number
 
 
 class Exchange(NamedTuple):
@@ -32,12 +33,19 @@ class Bookkeeping:
     what: str
     most: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.most is not None and not (is_number(self.most) and self.most >= 0):
+            raise ValueError(f"Bookkeeping: most must be a number of at least 0, or None; got {self.most!r}.")
+
     def bounded(self, value: Array) -> Array:
         """The value within its bound, if it has one; what is not finite counts as 0."""
         if self.most is None:
             return value
+        most = self.most
+        if jnp.issubdtype(value.dtype, jnp.integer):
+            most = min(int(most), int(jnp.iinfo(value.dtype).max))
         value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
-        return jnp.clip(value, 0, self.most).astype(value.dtype)
+        return jnp.clip(value, 0, most).astype(value.dtype)
 
 
 class Channel(Protocol):
@@ -87,6 +95,14 @@ class Chain:
     members: tuple[Any, ...]
 
     @property
+    def bound(self) -> float | None:
+        """The norm that what it sends is bounded by; None if it is not known."""
+        last = self.members[-1] if self.members else None
+        if last is not None and type(last).encode is Plain.encode:
+            return Chain(self.members[:-1]).bound
+        return getattr(last, "bound", None)
+
+    @property
     def reduce(self) -> Any:
         """That of the one member that has one; None: the weighted sum."""
         return next((own.reduce for own in self.members if getattr(own, "reduce", None) is not None), None)
@@ -124,7 +140,10 @@ def chain(*members: Channel) -> Channel:
         if not is_channel(own):
             raise TypeError(f"rk.chain takes channels such as rk.clip(1.0); got {own!r}.")
         given = own.bounded_by(bound) if hasattr(own, "bounded_by") else own
-        bound = getattr(given, "bound", bound)
+        kept = (
+            bound if getattr(type(given), "encode", None) is Plain.encode else None
+        )  # others may enlarge what is sent
+        bound = getattr(given, "bound", kept)
         bounded.append(given)
     if sum(getattr(own, "reduce", None) is not None for own in bounded) > 1:
         raise ValueError("rk.chain: two of the channels reduce the clients' values; one of them can.")

@@ -19,7 +19,7 @@ import numpy as np
 from rookery import content
 from rookery.clients import Clients
 from rookery.hosts import ALONE, Hosts
-from rookery.hyperparameters import is_optimizer
+from rookery.hyperparameters import is_optimizer, may_be_schedule
 
 _FORMAT = 4
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
@@ -33,7 +33,8 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
-        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if callable(value) else _shown(value)
+        schedule = callable(value) and may_be_schedule(type(algorithm), field.name)
+        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if schedule else _shown(value)
     if clients not in _digests or clients.placement == "host":  # whose rows may have been changed
         _digests[clients] = clients.digest or content.of_arrays(clients)
     return {
@@ -56,11 +57,9 @@ def _shown(value: Any) -> str:
     """
     if is_optimizer(value):
         return "an optimizer"
-    return (
-        f"{np.shape(value)} {content.of_arrays(value)}"
-        if hasattr(value, "dtype") or isinstance(value, list)
-        else repr(value)
-    )
+    if hasattr(value, "dtype") or isinstance(value, list):
+        return f"{np.shape(value)} {content.of_arrays(value)}"
+    return content.Content().of(value) if callable(value) else repr(value)
 
 
 class Folder:

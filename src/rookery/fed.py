@@ -1,5 +1,6 @@
 """What an algorithm is written in: the primitives, which build the plan of a round while it is traced."""
 
+from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -433,7 +434,8 @@ class Fed:
             by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # one may be in the cohort twice
             share = jnp.max(jnp.abs(by_client))
             updates = self._decoded(channel, sent.exchange._replace(share=share), result[0], keys)
-            result = _plus(sent.parts.joined(updates, result[1]), around, sent.shapes)
+            moved = _plus(sent.parts.joined(updates, result[1]), around, sent.shapes)
+            result = sent.parts.joined(sent.parts.split(moved)[0], result[1])
         if not heard:
             return result
         dtype = jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows)))
@@ -467,7 +469,7 @@ class Fed:
         fresh = states[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
-            updates, beside = parts.split(_minus(value, around))
+            updates, beside = parts.split(_minus(value, around))[0], parts.split(value)[1]
             updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
             return (updates, parts.bounded(beside)), state
 
@@ -575,7 +577,7 @@ def _marks(given: Any, like: Any, name: str) -> list[Any]:
     if isinstance(given, tuple | list) and isinstance(like, tuple | list) and len(given) == len(like):
         return [mark for own, part in zip(given, like, strict=True) for mark in _marks(own, part, name)]
     if isinstance(given, dict) and isinstance(like, dict) and given.keys() <= like.keys():
-        return [mark for key in sorted(like) for mark in _marks(given.get(key), like[key], name)]
+        return [mark for key in _keys(like) for mark in _marks(given.get(key), like[key], name)]
     raise TypeError(
         f"bookkeeping of the exchange {name!r} must be a tree like the value, with rk.Bookkeeping(...) or None in it; "
         f"got {given!r}."
@@ -645,8 +647,14 @@ def _spread(around: Any, like: Any) -> Any:
         parts = [_spread(a, l) for a, l in zip(around, like, strict=True)]
         return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
     if isinstance(around, dict) and isinstance(like, dict):
-        return {k: _spread(around[k], like[k]) for k in like}
+        kind = OrderedDict if isinstance(like, OrderedDict) else dict
+        return kind((k, _spread(around.get(k), like[k])) for k in like)
     return around
+
+
+def _keys(value: dict[Any, Any]) -> list[Any]:
+    """The keys of a dict in the order in which JAX has its entries."""
+    return list(value) if isinstance(value, OrderedDict) else sorted(value)
 
 
 def _minus(value: Any, around: Any) -> Any:

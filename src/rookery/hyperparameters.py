@@ -43,7 +43,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
 
 
 def _is_bounds(value: Any) -> bool:
@@ -204,15 +204,18 @@ class _Traced:
 def split(algorithm: Any) -> Split:
     """Take the floats (in tuples, too) and the arrays out of the record: changing them does not compile anything."""
     traced: dict[str, Any] = {}
+    whole: dict[str, int] = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
-        if is_real(algorithm, field.name, value):  # a float takes the variables' type, whatever its own
+        if isinstance(value, np.integer):
+            whole[field.name] = int(value)
+        elif is_real(algorithm, field.name, value):  # a float takes the variables' type, whatever its own
             traced[field.name] = float(value)
         elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
             traced[field.name] = jnp.asarray(value)
         elif isinstance(value, tuple) and all(isinstance(leaf, float) for leaf in jax.tree.leaves(value)):
             traced[field.name] = value
-    return Split(dataclasses.replace(algorithm, **dict.fromkeys(traced, _Traced())), traced)
+    return Split(dataclasses.replace(algorithm, **whole, **dict.fromkeys(traced, _Traced())), traced)
 
 
 def join(fixed: Any, traced: dict[str, Any]) -> Any:

@@ -372,9 +372,13 @@ def solve(
             record.evaluate(session)
 
         ended = False
+        if found is not None:
+            noise_seed = found.extra.get("noise_seed")
+        record.noise_seed = noise_seed
         notes = () if noise_seed is None else (f"{_NOT_PRIVATE} (noise_seed={noise_seed})",)
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
+        settings |= {} if noise_seed is None else {"noise_seed": noise_seed}
         following = _Following(trackers if hosts.lead else [], settings)
         showing = _bar(progress if hosts.lead else False, algorithm, rounds, session, notes)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
@@ -678,6 +682,7 @@ class _Record:
         self._measures, self._every, self._rounds = measures, every, rounds
         self.goal = None if keep_best is None else direction(keep_best)
         self.looks = measures or evaluate is not None
+        self.noise_seed: int | None = None
         if self.goal is not None and not self.looks:
             raise ValueError(f"keep_best={keep_best!r} needs evaluate=..., or evaluate_client=..., that returns it.")
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
@@ -773,6 +778,7 @@ class _Record:
         """What a checkpoint holds of it, which is written while the run goes on: as it is now."""
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
         told = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last), "every": self._every}
+        told["noise_seed"] = self.noise_seed
         return {**told, "seconds": self.seconds, "rows": list(self.rows), "best": best}
 
     def restore(self, session: Session, extra: dict[str, Any], best: Any) -> None:

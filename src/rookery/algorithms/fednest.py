@@ -54,7 +54,8 @@ class _Nest:
         if self.hessian_step != "auto" or not isinstance(fed.problem, Bilevel):
             return State(x, y)
         k0, k1 = jax.random.split(key)
-        product = lambda v, _: fed.mean(fed.map(lambda c, k: c.g_yy(x, y, c.lower(k), v), k0), name="Hv")
+        part = lambda v: fed.map(lambda c, k: c.g_yy(x, y, c.lower(k), v), k0)
+        product = lambda v, _: fed.mean(part(v), name="Hv", bookkeeping=_PROBE)
         return State(x, y, inverse_hessian.power_iteration(fed.loop, product, y, _POWER_ITERATIONS, k1))
 
 

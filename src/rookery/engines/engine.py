@@ -107,6 +107,7 @@ class Keys(NamedTuple):
 
 
 _CHANCE = 0x70726976  # what tells the stream of lost replies from all others
+_NOISE = 0x6E6F6973  # the noise of a `noise_seed`, which may be the same number as the seed,
 _MEASURE = 0x6D656173  # and that of evaluations
 
 
@@ -138,7 +139,7 @@ def noise_root(job: Job) -> Any:
         return ()
     if job.noise_seed is None:
         return np.frombuffer(urandom(8), np.uint32)
-    return np.asarray(jax.random.key_data(draws.seed_key(job.noise_seed)))
+    return np.asarray(jax.random.key_data(jax.random.fold_in(draws.seed_key(job.noise_seed), _NOISE)))
 
 
 def check_noise(job: Job, saved: Any) -> None:
