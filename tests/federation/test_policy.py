@@ -271,7 +271,7 @@ def test_bookkeeping_without_a_bound_is_neither_clipped_nor_hidden() -> None:
     plans = (traced.start, traced.round)
     opened = Opened({"client": 0}, plans, fingerprint(plans), HIDDEN, 3, 3, job.algorithm)
     for policy in (Policy(clip=0.5), Policy(least_noise=1.0)):
-        with pytest.raises(RefusedError, match=r"'x'.* bookkeeping without a bound \(a power iteration for 1/ℓ\)"):
+        with pytest.raises(RefusedError, match=r"'Hv'.* bookkeeping without a bound \(a power iteration for 1/ℓ\)"):
             policy.check(opened)
     Policy().check(opened)
     fixed = engine.traced(dataclasses.replace(job, algorithm=rk.FedNest(hessian_step=0.1)))

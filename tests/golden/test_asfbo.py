@@ -180,12 +180,12 @@ def test_other_bounds_compile_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"momentum": 0.0}, "momentum must be a number above 0 and at most 1.*; got 0.0"),
-        ({"decay": 1.0}, "decay must be a number of at least 0 and below 1.*; got 1.0"),
+        ({"momentum": 0.0}, "momentum must be a number above 0 and at most 1; got 0.0"),
+        ({"decay": 1.0}, "decay must be a number of at least 0 and below 1; got 1.0"),
         ({"bounds": (0.1, 0.2)}, "bounds must be a tuple of three, for x, y and z: a pair"),
         ({"bounds": ((0.2, 0.1), None, None)}, "bounds must be a tuple of three, for x, y and z: a pair"),
-        ({"radius": 0}, "radius must be a positive number or None.*; got 0"),
-        ({"direction": "adam"}, "direction must be one of 'gradient', 'momentum', 'storm'.*; got 'adam'"),
+        ({"radius": 0}, "radius must be a positive number or None; got 0"),
+        ({"direction": "adam"}, "direction must be one of 'gradient', 'momentum', 'storm'; got 'adam'"),
     ],
 )
 def test_bad_hyperparameters(given: dict[str, Any], complaint: str) -> None:
