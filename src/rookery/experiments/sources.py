@@ -1,8 +1,9 @@
 """Which code a run depends on: what a function or a class reaches within the package, and a digest of each piece.
 
 Imports are read from the source text; nothing is imported. A module of the library counts as a whole, with all that it
-imports. In the modules of the experiments, in a user's own module and in the `__init__` of a package, a definition
-counts alone, with the names that it uses: a claim, a picture or the task of another experiment changes no run.
+imports. In the modules of the experiments, in a user's own module, in the `__init__` of a package and in the list of
+public names, a definition counts alone, with the names that it uses: a claim, a picture or the task of another
+experiment changes no run.
 """
 
 import ast
@@ -21,6 +22,7 @@ from typing import Any
 PACKAGE = __name__.partition(".")[0]
 EXPERIMENTS = f"{PACKAGE}.experiments"
 PRESENTATION = {f"{PACKAGE}.report"}  # tables and pictures: no number of a run comes from there
+PUBLIC = f"{PACKAGE}.public"  # the package's names, which its `__init__` loads from there
 ALL, _STARRED = "*", "import *"
 
 Node = tuple[str, str]  # a module, and a name in it or ALL
@@ -93,7 +95,8 @@ class Sources:
         targets = [(below, ALL)] if below in self.texts else []
         if module in self.texts:
             library = module.startswith(f"{PACKAGE}.") and not f"{module}.".startswith(f"{EXPERIMENTS}.")
-            targets.append((module, ALL if library and module not in self._packages else name))
+            whole = library and module not in self._packages and module != PUBLIC
+            targets.append((module, ALL if whole else name))
         return [target for target in targets if target[0] not in PRESENTATION]
 
 
