@@ -81,4 +81,5 @@ def test_vectorised_over_candidates() -> None:
     carries, finite, replied = sweep.advance(steps, sweep.start(steps, 2), np.arange(2, dtype=np.int32), 0, 1)
     values, _ = expected()
     np.testing.assert_allclose(carries.state.replies, np.stack([values, 0.5 * values]))
-    assert finite.all() and replied.all()
+    assert finite.all()
+    assert replied.all()
