@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -262,6 +263,52 @@ def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path
     with pytest.raises(ValueError, match=r"limits rounds and not exchanges, and Winding\.round has an"):
         in_memory(sites(rounds=3)).open(without_data(what))
     in_memory(sites(rounds=3, exchanges=20)).open(without_data(what))
+
+
+def test_a_run_deletes_and_replaces_only_what_it_made_itself(tmp_path: Path) -> None:
+    """Whatever store a coordinator names: when it opens a run, moves to another name, or ends a run."""
+    victim, other = "ab" * 16, "cd" * 16
+    runs = map("{:032}".format, itertools.count())
+
+    def start(**given: Any) -> Any:
+        """Begin a run at a site that has just started; then ask(**change) sends the opening with these changes."""
+        what = dataclasses.replace(job(), algorithm=rk.Ditto(**given), measure=None)
+        host = Host("anna", study(what, 0), tmp_path, guard_of(Policy(), Audit(tmp_path / "audit.jsonl")))
+        engine, ask, asked = in_memory([host]), by_hand(host), []
+        engine.transport._ask = lambda i, message: asked.append(wire.decode(message)) or host.handle(message)
+        session: Any = engine.open(without_data(what))
+        session.init()
+        opening, _ = of(asked, "open")
+        return lambda **change: ask({**opening, **change}, [])[0]
+
+    def refuses(said: dict[str, Any], why: str) -> bool:
+        """Whether an answer says why, if it says anything, and so does the last line of the site's log."""
+        return why in said.get("why", why) and why in (tmp_path / "audit.jsonl").read_text().splitlines()[-1]
+
+    ask = start()
+    (first,) = tmp_path.glob("*.memory")
+    assert "why" not in ask(do="save", what="open", name=victim)  # as a coordinator with checkpoints does
+    assert ask(do="save", what="restore", round=-1)["rounds"] == [0]
+    (path,) = tmp_path.glob("*.memory")  # what the run itself had made is gone
+    assert path.stem == victim != first.stem
+    before = path.read_bytes()
+
+    made, plan = "another run made", "is another run's"
+    assert refuses(ask(run=next(runs), store=victim), made)  # a run that begins
+    for remembers in (False, True):  # one that goes on from there, as one that is resumed does
+        run = next(runs)
+        assert ask(run=run, store=victim, done=0, remembers=remembers)["answer"] == "opened"
+        assert refuses(ask(run=run, do="save", what="open", name=other), made)
+        assert ask(run=run, do="finish")["answer"] == "value"
+        assert refuses({}, made)
+        assert path.read_bytes() == before
+
+    ask = start(local_steps=3)  # another plan
+    assert refuses(ask(do="save", what="open", name=victim), plan)
+    assert "8 to 64 hexadecimal digits" in ask(do="save", what="open", name="../x")["why"]
+    for done in (-1, 0):
+        assert refuses(ask(run=next(runs), store=victim, done=done), plan)
+    assert path.read_bytes() == before
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

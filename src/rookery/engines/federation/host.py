@@ -205,7 +205,7 @@ class Host:
                 self._evaluation = getattr(rule, "evaluation", "together")
                 everyone = opened.faults is None and opened.cohort == opened.clients and asks_everyone(opened.plans[1])
                 whole = PlanGuard(header["client"], self._log, everyone, rule, self._refused)
-                self._site = self._make(header, opened, described, whole)
+                self._site = self._make(header, opened, described, whole, opening)
                 self._opened = words
             self._go_on(self._site, header)
         except (RefusedError, ValueError, OSError) as error:
@@ -314,7 +314,7 @@ class Host:
             raise RefusedError("the coordinator asks for an evaluation, and its task has no evaluate_client.")
         return plan.plans(setting, z, hyper, measure)
 
-    def _make(self, header: dict[str, Any], opened: Opened, described: Clients, guard: Guard) -> Site:
+    def _make(self, header: dict[str, Any], opened: Opened, described: Clients, guard: Guard, opening: str) -> Site:
         """The run's site, with plans of its own data's shapes."""
         study = self._study
         own = described.holding(study.data)
@@ -341,7 +341,9 @@ class Host:
         held = "" if folder is None else digest(*jax.tree.leaves(study.data))
         site = Site(header["run"], plans, header["client"], own, center, guard, held)
         if folder is not None:
-            site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held)
+            agreed = fingerprint(opened.plans[:2])
+            site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held, agreed, opening)
+            site.refused = self._refused
         return site
 
     def _go_on(self, site: Site, header: dict[str, Any]) -> None:
@@ -363,7 +365,10 @@ class Host:
             if self._site is not None:
                 self._site.close()
                 if self._site.store is not None and not self._opened["remembers"]:
-                    self._site.store.delete()
+                    try:
+                        self._site.store.delete()
+                    except ValueError as error:
+                        self._refused(header, str(error))
             self._site, self._run, self._opened = None, "", {}
             self.done, self.reason = True, printable(header.get("why", ""), _WHY) or self.reason
         return wire.encode({"answer": "value", "number": number}, [])

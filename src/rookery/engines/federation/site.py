@@ -104,6 +104,7 @@ class Site:
         self._name = ""  # of the run in them
         self.stores: Callable[[str], Store] | None = None  # or the stores of runs, by name
         self.store: Store | None = None
+        self.refused: Callable[[dict[str, Any], str], None] = lambda header, why: None  # told what was not saved
 
     def handle(self, request: wire.Message) -> wire.Message:
         """Answer a request; WireError for what is no request."""
@@ -161,9 +162,10 @@ class Site:
         assert self.stores is not None
         match asked["what"]:
             case "open":
-                before, self.store = self.store, self.stores(asked["name"])
-                if before is not None and before.path != self.store.path:
+                before, following = self.store, self.stores(asked["name"])
+                if before is not None and before.path != following.path:
                     before.delete()
+                self.store = following
             case "restore" if asked["round"] < 0:
                 self._write(self._next)
             case "restore":
@@ -220,7 +222,8 @@ class Site:
         if header["do"] == "save":
             try:
                 return answer("value", rounds=self._save(header), onwards=self.stores is not None)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RefusedError) as error:
+                self.refused(header, str(error))
                 return answer("value", why=str(error))
         moment: Moment = (int(header["phase"]), int(header["round"]))
         between = moment[0] == 2  # two rounds, and the next may have begun: nothing moves on

@@ -83,15 +83,22 @@ class Store:
     Arguments:
         path: of the file.
         data: a digest of the data that the site has now. It stays with the site.
+        plan: the fingerprint of the plan that the file is used with; ValueError if it belongs to another plan.
+        run: a digest that tells the run that uses it from all others. The file keeps that of the run that made it.
     """
 
-    def __init__(self, path: str | Path, data: str = "") -> None:
-        self.path, self.data = Path(path), data
+    def __init__(self, path: str | Path, data: str = "", plan: str = "", run: str = "") -> None:
+        self.path, self.data, self.plan, self._run = Path(path), data, plan, run
+        found = self._read()[0] if self.path.exists() else {"run": run}
+        self._made_by = found.get("run", "")
+        if found.get("plan", plan) != plan:
+            raise ValueError("what it remembers under this name is another run's; name this run's own.")
 
     def begin(self) -> None:
-        """Note of which data it is, if there is nothing yet."""
+        """Note of which data it is, if there is nothing yet; ValueError if another run made the file."""
         if not self.path.exists():
             self.write([])
+        self._check_run()
 
     def check(self) -> None:
         """Raise ValueError if it is of other data than the site has now."""
@@ -99,8 +106,13 @@ class Store:
             raise ValueError("its data are not those with which it began this run; put them back, or begin a new run.")
 
     def delete(self) -> None:
-        """Forget all of it."""
+        """Forget all of it; ValueError if another run made it."""
+        self._check_run()
         self.path.unlink(missing_ok=True)
+
+    def _check_run(self) -> None:
+        if self._made_by != self._run:
+            raise ValueError("another run made what it remembers under this name; that is neither replaced nor deleted.")
 
     def write(self, versions: list[Version]) -> None:
         """Replace what is there, and be sure that it is on the disk."""
@@ -109,7 +121,8 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(wire.encode({"versions": described, "data": self.data}, arrays))
+            told = {"versions": described, "data": self.data, "plan": self.plan, "run": self._made_by}
+            file.write(wire.encode(told, arrays))
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
