@@ -103,6 +103,23 @@ def test_a_site_that_has_not_opened_the_run_and_has_forgotten() -> None:
     assert to_b == [("work", False), ("open", False), ("work", False), ("work", True)]
 
 
+def test_a_site_that_forgets_while_it_is_sent_everything() -> None:
+    """It is killed at the whole request, and started again: it is sent the opening, the request, and everything."""
+
+    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
+        answers = ["resync", "closed", "opened", "resync", "closed", "opened", "resync", "value"]
+        return [reply(site, header, answers[turn] if site == 1 else "value")]
+
+    transport = Scripted(script)
+    links = Links(transport)
+    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
+    for record in links.records:
+        record.opened = True
+    assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
+    to_b = [(header["do"], header.get("whole", False)) for site, header in transport.sent if site == 1]
+    assert to_b == [("work", False), *[("work", True), ("open", False), ("work", False)] * 2, ("work", True)]
+
+
 def test_who_connects_anew_is_sent_the_opening_first() -> None:
     """It may be another process, and go on from what is on its disk."""
 

@@ -217,6 +217,7 @@ class _Asking:
     def _open(self, site: int, asked: _Asked) -> None:
         assert self._links.opening is not None
         asked.opening, asked.waits_for = True, self._links.number()
+        asked.again = b""  # it has forgotten that, too
         self._send(site, asked, self._links.opening(site, asked.waits_for))
 
     def _send(self, site: int, asked: _Asked, message: wire.Message) -> None:
