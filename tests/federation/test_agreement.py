@@ -158,6 +158,25 @@ def test_a_site_with_everything_in_its_own_file_shows_none_of_it(load: Loader) -
     assert found == ["study.py: SECRET differs.", "study.py: OTHER differs."]
 
 
+def test_a_task_in_the_coordinators_script_is_told_apart_from_one_in_a_file(
+    load: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites can't import what a script defines, unless it is the file that they have: the message says what to do."""
+    study = "import numpy as np, rookery as rk\n" + SMALL
+    script = load(study + "rounds, engine = 5, None\n", name="script")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    theirs = of(script).words()
+    share = "Define the task in a file of its own, which the coordinator's script and all sites import."
+    assert differences(of(load(study)), theirs) == [
+        f"script.py defines a part of the coordinator's task, and this site's is in study.py. {share}"
+    ]
+    own = load(study + SITE, name="north")
+    assert differences(of(own, own=own), theirs) == [
+        f"script.py defines rounds, engine, and this site's file does not. {share}"
+    ]
+    assert differences(of(load(study + "rounds, engine = 5, None\n", name="script")), theirs) == []
+
+
 def test_no_source_is_sent(load: Loader) -> None:
     text = json.dumps(of(load()).words())
     assert len(text) < 20_000

@@ -25,6 +25,7 @@ from rookery.printable import printable
 _LEAVES, _CHARACTERS = 300, 20_000  # of a constant whose values are sent; of a larger one only the digest is
 _ELEMENTS = 64  # of an array whose values are told apart
 _SHOWN = 80  # characters of a value in a message
+_SHARE = "Define the task in a file of its own, which the coordinator's script and all sites import."
 _LINES = 3  # differences that are told one by one
 _SKIPPED = ("lineno", "col_offset", "end_lineno", "end_col_offset", "ctx", "kind", "type_comment", "type_params")
 _PATHS = sysconfig.get_paths()
@@ -98,17 +99,21 @@ def differences(ours: Declared, theirs: Any) -> list[str]:
             here, private = ours.files[ours.own], True
         shown = printable(file, _SHOWN)
         if here is None:
-            lines.append(f"{shown} is not a part of this site's task.")
+            there = ", ".join(ours.files) or "no file of its own"
+            lines.append(f"{shown} defines a part of the coordinator's task, and this site's is in {there}. {_SHARE}")
             continue
         missing = [] if private else [name for name in here if name not in names]
         lines += [f"{shown}: {name} is not at the coordinator." for name in missing]
+        names = {name: other for name, other in names.items() if not (private and name == "data")}
+        unknown = [name for name in names if name not in here] if private else []
+        if unknown:
+            listed = printable(", ".join(unknown), _SHOWN)
+            lines.append(f"{shown} defines {listed}, and this site's file does not. {_SHARE}")
         for name, other in names.items():
-            if private and name == "data":
-                continue
             one = here.get(name)
-            if one is None:
+            if one is None and not private:
                 lines.append(f"{shown}: {printable(name, _SHOWN)} is missing here.")
-            elif (one.kind, one.digest) != (other.kind, other.digest):
+            elif one is not None and (one.kind, one.digest) != (other.kind, other.digest):
                 lines.append(f"{shown}: {_difference(name, one, other, private)}")
     more = len(lines) - _LINES
     return [*lines[:_LINES], f"{more} more definitions differ."] if more > 0 else lines

@@ -112,7 +112,7 @@ class Store:
 
     def _check_run(self) -> None:
         if self._made_by != self._run:
-            raise ValueError("another run made what it remembers under this name; that is neither replaced nor deleted.")
+            raise ValueError("another run made what it remembers under this name, and that is not replaced or deleted.")
 
     def write(self, versions: list[Version]) -> None:
         """Replace what is there, and be sure that it is on the disk."""
