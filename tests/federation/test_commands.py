@@ -101,6 +101,13 @@ def test_a_site_gives_up_in_one_line(here: Path) -> None:
     assert (code, last) == (1, "rookery: The coordinator at 127.0.0.1:1 can't be reached: Connection refused.")
 
 
+def test_a_site_that_explains_says_what_it_waits_for(here: Path) -> None:
+    words = ("site", "--module", "study.py", "--kit", "kits/north", "--address", "localhost:1", "--patience", "0")
+    shown = lambda *more: CliRunner().invoke(cli.app, [*words, *more]).output
+    assert "Waiting for the coordinator to open the run, which it does when all sites are" in shown("--explain")
+    assert "Waiting" not in shown("--explain", "--quiet") + shown()
+
+
 def test_the_file_of_a_run_repeats_it(here: Path) -> None:
     given = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0")
     said(*SERVE, *given, "--out", "runs/first")

@@ -75,6 +75,8 @@ def site(
         folder = None if explain else folder
         audit = None if folder is None else Audit(folder / FILE)
         reading = Reading(rules)
+        if explain:
+            tell("Waiting for the coordinator to open the run, which it does when all sites are connected.")
         try:
             host = sites.join(
                 own.address if own else address or "127.0.0.1:9443",
