@@ -486,6 +486,26 @@ def test_compare_takes_what_report_takes(saved, tmp_path):
     )
 
 
+def test_compare_averages_where_all_runs_have_a_value(tmp_path, monkeypatch):
+    """Seeds of different lengths are averaged over the rounds that all of them have, and that is said."""
+    drawn = []
+    monkeypatch.setattr(report, "save", lambda fig, path: drawn.append(fig) or path)
+    for name, rounds in (("a", (0, 2, 4)), ("b", (0, 2, 4, 6, 8)), ("c", (0, 2, 4, 6))):
+        (tmp_path / name).mkdir()
+        frame = pd.DataFrame({"round": rounds, "loss": [float(ord(name) - 97 + k) for k in range(len(rounds))]})
+        frame.to_csv(tmp_path / name / "mine.csv", index=False)
+    files = [tmp_path / name / "mine.csv" for name in "abc"]
+    result = invoke("compare", *files, "--out", tmp_path / "c.png")
+    assert result.exit_code == 0, result.output
+    assert "the means are over those that all have, up to round 4." in result.stdout
+    assert drawn[0].axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
+    told = json.loads(invoke("compare", *files, "--out", tmp_path / "c.png", "--json").stdout)
+    assert [(row["rounds"], row["last"]) for row in told["runs"]] == [(4, 2.0), (4, 3.0), (4, 4.0)]
+    assert len(told["notes"]) == 1
+    pd.DataFrame({"round": [3], "loss": [1.0]}).to_csv(files[2], index=False)
+    assert "must have a round in common" in refused("compare", *files)
+
+
 # Several runs.
 
 

@@ -153,6 +153,22 @@ def test_a_folder_of_runs_stands_for_them_and_a_history_is_a_run(runs: dict[str,
         html.read([tmp_path / "other.csv"])
 
 
+def test_what_a_run_saves_is_a_run(tmp_path: Path) -> None:
+    made = [solve(seed) for seed in (0, 1)]
+    for run in made:
+        run.save(tmp_path / "runs" / str(run.settings["seed"]))
+    found = written([tmp_path / "runs"], tmp_path / "r.html")
+    assert [line["label"] for line in found["lines"]] == ["FedAvg"]
+    assert [own["seed"] for own in found["runs"]] == [0, 1]
+    for run, own in zip(made, found["runs"], strict=True):
+        assert own["data"]["loss"] == run.history["loss"].tolist()
+        assert own["exchanges"] == run.exchanges.to_dict("records")
+        assert own["settings"]["step"] == 0.1
+    (tmp_path / "runs" / "0" / "settings.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"0 is not a run: settings\.json is not as `Run\.save` writes it"):
+        html.read([tmp_path / "runs" / "0"])
+
+
 def test_a_reproduction_and_its_claims(tmp_path: Path) -> None:
     folder = tmp_path / "paper-fig1"
     folder.mkdir()

@@ -39,6 +39,13 @@ def test_band_of_one_seed_and_of_gaps():
     assert not axes[0, 0].collections
 
 
+def test_band_leaves_out_rounds_that_a_seed_has_no_value_of():
+    frame = pd.DataFrame({"round": [0, 1, 2, 0, 1], "loss": [4.0, np.nan, 1, 2, 1], "seed": [0, 0, 0, 1, 1]})
+    _, axes = report.figure()
+    report.band(axes[0, 0], frame, "round", "loss", "FedAvg")
+    assert axes[0, 0].lines[0].get_xdata().tolist() == [0]
+
+
 def test_save_makes_the_folder(tmp_path):
     fig, _ = report.figure(1, 2)
     assert report.save(fig, tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")

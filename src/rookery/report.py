@@ -142,11 +142,14 @@ def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = 
     """The mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
 
     Rows are matched by `round` where the frame has it (bytes or seconds of the same round may differ between seeds),
-    else by x. `look` changes the style that belongs to the label.
+    else by x; a round that some seed has no value of is left out. `look` changes the style that belongs to the label.
     """
+    seeds = frame[seed].nunique() if seed in frame else 1
     frame = frame.dropna(subset=[x, y])
     frame = frame[frame[y].abs() < _DRAWN]
     at = "round" if "round" in frame else x
+    if seeds > 1 and at == "round":
+        frame = frame[frame.groupby(at)[seed].transform("nunique") == seeds]
     groups = frame.groupby(at, sort=True)
     place, middle = groups[x].mean().to_numpy(float), groups[y].mean().to_numpy(float)
     drawn = {**style(label), "linewidth": 1.8, "markersize": 4.5, **look}

@@ -1,5 +1,6 @@
 """The report in a real browser, from file://: what is drawn, switched, pointed at and zoomed; see `make browser`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def test_the_line_is_the_mean_of_the_seeds(browser: Any, file: Path) -> None:
     page.choose("seeds", "each")
     each = page.ask("window.report.curves.series")
     assert [own["y"] for own in each[:3]] == [frame["accuracy"].tolist() for frame in frames]
+
+
+def test_runs_of_different_length_count_up_to_the_shortest(browser: Any, tmp_path: Path) -> None:
+    runs = made_up.runs()[:2]
+    file = tmp_path / "report.html"
+    file.write_text(html.render([replace(runs[0], history=runs[0].history[:10]), runs[1]]), encoding="utf-8")
+    page = Page(browser, file.as_uri())
+    line = page.ask("window.report.curves.series[0]")
+    assert line["x"] == runs[0].history["round"][:10].tolist()
+    assert "count up to the end of the shortest" in page.find("#curves").text
+    assert page.errors() == []
 
 
 def test_pointing_shows_values(browser: Any, file: Path) -> None:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of `rookery run --out` or `rookery reproduce`, JSON-lines files, or CSV files."),
+        typer.Argument(
+            help="Folders of `rookery run --out`, `Run.save` or `rookery reproduce`, JSON-lines files, or CSV files."
+        ),
     ],
     by: Annotated[
         str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products or seconds.")
@@ -54,7 +56,7 @@ def compare(
         goal = direction(name, otherwise=False)
         if out.suffix.lower() not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
-        frame, each = gathered(sources, goal)
+        frame, each, notes = gathered(sources, goal)
         tasks = list(dict.fromkeys(str(own.settings.get("task") or "") for own in sources))
         panels = [("", frame, goal.signed)]
         if len(tasks) > 1:
@@ -63,13 +65,16 @@ def compare(
             panels = [(task, plain(task, own), goal.signed) for task, own in parts.items()]
         report.save(report.compared(panels, by), out)
         if json:
-            print(report.to_json({"by": by, "metric": goal.name, "runs": each, "picture": str(out)}))
+            print(report.to_json({"by": by, "metric": goal.name, "runs": each, "notes": notes, "picture": str(out)}))
         title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
-        say(quiet, json, lines(each, title), f"The picture: {out}")
+        say(quiet, json, lines(each, title), *notes, f"The picture: {out}")
 
 
-def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
-    """Return all histories in one table, with a column for each measure, and what each run came to."""
+def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]], list[str]]:
+    """Return all histories in one table, with a column for each measure; what each run came to; and notes.
+
+    Runs of one label are averaged: of each, only the rounds count that all of them have, and a note says so.
+    """
     import pandas as pd
 
     from rookery import report
@@ -82,9 +87,25 @@ def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, 
         )
         for source in sources
     ]
-    return pd.concat(histories), [
-        {"run": source.name, **_ended(own, goal)} for source, own in zip(sources, histories, strict=True)
-    ]
+    notes = []
+    for label in dict.fromkeys(source.label for source in sources):
+        places = [k for k, source in enumerate(sources) if source.label == label]
+        rounds = [{*histories[k]["round"]} for k in places]
+        common = set.intersection(*rounds)
+        if not common:
+            raise ValueError(f"The runs of {label} must have a round in common; they have none. Compare them alone.")
+        if common < set.union(*rounds):
+            for k in places:
+                histories[k] = histories[k][histories[k]["round"].isin(common)]
+            notes.append(
+                f"{label}: not all {len(places)} runs have the same rounds; the means are over those that all have, "
+                f"up to round {max(common)}."
+            )
+    return (
+        pd.concat(histories),
+        [{"run": source.name, **_ended(own, goal)} for source, own in zip(sources, histories, strict=True)],
+        notes,
+    )
 
 
 def _ended(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:

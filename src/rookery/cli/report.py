@@ -11,7 +11,10 @@ from rookery.cli.program import AsJson, Command, Quiet, app, border, say
 @app.command(cls=Command)
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of `rookery run --out` or `rookery reproduce`, or JSON-lines files.")
+        list[Path],
+        typer.Argument(
+            help="Folders of `rookery run --out`, `Run.save` or `rookery reproduce`, JSON-lines files, or CSV files."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Its heading; the tasks' names if left out.")] = None,

@@ -120,9 +120,9 @@ def _shown(folders: dict[str, list[Path]], out: Path, quiet: bool, json: bool) -
     for task, own in folders.items():
         sources, _ = html.read(own)
         goal = direction(sources[0].metric or "", otherwise=False)
-        frame, each = gathered(sources, goal)
+        frame, each, notes = gathered(sources, goal)
         panels.append((task, frame, goal.signed))
-        tables.append(lines(each, f"{goal.name} on {task}"))
+        tables += [lines(each, f"{goal.name} on {task}"), *notes]
         rows += [{"task": task, "metric": goal.name, **row} for row in each]
     picture = report.save(report.compared(panels, "exchanges"), out / "comparison.png")
     page = html.write([folder for own in folders.values() for folder in own], out / "report.html")

@@ -22,8 +22,8 @@ _QUANTILES = ("_q0", "_q10", "_q50", "_q90", "_q100")  # of a metric over the cl
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], "-.": [9, 4, 2, 4], ":": [2, 4]}
 _LOOKS = 190  # there are not many more that can be told apart
 _WHAT = (
-    "give folders that `rookery run --out` or `rookery reproduce` wrote, files of rk.trackers.JsonLines, or a run's "
-    "history as a CSV file."
+    "give folders that `rookery run --out`, `Run.save` or `rookery reproduce` wrote, files of rk.trackers.JsonLines, or "
+    "a run's history as a CSV file."
 )
 
 
@@ -53,8 +53,8 @@ class Claims:
 def write(paths: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the report of these runs to the file `out`, and return it.
 
-    A path is a folder that `rookery run --out` or `rookery reproduce` wrote, a folder of such folders, a file of
-    `rk.trackers.JsonLines`, or a run's history as a CSV file. The page needs no other file and no network.
+    A path is a folder that `rookery run --out`, `Run.save` or `rookery reproduce` wrote, a folder of such folders, a
+    file of `rk.trackers.JsonLines`, or a run's history as a CSV file. The page needs no other file and no network.
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out {out}: a report's name ends in .html.")
@@ -222,6 +222,8 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
             saved += _from_lines(path)
         elif (path / "run.json").exists():
             saved.append(_from_run(path))
+        elif (path / "settings.json").exists():
+            saved.append(_from_saved(path))
         elif (path / "claims.json").exists() or (path / "results.csv").exists():
             own, stated = _from_reproduction(path)
             reproduced[str(path)] = own
@@ -238,9 +240,9 @@ def read(paths: Sequence[Path]) -> tuple[list[Source], list[Claims]]:
 
 def _runs_in(path: Path) -> list[Path]:
     """Return the runs in a folder of runs; any other path alone."""
-    own = any((path / name).exists() for name in ("run.json", "claims.json", "results.csv"))
-    inside = [] if own or not path.is_dir() else sorted(entry.parent for entry in path.glob("*/run.json"))
-    return inside or [path]
+    own = any((path / name).exists() for name in ("run.json", "settings.json", "claims.json", "results.csv"))
+    inside = [] if own else [entry.parent for name in ("run", "settings") for entry in path.glob(f"*/{name}.json")]
+    return sorted(inside) or [path]
 
 
 def _from_history(file: Path) -> tuple[dict[str, Any], Source]:
@@ -284,6 +286,22 @@ def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
         weights=_read_weights(weights) if weights.exists() else None,
         stopped=description.get("stopped"),
     )
+
+
+def _from_saved(folder: Path) -> tuple[dict[str, Any], Source]:
+    """A folder that `Run.save` wrote."""
+    try:
+        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        ended = {name: settings.pop(name) for name in ("stopped", "interrupted", "best")}
+        if not isinstance(settings["hyperparameters"], dict):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} is not a run: settings.json is not as `Run.save` writes it.") from error
+    history, exchanges = (_table(folder / f"{name}.csv") for name in ("history", "exchanges"))
+    if "round" not in history or not len(history):
+        raise ValueError(f"{folder} is not a run: history.csv has no column round, or no rows.")
+    ended["exchanges"] = exchanges.to_dict("records")
+    return _from_entries(str(folder), settings, history, ended)
 
 
 def _read_weights(file: Path) -> pd.DataFrame:
@@ -345,7 +363,7 @@ def _from_lines(file: Path) -> list[tuple[dict[str, Any], Source]]:
                 raise ValueError(event)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{file}, line {place}: not as rk.trackers.JsonLines writes it.") from error
-    runs = [_from_entries(str(file), *run) for run in found.values() if run[1]]
+    runs = [_from_entries(str(file), said, pd.DataFrame(rows), end) for said, rows, end in found.values() if rows]
     if not runs:
         raise ValueError(f"{file} holds no run: {_WHAT}")
     return runs
@@ -360,9 +378,8 @@ def _lines_of(file: Path) -> list[str]:
 
 
 def _from_entries(
-    name: str, settings: dict[str, Any], rows: list[dict[str, Any]], end: dict[str, Any]
+    name: str, settings: dict[str, Any], history: pd.DataFrame, end: dict[str, Any]
 ) -> tuple[dict[str, Any], Source]:
-    history = pd.DataFrame(rows)
     known = ("round", "seconds", *COUNTED)
     metrics = {name: history[name].astype(float) for name in map(str, history.columns) if name not in known}
     own = ("algorithm", "hyperparameters", "seed", "cohort", "rounds", "every")

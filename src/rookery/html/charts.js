@@ -313,11 +313,10 @@ class Chart {
       pen.beginPath(); pen.arc(f.qx, f.qy, f === first ? 5 : 3.2, 0, 7); pen.fill(); pen.stroke();
     }
     const more = f => f.s.low && f.s.high[f.i] > f.s.low[f.i] ? ` (${number(f.s.low[f.i])} to ${number(f.s.high[f.i])})` : "";
-    const counted = f => f.s.count && f.s.count[f.i] < f.s.of ? `, ${f.s.count[f.i]} of ${f.s.of} seeds` : "";
     this.tip.replaceChildren(
       el("div", {}, el("span", {}, `${this.x.label}`), el("span", {}, exact(first.s.x[first.i], this.x.kind))),
       ...rows.slice().sort((a, b) => a.qy - b.qy).map(f => el("div", {class: f === first ? "near" : null, style: `color: ${f.s.colour}`},
-        el("span", {}, f.s.label), el("span", {}, number(f.s.y[f.i]) + more(f) + counted(f)))));
+        el("span", {}, f.s.label), el("span", {}, number(f.s.y[f.i]) + more(f)))));
     this.tip.hidden = false;
     const wide = this.tip.offsetWidth, tall = this.tip.offsetHeight;
     const place = first.qx + 14 + wide > this.plot.clientWidth ? Math.max(0, first.qx - 14 - wide) : first.qx + 14;

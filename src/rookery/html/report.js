@@ -29,7 +29,7 @@ const state = {metric: data.first, x: axes[0].name, each: false, xlog: false, yl
 const axis = name => axes.find(entry => entry.name === name);
 const kept = new Map();
 
-// The mean over the runs of a line, round by round, from the lowest to the highest.
+// The mean over the runs of a line, from the lowest to the highest, of each round that all of them have a value of.
 function together(k, x, y) {
   const key = JSON.stringify([k, x, y]);
   if (!kept.has(key)) kept.set(key, average(lineRuns[k].filter(run => has(run, x) && has(run, y)), x, y));
@@ -48,9 +48,8 @@ function average(runs, x, y) {
       rounds.set(at[i], sum);
     }
   }
-  const rows = [...rounds.keys()].sort((a, b) => a - b).map(round => rounds.get(round));
-  return {x: rows.map(r => r.x / r.count), y: rows.map(r => r.y / r.count), low: rows.map(r => r.low), high: rows.map(r => r.high),
-    count: rows.map(r => r.count), of: runs.length};
+  const rows = [...rounds.keys()].sort((a, b) => a - b).map(round => rounds.get(round)).filter(row => row.count === runs.length);
+  return {x: rows.map(r => r.x / r.count), y: rows.map(r => r.y / r.count), low: rows.map(r => r.low), high: rows.map(r => r.high)};
 }
 
 // A metric that falls by orders of magnitude has a logarithmic axis, unless it is switched.
@@ -128,16 +127,21 @@ function summarise() {
   const higher = data.metrics.find(entry => entry.name === state.metric).higher;
   const costs = axes.filter(entry => entry.name !== "round");
   const head = ["", "runs", "rounds", `last ${words(state.metric)}`, ...(higher === null ? [] : ["best"]), ...costs.map(entry => entry.label)];
+  const unequal = [];
   const rows = data.lines.flatMap((line, k) => {
     const runs = lineRuns[k].filter(run => has(run, state.metric));
     if (!runs.length) return [];
-    const of = name => runs.map(run => last(numbers(run, name))).filter(v => v !== null);
-    const best = runs.map(run => { const own = numbers(run, state.metric).filter(v => v !== null); return own.length ? own.reduce((a, b) => higher ? Math.max(a, b) : Math.min(a, b)) : null; }).filter(v => v !== null);
+    const ends = runs.map(run => last(numbers(run, "round"))), end = Math.min(...ends);
+    if (end < Math.max(...ends)) unequal.push(`${line.label} (round ${end})`);
+    const upto = (run, name) => numbers(run, name).filter((_, i) => numbers(run, "round")[i] <= end);
+    const of = name => runs.map(run => last(upto(run, name))).filter(v => v !== null);
+    const best = runs.map(run => { const own = upto(run, state.metric).filter(v => v !== null); return own.length ? own.reduce((a, b) => higher ? Math.max(a, b) : Math.min(a, b)) : null; }).filter(v => v !== null);
     return [[line.label, String(runs.length), exact(mean(of("round")), "count"), spread(of(state.metric)), ...(higher === null ? [] : [spread(best)]),
       ...costs.map(entry => exact(mean(of(entry.name)), entry.kind))]];
   });
   const seeds = lineRuns.some(runs => runs.length > 1) ? "; means over the runs of a line, and from the lowest to the highest" : "";
   summary.replaceChildren(table(head, rows, {caption: `What it came to, and what it cost${seeds}`}));
+  if (unequal.length) summary.append(el("p", {class: "note"}, `Runs of different length count up to the end of the shortest: ${unequal.join("; ")}.`));
   const stopped = data.runs.filter(run => run.stopped);
   if (stopped.length) summary.append(el("p", {class: "note"}, `Stopped early: ${stopped.map(run => `${run.name}: ${run.stopped}`).join("; ")}`));
 }
