@@ -156,6 +156,22 @@ def test_resume_gives_the_run_that_was_not_cut_short(saved, tmp_path):
             np.testing.assert_array_equal(a[name], b[name])
 
 
+def test_resume_keeps_how_often_a_run_was_evaluated(tmp_path):
+    """run.toml says how the first rows were made, and that later ones differ; without --every, it stays as it was."""
+    given, out = [*SMALL[:-2], "--rounds"], ["--out", tmp_path / "r"]
+    assert invoke(*given, 2, *out, "--every", 1).exit_code == 0
+    assert invoke(*given, 4, *out, "--resume").exit_code == 0
+    assert pd.read_csv(tmp_path / "r" / "history.csv")["round"].tolist() == [0, 1, 2, 3, 4]
+    assert "Resumed" not in (tmp_path / "r" / "run.toml").read_text()
+    for _ in range(2):
+        assert invoke(*given, 8, *out, "--resume", "--every", 2).exit_code == 0
+    assert pd.read_csv(tmp_path / "r" / "history.csv")["round"].tolist() == [0, 1, 2, 3, 4, 6, 8]
+    text = (tmp_path / "r" / "run.toml").read_text()
+    assert "\nevery = 1\n" in text
+    assert "\nrounds = 8\n" in text
+    assert text.count("# Resumed with --every 2; the first rows have --every 1.\n") == 1
+
+
 def test_a_run_is_not_written_over(saved):
     before = (saved / "0" / "run.json").read_text()
     assert "holds a run already" in refused(*SMALL, "--rounds", 6, "--out", saved / "0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -141,13 +142,17 @@ def execute(
     from rookery.metrics import direction
 
     chosen = asked.task
-    every = every if every is not None else chosen.every
+    first, notes = _recorded(out) if resume else (None, [])
+    every = next(number for number in (every, first, chosen.every) if number is not None)
+    if first not in (None, every):
+        notes = [*notes, f"# Resumed with --every {every}; the first rows have --every {first}."]
     description = described(asked, method, hyper, rounds, cohort, every, seed)
     rounds, size, goal = description["rounds"], description["cohort"], direction(chosen.metric)
-    options = {"rounds": rounds, "cohort": size, "every": every, "seed": seed, **also}
+    options = {"rounds": rounds, "cohort": size, "every": every if first is None else first, "seed": seed, **also}
+    config = "".join(f"{line}\n" for line in dict.fromkeys(notes)) + repeated(asked, options, {}, command)
     if asked.note and not quiet and hosts.lead():
         print(asked.note, file=sys.stderr)
-    folder = _folder(out, resume, description, repeated(asked, options, {}, command)) if hosts.lead() else nullcontext()
+    folder = _folder(out, resume, description, config) if hosts.lead() else nullcontext()
     with folder:
         with np.errstate(all="ignore"), told_below():
             result = rk.solve(
@@ -239,6 +244,15 @@ def _plain(text: str) -> Any:
     """The value itself where TOML has such values."""
     value = value_of(text)
     return value if isinstance(value, bool | int | float) else text
+
+
+def _recorded(out: Path | None) -> tuple[int | None, list[str]]:
+    """The --every that the run in this folder began with, and the lines of its run.toml about later ones."""
+    try:
+        text = (out / "run.toml").read_text(encoding="utf-8") if out is not None else ""
+        return tomllib.loads(text).get("every"), [line for line in text.splitlines() if line.startswith("# Resumed")]
+    except (OSError, ValueError):
+        return None, []
 
 
 @contextmanager

@@ -22,8 +22,8 @@ _QUANTILES = ("_q0", "_q10", "_q50", "_q90", "_q100")  # of a metric over the cl
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], "-.": [9, 4, 2, 4], ":": [2, 4]}
 _LOOKS = 190  # there are not many more that can be told apart
 _WHAT = (
-    "give folders that `rookery run --out`, `Run.save` or `rookery reproduce` wrote, files of rk.trackers.JsonLines, or "
-    "a run's history as a CSV file."
+    "give folders that `rookery run --out`, `Run.save` or `rookery reproduce` wrote, files of rk.trackers.JsonLines, "
+    "or a run's history as a CSV file."
 )
 
 
