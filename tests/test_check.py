@@ -122,6 +122,21 @@ def test_a_variable_that_is_not_used(problem: Any, message: str) -> None:
     assert message in line.value
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        rk.SingleLevel(lambda x, b: error(x["w"], b)),
+        rk.Bilevel(lambda x, y, b: upper(x["w"], y, b), lambda x, y, b: lower(x["w"], y, b)),
+    ],
+    ids=["single-level", "bilevel"],
+)
+def test_a_part_of_x_that_no_loss_uses(problem: Any) -> None:
+    x = {"bias": np.ones(3), "w": INIT[0]}
+    line, _ = bad(problem, ONE_LEVEL, x if isinstance(problem, rk.SingleLevel) else (x, INIT[1]))
+    assert line.name == "x is used"
+    assert line.value == "no loss depends on x['bias']: the gradient is 0"
+
+
 @pytest.mark.parametrize("what", ["it", "its gradient"])
 def test_a_value_that_is_not_finite(what: str) -> None:
     level = [{"a": own["a"], "t": np.abs(own["t"])} for own in LOWER]
@@ -199,6 +214,13 @@ def test_one_sample_each_is_not_checked() -> None:
     assert named(found, "means over the batch").value == "not checked: every client has one sample"
 
 
+def test_samples_are_counted_once() -> None:
+    """Batches overlap where a client's samples are no multiple of a batch, and two levels may share their data."""
+    several = sum(map(len, (own["t"] for own in UPPER)))
+    for problem, init in ((rk.SingleLevel(error), INIT[0]), (rk.Bilevel(upper, lower), INIT)):
+        assert named(rk.check(problem, ONE_LEVEL, init), "finite values").value.endswith(f" on {several} samples")
+
+
 def test_a_start_that_is_rounded_is_noted() -> None:
     with jax.enable_x64(False):
         found = rk.check(rk.SingleLevel(error), rk.Clients(upper=UPPER), INIT[0])
@@ -215,6 +237,8 @@ def test_arguments() -> None:
         rk.check(rk.Minimax(upper), CLIENTS, INIT)
     with pytest.raises(ValueError, match="judges the model on the centre's data"):
         rk.check(rk.WeightedNodes(error), ONE_LEVEL, INIT[1])
+    with pytest.raises(ValueError, match=r"clients must hold data; got the clients of rk\.Clients\.like"):
+        rk.check(rk.SingleLevel(error), rk.Clients.like(upper={"a": np.zeros(2), "t": np.zeros(())}, n=2), INIT[0])
 
 
 # Numbers.

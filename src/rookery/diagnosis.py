@@ -105,6 +105,8 @@ def check(
     models = taken(problem, init)
     problem = models.problem
     x, y = checks.start_values(problem, clients, models.init)
+    if not clients.held:
+        raise ValueError("clients must hold data; got the clients of rk.Clients.like. Run rk.check where the data are.")
     if isinstance(problem, WeightedNodes):
         checks.check_nodes(clients)
     if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
@@ -232,10 +234,10 @@ def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: _Sample)
         more = (jax.tree.map(lambda a: a[0, 0], sample.upper),) if problem.inner_is_conditional else ()
         value = problem.inner(x, jax.tree.map(lambda a: a[0], sample.lower), *more)
     lines = []
-    seen = 0
+    seen = {}
     for name, source, loss in _losses(problem, clients, value):
         blocks, owner = _blocks(source)
-        seen += blocks.size
+        seen[id(source)] = np.unique(blocks).size  # the last batches of a client overlap, and levels may share data
         rows = source.rows
         if on_host(rows):
             rows = _read(rows, blocks.reshape(-1))
@@ -256,7 +258,7 @@ def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: _Sample)
                     "a gradient, so put a safe number into the branch that is not taken.",
                 )
             )
-    return lines or [Line("finite values", f"values and gradients at init, on {seen} samples")]
+    return lines or [Line("finite values", f"values and gradients at init, on {sum(seen.values())} samples")]
 
 
 def _wrong(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,10 +345,21 @@ def _plain_gradient(objective: Callable[[Any], Any], x: Any, rng: np.random.Gene
     at = lambda z: tuple(np.asarray(part, float) for part in value_and_slope(z))
     x0 = np.asarray(flat, float)
     slope = at(x0)[1]
-    if not slope.any() and not at(x0 + 0.1 * rng.normal(size=x0.shape))[1].any():
+    slopes = [slope, at(x0 + 0.1 * rng.normal(size=x0.shape))[1]]
+    if not np.any(slopes):
         look.add("x is used", "the objective does not depend on x", "bad", "let the loss use x.")
         return
+    _leaves_used(unravel, slopes, look)
     _compare(lambda z: float(at(z)[0]), x0, slope, rng, look, "gradient")
+
+
+def _leaves_used(unravel: Callable[[Any], Any], slopes: list[Vector], look: _Look) -> None:
+    """A line if there are parts of x in which all slopes are 0."""
+    leaves = jax.tree_util.tree_leaves_with_path(unravel(np.sum(np.abs(slopes), axis=0)))
+    idle = [f"x{jax.tree_util.keystr(path)}" for path, leaf in leaves if not leaf.any()]
+    if idle:
+        advice = "let a loss use it, or take it out of x."
+        look.add("x is used", f"no loss depends on {', '.join(idle)}: the gradient is 0", "bad", advice)
 
 
 def _compare(
@@ -389,6 +402,7 @@ class _Oracles(NamedTuple):
     g_xy: Callable[..., Vector]  # (x, y, v) -> ∇_x⟨∇_y g, v⟩
     x: Vector
     y: Vector
+    of_x: Callable[[Any], Any]  # x as it was given
 
 
 def _oracles(problem: Any, sample: _Sample, x: Any, y: Any) -> _Oracles:
@@ -431,7 +445,8 @@ def _oracles(problem: Any, sample: _Sample, x: Any, y: Any) -> _Oracles:
         return float(value), np.asarray(by_y, float)
 
     product = lambda of: lambda *args: np.asarray(of(*args), float)
-    return _Oracles(of_f, of_g, product(g_yy), product(g_xy), np.asarray(flat_x, float), np.asarray(flat_y, float))
+    flat = (np.asarray(flat_x, float), np.asarray(flat_y, float))
+    return _Oracles(of_f, of_g, product(g_yy), product(g_xy), *flat, of_x)
 
 
 def _nested(problem: Any, at: _Oracles, sample: _Sample, rng: np.random.Generator, look: _Look) -> None:
@@ -536,7 +551,10 @@ def _used(problem: Any, at: _Oracles, rng: np.random.Generator, look: _Look) -> 
                 "let it use y; without a y that both levels share, rk.SingleLevel states the problem.",
             )
             return False
-    if not any(at.g_xy(x, y, v).any() for x, y in points):
+    mixed = [at.g_xy(x, y, v) for x, y in points]
+    if isinstance(problem, Bilevel | Minimax):
+        _leaves_used(at.of_x, [*mixed, *(at.f(x, y)[1] for x, y in points)], look)
+    if not np.any(mixed):
         free = isinstance(problem, Minimax)
         look.add(
             "y is used",
