@@ -300,6 +300,12 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made("rows.xlsx"), r"rows.xlsx ends neither in .csv nor in .parquet: read it with pandas"),
         (lambda: made("rows.csv"), r"there is no file rows.csv"),
         (lambda: rk.Clients.from_frame({"by": [1, 2], "v": [[1, 2], [3]]}, "by"), r"column 'v' holds arrays"),
+        (lambda: made(by="ill"), r"label must be another column than by; got 'ill' for both"),
+        (lambda: made({"hospital": list(np.array(["a", "b"])), "v": list(np.array(["f", "m"]))}, label=None,
+                      categories={"v": ["f"]}), r"column 'v' has 'm', which categories does not list"),
+        (lambda: made({"hospital": ["a", "b"], "v": list(np.array(["f", "m"]))}, label=None, categories=None),
+         r"column 'v' holds text \('f', 'm'\)"),
+        (lambda: made(classes=[1, 2], label="age", drop=["ill"]), r"column 'age' has \d+, which classes does not list"),
         (lambda: made(without(v=[[1, 2], [3]] * 14 + [[1]])), r"column 'v' holds arrays that are no vectors of one"),
     ],
 )  # fmt: skip
@@ -307,6 +313,23 @@ def test_bad_tables(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"by": ["hospital"]}, r"by must be the name of one column; got \['hospital'\]"),
+        ({"label": ["ill"]}, r"label must be the name of one column; got \['ill'\]"),
+        ({"categories": ["sex"]}, r"categories must be a dict from a column to its values.*; got \['sex'\]"),
+        ({"categories": {"sex": 2}}, r"categories\['sex'\] must be a list of values; got 2"),
+        ({"features": ["age", ["sex"]]}, r"features must be a list of columns; got \['age', \['sex'\]\]"),
+        ({"drop": 3}, r"drop must be a list of columns; got 3"),
+        ({"classes": 3}, r"classes must be a list of values; got 3"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        made(**given)
 
 
 def test_all_faults_of_a_table_at_once() -> None:
@@ -359,6 +382,16 @@ def test_names_of_clients_in_a_csv_file_are_text(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("site,v\n,1\na,2\n")
     with pytest.raises(ValueError, match="column 'site' does not name the client of 1 row: fill it"):
         rk.Clients.from_frame(tmp_path / "d.csv", by="site")
+
+
+def test_classes_in_a_csv_file_keep_their_zeros(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("site,v,code,kind\na,1,01,007\na,2,1,7\nb,3,1,7\nb,4,01,7\n")
+    clients = rk.Clients.from_frame(tmp_path / "a.csv", "site", label="code", categories={"kind": ["007", "7"]})
+    assert clients.schema.classes == ("01", "1")
+    assert clients.schema.features == ("v", "kind=007", "kind=7")
+    assert clients.lower.rows["label"].tolist() == [0, 1, 1, 0]
+    (tmp_path / "b.csv").write_text("site,v,code\na,1,0\nb,2,10\n")
+    assert rk.Clients.from_frame(tmp_path / "b.csv", "site", label="code").schema.classes == (0, 10)
 
 
 @pytest.mark.parametrize(

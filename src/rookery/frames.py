@@ -4,7 +4,7 @@ import re
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,12 +106,16 @@ def divide(
     with faults:
         check_seed(seed)
     _check_shares(upper, test, faults)
+    by, label, target = _plain(by), _plain(label), _plain(target)
+    known = {} if categories is None else categories
+    if not _check_kinds({"by": by, "label": label, "target": target}, features, drop, known, classes, faults):
+        faults.settle()
+    known, classes = {name: _listed(values) for name, values in known.items()}, _listed(classes)
     _check_words(label, classes, standardize, client, faults)
     center = None if center is None else str(center)
-    known = dict(categories or {})
     columns: dict[Any, pd.Series] = {}
     with faults:
-        columns = _columns(table, by)
+        columns = _columns(table, by, [label, *known])
     if not columns:
         faults.settle()
     answers = [name for name in (label, target) if name is not None]
@@ -190,6 +194,48 @@ def _check_shares(upper: Any, test: Any, faults: _Faults) -> None:
             )
 
 
+def _check_kinds(
+    columns: dict[str, Any], features: Any, drop: Any, categories: Any, classes: Any, faults: _Faults
+) -> bool:
+    """Whether columns are given by their names, and several things as lists."""
+    before = len(faults.found)
+    for what, name in columns.items():
+        with faults:
+            if not isinstance(name, Hashable):
+                raise TypeError(f"{what} must be the name of one column; got {name!r}.")
+            if what != "by" and name is not None and name == columns["by"]:
+                raise ValueError(f"{what} must be another column than by; got {name!r} for both.")
+    with faults:
+        if not isinstance(categories, Mapping):
+            raise TypeError(
+                f'categories must be a dict from a column to its values, such as {{"sex": ["f", "m"]}}; got '
+                f"{categories!r}."
+            )
+    lists = {"features": features, "drop": drop, "classes": classes}
+    if isinstance(categories, Mapping):
+        lists |= {f"categories[{name!r}]": values for name, values in categories.items()}
+    for what, values in lists.items():
+        with faults:  # a text is refused later, with the fix
+            if values is not None and not _is_list(values):
+                raise TypeError(
+                    f"{what} must be a list of {'values' if what[0] == 'c' else 'columns'}; got {values!r}."
+                )
+    return len(faults.found) == before
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Collection) and all(isinstance(value, Hashable) for value in values)
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number or text where it is NumPy's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _listed(values: Any) -> Any:
+    return values if values is None or isinstance(values, str) else [_plain(value) for value in values]
+
+
 def _check_words(label: Any, classes: Any, standardize: Any, client: Any, faults: _Faults) -> None:
     with faults:
         if classes is not None and label is None:
@@ -213,10 +259,10 @@ def _check_words(label: Any, classes: Any, standardize: Any, client: Any, faults
 # Reading.
 
 
-def _columns(table: Any, by: Any) -> dict[Any, "pd.Series"]:
-    """The columns by name, from anything that has columns."""
+def _columns(table: Any, by: Any, coded: Sequence[Any]) -> dict[Any, "pd.Series"]:
+    """The columns by name, from anything that has columns; the values of `coded` stand for classes."""
     if isinstance(table, str | Path):
-        table = _read(Path(table), by)
+        table = _read(Path(table), by, coded)
     names = table.keys() if isinstance(table, Mapping) else getattr(table, "column_names", None)
     names = getattr(table, "columns", None) if names is None else names
     if isinstance(names, Mapping):
@@ -228,7 +274,7 @@ def _columns(table: Any, by: Any) -> dict[Any, "pd.Series"]:
         )
     names = list(names)
     _refuse_doubles(names)
-    columns = {name: _series(table[name]) for name in names}
+    columns = {_plain(name): _series(table[name]) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the columns differ in length: {_list(f'{n}: {k}' for n, k in lengths.items())}.")
@@ -237,7 +283,7 @@ def _columns(table: Any, by: Any) -> dict[Any, "pd.Series"]:
     return columns
 
 
-def _read(path: Path, by: Any) -> "pd.DataFrame":
+def _read(path: Path, by: Any, coded: Sequence[Any]) -> "pd.DataFrame":
     import pandas as pd  # slow to import, and only tables need it
 
     ending = path.name.lower().removesuffix(".gz").rpartition(".")[2]
@@ -246,7 +292,7 @@ def _read(path: Path, by: Any) -> "pd.DataFrame":
     if not path.is_file():
         raise ValueError(f"there is no file {path}.")
     try:
-        return pd.read_parquet(path) if ending == "parquet" else _read_csv(path, by)
+        return pd.read_parquet(path) if ending == "parquet" else _read_csv(path, by, coded)
     except ImportError as error:
         raise ValueError(f"{path}: to read Parquet pandas needs pyarrow: pip install pyarrow.") from error
     except pd.errors.EmptyDataError as error:
@@ -265,8 +311,8 @@ def _read(path: Path, by: Any) -> "pd.DataFrame":
         ) from error
 
 
-def _read_csv(path: Path, by: Any) -> "pd.DataFrame":
-    """A CSV file, whose clients keep the names that they have in it: 01, 1 and 001 are three."""
+def _read_csv(path: Path, by: Any, coded: Sequence[Any]) -> "pd.DataFrame":
+    """A CSV file, whose clients and classes keep the names that they have in it: 01, 1 and 001 are three."""
     import pandas as pd
 
     first = pd.read_csv(path, header=None, nrows=1, dtype=str)  # read_csv itself renames doubles, to age.1
@@ -279,6 +325,10 @@ def _read_csv(path: Path, by: Any) -> "pd.DataFrame":
         whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", name) for name in names.unique())
         if not whole:  # else the names can be had from the numbers, and 9 comes before 10
             table[by] = names.where(names != "", None)
+    for column in {*coded} & {*table}:
+        names = pd.read_csv(path, index_col=False, usecols=[column], dtype=str)[column]
+        if names.str.fullmatch(r"-?0\d+").any():  # as a number, 01 would be 1
+            table[column] = names
     return table
 
 
@@ -320,7 +370,11 @@ def _features(
         with faults:
             if name not in columns:
                 raise ValueError(f"the table has no column {name!r} ({what}): its columns are {_list(columns)}.")
-    named: dict[str, Iterable[str]] = {"features": features or (), "drop": drop, "categories": categories}
+    named: dict[str, Iterable[str]] = {
+        "features": () if features is None else features,
+        "drop": drop,
+        "categories": categories,
+    }
     for what, listed in named.items():
         for name in listed:
             with faults:
@@ -398,7 +452,7 @@ def _block(column: "pd.Series", name: Any, known: Sequence[Any] | None, whose: _
             raise ValueError(f"categories[{name!r}]={known!r}: give a list of values, each once.")
         code = column.map({value: i for i, value in enumerate(known)})
         new = column[code.isna()]
-        other = repr(new.iloc[0]) if len(new) else ""
+        other = repr(_plain(new.iloc[0])) if len(new) else ""
         whose.refuse(code.isna().to_numpy(), name, f"has {other}, which categories does not list, in", "add it there")
         hot = np.equal.outer(code.to_numpy(int), np.arange(len(known)))
         return _Block(tuple(f"{name}={value}" for value in known), hot.astype(float), True)
@@ -428,7 +482,7 @@ def _numbers(column: "pd.Series", name: Any, whose: _Whose, rule: str, fix: str 
 
     present = column.dropna().infer_objects()
     if len(present) and not (is_numeric_dtype(present) or is_bool_dtype(present)):
-        shown = _list(repr(value) for value in present.unique()[:_SHOWN])
+        shown = _list(repr(_plain(value)) for value in present.unique()[:_SHOWN])
         raise ValueError(f"column {name!r} holds {_kind(present)} ({shown}), and {rule}: {fix}.")
     whose.refuse(column.isna().to_numpy(), name, "has missing values in", _FILL)
     values = column.to_numpy(float)
@@ -459,11 +513,11 @@ def _coded(column: "pd.Series", name: str, classes: Sequence[Any] | None, whose:
     code: Any
     if classes is None:
         code, found = pd.factorize(column, sort=True)
-        classes = [value.item() if isinstance(value, np.generic) else value for value in found]
+        classes = _listed(found)
     else:
         code = column.map({value: i for i, value in enumerate(classes)})
         new = column[code.isna()]
-        other = repr(new.iloc[0]) if len(new) else ""
+        other = repr(_plain(new.iloc[0])) if len(new) else ""
         whose.refuse(code.isna().to_numpy(), name, f"has {other}, which classes does not list, in", "add it there")
     if len(classes) == 1:
         warnings.warn(f"column {name!r} has one class only, {classes[0]!r}: nothing to tell apart.", stacklevel=4)
