@@ -552,6 +552,25 @@ def test_a_round_that_does_not_fit_is_one_line_too(capsys):
     )
 
 
+def test_a_path_that_cannot_be_used_is_one_line_too(capsys):
+    with pytest.raises(typer.Exit) as end, cli.program.border():
+        raise FileNotFoundError(2, "No such file or directory", "/proc/x")
+    assert end.value.exit_code == 2
+    assert capsys.readouterr().err == ("rookery: Cannot use /proc/x: No such file or directory. Give another path.\n")
+
+
+def test_all_faults_of_a_table_are_told(tmp_path):
+    (tmp_path / "ward.py").write_text(
+        "import rookery as rk\n\ndef task():\n"
+        "    return rk.Clients.from_frame({'h': [1, 2], 'v': ['a', 'b']}, 'h', standardize='all', drop=['w'])\n"
+    )
+    result = invoke("run", f"{tmp_path / 'ward.py'}:task")
+    assert result.exit_code == 2
+    first, *faults = result.stderr.splitlines()
+    assert first.endswith("ValueError: 3 faults in the table or the arguments (ward.py, line 4):")
+    assert [fault[:10] for fault in faults] == ["- standard", "- drop: th", "- column '"]
+
+
 def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeypatch):
     """An interruption loses the run under way alone; the numbers are those of single runs."""
     given = [*SEVERAL, "--out", tmp_path / "g", "--set", "linear_step=0.05", "--set", "upper_step=0.1"]

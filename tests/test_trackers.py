@@ -149,3 +149,6 @@ def test_bad_callbacks(given: Any, message: str) -> None:
 def test_json_lines_go_to_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"JsonLines: .* is a folder; give a file\."):
         rk.trackers.JsonLines(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"path must be one that can be written to; got .*file/a\.jsonl: "):
+        solve(rk.trackers.JsonLines(tmp_path / "file" / "a.jsonl"), rounds=1)

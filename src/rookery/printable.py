@@ -33,11 +33,14 @@ def is_own(frame: traceback.FrameSummary) -> bool:
 
 
 def located(error: BaseException) -> str:
-    """Return an error in one line, with the last place in the user's own code."""
+    """Return an error in one line, with the last place in the user's own code; a list in it keeps its lines."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if is_own(frame)] or list(frames[-1:])
     lines = str(error).strip().splitlines()
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError) and error.filename:
         place, lines = f" ({Path(error.filename).name}, line {error.lineno})", [error.msg]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}{place}"
+    first, listed = lines[0] if lines else "", [line for line in lines[1:] if line.startswith("- ")]
+    if listed:
+        first, place = first.removesuffix(":"), f"{place}:"
+    return "\n".join([f"{type(error).__name__}: {first}{place}", *listed])

@@ -3,6 +3,8 @@
 import importlib
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +32,14 @@ def _need(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(f"This tracker needs {package}, which is not installed: pip install {package}") from error
+
+
+@contextmanager
+def _writing(argument: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{argument} must be one that can be written to; got {path}: {error.strerror}.") from error
 
 
 def _ended(run: Run | None) -> bool:
@@ -65,8 +75,9 @@ class JsonLines:
 
     def start(self, settings: dict[str, Any]) -> None:
         """Open the file and write the settings."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a", encoding="utf-8")
+        with _writing("path", self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", encoding="utf-8")
         self._write({"event": "start", "settings": settings})
 
     def row(self, row: dict[str, Any]) -> None:
@@ -114,8 +125,9 @@ class TensorBoard:
 
     def start(self, settings: dict[str, Any]) -> None:
         """Open an event file and write the settings."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._writer = self._writers.EventFileWriter(str(self.folder))
+        with _writing("folder", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._writer = self._writers.EventFileWriter(str(self.folder))
         begun = self._events.SessionLog(status=self._events.SessionLog.START)  # what was there from step 0 on is void
         self._add(0, session_log=begun)
         lines = [f"| {name} | {value} |" for name, value in flat(plain(settings)).items()]

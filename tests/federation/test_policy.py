@@ -174,6 +174,8 @@ def test_the_file(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=why.replace("?", r"\?")) as caught:
             Policy.read(path)
         assert "policy.toml" in str(caught.value)
+    with pytest.raises(ValueError, match=r"TOML file that can be read; .*nope\.toml: No such file"):
+        Policy.read(tmp_path / "nope.toml")
     with pytest.raises(ValueError, match="needs an audit log"):
         guard_of(Policy(rounds=3))
 

@@ -181,7 +181,8 @@ def border() -> Iterator[None]:
     except typer.Exit:
         raise
     except (ValueError, TypeError, OSError) as error:
-        complain(str(error))
+        known = isinstance(error, OSError) and error.strerror and error.filename
+        complain(f"Cannot use {error.filename}: {error.strerror}. Give another path." if known else str(error))
         _tell_hosts(error)
         raise typer.Exit(2) from None
     except MemoryError as error:  # a round that the device has no room for says so, and what to do
@@ -219,8 +220,9 @@ def told_below() -> Iterator[None]:
 
 
 def complain(message: str) -> None:
-    """One line on standard error."""
-    print("rookery: " + " ".join(message.split()), file=sys.stderr)
+    """One line on standard error; a list in the message keeps its lines."""
+    lines = [" ".join(part.split()) for part in re.split(r"\n(?=- )", message)]
+    print("rookery: " + "\n".join(lines), file=sys.stderr)
 
 
 def say(quiet: bool, as_json: bool, *what: Any) -> None:

@@ -92,6 +92,8 @@ class Policy:
                     raise ValueError(f"there is no rule {name!r}; {meant}")
             given: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
             return cls(**given)
+        except OSError as error:
+            raise ValueError(f"A policy must be a TOML file that can be read; {path}: {error.strerror}.") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
