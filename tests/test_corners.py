@@ -375,6 +375,27 @@ def test_a_channel_stands_before_the_client_that_holds_the_centres_data(engine: 
     np.testing.assert_allclose(found(rk.Clients(**data), clip), [3.0, 4.0], rtol=1e-12)  # the server's own data
 
 
+@dataclass(frozen=True)
+class CentralSteps(Method):
+    """An iterate and a number of steps come from the centre."""
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        work = lambda c, k: (state.x + jnp.array([3.0, 4.0]), jnp.int32(7))
+        marks = (None, rk.Bookkeeping("steps", 5))
+        x, steps = fed.center(work, key, around=(state.x, None), bookkeeping=marks)
+        return State(x + 100 * steps)
+
+
+@on_all
+def test_the_centres_reply_is_clipped_around_what_it_was_sent_and_its_bookkeeping_is_bounded(engine: Any) -> None:
+    data: dict[str, Any] = {"upper": [np.full((2, 2), v) for v in VALUES], "center": np.ones((2, 2)), "center_client": 2}
+    found = lambda channel: (
+        rk.solve(SQUARES, rk.Clients(**data), CentralSteps(), np.full(2, 10.0), 1, channel=channel, engine=engine).x
+    )
+    np.testing.assert_allclose(found(rk.clip(1.0)), [510.6, 510.8], rtol=1e-12)
+    np.testing.assert_allclose(found(None), [713.0, 714.0], rtol=1e-12)
+
+
 # Channels that remember.
 
 

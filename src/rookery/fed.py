@@ -285,7 +285,7 @@ class Fed:
         if sent.channel is not None:
             updates, beside = rows
             updates = self._decoded(sent.channel, sent.exchange._replace(share=jnp.float32(1)), updates, keys)
-            rows = sent.parts.joined(updates, beside)
+            rows = sent.parts.whole(updates, beside)
             rows = rows if present is None else jax.tree.map(lambda a: _where_rows(present, a), rows)
         if not replied:
             return rows
@@ -304,41 +304,49 @@ class Fed:
         sent = [self._bind(scatter, self._ids, a)[0] for a in leaves]
         return PerClient(jax.tree.unflatten(structure, sent), self._cohort)
 
-    def center(self, fn: Callable[..., Any], key: Array, name: str = "center") -> Any:
+    def center(
+        self, fn: Callable[..., Any], key: Array, name: str = "center", around: Any = None, bookkeeping: Any = None
+    ) -> Any:
         """fn(client, key) on the centre's data, which are `client.upper`.
 
         Where the server holds the data this is no exchange. Where a client does, it is one, in which that client alone
-        is asked. The centre's samples and oracles count as the clients' do.
+        is asked. The centre's samples and oracles count as the clients' do. `around` and `bookkeeping`: see `mean`.
         """
         data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._clients.at_center())
         holder, keys = self._clients.center_client, self._book.next_keys()
         channel = None if holder is None or keys is None else channels.chosen(self._book.channel, name)
-        seen: list[channels.Exchange] = []
+        seen: list[tuple[channels.Exchange, _Parts]] = []
 
         def at_center(data: Clients, identity: Any, key: Array, _: list[Any]) -> Any:
             client = Client(self.problem, data, None, identity, self._book.debug, self._book.products)
             value = jax.tree.map(jaxprs.strong, fn(client, key))
             self._book.sample_by_sample |= client.sample_by_sample
+            shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
+            parts = _Parts(shapes, name, bookkeeping, around)
+            exchange = channels.Exchange(name, "center", parts.split(shapes)[0])
+            seen.append((exchange, parts))
             if channel is not None:  # the client that holds the data sends it as it would send any other reply
-                shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
-                seen.append(channels.Exchange(name, "center", shapes))
-                value, _ = channel.encode(seen[-1], value, jax.random.fold_in(key, 1), channel.init(seen[-1])[1])
+                updates, beside = parts.taken(value)
+                state = channel.init(exchange)[1]
+                value = channel.encode(exchange, updates, jax.random.fold_in(key, 1), state)[0], beside
             return value, client.counts
 
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
         work, sent, inputs = self._work(traced, 0)
         kept = Inputs(**inputs | {"own": 0})
-        exchange = _described(name, "center", work.outvars[:-1])
+        exchange, parts = seen[-1]
+        described = _described(name, "center", work.outvars[:-1])._replace(beside=parts.described())
         key = jax.random.fold_in(key, self.n)
         out = self._bind(
             center, *sent, *([key] if kept.key else []),
-            work=work, inputs=kept, source=_source(fn), exchange=exchange, holder=holder,
+            work=work, inputs=kept, source=_source(fn), exchange=described, holder=holder,
         )  # fmt: skip
         value = jax.tree.unflatten(jax.tree.structure(shapes), out)
         if channel is None:
             return value
-        self._book.exchanges.setdefault(name, seen[-1])
-        return self._decoded(channel, seen[-1]._replace(share=jnp.float32(1)), value, keys)
+        self._book.exchanges.setdefault(name, exchange)
+        updates, beside = value
+        return parts.whole(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), beside)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """n times carry = body(i, carry), where the body exchanges."""
@@ -434,8 +442,7 @@ class Fed:
             by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # one may be in the cohort twice
             share = jnp.max(jnp.abs(by_client))
             updates = self._decoded(channel, sent.exchange._replace(share=share), result[0], keys)
-            moved = _plus(sent.parts.joined(updates, result[1]), around, sent.shapes)
-            result = sent.parts.joined(sent.parts.split(moved)[0], result[1])
+            result = sent.parts.whole(updates, result[1])
         if not heard:
             return result
         dtype = jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows)))
@@ -452,13 +459,13 @@ class Fed:
             )
         self._check_own(value, kind)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
-        parts = _Parts(shapes, bookkeeping, name)
+        parts = _Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
         exchange, book = channels.Exchange(name, kind, updates), self._book
         first = book.exchanges.setdefault(name, exchange)
         channel = channels.chosen(book.channel, name)
         if channel is None or keys is None:
-            return _Sent(value, exchange, None, parts, shapes)
+            return _Sent(value, exchange, None, parts)
         states = channel.init(exchange)
         if first.shapes != updates and jax.tree.leaves(states):
             raise ValueError(
@@ -469,9 +476,9 @@ class Fed:
         fresh = states[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
-            updates, beside = parts.split(_minus(value, around))[0], parts.split(value)[1]
+            updates, beside = parts.taken(value)
             updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
-            return (updates, parts.bounded(beside)), state
+            return (updates, beside), state
 
         own = None if remembered is None else PerClient(remembered, self._cohort)
         both = self.map(encode, keys.public, value, own)
@@ -479,7 +486,7 @@ class Fed:
         if remembered is not None:
             client = {**book.threaded.client, name: state}
             book.threaded = book.threaded._replace(client=client)
-        return _Sent(PerClient(sent, self._cohort), exchange, channel, parts, shapes)
+        return _Sent(PerClient(sent, self._cohort), exchange, channel, parts)
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         book = self._book
@@ -523,13 +530,15 @@ class _Parts:
 
     Arguments:
         like: a value of this shape.
-        marks: see `bookkeeping` in `Fed.mean`.
         name: of the exchange.
+        marks, around: see `bookkeeping` and `around` in `Fed.mean`.
     """
 
-    def __init__(self, like: Any, marks: Any, name: str) -> None:
-        self._structure: Any = jax.tree.structure(like)
+    def __init__(self, like: Any, name: str, marks: Any, around: Any) -> None:
+        self._like, self._structure = jax.tree.flatten(like)
         self._marks = _marks(marks, like, name)
+        start = self._structure.flatten_up_to(_spread(around, like))
+        self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]
 
     def split(self, value: Any) -> tuple[Any, list[Any]]:
         """The updates, a tree with None in the place of bookkeeping; and the bookkeeping."""
@@ -538,20 +547,25 @@ class _Parts:
         beside = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]
         return jax.tree.unflatten(self._structure, updates), beside
 
-    def joined(self, updates: Any, beside: list[Any]) -> Any:
-        """The inverse of split."""
+    def taken(self, value: Any) -> tuple[Any, list[Any]]:
+        """At the client: the updates as differences to `around`, and the bookkeeping, each part within its bound."""
+        both = zip(self._structure.flatten_up_to(value), self._around, strict=True)
+        moves = jax.tree.unflatten(self._structure, [a if s is None else a - s for a, s in both])
+        updates, beside = self.split(moves)
+        marks = [mark for mark in self._marks if mark is not None]
+        return updates, [mark.bounded(a) for a, mark in zip(beside, marks, strict=True)]
+
+    def whole(self, updates: Any, beside: list[Any]) -> Any:
+        """At the server: the value of these parts."""
         first, second = iter(jax.tree.leaves(updates)), iter(beside)
         leaves = [next(first) if mark is None else next(second) for mark in self._marks]
-        return jax.tree.unflatten(self._structure, leaves)
+        both = zip(leaves, self._around, strict=True)
+        moved = [a if s is None else (s + a).astype(a.dtype) for a, s in both]
+        return jax.tree.unflatten(self._structure, moved)
 
-    def bounded(self, beside: list[Any]) -> list[Any]:
-        """The bookkeeping, each part within its bound."""
-        marks = [mark for mark in self._marks if mark is not None]
-        return [mark.bounded(a) for a, mark in zip(beside, marks, strict=True)]
-
-    def described(self, like: Any) -> tuple[tuple[str, str, float | None], ...]:
+    def described(self) -> tuple[tuple[str, str, float | None], ...]:
         """The bookkeeping in words: what it is, its shape, and its bound."""
-        both = zip(jax.tree.leaves(like), self._marks, strict=True)
+        both = zip(self._like, self._marks, strict=True)
         return tuple((mark.what, ledger.shape_of([a]), mark.most) for a, mark in both if mark is not None)
 
 
@@ -562,12 +576,11 @@ class _Sent(NamedTuple):
     exchange: channels.Exchange  # as the channel sees it
     channel: Any
     parts: _Parts
-    shapes: Any  # of one client's value before it was encoded
 
     def described(self, kind: str, name: str) -> ledger.Exchange:
         """The exchange as the ledger has it."""
         avals = [_aval(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
-        return _described(name, kind, avals)._replace(beside=self.parts.described(self.shapes))
+        return _described(name, kind, avals)._replace(beside=self.parts.described())
 
 
 def _marks(given: Any, like: Any, name: str) -> list[Any]:
@@ -655,17 +668,6 @@ def _spread(around: Any, like: Any) -> Any:
 def _keys(value: dict[Any, Any]) -> list[Any]:
     """The keys of a dict in the order in which JAX has its entries."""
     return list(value) if isinstance(value, OrderedDict) else sorted(value)
-
-
-def _minus(value: Any, around: Any) -> Any:
-    spread = _spread(around, value)
-    return jax.tree.map(lambda s, v: v if s is None else v - s, spread, value, is_leaf=lambda s: s is None)
-
-
-def _plus(result: Any, around: Any, shapes: Any) -> Any:
-    spread = _spread(around, shapes)
-    add = lambda s, v: v if s is None else (s + v).astype(v.dtype)
-    return jax.tree.map(add, spread, result, is_leaf=lambda s: s is None)
 
 
 class Algorithm(Protocol):

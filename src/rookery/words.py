@@ -101,9 +101,10 @@ class _Words:
         self._lines.append(f"{'  ' * depth}   scatter: each client is sent its own row of {of(eqn.invars[1]).name}")
 
     def _center(self, eqn: Any, of: Any, depth: int) -> None:
-        name, holder = eqn.params["exchange"].name, eqn.params["holder"]
+        exchange, holder, pad = eqn.params["exchange"], eqn.params["holder"], "  " * depth
         by = "the server" if holder is None else f"client {holder}"
-        self._lines.append(f'{"  " * depth}   "{name}" on the centre\'s data, at {eqn.params["source"]}, by {by}')
+        self._lines.append(f'{pad}   "{exchange.name}" on the centre\'s data, at {eqn.params["source"]}, by {by}')
+        self._lines += [f"{pad}     {line}" for line in bookkeeping(exchange) if holder is not None]
 
     def _exchange(self, eqn: Any, of: Any, depth: int) -> None:
         exchange, pad = eqn.params["exchange"], "  " * depth
@@ -113,8 +114,7 @@ class _Words:
             f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(of(v).name for v in rows)}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
         )
-        for line in bookkeeping(exchange):
-            self._lines.append(f"{pad}     {line}")
+        self._lines += [f"{pad}     {line}" for line in bookkeeping(exchange)]
 
     def _loop(self, step: Any, values: dict[Any, _Value], of: Any, depth: int) -> None:
         length, body = step.eqn.params["length"], step.body

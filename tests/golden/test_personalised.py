@@ -221,6 +221,12 @@ def test_local_train() -> None:
         rk.solve(PROBLEM, rk.Clients(upper=[n.arrays() for n in NODES]), method, START, 1)
 
 
+def test_local_train_at_a_client_sends_updates_that_can_be_clipped() -> None:
+    clients = rk.Clients(upper=[n.arrays() for n in NODES], center=CENTER.arrays(), center_client=1)
+    plan = str(rk.explain(PROBLEM, clients, rk.LocalTrain(batch_size=BATCH), START, channel=rk.clip(1.0)))
+    assert "bookkeeping in it: whether the reference point moved (), clamped to [0, 1]" in plan
+
+
 @pytest.mark.slow
 def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
     def evaluate(x: Any, y: Any, memory: Any) -> dict[str, Any]:

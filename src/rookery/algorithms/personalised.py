@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Positive, Share, Step, Steps
+from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Positive, Share, Step, Steps
 from rookery.parts import local_svrg
 from rookery.parts.local import sgd
 from rookery.problems import SingleLevel
@@ -236,5 +236,7 @@ class LocalTrain:
         def steps(c: Client, k: Array) -> tuple[Any, local_svrg.Reference]:
             return local_svrg.steps(c, loss, (state.x, None), state.reference, k, pace, self.local_steps, 0, 0)
 
-        (x, _), reference = fed.center(steps, key, name="x")
+        around = (state.x, None), state.reference._replace(moved=None)
+        moved = local_svrg.Reference(None, None, Bookkeeping("whether the reference point moved", 1.0))
+        (x, _), reference = fed.center(steps, key, name="x", around=around, bookkeeping=(None, moved))
         return AloneState(fed.problem.project_upper(x), (), reference)
