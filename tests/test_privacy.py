@@ -50,6 +50,7 @@ def test_a_noise_seed_repeats_the_noise_and_says_that_it_hides_nothing() -> None
         "The noise comes from a seed and can be drawn again: this run is not private. (noise_seed=5)",
     )
     assert run(channel=NOISY).notes == ()
+    assert run(channel={"x": rk.clip(1.0)}, noise_seed=5).notes == ()  # a clip draws none
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, rk.Simulation(mesh=2)], ids=["simulation", "federation", "mesh"])
@@ -277,6 +278,30 @@ def test_noise_needs_a_bound_on_what_is_sent_in_the_end() -> None:
         rk.chain(rk.clip(1.0), Larger(), rk.gaussian(1.0))
     inner = rk.chain(rk.chain(Larger(), rk.clip(0.5)), rk.gaussian(2.0))
     assert inner.members[1].received == 0.5
+
+
+@dataclass(frozen=True)
+class Median(Larger):
+    """A channel with a `reduce` of its own."""
+
+    def reduce(self, exchange: Any, rows: Any, weights: Any, present: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.median(a, axis=0), rows)
+
+
+@pytest.mark.parametrize(
+    "members", [(rk.clip(1.0), rk.gaussian(1.0), Median()), (Median(), NOISY), (rk.chain(Median()), NOISY)]
+)
+def test_noise_for_a_mean_does_not_hide_a_median(members: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"noise of Gaussian is scaled for a weighted mean, and Median reduces"):
+        rk.chain(*members)
+
+
+@pytest.mark.parametrize("channel", [rk.clip, rk.gaussian])
+def test_the_numbers_of_a_channel(channel: Any) -> None:
+    assert channel(np.float32(2)) == channel(np.int64(2)) == channel(2.0)
+    for wrong in (True, np.bool_(True), np.float32("nan"), 10**400, "2"):
+        with pytest.raises(ValueError, match="must be a positive number; got"):
+            channel(wrong)
 
 
 def test_a_noise_seed_that_is_the_seed_leads_to_other_keys() -> None:

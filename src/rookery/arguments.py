@@ -39,7 +39,10 @@ _STEPS = ("lr", "learning_rate", "step_size", "stepsize", "eta", "alpha", "step"
 def is_number(value: Any) -> bool:
     """Return whether the value is a finite real number."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return real and math.isfinite(value)
+    try:
+        return real and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def is_integer(value: Any) -> bool:

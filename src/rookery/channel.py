@@ -132,7 +132,8 @@ class Chain:
 def chain(*members: Channel) -> Channel:
     """Several channels as one: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`. Without any it is the plain mean.
 
-    A member that needs a bound on what it receives (noise) takes it from a member before it (a clip).
+    A member that needs a bound on what it receives (noise) takes it from a member before it (a clip). Its noise is
+    scaled for a weighted mean, so it can't be combined with a `reduce`.
     """
     bounded: list[Any] = []
     bound = None
@@ -145,9 +146,31 @@ def chain(*members: Channel) -> Channel:
         )  # others may enlarge what is sent
         bound = getattr(given, "bound", kept)
         bounded.append(given)
-    if sum(getattr(own, "reduce", None) is not None for own in bounded) > 1:
+    result = Chain(tuple(bounded))
+    reducing = [own for own in _each(result) if getattr(own, "reduce", None) is not None]
+    scaled = [own for own in _each(result) if hasattr(own, "bounded_by")]
+    if len(reducing) > 1:
         raise ValueError("rk.chain: two of the channels reduce the clients' values; one of them can.")
-    return Chain(tuple(bounded))
+    if reducing and scaled:
+        noise, other = type(scaled[0]).__name__, type(reducing[0]).__name__
+        raise ValueError(
+            f"rk.chain: the noise of {noise} is scaled for a weighted mean, and {other} reduces the clients' values in "
+            "another way. Leave out one of the two."
+        )
+    return result
+
+
+def _each(channel: Any) -> list[Any]:
+    """The channels that a channel, or a dict of channels, is made of."""
+    if isinstance(channel, Mapping | Chain):
+        inner = channel.values() if isinstance(channel, Mapping) else channel.members
+        return [own for part in inner for own in _each(part)]
+    return [] if channel is None else [channel]
+
+
+def draws_noise(channel: Any) -> bool:
+    """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
+    return any(getattr(type(own), "decode", None) is not Plain.decode for own in _each(channel))
 
 
 def is_channel(value: Any) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 
 from rookery import checkpoints, content
 from rookery.arguments import check_counts, check_seed
-from rookery.channel import Channel, Faults, check_kind
+from rookery.channel import Channel, Faults, check_kind, draws_noise
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
 from rookery.engines import default_engine
@@ -375,7 +375,8 @@ def solve(
         if found is not None:
             noise_seed = found.extra.get("noise_seed")
         record.noise_seed = noise_seed
-        notes = () if noise_seed is None else (f"{_NOT_PRIVATE} (noise_seed={noise_seed})",)
+        repeatable = noise_seed is not None and draws_noise(channel)
+        notes = (f"{_NOT_PRIVATE} (noise_seed={noise_seed})",) if repeatable else ()
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
         settings |= {} if noise_seed is None else {"noise_seed": noise_seed}

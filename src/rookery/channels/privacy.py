@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery import draws
+from rookery.arguments import is_number
 from rookery.channel import Exchange, Plain
 
 
@@ -94,8 +95,7 @@ def gaussian(multiplier: float) -> Gaussian:
 
 
 def _positive(owner: str, name: str, value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not is_number(value) or value <= 0:
         raise ValueError(f"rk.{owner}: {name} must be a positive number; got {value!r}.")
     return float(value)
 
