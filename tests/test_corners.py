@@ -388,7 +388,11 @@ class CentralSteps(Method):
 
 @on_all
 def test_the_centres_reply_is_clipped_around_what_it_was_sent_and_its_bookkeeping_is_bounded(engine: Any) -> None:
-    data: dict[str, Any] = {"upper": [np.full((2, 2), v) for v in VALUES], "center": np.ones((2, 2)), "center_client": 2}
+    data: dict[str, Any] = {
+        "upper": [np.full((2, 2), v) for v in VALUES],
+        "center": np.ones((2, 2)),
+        "center_client": 2,
+    }
     found = lambda channel: (
         rk.solve(SQUARES, rk.Clients(**data), CentralSteps(), np.full(2, 10.0), 1, channel=channel, engine=engine).x
     )

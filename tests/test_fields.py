@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, Optional
 
 import jax.numpy as jnp
 import numpy as np
@@ -137,6 +138,82 @@ def test_a_function_is_a_schedule_only_where_a_step_is_expected() -> None:
     assert all(np.shape(z) == () and jnp.issubdtype(z.dtype, jnp.floating) for z in seen)
     with pytest.raises(ValueError, match=r"penalty must be a number; got the function <lambda>\. Only .* rk\.Step"):
         solve(Proximal(penalty=lambda t: 0.1))
+
+
+@dataclass(frozen=True)
+class Made(Descends):
+    """Its __post_init__ makes a field and an attribute of what is given, and checks it."""
+
+    step: rk.Step = 0.1
+    words: list[str] = dataclasses.field(default_factory=lambda: ["a", "b"])
+    ragged: Any = dataclasses.field(default_factory=lambda: [[1], [2, 3]])
+    half: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.step) and self.step > 10:
+            raise ValueError("step is too large")
+        object.__setattr__(self, "half", 0.5 * (0.1 if callable(self.step) else self.step))
+        object.__setattr__(self, "quarter", 0.5 * self.half)
+
+    @cached_property
+    def rest(self) -> Any:
+        return 0.25 * self.step
+
+    def moved(self: Any, x: Any, gradient: Any) -> Any:
+        assert (self.words, self.ragged) == (["a", "b"], [[1], [2, 3]])
+        return x - (self.half + self.quarter + self.rest) * gradient
+
+
+@pytest.mark.parametrize("step", [0.1, lambda t: 0.1])
+def test_what_a_post_init_makes_is_kept(step: Any) -> None:
+    method = Made(step=step)
+    if not callable(step):
+        assert method.rest == pytest.approx(0.025)  # and is then in the record's __dict__
+    assert solve(method) == pytest.approx(solve(Texts()))
+
+
+def test_what_a_post_init_makes_differs_between_candidates() -> None:
+    evaluate = lambda x, y: {"at": x}
+    found = rk.tune(SQUARES, CLIENTS, Made(), ZERO, 1, search={"step": [0.05, 0.2]}, metric="+at", evaluate=evaluate)
+    np.testing.assert_allclose(found.table["last"], 4.5 * found.table["step"], rtol=1e-6)
+    with pytest.raises(ValueError, match="Made has no hyperparameter 'half'; it has: step, words, ragged"):
+        rk.tune(SQUARES, CLIENTS, Made(), ZERO, 2, search=["half"], metric="+at", evaluate=evaluate)
+
+
+@dataclass(frozen=True)
+class Forward(Descends):
+    step: Optional["rk.Step"] = 0.1  # noqa: UP037, UP045
+
+    def moved(self, x: Any, gradient: Any) -> Any:
+        return x - (0.1 if self.step is None else self.step) * gradient
+
+
+def test_a_text_within_an_annotation_is_understood() -> None:
+    assert solve(Forward(None)) == solve(Forward(0.1)) == pytest.approx(solve(Forward(lambda t: 0.1)))
+    with pytest.raises(ValueError, match="step must be a positive number or None; got -1"):
+        solve(Forward(-1))
+
+
+def test_numbers_that_no_field_may_be() -> None:
+    steps = "local_steps must be an integer of at least 1, .*; got"
+    for given, said in [
+        ({"step": np.bool_(True)}, "step must be a positive number; got"),
+        ({"step": np.complex64(1)}, "step must be a positive number; got"),
+        ({"step": jnp.array(1 + 0j)}, "step must be a positive number; got"),
+        ({"step": 10**400}, "step must be a positive number; got"),
+        ({"step": lambda t: 1j}, "the schedule step returns complex.*; return a real number"),
+        ({"step": lambda t: True}, "the schedule step returns bool; return a real number"),
+        ({"local_steps": 2**33}, r"local_steps must be below 2\*\*31; got 8589934592"),
+        ({"local_steps": (1, 2**33)}, r"local_steps must be below 2\*\*31; got"),
+        ({"local_steps": [1, 2**33]}, r"local_steps must be below 2\*\*31; got"),
+        ({"local_steps": [1, [2]]}, steps),
+        ({"local_steps": ["a", "b"]}, steps),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            hyperparameters.check(Texts(**given), 2)
+    with pytest.raises(ValueError, match=r"Epochs\(passes=1e\+30\) makes \d+ steps; at most 2\*\*31 - 1"):
+        rk.explain(SQUARES, CLIENTS, rk.FedAvg(local_steps=rk.Epochs(1e30)), ZERO)
+    hyperparameters.check(Texts(step=np.float32(0.1), local_steps=np.int64(3)), 2)
 
 
 def test_every_field_of_the_librarys_methods_has_a_rule() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from rookery import content
 from rookery.clients import Clients
 from rookery.hosts import ALONE, Hosts
-from rookery.hyperparameters import is_optimizer, may_be_schedule
+from rookery.hyperparameters import is_array, is_optimizer, may_be_schedule
 
 _FORMAT = 4
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
@@ -57,7 +57,7 @@ def _shown(value: Any) -> str:
     """
     if is_optimizer(value):
         return "an optimizer"
-    if hasattr(value, "dtype") or isinstance(value, list):
+    if is_array(value):
         return f"{np.shape(value)} {content.of_arrays(value)}"
     return content.Content().of(value) if callable(value) else repr(value)
 

@@ -164,14 +164,11 @@ class Client:
             return self._at_most(high, draws.integers(key, (), low, high + 1))
         if isinstance(local_steps, Epochs):
             view, passes = self._views[level], _as_written(local_steps.passes)
-            if size is None:
-                return ceil(passes)
-            most = ceil(passes * view.widest / min(size, view.widest))
+            most = ceil(passes if size is None else passes * view.widest / min(size, view.widest))
             if most >= 2**31:
-                raise ValueError(
-                    f"{local_steps} with batches of {size} makes {most} steps; at most 2**31 - 1 are possible."
-                )
-            if view.widest == view.narrowest or view.widest <= size:
+                batches = "" if size is None else f" with batches of {size}"
+                raise ValueError(f"{local_steps}{batches} makes {most} steps; at most 2**31 - 1 are possible.")
+            if size is None or view.widest == view.narrowest or view.widest <= size:
                 return most
             return self._at_most(most, _steps_in(passes, size, view))
         return jnp.asarray(local_steps)[self.id]

@@ -184,9 +184,13 @@ class Content:
             return self._text(parts)
         state = parts[2] if len(parts) > 2 else None
         if isinstance(state, dict):  # without what is computed on first use
-            cached = lambda name: isinstance(inspect.getattr_static(type(value), name, None), functools.cached_property)
-            state = {name: entry for name, entry in state.items() if not cached(name)}
+            state = {name: entry for name, entry in state.items() if not is_cached(type(value), name)}
         return self._all("state", [parts[1], state, *(list(more) for more in parts[3:5] if more is not None)])
+
+
+def is_cached(cls: type, name: str) -> bool:
+    """Return whether the attribute is computed on first use."""
+    return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
 
 
 def of_jax(value: Any) -> bool:

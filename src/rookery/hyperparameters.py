@@ -1,5 +1,6 @@
 """Hyperparameters: what a field may be, by its annotation; which fields are traced, and which may be schedules."""
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -15,9 +16,11 @@ import numpy as np
 
 from rookery.arguments import is_number
 from rookery.client import Epochs
+from rookery.content import is_cached
 from rookery.source import Count
 
 Schedule = Callable[[Count], Any]
+_ARRAYS = jax.Array | np.ndarray | np.generic
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # by identity: `typing` makes one object of equal annotations
@@ -33,9 +36,12 @@ class Rule:
 
 
 def _is_positive(value: Any) -> bool:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    number = number or (hasattr(value, "dtype") and np.ndim(value) == 0)
-    return bool(number and np.isfinite(value) and value > 0)
+    scalar = isinstance(value, _ARRAYS) and value.ndim == 0 and _is_real_type(value.dtype)
+    return bool((scalar or is_number(value)) and 0 < value < np.inf)
+
+
+def _is_real_type(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _is_zero(value: Any) -> bool:
@@ -59,10 +65,27 @@ def _are_steps(value: Any) -> bool:
         return is_number(value.passes) and value.passes > 0
     if isinstance(value, tuple):
         return len(value) == 2 and all(_is_count(v) for v in value) and value[0] <= value[1]
-    if isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
+    if is_array(value) and np.ndim(value):
         array = np.asarray(value)
         return array.ndim == 1 and np.issubdtype(array.dtype, np.integer) and bool((array >= 1).all())
     return _is_count(value)
+
+
+def is_array(value: Any) -> bool:
+    """Return whether the value is an array of numbers, or a list that makes one."""
+    if isinstance(value, jax.Array):
+        return True
+    try:
+        dtype = np.asarray(value).dtype if isinstance(value, list | _ARRAYS) else None
+    except ValueError:  # lists of different lengths
+        return False
+    return dtype is not None and (dtype == bool or jnp.issubdtype(dtype, jnp.number))
+
+
+def _is_too_large(value: Any) -> bool:
+    """Whether a count, or one in a range or a list, does not fit into the integers that loops count with."""
+    whole = value if isinstance(value, tuple) else np.ravel(value).tolist() if is_array(value) else [value]
+    return any(isinstance(own, int) and own >= 2**31 for own in whole)
 
 
 def is_optimizer(value: Any) -> bool:
@@ -71,6 +94,7 @@ def is_optimizer(value: Any) -> bool:
     return not isinstance(value, type) and all(map(callable, parts))
 
 
+_COUNT = Rule("an integer of at least 1", _is_count)
 LOCAL_STEPS = Rule(
     "an integer of at least 1, a range (low, high), Epochs of a positive number, or a list with an integer for each "
     "client",
@@ -103,7 +127,7 @@ else:
     Amount = Annotated[
         float | Schedule, Rule("a number of at least 0", lambda v: _is_zero(v) or _is_positive(v), schedule=True)
     ]
-    AtLeastOne = Annotated[int, Rule("an integer of at least 1", _is_count)]
+    AtLeastOne = Annotated[int, _COUNT]
     BatchSize = Annotated[
         int | None, Rule("an integer of at least 1, or None for all the data", lambda v: v is None or _is_count(v))
     ]
@@ -135,13 +159,22 @@ def annotations(cls: Any) -> dict[str, Any]:
     for base in reversed(cls.__mro__):
         names = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
         for name, given in inspect.get_annotations(base).items():
-            if isinstance(given, str):
-                try:
-                    given = eval(given, dict(names), dict(vars(base)))
-                except Exception:  # a name of a function's own scope, say
-                    given = _WORDS.get(given.rpartition(".")[2], Any)
-            found[name] = given
+            found[name] = _resolved(given, names, dict(vars(base)))
     return found
+
+
+def _resolved(given: Any, names: dict[str, Any], own: dict[str, Any]) -> Any:
+    """An annotation, or the text of one, without texts in it."""
+    text = given.__forward_arg__ if isinstance(given, typing.ForwardRef) else given
+    if isinstance(text, str):
+        try:
+            given = eval(text, dict(names), own)
+        except Exception:  # a name of a function's own scope, say
+            given = _WORDS.get(text.rpartition(".")[2], Any)
+    members = _alternatives(given)
+    if any(isinstance(member, typing.ForwardRef) for member in members):
+        given = typing.Union[tuple(_resolved(member, names, own) for member in members)]  # noqa: UP007
+    return given
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -211,23 +244,40 @@ def split(algorithm: Any) -> Split:
             whole[field.name] = int(value)
         elif is_real(algorithm, field.name, value):  # a float takes the variables' type, whatever its own
             traced[field.name] = float(value)
-        elif isinstance(value, list | np.ndarray) or hasattr(value, "dtype"):
+        elif is_array(value):
             traced[field.name] = jnp.asarray(value)
         elif isinstance(value, tuple) and all(isinstance(leaf, float) for leaf in jax.tree.leaves(value)):
             traced[field.name] = value
-    return Split(dataclasses.replace(algorithm, **whole, **dict.fromkeys(traced, _Traced())), traced)
+    return Split(_with(algorithm, whole | dict.fromkeys(traced, _Traced())), traced)
 
 
 def join(fixed: Any, traced: dict[str, Any]) -> Any:
     """The inverse of split."""
-    return dataclasses.replace(fixed, **traced)
+    return _with(fixed, traced)
+
+
+def _with(algorithm: Any, values: dict[str, Any]) -> Any:
+    """A copy of the record with other values. Nothing of the class runs: its __post_init__ has seen the record once."""
+    made = copy.copy(algorithm)
+    for name in [name for name in getattr(made, "__dict__", ()) if is_cached(type(made), name)]:
+        object.__delattr__(made, name)  # computed from the other values
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def made_by_class(algorithm: Any) -> list[str]:
+    """The names of what is not given but made of it, by a __post_init__: fields without `init`, other attributes."""
+    fields = {field.name: field.init for field in dataclasses.fields(algorithm)}
+    names = {**fields, **getattr(algorithm, "__dict__", {})}
+    return [name for name in names if not fields.get(name) and not is_cached(type(algorithm), name)]
 
 
 def at_round(algorithm: Any, t: Count) -> Any:
     """The record with every schedule replaced by its value in round t."""
     named = [field.name for field in dataclasses.fields(algorithm)]
     schedules = [name for name in named if _is_schedule(type(algorithm), name, getattr(algorithm, name))]
-    return dataclasses.replace(algorithm, **{name: getattr(algorithm, name)(t) for name in schedules})
+    return _with(algorithm, {name: getattr(algorithm, name)(t) for name in schedules})
 
 
 def _is_schedule(cls: type, name: str, value: Any) -> bool:
@@ -340,6 +390,8 @@ def _first_value(name: str, field: Any, schedule: Schedule, kind: Any) -> float:
             f"{name}: the schedule {field.name} can't be compiled ({type(error).__name__}: {said[0]}): it is given the "
             "round as a traced integer, so write it with jax.numpy, jnp.where and the like, or take one of optax's."
         ) from error
+    if not _is_real_type(made.dtype):
+        raise ValueError(f"{name}: the schedule {field.name} returns {made.dtype}; return a real number.")
     if shape != ():
         raise ValueError(f"{name}: the schedule {field.name} returns an array of shape {shape}; return one number.")
     if made.dtype == np.float64 and not made.weak_type and kind is not None and jnp.finfo(kind).bits < 64:
@@ -369,8 +421,9 @@ def check(algorithm: Any, n: int, kind: Any = None) -> None:
             where, value = " in round 0", _first_value(cls.__name__, field, value, kind)
         if not any(rule.holds(value) for rule in rules):
             raise ValueError(f"{cls.__name__}: {field.name} must be {expected(cls, field.name)}; got {value!r}{where}.")
-        each = isinstance(value, list | np.ndarray) or hasattr(value, "dtype")
-        if LOCAL_STEPS in rules and each and len(value) != n:
+        if (LOCAL_STEPS in rules or _COUNT in rules) and _is_too_large(value):
+            raise ValueError(f"{cls.__name__}: {field.name} must be below 2**31; got {value!r}.")
+        if LOCAL_STEPS in rules and is_array(value) and np.ndim(value) and len(value) != n:
             raise ValueError(
                 f"{cls.__name__}: {field.name} must have an entry for each of the {n} clients; got {len(value)}."
             )

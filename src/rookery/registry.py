@@ -85,7 +85,7 @@ def find_algorithm(name: str) -> Found:
         raise ValueError(
             f"{name} is {_kind(thing)}{lacks}; an algorithm is a frozen dataclass with solves, init and round."
         )
-    given = {} if cls is thing else {f.name: getattr(thing, f.name) for f in dataclasses.fields(cls)}
+    given = {} if cls is thing else {f.name: getattr(thing, f.name) for f in dataclasses.fields(cls) if f.init}
     return Found(name, reference, cls, given)
 
 

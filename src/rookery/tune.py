@@ -20,6 +20,7 @@ from rookery.arguments import check_counts, is_integer, is_number
 from rookery.channel import Channel, Faults
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
+from rookery.content import Content
 from rookery.engines.engine import Job
 from rookery.engines.simulation import Simulation
 from rookery.engines.sweep import Sweep
@@ -263,9 +264,13 @@ def step_sizes(algorithm: Algorithm) -> list[str]:
     >>> step_sizes(rk.FedNest()), step_sizes(rk.FedNest(hessian_step=0.1)), step_sizes(rk.FedAvg())
     (['upper_step', 'lower_step'], ['upper_step', 'lower_step', 'hessian_step'], ['step'])
     """
-    named = [f.name for f in fields(algorithm) if hyperparameters.is_step(algorithm, f.name)]  # type: ignore[arg-type]
+    named = [name for name in _settable(algorithm) if hyperparameters.is_step(algorithm, name)]
     named = [name for name in named if name not in hyperparameters.unused(algorithm)]
     return [n for n in named if not isinstance(getattr(algorithm, n), str)]
+
+
+def _settable(algorithm: Algorithm) -> list[str]:
+    return [f.name for f in fields(algorithm) if f.init]  # type: ignore[arg-type]
 
 
 def _is_real(algorithm: Algorithm, name: str) -> bool:
@@ -275,7 +280,7 @@ def _is_real(algorithm: Algorithm, name: str) -> bool:
 
 def _ranges(algorithm: Algorithm, search: Mapping[str, Range | list[Any] | None] | Sequence[str] | None) -> Search:
     """What is searched, or a ValueError that says what is wrong with it."""
-    owner, known = type(algorithm).__name__, [f.name for f in fields(algorithm)]  # type: ignore[arg-type]
+    owner, known = type(algorithm).__name__, _settable(algorithm)
     names = step_sizes(algorithm)
     if search is None:
         search = names
@@ -420,12 +425,12 @@ def _rungs(rounds: int) -> list[int]:
 class _Group:
     """Candidates that differ in real numbers alone: one compiled program runs them side by side."""
 
-    def __init__(self, job: Job, tried: list[dict[str, Any]], members: list[int], slots: int, engine: Simulation):
+    def __init__(
+        self, job: Job, records: list[Any], real: set[str], members: list[int], slots: int, engine: Simulation
+    ):
         self.members = members
-        real = {name for name in tried[0] if _is_real(job.algorithm, name)}
-        first = replace(job.algorithm, **tried[members[0]])
-        self._tried = [{name: tried[i][name] for name in real} for i in members]
-        self.sweep = Sweep(replace(job, algorithm=first), real, engine)
+        self._tried = [{name: getattr(records[i], name) for name in real} for i in members]
+        self.sweep = Sweep(replace(job, algorithm=records[members[0]]), real, engine)
         self.width, self._room = self.sweep.even(slots), self.sweep.even(len(members))  # with padding
         self._carries: Any = None
 
@@ -466,12 +471,16 @@ class _Race:
         self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
         self._weights = None if job.measure is None else np.asarray(job.clients.weights, float)
         self._everyone, self._faults = np.ones(job.clients.n, bool), job.faults
-        fixed = [name for name in tried[0] if not _is_real(job.algorithm, name)]
+        records = [replace(job.algorithm, **one) for one in tried]
+        differ = [*tried[0], *hyperparameters.made_by_class(records[0])]
+        known = {f.name for f in fields(job.algorithm)}
+        real = {name for name in differ if name in known and _is_real(records[0], name)}
         members: dict[str, list[int]] = {}
-        for i, one in enumerate(tried):
-            members.setdefault(repr([one[name] for name in fixed]), []).append(i)
+        for i, record in enumerate(records):
+            fixed = [getattr(record, name) for name in differ if name not in real]
+            members.setdefault(f"{fixed!r} {Content().of(fixed)}", []).append(i)  # a repr may leave numbers out
         self.slots = min(slots, max(map(len, members.values())))
-        self._groups = [_Group(job, tried, own, self.slots, engine) for own in members.values()]
+        self._groups = [_Group(job, records, real, own, self.slots, engine) for own in members.values()]
 
     def compile(self) -> None:
         """Make the programs, and the candidates' state before the first round."""

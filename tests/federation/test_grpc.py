@@ -287,3 +287,5 @@ def test_arrays_that_are_described_are_built_again() -> None:
         built = description.build(json.loads(json.dumps(description.describe(array))), {})
         assert built.dtype == array.dtype
         np.testing.assert_array_equal(built, array)
+    words = ["a", ["b", 1]]
+    assert description.build(json.loads(json.dumps(description.describe(words))), {}) == words

@@ -14,6 +14,7 @@ import rookery
 from rookery import algorithms, channel, client
 from rookery.channels import privacy
 from rookery.engines.federation import wire
+from rookery.hyperparameters import is_array
 from rookery.printable import printable
 
 PROTOCOL = 1
@@ -44,9 +45,11 @@ def describe(value: Any) -> Any:
         return {"tuple": [describe(entry) for entry in value]}
     if isinstance(value, Mapping):
         return {"dict": {str(name): describe(entry) for name, entry in value.items()}}
-    if isinstance(value, list | np.ndarray | jax.Array):
+    if is_array(value):
         array = np.asarray(value)
         return {"array": array.tolist(), "dtype": str(array.dtype)}
+    if isinstance(value, list):
+        return {"list": [describe(entry) for entry in value]}
     raise TypeError(f"{type(value).__name__}")
 
 
@@ -64,6 +67,8 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
                 raise ValueError(f"{name}: {error}") from error
         case {"tuple": list(entries)}:
             return tuple(build(entry, classes) for entry in entries)
+        case {"list": list(entries)}:
+            return [build(entry, classes) for entry in entries]
         case {"dict": dict(entries)}:
             return {name: build(entry, classes) for name, entry in entries.items()}
         case {"array": list(entries), "dtype": str(dtype)}:
