@@ -163,8 +163,7 @@ def test_resume_keeps_how_often_a_run_was_evaluated(tmp_path):
     assert invoke(*given, 4, *out, "--resume").exit_code == 0
     assert pd.read_csv(tmp_path / "r" / "history.csv")["round"].tolist() == [0, 1, 2, 3, 4]
     assert "Resumed" not in (tmp_path / "r" / "run.toml").read_text()
-    for _ in range(2):
-        assert invoke(*given, 8, *out, "--resume", "--every", 2).exit_code == 0
+    assert invoke(*given, 8, *out, "--resume", "--every", 2).exit_code == 0
     assert pd.read_csv(tmp_path / "r" / "history.csv")["round"].tolist() == [0, 1, 2, 3, 4, 6, 8]
     text = (tmp_path / "r" / "run.toml").read_text()
     assert "\nevery = 1\n" in text
@@ -238,6 +237,8 @@ def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch
     result = invoke(*SMALL, "--rounds", 2, "--json")
     assert result.exit_code == 1
     assert "distance is not finite from round 0 on" in result.stderr
+    assert "not the steps: `rookery check`" in result.stderr
+    assert "smaller steps" not in result.stderr
 
 
 def test_a_run_that_diverges_in_finite_numbers_says_so(tmp_path):
@@ -397,6 +398,35 @@ def test_minimax_is_handed_over_as_bilevel_and_said_so():
     unchanged, note = cli.asked.fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
     assert isinstance(unchanged.problem, rk.Minimax)
     assert note == ""
+
+
+def test_the_default_algorithm_solves_the_tasks_problem():
+    tasks = {
+        "FedNest": rk.tasks.quadratic(clients=3),
+        "FedBiOLocal": rk.tasks.quadratic(clients=3, scope="client"),
+        "WeightedNodesProx": rk.tasks.weighted_nodes(),
+        "FedAvg": rk.tasks.weighted_nodes().single_level,
+    }
+    for name, task in tasks.items():
+        assert cli.asked.default_algorithm(task) == name
+        assert type(task.problem) in ALGORITHMS[name].solves
+    asked = cli.asked.ask("quadratic", None, ["scope=client"], 3, None, 0)
+    assert (asked.algorithm.name, asked.note) == ("FedBiOLocal", "")
+    assert cli.asked.default_of("weighted-nodes", [], None, None, 0) == "WeightedNodesProx"
+
+
+def test_a_task_is_made_once_to_choose_an_algorithm(monkeypatch):
+    made = []
+    monkeypatch.setitem(
+        TASKS, "quadratic", lambda clients=3, seed=0: made.append(clients) or rk.tasks.quadratic(clients)
+    )
+    asked = cli.asked.ask("quadratic", None, ["upper_step=0.5"], 4, None, 0)
+    assert (asked.algorithm.name, asked.method.upper_step, made) == ("FedNest", 0.5, [4])
+
+
+@pytest.mark.parametrize("task", ["quadratic", "minimax-quadratic"])
+def test_clients_that_do_not_fit_into_memory_are_refused_at_once(task):
+    assert "clients must fit into memory; 100000000000 take about" in refused("run", task, "--clients", 10**11)
 
 
 def test_single_level_methods_get_the_single_level_reading():

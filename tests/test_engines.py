@@ -638,7 +638,7 @@ class Broken(Method):
 @on_both
 @pytest.mark.parametrize(("where", "named"), [("state", "x['b']"), ("memory", "what a client remembers (['own'])")])
 def test_a_start_that_is_not_finite(where: str, named: str, engine: Any) -> None:
-    with pytest.warns(rk.NonFiniteWarning, match="^before the first round: .* No round was run"):
+    with pytest.warns(rk.NonFiniteWarning, match="^before the first round: .* No round was run. Look at the start"):
         run = rk.solve(PAIR, THREE, Broken(where), PAIR_START, 3, engine=engine)
     assert run.stopped == f"before the first round: {named} is not finite."
     assert run.rounds == 0

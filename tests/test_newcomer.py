@@ -107,6 +107,9 @@ def fails():
 def measures():
     return Task("own", rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), rk.Clients(upper=[np.ones(2)] * 3),
                 np.zeros(()), lambda x, y: {"loss": {}["key"]}, "loss", rounds=2)
+
+def ward(clients):
+    return task(clients)
 '''
 
 
@@ -178,6 +181,7 @@ COMMANDS = [
     ("run own.py:fails", "own.py:fails failed: KeyError: 'key' (own.py, line 21)"),
     ("run own.py:measures -a FedAvg", "KeyError: 'key' (own.py, line 25)"),
     ("run own.py:task", "own.py:task needs a value for n: --set n=..."),
+    ("run own.py:ward", "own.py:ward needs a value for clients: --clients ..."),
     ("run own.py:task --clients 3", "The task own.py:task has no clients; its settings are: n, seed"),
     ("run broken.py:task", "broken.py can't be loaded: SyntaxError"),
     ("run raises.py:task", "raises.py can't be loaded: JSONDecodeError"),
@@ -232,7 +236,7 @@ COMMANDS = [
     (f"{TUNE} --over upper_step=a:b", "must have the form name=low:high"),
     (f"{TUNE} --over neumann_terms", "needs a range of integers, (low, high), or a list of values"),
     (f"{TUNE} --over upper_step --over upper_step=1:2", "upper_step is named twice"),
-    (f"{TUNE} --metric nothing", "does not say which way is better"),
+    (f"{TUNE} --metric nothing", "must name a metric that evaluate returns; it returns distance"),
 ]  # fmt: skip
 
 

@@ -503,7 +503,8 @@ class NoSteps:
         ({"rounds": 0}, "rounds must be an integer of at least 1; got 0"),
         ({"slots": 0}, "slots must be an integer of at least 1; got 0"),
         ({"cohort": 9}, "got 9"),
-        ({"metric": "distanc"}, "write '.distanc' if higher is better, .* Or did you mean 'distance'"),
+        ({"metric": "zz"}, "metric='zz' must name a metric .*; it returns distance, gradient"),
+        ({"metric": "losss", "evaluate": lambda x, y: {"losss": 1.0}}, "write '.losss' if higher .* mean 'losses'"),
         ({"metric": "-distanc"}, "metric='distanc' must name a metric .*; it returns distance, gradient"),
     ],
 )  # fmt: skip
@@ -622,6 +623,7 @@ def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:
         (["--over", "lower_rounds=1,0"], "lower_rounds"),
         (["--candidates", "2"], "give at least 9"),
         (["--rounds", "0"], "rounds must be"),
+        (["--metric", "zz"], "must name a metric that evaluate returns; it returns distance"),
         (["--metric", "loss"], "must name a metric that evaluate returns; it returns distance"),
         (["--set", "upper_step=1", "--set", "lower_step=1"], "--set gives every step size of LFedNest"),
         (["--out", "README.md"], "is a file"),

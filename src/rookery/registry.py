@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
@@ -17,7 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+import jax
+
 from rookery import algorithms, tasks
+from rookery.engines.room import memory_of, words
 from rookery.printable import is_own, located
 from rookery.tasks.task import Task
 
@@ -63,8 +67,10 @@ def make_task(found: Found, **settings: Any) -> Task:
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in settings
     ]
     if missing:
-        raise ValueError(f"{found.name} needs a value for {missing[0]}: --set {missing[0]}=...")
+        option = f"--{missing[0]} ..." if missing[0] in ("clients", "partition") else f"--set {missing[0]}=..."
+        raise ValueError(f"{found.name} needs a value for {missing[0]}: {option}")
     if found.name in TASKS:
+        _check_memory(found, settings)
         return found.thing(**settings)
     try:
         task = found.thing(**settings)
@@ -73,6 +79,31 @@ def make_task(found: Found, **settings: Any) -> Task:
     if not isinstance(task, Task):
         raise ValueError(f"{found.name} returns {_kind(task)}; it must return a rookery.tasks.Task.")
     return task
+
+
+_MANY = 100_000  # clients: to make fewer takes no time to speak of
+_FEW = 16
+
+
+def _check_memory(found: Found, settings: dict[str, Any]) -> None:
+    """Raise ValueError if so many clients do not fit into memory; a few show what one takes."""
+    many = settings.get("clients", 0)
+    if many < _MANY:
+        return
+    peaks = []
+    for count in (_FEW, _FEW, 2 * _FEW):  # the first time also fills caches
+        tracemalloc.start()
+        try:
+            found.thing(**settings | {"clients": count})
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    needed, there = (peaks[2] - peaks[1]) / _FEW * many, memory_of(jax.local_devices()[0])
+    if needed > there:
+        raise ValueError(
+            f"{found.name}: clients must fit into memory; {many} take about {words(needed)}, and there are "
+            f"{words(there)}. Give fewer."
+        )
 
 
 def find_algorithm(name: str) -> Found:

@@ -435,9 +435,10 @@ def solve(
     if run.stopped is not None:
         begun = not run.stopped.startswith("before")
         where = "The run stopped there, and what it returns is from before." if begun else "No round was run."
+        cure = "Smaller steps are the usual cure" if begun else "Look at the start and the data, as rk.check does"
         warnings.warn(
-            f"{run.stopped} {where} Smaller steps are the usual cure; rk.Simulation(debug=True) tells which client and "
-            'which local step; on_nonfinite="warn" goes on.',
+            f"{run.stopped} {where} {cure}; rk.Simulation(debug=True) tells which client and which local step; "
+            'on_nonfinite="warn" goes on.',
             NonFiniteWarning,
             stacklevel=2,
         )

@@ -25,7 +25,7 @@ from rookery.engines.engine import Job
 from rookery.engines.simulation import Simulation
 from rookery.engines.sweep import Sweep
 from rookery.fed import Algorithm
-from rookery.metrics import Direction, check_numbers, direction
+from rookery.metrics import check_numbers, direction
 from rookery.problems import Problem, required_arguments
 from rookery.solve import (
     SECONDS_AT_ONCE,
@@ -221,7 +221,7 @@ def tune(
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
     check_between(channel, faults, noise_seed, size)
     wanted = _ranges(algorithm, search)
-    goal = direction(metric)
+    goal = direction(metric, otherwise=False)  # refused below if it does not tell, once it is known to be a metric
     tried = _candidates(wanted, algorithm, int(candidates))
     for one in tried:
         hyperparameters.check(replace(algorithm, **one), clients.n)  # type: ignore[type-var]
@@ -230,7 +230,7 @@ def tune(
         noise_seed = secrets.randbits(64)  # the same noise for all, from entropy
     job = Job(problem, clients, algorithm, (x, y), size, int(seed), channel, faults, measure=measure)
     job = replace(job, noise_seed=noise_seed)
-    race = _Race(job, tried, evaluate, goal, slots, engine)
+    race = _Race(job, tried, evaluate, metric, slots, engine)
     title = progress if isinstance(progress, str) else type(algorithm).__name__
     show = sys.stderr.isatty() if progress is None else bool(progress)
     with _bar(show, title) as bar, interrupts() as interrupt:
@@ -460,14 +460,15 @@ class _Race:
     """The candidates: where each one is, what it has shown so far, and whether it is lost."""
 
     def __init__(
-        self, job: Job, tried: list[dict[str, Any]], evaluate: Evaluate | None, goal: Direction, slots: int,
+        self, job: Job, tried: list[dict[str, Any]], evaluate: Evaluate | None, metric: str, slots: int,
         engine: Simulation,
     ) -> None:  # fmt: skip
         self.tried = tried
         self.shown: list[dict[int, float]] = [{} for _ in tried]  # the metric by round
         self.lost: list[int | None] = [None for _ in tried]  # the round at which it was seen to have diverged
         self.compiling, self.start, self.done = 0.0, math.nan, 0  # seconds; the metric at first; rounds of candidates
-        self._evaluate, self._metric, self._higher = evaluate, goal.name, goal.higher_is_better
+        goal = direction(metric, otherwise=False)
+        self._evaluate, self._asked, self._metric, self._higher = evaluate, metric, goal.name, goal.higher_is_better
         self._sees = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x and y, or memory, too
         self._weights = None if job.measure is None else np.asarray(job.clients.weights, float)
         self._everyone, self._faults = np.ones(job.clients.n, bool), job.faults
@@ -489,6 +490,7 @@ class _Race:
             group.start()
             if group is self._groups[0]:
                 self.start = self._measure(0, 0)
+                direction(self._asked)
             jax.block_until_ready(group.advance(group.members[:1], 0, 0))
         self.compiling = time.perf_counter() - begin
 

@@ -36,11 +36,12 @@ TaskName = Annotated[
     ),
 ]
 AlgorithmName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--algorithm",
         "-a",
-        help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX.",
+        help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX. If left out, FedNest, or "
+        "FedAvg and so on where the task needs another.",
         autocompletion=_completed("algorithm"),
     ),
 ]
@@ -57,8 +58,8 @@ AlgorithmNames = Annotated[
     typer.Option(
         "--algorithm",
         "-a",
-        help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX. Repeat it for more; "
-        "FedNest if left out.",
+        help="See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX. Repeat it for more. "
+        "If left out, FedNest, or FedAvg and so on where the task needs another.",
         autocompletion=_completed("algorithm"),
     ),
 ]
@@ -103,11 +104,19 @@ class Asked(NamedTuple):
         return f"{self.algorithm.name} on {self.named.name}"
 
 
-def ask(task: str, algorithm: str, settings: list[str], clients: int | None, partition: str | None, seed: int) -> Asked:
+def ask(
+    task: str, algorithm: str | None, settings: list[str], clients: int | None, partition: str | None, seed: int
+) -> Asked:
     """Return the task and the algorithm with their settings."""
     from rookery.registry import find_algorithm, find_task, make_task
 
-    named, method = find_task(task), find_algorithm(algorithm)
+    named = find_task(task)
+    made_of, made = None, None
+    if algorithm is None:
+        made_of = _arguments(named, settings, clients, partition, seed)
+        made = make_task(named, **made_of)
+        algorithm = default_algorithm(made)
+    method = find_algorithm(algorithm)
     cls = method.thing
     given, arguments = read_settings(settings, named, method)
     arguments |= own_options(named, clients, partition, seed)
@@ -116,8 +125,38 @@ def ask(task: str, algorithm: str, settings: list[str], clients: int | None, par
     if getattr(cls, "scope", "global") == "client" and "scope" in parameters.keys() - arguments:
         arguments["scope"] = "client"
         local = f"{method.name} gives every client a lower level of its own: {named.name} has scope=client."
-    chosen, note = fit(make_task(named, **arguments), cls)
+    chosen, note = fit(made if made is not None and made_of == arguments else make_task(named, **arguments), cls)
     return Asked(named, method, arguments, chosen, chosen.algorithm(cls, **method.given | given), local or note)
+
+
+def default_of(task: str, settings: list[str], clients: int | None, partition: str | None, seed: int) -> str:
+    """The algorithm that runs on a task unless another one is asked for."""
+    from rookery.registry import find_task, make_task
+
+    named = find_task(task)
+    return default_algorithm(make_task(named, **_arguments(named, settings, clients, partition, seed)))
+
+
+def default_algorithm(task: Task) -> str:
+    """An algorithm for the class of problems that a task's is of.
+
+    >>> default_algorithm(rk.tasks.minimax_quadratic()), default_algorithm(rk.tasks.quadratic(scope="client"))
+    ('FedNest', 'FedBiOLocal')
+    """
+    plain: dict[type, str] = {rk.SingleLevel: "FedAvg", rk.WeightedNodes: "WeightedNodesProx"}
+    problem: Any = task.problem
+    if "client" in (getattr(problem, "lower_scope", None), getattr(problem, "inner_scope", None)):
+        return "FedBiOLocal" if isinstance(problem, rk.Bilevel) else "FCSG"
+    return plain.get(type(problem), "FedNest")
+
+
+def _arguments(
+    task: Found, settings: list[str], clients: int | None, partition: str | None, seed: int
+) -> dict[str, Any]:
+    """Those of the settings that are the task's, and its options."""
+    names = inspect.signature(task.thing).parameters
+    own = [entry for entry in settings if entry.partition("=")[0].strip().replace("-", "_") in names]
+    return read_settings(own, task, None)[1] | own_options(task, clients, partition, seed)
 
 
 def own_options(task: Found, clients: int | None, partition: str | None, seed: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rookery.cli.program import Command, app, border
 @app.command(cls=Command)
 def explain(
     task: TaskName,
-    algorithm: AlgorithmName = "FedNest",
+    algorithm: AlgorithmName = None,
     settings: Settings = None,
     cohort: Cohort = None,
     clients: ClientCount = None,

@@ -45,7 +45,7 @@ def submit(
     sites: Annotated[
         str | None, typer.Option(help="The sites' names, a,b,c, in the order of the task's clients; all, sorted.")
     ] = None,
-    algorithm: AlgorithmName = "FedNest",
+    algorithm: AlgorithmName = None,
     settings: Settings = None,
     rounds: Rounds = None,
     cohort: Cohort = None,
@@ -150,7 +150,7 @@ def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
 
 def _check_files(options: dict[str, Any]) -> None:
     for kind in ("task", "algorithm"):
-        if ".py" in options[kind] or "/" in options[kind]:
+        if options[kind] is not None and (".py" in options[kind] or "/" in options[kind]):
             raise ValueError(f"The {kind} {options[kind]} is a file; of a job, name a module: package.module:{kind}.")
 
 

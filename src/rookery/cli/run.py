@@ -26,6 +26,7 @@ from rookery.cli.asked import (
     Settings,
     TaskNames,
     ask,
+    default_of,
     optimizer_of,
     text_of,
     value_of,
@@ -92,14 +93,13 @@ def run(
     from rookery.registry import blaming
 
     with border(), blaming():
-        algorithms = algorithm or ["FedNest"]
         if join(distributed, coordinator, processes, process):
             mesh = mesh or "all"
         divided = value_of(mesh) if mesh is not None else None
         engine = rk.Simulation(debug=debug, mesh=divided, precision=precision, remat=remat)
         also = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
 
-        def made(task: str, algorithm: str, settings: list[str], seed: int) -> tuple[Asked, Any, dict[str, Any]]:
+        def made(task: str, algorithm: str | None, settings: list[str], seed: int) -> tuple[Asked, Any, dict[str, Any]]:
             asked = ask(task, algorithm, settings, clients, partition, seed)
             hyper = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
             if server_optimizer is None:
@@ -107,15 +107,17 @@ def run(
             method = rk.with_server_optimizer(asked.method, upper=optimizer_of(server_optimizer))
             return asked, method, hyper | {"server_optimizer": server_optimizer}
 
-        if len(task) == len(algorithms) == 1 and seeds is None:
-            one = made(task[0], algorithms[0], settings or [], seed)
+        if len(task) == len(algorithm or [None]) == 1 and seeds is None:
+            one = made(task[0], algorithm[0] if algorithm else None, settings or [], seed)
             done = execute(*one, rounds, cohort, every, seed, out, resume, quiet, json, also, engine=engine)
             raise typer.Exit(done)
         if distributed or coordinator:
             raise ValueError("--distributed takes one task, one algorithm and no --seeds.")
         from rookery.cli.several import several
 
-        plan = (task, algorithms, settings or [], seed, 1 if seeds is None else seeds)
+        pairs = [(own, name) for own in task for name in algorithm or []]
+        pairs = pairs or [(own, default_of(own, settings or [], clients, partition, seed)) for own in task]
+        plan = (pairs, settings or [], seed, 1 if seeds is None else seeds)
         raise typer.Exit(several(*plan, made, rounds, cohort, every, out, resume, quiet, json, also, engine))
 
 
@@ -192,14 +194,15 @@ def execute(
     if out is not None:
         files = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
         say(quiet, json, f"Written to {out}: {files}.")
+    advice = START if from_the_start(description) else _ADVICE
     if result.stopped is not None:
-        complain(f"The run stopped: {result.stopped.rstrip('.')}. {_ADVICE}")
+        complain(f"The run stopped: {result.stopped.rstrip('.')}. {advice}")
         return 1
     if result.interrupted:
         complain(f"Stopped after round {result.rounds}." + (" Go on with --resume." if out else ""))
         return 130
     if description["diverged"] is not None:
-        complain(f"{asked.title}: {description['diverged']} {_ADVICE}")
+        complain(f"{asked.title}: {description['diverged']} {advice}")
         return 1
     return 0
 
@@ -369,10 +372,15 @@ def _trusted(task: Task, result: rk.Run) -> pd.DataFrame | None:
     return pd.DataFrame({"client": range(len(weights)), "group": task.groups, "weight": weights.round(4)})
 
 
+START = "The start itself is to blame, or the data, and not the steps: `rookery check` names the loss."
 _ADVICE = "Try smaller steps; --debug names the client and the step where it begins."
-
-
 _FAR = 1e6
+
+
+def from_the_start(description: dict[str, Any]) -> bool:
+    """Whether values were not finite before the first round."""
+    stopped, diverged = description.get("stopped") or "", description.get("diverged") or ""
+    return stopped.startswith("before") or diverged.endswith("from round 0 on.")
 
 
 def _diverged(history: pd.DataFrame, goal: Direction) -> str | None:
@@ -384,8 +392,8 @@ def _diverged(history: pd.DataFrame, goal: Direction) -> str | None:
     values = history[goal.name].to_numpy(float)
     first, last = float(values[0]), float(values[-1])
     if not np.isfinite(last):
-        bad = history["round"][~np.isfinite(values)]
-        return f"{goal.name} is not finite from round {int(bad.iloc[0])} on."
+        bad = history["round"].iloc[1 + max(np.flatnonzero(np.isfinite(values)), default=-1)]
+        return f"{goal.name} is not finite from round {int(bad)} on."
     if abs(last) > _FAR * max(abs(first), 1) and goal.better(first, last):
         return f"{goal.name} went from {report.number(first)} to {report.number(last)}: the run has diverged."
     return None

@@ -45,7 +45,7 @@ Noise = Annotated[float | None, typer.Option(help="Noise on each mean, times wha
 @app.command(cls=Command)
 def serve(
     task: TaskName,
-    algorithm: AlgorithmName = "FedNest",
+    algorithm: AlgorithmName = None,
     settings: Settings = None,
     sites: Annotated[str | None, typer.Option(help="The sites' names, a,b,c, in order; the kit has them.")] = None,
     kit: KitFolder = None,

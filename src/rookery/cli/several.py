@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from rookery.arguments import check_counts
 from rookery.cli.asked import Asked
 from rookery.cli.compare import gathered, lines
 from rookery.cli.program import complain, say, writable
-from rookery.cli.run import check_same, described, execute
+from rookery.cli.run import START, check_same, described, execute, from_the_start
 from rookery.metrics import direction
 from rookery.registry import find_algorithm, find_task
 
@@ -24,8 +23,7 @@ Made = Callable[[str, str, list[str], int], tuple[Asked, Any, dict[str, Any]]]  
 
 
 def several(
-    tasks: Sequence[str],
-    algorithms: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
     settings: Sequence[str],
     seed: int,
     seeds: int,
@@ -40,25 +38,24 @@ def several(
     also: dict[str, Any],
     engine: Any,
 ) -> int:
-    """Run every algorithm on every task with every seed, skip what is finished, show the means; the exit code.
+    """Run each pair of a task and an algorithm with every seed, skip what is finished, show the means; the exit code.
 
     `made(task, algorithm, settings, seed)` makes a run. Everything is checked before the first run starts.
     """
     check_counts(seeds=seeds)
     if out is None:
         raise ValueError("--out must be given for several runs; each has a folder of its own in it.")
-    for kind, names in (("task", tasks), ("algorithm", algorithms)):
-        for name in names:
-            if list(names).count(name) > 1:
-                raise ValueError(f"The {kind} {name} is given twice; give it once.")
+    for pair in pairs:
+        if pairs.count(pair) > 1:
+            raise ValueError(f"On {pair[0]}, {pair[1]} is given twice; give it once.")
     writable(out)
-    pairs = {pair: _known(settings, *pair) for pair in itertools.product(tasks, algorithms)}
+    own_settings = {pair: _known(settings, *pair) for pair in pairs}
     for entry in settings:
-        if not any(entry in known for known in pairs.values()):
-            made(tasks[0], algorithms[0], [entry], seed)  # says what is wrong with it
+        if not any(entry in known for known in own_settings.values()):
+            made(*pairs[0], [entry], seed)  # says what is wrong with it
     folders: dict[str, list[Path]] = {}
     planned = []
-    for (task, algorithm), known in pairs.items():
+    for (task, algorithm), known in own_settings.items():
         asked, method, hyper = made(task, algorithm, known, seed)
         described(asked, method, hyper, rounds, cohort, asked.task.every if every is None else every, seed)
         if asked.note and not quiet:
@@ -133,5 +130,6 @@ def _shown(folders: dict[str, list[Path]], out: Path, quiet: bool, json: bool) -
     bad = [d for d in map(report.read_description, all_runs) if d.get("stopped") or d.get("diverged")]
     if bad:
         names = ", ".join(f"{d['algorithm']} on {d['task']}, seed {d['seed']}" for d in bad)
-        complain(f"{len(bad)} of {len(all_runs)} runs diverged: {names}. Try smaller steps.")
+        cure = f" {START}" if all(map(from_the_start, bad)) else " Try smaller steps."
+        complain(f"{len(bad)} of {len(all_runs)} runs diverged: {names}.{cure}")
     return 1 if bad else 0

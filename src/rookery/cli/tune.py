@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 import shlex
 import sys
@@ -28,7 +29,7 @@ from rookery.cli.asked import (
     value_of,
 )
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
-from rookery.cli.run import repeated
+from rookery.cli.run import START, repeated
 from rookery.registry import blaming, key
 from rookery.tune import CANDIDATES, step_sizes
 
@@ -36,7 +37,7 @@ from rookery.tune import CANDIDATES, step_sizes
 @app.command(cls=Command)
 def tune(
     task: TaskName,
-    algorithm: AlgorithmName = "FedNest",
+    algorithm: AlgorithmName = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,7 +98,7 @@ def tune(
             raise typer.Exit(130)
         options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
         kept = [entry for entry, name in zip(settings or [], given, strict=True) if name not in found.search]
-        base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm)}"]
+        base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or asked.algorithm.name)}"]
         base += [f"--{name} {value}" for name, value in options.items() if value is not None]
         base += [f"--set {shlex.quote(entry)}" for entry in kept]
         more = [] if metric is None else [f"--metric {metric}"]
@@ -115,6 +116,9 @@ def tune(
         if json:
             print(report.to_json({**told, "candidates": found.table.to_dict("records")}))
         say(quiet, json, *_tuned(found, asked, told, picture, candidates))
+        if found.best is None and not math.isfinite(found.start):
+            complain(f"All {len(found.table)} candidates diverged: {found.metric} is not finite at round 0. {START}")
+            raise typer.Exit(1)
         if found.best is None:
             complain(f"All {len(found.table)} candidates diverged. Search smaller steps: {told['next']}")
             raise typer.Exit(1)
