@@ -44,30 +44,40 @@ def test_import_loads_nothing_that_is_slow():
     assert not set(imported()["loaded"]) & {*HEAVY, "typer", "rookery.solve"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "compare"),
-        (("--help",), "Run one or several algorithms"),
-        (("--version",), "0."),
-        (("runn",), "Did you mean 'run'?"),
-        *(((name, "--help"), "Usage: rookery") for name in ("list", "run", "compare", "report", "reproduce", "new")),
-        (("list", "--jsn"), "No such option: --jsn"),
-    ],
-)
-def test_help_and_refusals_wait_for_nothing_slow(arguments, said):
-    """JAX alone takes a second of CPU to import: the help is there in a quarter of one."""
-    code = f"""
+def said(*lines):
+    """What the program prints for each of these lines, and the modules that are then loaded; of one Python."""
+    return fresh(f"""
 import contextlib, io, json, sys
 from rookery.cli import main
-sys.argv = ["rookery", *{arguments!r}]
-out = io.StringIO()
-with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
-    main()
-print(json.dumps([out.getvalue(), list(sys.modules)]))
-"""
-    printed, loaded = fresh(code)
-    assert said in printed
+printed = []
+for line in {lines!r}:
+    sys.argv, out = ["rookery", *line], io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+        main()
+    printed.append(out.getvalue())
+print(json.dumps([printed, list(sys.modules)]))
+""")
+
+
+def test_help_and_refusals_wait_for_nothing_slow():
+    """JAX alone takes a second of CPU to import."""
+    lines = {
+        (): "compare",
+        ("--help",): "Run one or several algorithms",
+        ("--version",): "0.",
+        ("runn",): "Did you mean 'run'?",
+        ("list", "--jsn"): "No such option: --jsn",
+    }
+    printed, loaded = said(*lines)
+    for text, expected in zip(printed, lines.values(), strict=True):
+        assert expected in text
+    assert not set(loaded) & HEAVY
+
+
+def test_the_help_of_every_command_waits_for_nothing_slow():
+    below = [("federation", "init"), ("federation", "revoke"), ("flare", "submit")]
+    printed, loaded = said(*((*words, "--help") for words in [*((name,) for name in program.COMMANDS), *below]))
+    assert all("Usage: rookery" in text for text in printed)
     assert not set(loaded) & HEAVY
 
 

@@ -1,5 +1,6 @@
 """`tune`: a candidate's numbers are those of `solve`; one compilation; what diverges is dropped; the command line."""
 
+import inspect
 import json
 import os
 import shlex
@@ -608,6 +609,10 @@ def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:
     new = tmp_path / "new"
     quiet = invoke(*SMALL, "--rounds", 2, "--over", "upper_step", "--over", "lower_step", "--quiet", "--out", new)
     assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+def test_the_command_tries_as_many_as_the_function() -> None:
+    assert inspect.signature(rk.tune).parameters["candidates"].default == cli.tune.CANDIDATES
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 """`rookery audit`: a site's log, verified, and what it counts."""
 
+from __future__ import annotations
+
 import json as jsons
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from rookery.cli.program import AsJson, Command, app, border, complain, say
-from rookery.engines.federation.audit import FILE, Counts, Found, read
-from rookery.engines.federation.policy import LIMITS, Policy
-from rookery.printable import printable
+
+if TYPE_CHECKING:
+    from rookery.engines.federation.audit import Counts, Found
 
 
 @app.command(cls=Command)
@@ -21,6 +23,9 @@ def audit(
     json: AsJson = False,
 ) -> None:
     """Verify a site's audit log, and count what the site has answered; code 1 if the log is broken."""
+    from rookery.engines.federation.audit import FILE, read
+    from rookery.engines.federation.policy import Policy
+
     with border():
         path = folder / FILE
         if not path.exists() and not path.with_suffix(".head").exists():
@@ -52,6 +57,8 @@ def _verdict(found: Found) -> str:
 
 
 def _totals(counts: Counts, limits: dict[str, int]) -> Table:
+    from rookery.engines.federation.policy import LIMITS
+
     table = Table("all runs", box=None, pad_edge=False)
     table.add_column("so far", justify="right")
     table.add_column("limit" if limits else "", justify="right")
@@ -61,6 +68,10 @@ def _totals(counts: Counts, limits: dict[str, int]) -> Table:
 
 
 def _runs(runs: dict[str, Any]) -> list[Table]:
+    from rookery.engines.federation.audit import Counts
+    from rookery.engines.federation.policy import LIMITS
+    from rookery.printable import printable
+
     table = Table("run", box=None, pad_edge=False)
     for name in asdict(Counts()):
         table.add_column(LIMITS.get(name, name), justify="right")

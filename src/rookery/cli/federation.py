@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rookery import report as reports
 from rookery.cli.program import AsJson, Command, Quiet, app, border, say, writable
-from rookery.engines.federation import kits
 
 federation = typer.Typer(no_args_is_help=True)
 app.add_typer(federation, name="federation")
@@ -28,6 +26,9 @@ def init(
     json: AsJson = False,
 ) -> None:
     """Make a kit for the coordinator and for each site: certificate, private key, address. See what it writes."""
+    from rookery import report as reports
+    from rookery.engines.federation import kits
+
     with border():
         names = [name.strip() for name in sites.split(",") if name.strip()]
         try:
@@ -50,6 +51,9 @@ def revoke(
     json: AsJson = False,
 ) -> None:
     """Have the coordinator refuse a site's certificate, from now on."""
+    from rookery import report as reports
+    from rookery.engines.federation import kits
+
     with border():
         try:
             listing = kits.revoke(folder, site)
@@ -62,6 +66,8 @@ def revoke(
 
 
 def _what(name: str) -> str:
+    from rookery.engines.federation.kits import COORDINATOR
+
     if name == "ca":
         return "the certificate authority's own key, which adds sites; keep it, and give it to nobody"
-    return "the coordinator's kit" if name == kits.COORDINATOR else f"the kit of site {name}"
+    return "the coordinator's kit" if name == COORDINATOR else f"the kit of site {name}"

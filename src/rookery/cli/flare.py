@@ -1,5 +1,7 @@
 """`rookery flare submit`: a run on a federation of NVIDIA FLARE's, and what its server does for it."""
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 import logging
@@ -9,24 +11,19 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import rookery as rk
-from rookery import report
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import alone, execute
 from rookery.cli.serve import AllowOtherStudy, Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
-from rookery.engines.federation import supervisor
-from rookery.engines.federation.audit import FILE, Audit
-from rookery.engines.federation.host import Host
-from rookery.engines.federation.policy import Policy, guard_of
-from rookery.engines.federation.transports import nvflare
-from rookery.registry import blaming, find_task
-from rookery.solve import metrics_of
+
+if TYPE_CHECKING:
+    from rookery.engines.federation.transports import nvflare
 
 flare = typer.Typer(no_args_is_help=True)
 app.add_typer(flare, name="flare")
@@ -66,6 +63,11 @@ def submit(
     json: AsJson = False,
 ) -> None:
     """Run an algorithm on the sites of a FLARE federation; wait for it, and fetch its results."""
+    from rookery import report
+    from rookery.engines.federation import supervisor
+    from rookery.engines.federation.transports import nvflare
+    from rookery.solve import metrics_of
+
     with border():
         writable(out)
         if (out / "run.json").exists():
@@ -143,6 +145,8 @@ def _wait_for(folder: Path, seconds: float = 60.0) -> None:
 
 def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
     """A job names what is installed, and of that, where the server's settings list `tasks`, one of them."""
+    from rookery.engines.federation.transports import nvflare
+
     _check_files(options)
     if options["task"] not in own.said.get("tasks", [options["task"]]):
         raise ValueError(f"The task {options['task']} is not among those that the server's {nvflare.SETTINGS} lists.")
@@ -156,6 +160,11 @@ def _check_files(options: dict[str, Any]) -> None:
 
 def host(own: nvflare.Own, name: str) -> Any:
     """What answers at a site: by the site's own settings alone."""
+    from rookery.engines.federation.audit import FILE, Audit
+    from rookery.engines.federation.host import Host
+    from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.transports import nvflare
+
     if "module" not in own.said:
         raise ValueError(f'{nvflare.SETTINGS} names no module; add module = "local/hospital.py".')
     task, brings, names = read_module(own.root / own.said["module"])
@@ -173,6 +182,8 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         out: where results go to; the run itself has a folder of its own, and goes on with what is there.
         own: the server's own settings.
     """
+    from rookery.registry import blaming, find_task
+
     _check_references(options, own)
     sys.path.extend(path for path in own.texts("path") if path not in sys.path)
     folder = own.folder("runs", "rookery/runs") / check_name(options["run"])

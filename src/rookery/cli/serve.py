@@ -1,5 +1,7 @@
 """`rookery serve`: the coordinator of a federation over a network."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import sys
@@ -8,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +18,10 @@ import rookery as rk
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, TaskName, ask
 from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain
 from rookery.cli.run import execute
-from rookery.engines.federation.kits import COORDINATOR, load_kit
-from rookery.engines.federation.links import SiteError
-from rookery.registry import Found, blaming, find
-from rookery.status import StatusPage
+
+if TYPE_CHECKING:
+    from rookery.registry import Found
+    from rookery.status import StatusPage
 
 Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
 KitFolder = Annotated[Path | None, typer.Option("--kit", help="Its folder of certificates: rookery federation init.")]
@@ -70,6 +72,8 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
+    from rookery.registry import blaming
+
     stopped = " Go on with --resume, from the last completed round." if out is not None else ""
     with border(), blaming(), told(stopped), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
@@ -120,6 +124,9 @@ def serve(
 
 def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
     """The sites' names, in order; ValueError if they are not those of the kit, or there is none."""
+    from rookery.engines.federation.kits import COORDINATOR, load_kit
+    from rookery.registry import find
+
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     if kit is None:
         if not insecure:
@@ -171,6 +178,8 @@ def told(hint: str = "") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        from rookery.engines.federation.links import SiteError
+
         if not isinstance(error, rk.RoundFailedError | SiteError) and not isinstance(error.__cause__, SiteError):
             raise
         complain(f"{str(error).rstrip('.')}.")
@@ -224,6 +233,8 @@ def _page(port: int | None, host: str) -> Iterator[StatusPage | None]:
     if port is None:
         yield None
         return
+    from rookery.status import StatusPage
+
     page = StatusPage(port, host)
     print(f"The run can be watched at {page.url}", file=sys.stderr, flush=True)
     try:

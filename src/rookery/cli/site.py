@@ -1,30 +1,26 @@
 """`rookery site`: one's own data in a federation over a network."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rookery import site as sites
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
 from rookery.cli.serve import Address, AllowOtherStudy, Insecure, KitFolder, told
-from rookery.engines.federation.agreement import declared
-from rookery.engines.federation.audit import FILE, Audit
-from rookery.engines.federation.host import Opened, Study
-from rookery.engines.federation.in_words import in_words_for_a_site
-from rookery.engines.federation.kits import COORDINATOR, load_kit
-from rookery.engines.federation.policy import Policy, guard_of
-from rookery.engines.federation.site import RefusedError
-from rookery.engines.federation.transports.grpc import JoinError
 from rookery.printable import printable
-from rookery.registry import blaming, load_file
-from rookery.tasks.task import Task
+
+if TYPE_CHECKING:
+    from rookery.engines.federation.host import Opened, Study
+    from rookery.engines.federation.policy import Policy
+    from rookery.tasks.task import Task
 
 _LINE = 3000  # characters of a line about the run, some of which may be the coordinator's
 
@@ -50,6 +46,13 @@ def site(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
+    from rookery import site as sites
+    from rookery.engines.federation.audit import FILE, Audit
+    from rookery.engines.federation.kits import COORDINATOR, load_kit
+    from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.transports.grpc import JoinError
+    from rookery.registry import blaming
+
     with border(), blaming(), told():
         own = None if kit is None else load_kit(kit, address)
         if own is None and not insecure:
@@ -113,6 +116,9 @@ class Reading:
 
     def __call__(self, opened: Opened) -> None:
         """Print it."""
+        from rookery.engines.federation.in_words import in_words_for_a_site
+        from rookery.engines.federation.site import RefusedError
+
         print(in_words_for_a_site(opened))
         try:
             self._rules.check(opened)
@@ -125,6 +131,11 @@ class Reading:
 
 def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     """A site's file: the task, what the site brings, and all its names."""
+    from rookery import site as sites
+    from rookery.engines.federation.agreement import declared
+    from rookery.registry import load_file
+    from rookery.tasks.task import Task
+
     module = load_file(path)
     task, data = getattr(module, "task", None), getattr(module, "data", None)
     task = task() if callable(task) and not isinstance(task, Task) else task
@@ -149,6 +160,8 @@ def _defining(module: ModuleType) -> list[Any]:
 
 def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
     """What makes of a site's study the same data for its task as a method takes it."""
+    from rookery import site as sites
+    from rookery.engines.federation.host import Study
 
     def fitted(before: Study, algorithm: Any) -> Study:
         own, _ = fit(task, type(algorithm))

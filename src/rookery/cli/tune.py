@@ -1,5 +1,7 @@
 """`rookery tune`: search the step sizes and other hyperparameters of an algorithm on a task."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
@@ -9,11 +11,9 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 
 import rookery as rk
-from rookery import report
 from rookery.cli.asked import (
     AlgorithmName,
     Asked,
@@ -30,8 +30,8 @@ from rookery.cli.asked import (
 )
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import START, repeated
-from rookery.registry import blaming, key
-from rookery.tune import CANDIDATES, step_sizes
+
+CANDIDATES = 49  # as many as `rk.tune` tries
 
 
 @app.command(cls=Command)
@@ -66,6 +66,9 @@ def tune(
     json: AsJson = False,
 ) -> None:
     """Search step sizes and other hyperparameters: many candidates at once, the worse half stopped early."""
+    from rookery import report
+    from rookery.registry import blaming
+
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
         chosen, method = asked.task, asked.method
@@ -138,6 +141,9 @@ def _new_folder(asked: Asked) -> Path:
 
 def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, Any] | None:
     """What to search, each with its range or its list of values if it has one; None if there is nothing."""
+    from rookery.registry import key
+    from rookery.tune import step_sizes
+
     if over is None:
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
@@ -212,6 +218,10 @@ def _told(asked: Asked, found: rk.Tuning, base: list[str], more: list[str], fold
 
 def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path, candidates: int) -> list[Any]:
     """A search for the terminal: the best candidates and the one that was set, how it went, and what to do next."""
+    import pandas as pd
+
+    from rookery import report
+
     names, rungs = list(found.search), [name for name in found.table.columns if name.startswith("round ")]
     columns: dict[str, list[Any]] = {"": [*names, *rungs]}
     for place, row in enumerate(found.table.to_dict("records")):
