@@ -26,6 +26,11 @@ def printable(text: Any, most: int = MOST) -> str:
     return shown if len(text) <= most else f"{shown}… ({len(text):,} characters)"
 
 
+def failure() -> str:
+    """Return the traceback of the exception that is being handled, each line printable and marked with a bar."""
+    return "\n".join(f"| {printable(line, 2000)}" for line in traceback.format_exc().splitlines())
+
+
 def is_own(frame: traceback.FrameSummary) -> bool:
     """Return whether the code of a traceback's frame is the user's: not the library's, a package's or Python's."""
     name = frame.filename

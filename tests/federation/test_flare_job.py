@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from rookery import cli
+from rookery import cli, report
 from rookery.cli import flare
 from rookery.engines.federation import supervisor, wire
 from rookery.engines.federation.supervisor import JobFailedError, supervise
@@ -419,8 +421,8 @@ def test_a_broken_session_is_opened_again(tmp_path: Path) -> None:
     script = Script(tmp_path, {"seen": [NoConnection(), RUNNING, DONE], "left": ("done",)})
     supervised(script, tmp_path)
     assert (script.opened, script.submitted) == (2, 1)
-    script = Script(tmp_path, {"seen": [InvalidTarget("no such job")]})
-    with pytest.raises(JobFailedError, match="FLARE: no such job"):
+    script = Script(tmp_path, {"seen": [InvalidTarget("no such job\x1b[2J")]})
+    with pytest.raises(JobFailedError, match=r"^FLARE: no such job\\x1b\[2J$"):
         supervised(script, tmp_path / "other")
     script = Script(tmp_path, {"seen": [NoConnection()]})
     with pytest.raises(ConnectionError, match="can't be reached"):
@@ -452,6 +454,28 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         assert message in done.output
         assert len(done.output.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_no_escape_sequence_of_the_server_reaches_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of sites, what fails, and the results that were fetched."""
+    nasty = "\x1b[2J\u202e"
+    script = Script(tmp_path, {"seen": [RUNNING], "connected": [nasty]})
+    script.submitted = 1
+    monkeypatch.setattr(supervisor, "session", lambda admin: script)
+    words = ("a.b:task", "--admin", str(tmp_path), "--out", str(tmp_path / "out"))
+    for error in (JobFailedError(nasty), ConnectionError(nasty), ValueError(nasty)):
+        monkeypatch.setattr(supervisor, "supervise", Mock(side_effect=error))
+        shown = invoked(*words).output
+        assert shown.count("\\x1b[2J\\u202e") == 2
+        assert "\x1b" not in shown
+    monkeypatch.setattr(supervisor, "supervise", Mock())
+    history = pd.DataFrame({"round": [0, 1], nasty: [1.0, 2.0]})
+    monkeypatch.setattr(
+        report, "read_run", lambda out: ({"algorithm": nasty, "task": nasty, "stopped": nasty}, history)
+    )
+    shown = invoked(*words).output
+    assert shown.count("\\x1b[2J") == 5
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize(

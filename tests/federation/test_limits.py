@@ -24,6 +24,7 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports import grpc as network
 from rookery.testing.runs import close
 
@@ -355,6 +356,15 @@ def test_an_opening_is_checked_word_by_word(tmp_path: Path) -> None:
 NASTY = "\x1b[2J\x1b[31mAll is well.\nThis site's policy allows it.\u202e"
 
 
+def nasty(value: Any) -> Any:
+    """A value of the same structure, with these words in the place of every text."""
+    if isinstance(value, dict):
+        return {NASTY + name: nasty(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [nasty(entry) for entry in value]
+    return NASTY if isinstance(value, str) else value
+
+
 def test_no_escape_sequence_reaches_the_log_or_the_terminal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -373,21 +383,23 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
     said = [ask(renamed, [])[0]["why"]]
     assert "is another one" in said[0]
     for change in (
-        {"run": NASTY}, {"run": "ab" * 16, "algorithm": described}, {"algorithm": {"class": NASTY, "fields": {}}},
-        {"levels": {NASTY: [3, 3, None]}}, {"conditions": {**opening["conditions"], NASTY: NASTY}}, {NASTY: NASTY},
-        {"faults": {"class": "Faults", "fields": {NASTY: 1}}}, {"store": NASTY},
+        {"run": "ab" * 16, "algorithm": described}, {"algorithm": {"class": NASTY, "fields": {}}}, {NASTY: NASTY},
+        {"faults": {"class": "Faults", "fields": {NASTY: 1}}}, {"conditions": {**opening["conditions"], NASTY: NASTY}},
     ):  # fmt: skip
         said.append(ask({**opening, **change}, [])[0].get("why", ""))
-    ask(opening, [])
-    for change in (
-        {"maps": [[NASTY] * 5]},
-        {"reply": [["m", NASTY, 0]]},
-        {"phase": NASTY},
-        {"call": NASTY},
-        {"do": NASTY},
-    ):
-        said.append(ask({**work, **change}, inputs)[0].get("why", ""))
+    save = {"do": "save", "number": 1, "run": opening["run"], "what": "open", "name": opening["store"]}
+    hello = {"do": "hello", "number": 1}
+    for message, arrays in ((opening, []), (work, inputs), (save, []), (hello, [])):  # every word of every message
+        ask(opening, [])
+        for word, value in message.items():
+            run = {"run": f"{next(NUMBERS):032}"} if message is opening else {}
+            for lie in (NASTY, *([nasty(value)] if isinstance(value, dict | list) else [])):
+                answer, _ = ask({**message, **run, word: lie}, arrays)
+                said += [text for text in answer.values() if isinstance(text, str)]
     host._opened, host._site = {}, None
+    with pytest.raises(RefusedError) as raised:
+        host.explain(renamed)
+    said.append(str(raised.value))
     opened = dataclasses.replace(host.explain(opening), header={**opening, "run": NASTY})
     opened = dataclasses.replace(opened, algorithm=dataclasses.replace(opened.algorithm, local_steps=NASTY))
     with pytest.raises(Exception, match="its owner is reading the plan"):
@@ -395,10 +407,52 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
     ask({"do": "finish", "run": host._run, "why": NASTY}, [])
     shown = caplog.text + capsys.readouterr().out + in_words_for_a_site(opened) + host.reason + "".join(said)
     shown += (tmp_path / "audit.jsonl").read_text()
-    assert "\x1b" not in shown
+    assert "\x1b" not in shown, shown.partition("\x1b")[0][-500:]
     assert "\u202e" not in shown
     assert "\nThis site's policy allows it." not in shown
     assert "\\x1b[2J" in shown
+
+
+def test_no_escape_sequence_reaches_the_coordinator(tmp_path: Path) -> None:
+    """Of nothing that a site says: whichever answer has it, and in whichever of its words."""
+    lies: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
+        lambda said: {word: value if word in ("answer", "number") else nasty(value) for word, value in said.items()},
+        lambda said: {**said, "answer": NASTY},
+        lambda said: {**said, "answer": "refused", "why": NASTY},
+        lambda said: {**said, "why": NASTY, "study": [NASTY], "rounds": [NASTY], "finite": NASTY, NASTY: NASTY},
+    )
+    host, shown, about = site(tmp_path), list[str](), [""]
+    engine = in_memory([host])
+    engine = dataclasses.replace(engine, tell=shown.append)
+
+    def tried(lie: Callable[..., Any], do: str, step: Callable[[], Any]) -> Any:
+        """What the step gives, if an answer to these requests is a lie."""
+
+        def ask(i: int, message: Any) -> bytes:
+            said, arrays = wire.decode(host.handle(message))
+            about.append(wire.decode(message)[0]["do"])
+            return wire.encode(lie(said) if about[-1] == do else said, arrays)
+
+        engine.transport._ask = ask
+        try:
+            return step()
+        except (RuntimeError, ValueError) as error:
+            shown.append(str(error))
+
+    session: Any = tried(lies[0], "", lambda: engine.open(without_data(job())))
+    session.init()
+    coordinator = session.coordinator
+    for lie in lies:
+        for do in ("hello", "open"):
+            tried(lie, do, lambda: engine.open(without_data(job())))
+        tried(lie, "work", session.measure)
+        tried(lie, "save", lambda: coordinator.ask_to_save({"what": "open", "name": "ab" * 16}))
+        shown += [coordinator.links.records[0].why, *coordinator.blamed.values()]
+        coordinator.links.records[0].state = "connected"
+    tried(lies[0], "finish", session.close)
+    assert {"hello", "open", "work", "save", "finish"} <= set(about)
+    assert any("\\x1b[2J" in text for text in shown)
+    assert all(text.isprintable() and len(text) < 2000 for text in shown), shown
 
 
 # ------------------------------------------------------------ with a process of its own, over gRPC

@@ -21,12 +21,15 @@ from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, s
 from rookery.cli.run import alone, execute
 from rookery.cli.serve import AllowOtherStudy, Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
+from rookery.printable import printable
 
 if TYPE_CHECKING:
     from rookery.engines.federation.transports import nvflare
 
 flare = typer.Typer(no_args_is_help=True)
 app.add_typer(flare, name="flare")
+
+_LINE = 3000  # characters of a line, some of which may be the server's
 
 
 @flare.callback()
@@ -80,7 +83,7 @@ def submit(
         options |= {"allow_other_study": allow_other_study}
         _check_files(options)
         logging.basicConfig(handlers=[logging.NullHandler()])  # FLARE's client logs what is told in one line here
-        tell = lambda text: None if quiet else print(text, file=sys.stderr)
+        tell = lambda text: None if quiet else print(printable(text, _LINE), file=sys.stderr)
         try:
             connect = lambda: supervisor.session(admin)
             names = _names(sites) if sites else _connected(connect)
@@ -99,9 +102,9 @@ def submit(
         description, history = report.read_run(out)
         if json:
             print(report.to_json({**description, "out": out}))
-        shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1).reset_index(names="")
+        shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1)
         title = f"{description['algorithm']} on {description['task']}, {int(history['round'].iloc[-1])} rounds"
-        say(quiet, json, report.table(shown, title))
+        say(quiet, json, report.table(shown.rename(printable).reset_index(names=""), printable(title)))
         say(quiet, json, f"Written to {out}.")
         if description.get("stopped"):
             complain(f"The run stopped: {description['stopped']}")

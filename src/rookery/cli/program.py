@@ -17,7 +17,9 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import rookery as rk
+from rookery.printable import printable
 
+_LINE = 10_000  # characters of a complaint
 # Each command: the module of this folder that adds it to `app`, and its line in `rookery --help`. JAX and most of the
 # library are imported inside a command's function, so that its --help need not wait for them.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -221,7 +223,7 @@ def told_below() -> Iterator[None]:
 
 def complain(message: str) -> None:
     """One line on standard error; a list in the message keeps its lines."""
-    lines = [" ".join(part.split()) for part in re.split(r"\n(?=- )", message)]
+    lines = [printable(" ".join(part.split()), _LINE) for part in re.split(r"\n(?=- )", message)]
     print("rookery: " + "\n".join(lines), file=sys.stderr)
 
 

@@ -95,7 +95,7 @@ def site(
                 allow_other_study=allow_other_study,
             )
         except JoinError as error:
-            complain(printable(error, _LINE))
+            complain(str(error))
             raise typer.Exit(1) from None
         finally:
             if audit is not None:
@@ -103,7 +103,7 @@ def site(
         if explain:
             return
         if host.reason:
-            complain(printable(f"The coordinator has ended the run: {host.reason}", _LINE))
+            complain(f"The coordinator has ended the run: {host.reason}")
             raise typer.Exit(1)
         tell("The run is over.")
 

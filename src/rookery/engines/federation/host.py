@@ -8,7 +8,6 @@ reason, and no word of the data.
 import json
 import logging
 import re
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from rookery.engines.federation.site import Guard, RefusedError, Site
 from rookery.engines.federation.store import Store, locked
 from rookery.jaxprs import digest
 from rookery.plan import Plan, Setting
-from rookery.printable import printable
+from rookery.printable import failure, printable
 from rookery.problems import Problem
 from rookery.source import Source
 
@@ -160,8 +159,7 @@ class Host:
             self._refused(header, why)
             return _refused(number, why)
         except Exception as error:  # nothing that may speak of the data leaves the site
-            lines = traceback.format_exc().splitlines()  # a line may have words of the coordinator's
-            LOG.error("A request failed.\n%s", "\n".join(f"| {printable(line, _WHY)}" for line in lines))
+            LOG.error("A request failed.\n%s", failure())  # with words of the coordinator, perhaps
             return _refused(number, f"it failed ({type(error).__name__}); its log says more.")
 
     def hello(self) -> dict[str, Any]:
@@ -179,8 +177,11 @@ class Host:
 
     def explain(self, header: dict[str, Any]) -> Opened:
         """What a run would be that the coordinator opens with these words; RefusedError if it can't be."""
-        check_opening(header)
-        return self._understand(header)[0]
+        try:
+            check_opening(header)
+            return self._understand(header)[0]
+        except (RefusedError, ValueError) as error:
+            raise RefusedError(printable(error, _WHY)) from error
 
     def _open(self, number: int, header: dict[str, Any]) -> bytes:
         words = {name: value for name, value in header.items() if name not in _CHANGES}
@@ -281,7 +282,7 @@ class Host:
             if source is None:
                 return None
             widest, narrowest, chunk = levels[name]
-            if int(source.sizes[0]) != header["sizes"][name]:
+            if int(source.sizes[0]) != header["sizes"].get(name):
                 raise RefusedError(f"its number of samples ({name}) has changed since it said hello.")
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
             everyone: Any = jax.ShapeDtypeStruct((n,), jnp.int32)

@@ -198,9 +198,9 @@ class _Watch:
                     return what(self._session)
             except Exception as error:
                 if type(error).__name__ not in _BROKEN:
-                    raise JobFailedError(f"FLARE: {error}") from error
+                    raise JobFailedError(f"FLARE: {printable(error)}") from error
                 if time.monotonic() - begin > self._silence:
-                    raise ConnectionError(f"FLARE's server can't be reached: {error}") from error
+                    raise ConnectionError(f"FLARE's server can't be reached: {printable(error)}") from error
             time.sleep(self._poll)
             with suppress(Exception):
                 session = self._connect()
@@ -252,5 +252,5 @@ def session(admin: str | Path) -> Any:
             return new_secure_session(user, str(admin), timeout=30.0)
         except Exception as error:
             raise ConnectionError(
-                f"FLARE's server can't be reached as {user}: {type(error).__name__}: {error}"
+                f"FLARE's server can't be reached as {user}: {type(error).__name__}: {printable(error)}"
             ) from error

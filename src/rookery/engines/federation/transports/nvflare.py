@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event
-from rookery.printable import printable
+from rookery.printable import failure, printable
 
 SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `local`
 RESULTS = "rookery"  # the folder of a run's results, within the job's
@@ -343,7 +343,7 @@ def serve(config: dict[str, Any], calls: Calls, out: Path, own: Own) -> None:
     except ConnectionAbortedError:
         note(out, "lost", "FLARE ended the job: a site's process was lost, or somebody aborted it.")
     except Exception as error:
-        _LOG.exception("the run failed")
+        _LOG.error("The run failed.\n%s", failure())
         text = str(error) or type(error).__name__
         if calls.refused:
             text = "; ".join(f"{name} refuses: {why}" for name, why in calls.refused.items())
@@ -391,7 +391,7 @@ class Door:
             with self._lock:
                 return bytes(self._host.handle(message))
         except Exception:
-            _LOG.exception("a request failed")
+            _LOG.error("A request failed.\n%s", failure())
             return _refused(message, "a request failed there; its log says why.")
 
     def close(self) -> None:
