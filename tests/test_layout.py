@@ -56,6 +56,14 @@ def imported(path: Path) -> set[str]:
     return found
 
 
+def test_nothing_that_comes_from_the_network_is_run() -> None:
+    """No module of the federation can unpickle, evaluate or import what a message names."""
+    modules = r"import (pickle|cloudpickle|dill|marshal|shelve)\b"
+    calls = r"\b(eval|exec|__import__|import_module|import_string)\(|resolve_name\((?!(PROGRAM|HOST)\))"
+    for path in sorted((SOURCE / "engines" / "federation").rglob("*.py")):
+        assert not re.search(f"{modules}|{calls}", path.read_text()), path.name
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_point_one_way(path: Path) -> None:
     own = path.relative_to(SOURCE).parts[0].removesuffix(".py")

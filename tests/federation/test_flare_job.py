@@ -483,11 +483,17 @@ def test_no_escape_sequence_of_the_server_reaches_the_terminal(tmp_path: Path, m
     [
         ({"task": "/etc/evil.py:task"}, "is a file"),
         ({"algorithm": "evil.py:FedX"}, "is a file"),
-        ({"task": "other.tasks:task"}, "not among those that the server's rookery.toml lists"),
+        ({"task": "other.tasks:task"}, "must be one that the server's rookery.toml lists; got other.tasks:task"),
+        ({"task": "os:system", "set": ["command=touch FILE"], "sites": ["a"]}, "must be one that"),
     ],
 )
-def test_a_job_names_nothing_but_what_the_server_allows(tmp_path: Path, options: Any, message: str) -> None:
-    own = nvflare.Own(tmp_path, {"tasks": ["study.tasks:task"]})
+@pytest.mark.parametrize("listed", [{"tasks": ["study.tasks:task"]}, {}])
+def test_a_job_names_nothing_but_what_the_server_allows(
+    tmp_path: Path, options: Any, message: str, listed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = nvflare.Own(tmp_path, listed)
     asked = {"task": "study.tasks:task", "algorithm": "FedNest", "run": "a", **options}
     with pytest.raises(ValueError, match=message):
         flare.coordinate(asked, Calls([], {}, 1.0), tmp_path, own)
+    assert not list(tmp_path.iterdir())

@@ -1,10 +1,13 @@
 """Every algorithm between a coordinator without data and hosts that trace the plan themselves."""
 
+from typing import Any
+
 import pytest
 from tests.contract.cases import HARD, claims, full, job, names, pairs, ragged, together
 from tests.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
+from rookery.engines.federation import wire
 from rookery.testing.runs import agree, outcome
 
 
@@ -27,3 +30,25 @@ def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     here = outcome(rk.Simulation(), what, 1)
     there = outcome(in_memory(own := hosts(what)), without_data(what), 1, hosts=own)
     agree(here, there)
+
+
+@pytest.mark.parametrize("name", ["Scaffold", pytest.param("FedNest", marks=pytest.mark.slow)])
+def test_no_site_is_sent_a_reply_of_another(name: str) -> None:
+    what = job(name, ragged(claims(name)[0], 3), full(name))
+    engine, sent, replied = in_memory(own := hosts(what)), dict[int, set[bytes]](), dict[int, set[bytes]]()
+    ask = engine.transport._ask
+    arrays = lambda message: {a.tobytes() for a in wire.decode(message)[1] if a.size > 1}
+
+    def tapped(i: int, message: Any) -> bytes:
+        answer = bytes(ask(i, message))
+        sent.setdefault(i, set()).update(arrays(message))
+        replied.setdefault(i, set()).update(arrays(answer))
+        return answer
+
+    engine.transport._ask = tapped
+    outcome(engine, without_data(what), 2, hosts=own)
+    for i, mine in sent.items():
+        others = {array for j, theirs in replied.items() for array in theirs if j != i}
+        assert mine
+        assert others
+        assert not mine & others

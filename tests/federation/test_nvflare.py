@@ -28,6 +28,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 SITES = ["site-1", "site-2", "site-3"]
+TASKS = ["flare_study:TASK", "flare_study:PERSONAL", "nowhere.at.all:task"]  # that the server lists
 MODULE = """\
 import sys
 sys.path.append({here!r})
@@ -47,7 +48,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     source = Path(rk.__file__).parents[1]
     made = Loopback(tmp_path_factory.mktemp("flare"), SITES, [source])
-    (made.kit("localhost") / "local" / "rookery.toml").write_text(f"path = [{json.dumps(str(HERE))}]\n")
+    (made.kit("localhost") / "local" / "rookery.toml").write_text(
+        f"path = [{json.dumps(str(HERE))}]\ntasks = {json.dumps(TASKS)}\n"
+    )
     try:
         made.start_all(lambda: supervisor.session(made.admin))
         yield made

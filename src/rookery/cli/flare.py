@@ -147,12 +147,20 @@ def _wait_for(folder: Path, seconds: float = 60.0) -> None:
 
 
 def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
-    """A job names what is installed, and of that, where the server's settings list `tasks`, one of them."""
+    """A job names a task that the server's settings list, or, if they list none, one that is known by a plain name.
+
+    What package.module:name refers to is called: `os:system` would run a command.
+    """
     from rookery.engines.federation.transports import nvflare
+    from rookery.registry import is_reference
 
     _check_files(options)
-    if options["task"] not in own.said.get("tasks", [options["task"]]):
-        raise ValueError(f"The task {options['task']} is not among those that the server's {nvflare.SETTINGS} lists.")
+    task = options["task"]
+    if task not in own.said.get("tasks", [] if is_reference(task) else [task]):
+        raise ValueError(
+            f"A job's task must be one that the server's {nvflare.SETTINGS} lists; got {printable(task)}. "
+            "Add it there, to tasks = [...]."
+        )
 
 
 def _check_files(options: dict[str, Any]) -> None:
