@@ -55,17 +55,17 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
     cls = type(method)
     if isinstance(method, type) or not dataclasses.is_dataclass(method) or not hasattr(method, "round"):
         what = f"the class {method.__name__}" if isinstance(method, type) else f"a {cls.__name__}"
-        raise TypeError(f"with_server_optimizer: method is {what}; give an algorithm, such as rk.FedAvg(step=0.1).")
+        raise TypeError(f"with_server_optimizer: method must be an algorithm, such as rk.FedAvg(step=0.1); got {what}.")
     if not cls.__dataclass_params__.frozen:
-        raise TypeError(f"with_server_optimizer: {cls.__name__} is no frozen dataclass: use @dataclass(frozen=True).")
+        raise TypeError(f"with_server_optimizer needs a frozen dataclass: give {cls.__name__} @dataclass(frozen=True).")
     if hasattr(method, _UPPER):
         raise ValueError(f"{cls.__name__} has a server optimizer already: chain two with optax.chain(...).")
     if upper is None and lower is None:
-        raise ValueError("with_server_optimizer: no optimizer is given: give upper=optax.adam(1e-3), or lower=….")
+        raise ValueError("with_server_optimizer needs an optimizer: give upper=optax.adam(1e-3), or lower=….")
     for name, given in (("upper", upper), ("lower", lower)):
         if given is not None and not hyperparameters.is_optimizer(given):
-            way = "call it, with its step size" if callable(given) else "give one of optax's, as optax.adam(1e-3)"
-            raise TypeError(f"with_server_optimizer: {name} is {given!r}, no optimizer with init and update: {way}.")
+            way = "Call it with a step size" if callable(given) else "Use for example optax.adam(1e-3)"
+            raise TypeError(f"with_server_optimizer: {name} must be an optax optimizer; got {given!r}. {way}.")
     own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
     return _extended(cls)(**own, **{_UPPER: upper, _LOWER: lower})
 

@@ -181,12 +181,12 @@ ASKS = odd(lambda x: (), lambda g, s, x, value: (g, s))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rk.with_server_optimizer(FEDAVG, optax.adam), r"upper is <function .*no optimizer .*: call it"),
-        (lambda: rk.with_server_optimizer(FEDAVG, 0.1), r"upper is 0.1, no optimizer with init and update: give one"),
-        (lambda: rk.with_server_optimizer(FEDAVG, lower="adam"), r"lower is 'adam', no optimizer"),
-        (lambda: rk.with_server_optimizer(FEDAVG), r"no optimizer is given: give upper="),
-        (lambda: rk.with_server_optimizer(rk.FedAvg, optax.sgd(1.0)), r"method is the class FedAvg; give an algorithm"),
-        (lambda: rk.with_server_optimizer("FedAvg", optax.sgd(1.0)), r"method is a str; give an algorithm"),
+        (lambda: rk.with_server_optimizer(FEDAVG, optax.adam), r"upper must be .*; got <function .* Call it"),
+        (lambda: rk.with_server_optimizer(FEDAVG, 0.1), r"upper must be an optax optimizer; got 0.1. Use for example"),
+        (lambda: rk.with_server_optimizer(FEDAVG, lower="adam"), r"lower must be an optax optimizer; got 'adam'"),
+        (lambda: rk.with_server_optimizer(FEDAVG), r"needs an optimizer: give upper="),
+        (lambda: rk.with_server_optimizer(rk.FedAvg, optax.sgd(1.0)), r"must be an algorithm.*; got the class FedAvg"),
+        (lambda: rk.with_server_optimizer("FedAvg", optax.sgd(1.0)), r"method must be an algorithm.*; got a str"),
         (
             lambda: rk.with_server_optimizer(rk.with_server_optimizer(FEDAVG, optax.sgd(1.0)), optax.sgd(1.0)),
             r"has a server optimizer already: chain two",

@@ -282,7 +282,7 @@ def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None
 
 def test_without_certificates_only_this_machine(out: Path) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "10.0.0.7:0", "example.org:0"):
-        site = "on this machine alone|no site can connect"
+        site = "on this machine alone|No site can connect"
         with pytest.raises(ValueError, match=r"listens at 127\.0\.0\.1 alone"):
             network.Server(address, ["a"], None, True)
         with pytest.raises(ValueError, match=site):

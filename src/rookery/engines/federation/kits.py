@@ -166,25 +166,25 @@ def parse_address(text: str) -> tuple[str, str]:
         ip = None
     numeric = re.fullmatch(r"[\d.]*", host) is not None
     if (ip is None and (numeric or not _DNS.fullmatch(host))) or not 0 < number < 65536:
-        raise ValueError(f"{text!r} is no address; give a host, or host:port, as fl.example.org:9443.")
+        raise ValueError(f"An address must be a host or host:port, such as fl.example.org:9443; got {text!r}.")
     if ip is not None and ip.is_unspecified:
-        raise ValueError(f"{text}: no site can connect to {host}; give the name or address that sites reach it by.")
+        raise ValueError(f"No site can connect to {host}; give the coordinator's name or address as sites see it.")
     return (f"[{host}]:{number}" if ":" in host else f"{host}:{number}"), host
 
 
 def check_names(sites: Sequence[str], least: int = 1) -> None:
     """Raise ValueError if these can't be the names of a federation's sites."""
     if len(sites) < least:
-        raise ValueError("There are no sites; give their names, as a,b,c.")
+        raise ValueError("A federation needs sites; give their names, for example a,b,c.")
     for name in sites:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-            raise ValueError(f"{name!r} can't be a site's name; take letters, digits, - and _, at most 64.")
+            raise ValueError(f"A site's name must be 1 to 64 letters, digits, '-' or '_'; got {name!r}.")
         if name.lower() in (COORDINATOR, _CA):
-            raise ValueError(f"A site can't be called {name!r}; that is a folder of its own.")
+            raise ValueError(f"A site can't be called {name!r}, the name of another folder. Choose another.")
     lower = [name.lower() for name in sites]
     twice = next((name for name in sites if lower.count(name.lower()) > 1), None)
     if twice is not None:
-        raise ValueError(f"Two sites are called {twice!r} (capitals don't count); give each a name of its own.")
+        raise ValueError(f"Two sites are called {twice!r}, ignoring case. Give each its own name.")
 
 
 # Files.
