@@ -183,8 +183,7 @@ def border() -> Iterator[None]:
     except typer.Exit:
         raise
     except (ValueError, TypeError, OSError) as error:
-        known = isinstance(error, OSError) and error.strerror and error.filename
-        complain(f"Cannot use {error.filename}: {error.strerror}. Give another path." if known else str(error))
+        complain(_in_words(error) if isinstance(error, OSError) else str(error))
         _tell_hosts(error)
         raise typer.Exit(2) from None
     except MemoryError as error:  # a round that the device has no room for says so, and what to do
@@ -203,6 +202,12 @@ def border() -> Iterator[None]:
         complain(f"{error} The run has ended; with --out, it goes on from its last checkpoint with --resume.")
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(1)  # JAX would wait for the others
+
+
+def _in_words(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"Cannot use {error.filename}: {error.strerror}. Give another path."
 
 
 def _tell_hosts(error: Exception) -> None:
