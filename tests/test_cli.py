@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -19,6 +20,8 @@ import rookery as rk
 from rookery import cli, demo, hyperparameters, report
 from rookery.metrics import direction
 from rookery.registry import ALGORITHMS, TASKS, find_algorithm
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 SMALL = ["run", "quadratic", "--algorithm", "LFedNest", "--clients", "3", "--every", "2"]
 
@@ -442,8 +445,8 @@ def test_single_level_methods_get_the_single_level_reading():
     [
         ("minimax", ["--clients", 3], "distance", 0.5),
         ("compositional", [], "distance", 0.5),
-        ("single-level", ["--clients", 10, "--cohort", 5, "--set", "width=8"], "loss", 0.8),
-        ("weighted-nodes", [], "similar_weight", -1.5),  # it rises by half at least
+        slow("single-level", ["--clients", 10, "--cohort", 5, "--set", "width=8"], "loss", 0.8),
+        slow("weighted-nodes", [], "similar_weight", -1.5),  # it rises by half at least
     ],
 )
 def test_a_new_algorithm_for_every_class_of_problems(problem, settings, metric, gain, tmp_path):

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ METHOD = rk.FedAvg(step=0.1, local_steps=2, batch_size=1)
 NOISY = rk.chain(rk.clip(1.0), rk.gaussian(0.5))
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def run(engine: Any = None, rounds: int = 3, **given: Any) -> rk.Run:
@@ -53,7 +55,7 @@ def test_a_noise_seed_repeats_the_noise_and_says_that_it_hides_nothing() -> None
     assert run(channel={"x": rk.clip(1.0)}, noise_seed=5).notes == ()  # a clip draws none
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, rk.Simulation(mesh=2)], ids=["simulation", "federation", "mesh"])
+@pytest.mark.parametrize("engine", [*ENGINES, slow(rk.Simulation(mesh=2))], ids=["simulation", "federation", "mesh"])
 def test_a_checkpoint_keeps_the_noise(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that goes on draws the noise that it would have drawn: no round is seen with two."""
     entropy = [b"\1" * 8]
@@ -160,7 +162,9 @@ def solved(method: Any, **given: Any) -> rk.Run:
     return rk.solve(QUADRATIC.problem, QUADRATIC.clients, method, QUADRATIC.init, evaluate=QUADRATIC.evaluate, **given)
 
 
-@pytest.mark.parametrize("method", [rk.FedNest, rk.LFedNest, rk.LFedNestNonAlt], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "method", [rk.LFedNest, slow(rk.FedNest), slow(rk.LFedNestNonAlt)], ids=lambda cls: cls.__name__
+)
 def test_a_clip_leaves_the_estimate_of_the_hessian_alone(method: Any) -> None:
     """hessian_step="auto" sends a probe of ℓ along with x; a clip far below ℓ changes x alone."""
     free, bounded = (solved(method(), rounds=25, channel=channel) for channel in (None, rk.clip(0.05)))
@@ -170,7 +174,9 @@ def test_a_clip_leaves_the_estimate_of_the_hessian_alone(method: Any) -> None:
     assert not np.allclose(bounded.x, free.x)
 
 
-@pytest.mark.parametrize("method", [rk.SimFBO, rk.ShroFBO, rk.ASFBO, rk.LAASFBO], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "method", [rk.ShroFBO, *map(slow, (rk.SimFBO, rk.ASFBO, rk.LAASFBO))], ids=lambda cls: cls.__name__
+)
 def test_a_clip_above_the_updates_changes_nothing_whatever_goes_with_them(method: Any) -> None:
     """τ = 9 goes with updates that are far smaller than the bound, which is below τ."""
     steps = {"upper_step": 1e-3, "lower_step": 1e-3, "linear_step": 1e-3}

@@ -28,7 +28,10 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n == "hyperparameters" else n for n in TASKS if n not in OTHERS],
+)
 def test_the_defaults_lower_the_metric(name):
     task = TASKS[name]()
     method = task.algorithm(rk.FedNest)

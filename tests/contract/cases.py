@@ -228,7 +228,12 @@ def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
     return pytest.mark.parametrize(("name", "kind"), each)
 
 
-# What several processes try together: with memory, a gather, the centre's data; and further, in the slow tests, nodes
+# What several processes try together: with memory, the centre's data; and further, in the slow tests, a gather, nodes
 # with a random output, two levels, a nested mean.
-HOSTED = [("ScaffoldSaddle", "Minimax"), ("PDSGD", "SingleLevel"), ("WeightedNodesABA", "WeightedNodes")]
-HOSTED_SLOW = [("WeightedNodesProx", "WeightedNodes"), ("FedBiO", "Bilevel"), ("SCGD", "Compositional")]
+HOSTED = [("ScaffoldSaddle", "Minimax"), ("WeightedNodesABA", "WeightedNodes")]
+HOSTED_SLOW = [
+    ("PDSGD", "SingleLevel"),
+    ("WeightedNodesProx", "WeightedNodes"),
+    ("FedBiO", "Bilevel"),
+    ("SCGD", "Compositional"),
+]

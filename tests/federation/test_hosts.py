@@ -20,8 +20,8 @@ def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     agree(here, there)
 
 
-# One of each class of problem and a few that differ; all of them are in the slow tests, and in the hard setting.
-FAMILIES = {"FastDRO", "FedBiO", "FedSVRG", "NASA", "PFedMe", "ScaffoldSaddle", "WeightedNodesProx"}
+# Two levels, memory, and a saddle; all methods are in the slow tests, and in the hard setting.
+FAMILIES = {"FedBiO", "PFedMe", "ScaffoldSaddle"}
 
 
 @pytest.mark.parametrize("name", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in names()])

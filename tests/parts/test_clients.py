@@ -428,7 +428,7 @@ def without_features() -> rk.Run:
 @pytest.mark.xdist_group("both levels")
 @pytest.mark.parametrize(
     "engine",
-    [rk.Simulation(), pytest.param(rk.Simulation(debug=True), marks=pytest.mark.slow), rk.Federation()],
+    [rk.Simulation(), *(pytest.param(e, marks=pytest.mark.slow) for e in (rk.Simulation(debug=True), rk.Federation()))],
     ids=["simulation", "debug", "federation"],
 )
 def test_a_run_with_both_levels_at_once(engine: Any) -> None:
