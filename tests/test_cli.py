@@ -427,9 +427,16 @@ def test_a_task_is_made_once_to_choose_an_algorithm(monkeypatch):
     assert (asked.algorithm.name, asked.method.upper_step, made) == ("FedNest", 0.5, [4])
 
 
-@pytest.mark.parametrize("task", ["quadratic", "minimax-quadratic"])
-def test_clients_that_do_not_fit_into_memory_are_refused_at_once(task):
-    assert "clients must fit into memory; 100000000000 take about" in refused("run", task, "--clients", 10**11)
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("quadratic", "clients must fit into memory; 100000000000 take about"),
+        ("minimax-quadratic", "clients must fit into memory; 100000000000 take about"),
+        ("worst-group", "samples cannot be divided into 100000000000 parts"),
+    ],
+)
+def test_more_clients_than_there_can_be_are_refused_at_once(task, said):
+    assert said in refused("run", task, "--clients", 10**11)
 
 
 def test_single_level_methods_get_the_single_level_reading():

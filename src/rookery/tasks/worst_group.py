@@ -101,6 +101,8 @@ def worst_group(
     if not 0 < many < clients:
         raise ValueError(f"bad={bad!r} of clients={clients}: there must be clients of both kinds.")
     images, labels, test_images, test_labels = digit_images(seed)
+    if clients > len(labels):
+        raise ValueError(f"{len(labels)} samples cannot be divided into {clients} parts; use fewer clients.")
     rng = np.random.default_rng([seed, 1])
     parts = rng.permutation(len(labels))[: len(labels) // clients * clients].reshape(clients, -1)
     kinds = (rng.permutation(clients) < many).astype(np.int32)
