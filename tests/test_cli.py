@@ -427,16 +427,11 @@ def test_a_task_is_made_once_to_choose_an_algorithm(monkeypatch):
     assert (asked.algorithm.name, asked.method.upper_step, made) == ("FedNest", 0.5, [4])
 
 
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ("quadratic", "clients must fit into memory; 100000000000 take about"),
-        ("minimax-quadratic", "clients must fit into memory; 100000000000 take about"),
-        ("worst-group", "samples cannot be divided into 100000000000 parts"),
-    ],
-)
-def test_more_clients_than_there_can_be_are_refused_at_once(task, said):
-    assert said in refused("run", task, "--clients", 10**11)
+def test_more_clients_than_there_can_be_are_refused_at_once():
+    said = refused("run", "quadratic", "--clients", 10**11)
+    assert "quadratic: clients must fit into memory; 100000000000 take about" in said
+    with pytest.raises(ValueError, match="samples cannot be divided into 100000000000 parts"):
+        rk.tasks.worst_group(clients=10**11)
 
 
 def test_single_level_methods_get_the_single_level_reading():

@@ -90,15 +90,17 @@ def _check_memory(found: Found, settings: dict[str, Any]) -> None:
     many = settings.get("clients", 0)
     if many < _MANY:
         return
+    made = lambda count: found.thing(**settings | {"clients": count})
+    made(_FEW)  # fills caches
     peaks = []
-    for count in (_FEW, _FEW, 2 * _FEW):  # the first time also fills caches
+    for count in (_FEW, 2 * _FEW):
         tracemalloc.start()
         try:
-            found.thing(**settings | {"clients": count})
+            made(count)
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-    needed, there = (peaks[2] - peaks[1]) / _FEW * many, memory_of(jax.local_devices()[0])
+    needed, there = (peaks[1] - peaks[0]) / _FEW * many, memory_of(jax.local_devices()[0])
     if needed > there:
         raise ValueError(
             f"{found.name}: clients must fit into memory; {many} take about {words(needed)}, and there are "
