@@ -18,6 +18,7 @@ import pytest
 import rookery as rk
 from rookery import checks
 from rookery.engines.engine import PROGRAMS
+from rookery.metrics import check_numbers
 
 N = 3
 
@@ -217,7 +218,7 @@ def test_a_lower_level_of_each_clients_own() -> None:
     )
     refused(
         lambda: solve(rk.Bilevel(upper, lower, lower_scope="local")),
-        r"scope must be \"global\" or \"client\"; got 'local'",
+        r"Bilevel: lower_scope must be \"global\" or \"client\"; got 'local'",
     )  # type: ignore[arg-type]
 
 
@@ -318,6 +319,9 @@ def test_other_slips_at_the_border(tmp_path: Path) -> None:
     refused(lambda: solve(**given | {"algorithm": python}), "schedule step can't be compiled")
     with pytest.raises(TypeError, match="evaluate must return a dict of numbers"):
         solve(**given, evaluate=lambda x, y: {"vector": x})
+    for wrong, said in ((3, "it returns an int"), ({3: 1.0}, "the name 3 is an int"), ("a", "it returns a str")):
+        with pytest.raises(TypeError, match=rf"{said}\."):
+            check_numbers("evaluate", wrong)
 
 
 NODES = rk.WeightedNodes(SINGLE.loss, cap=0.5)

@@ -111,6 +111,11 @@ def test_tuning_beats_no_tuning_on_the_rare_digits():
     assert np.mean(tails["FedNest"]) > np.mean(tails["FedSVRG"])
 
 
+def test_one_output_layer_for_all_is_not_looked_at_where_there_are_many() -> None:
+    with pytest.raises(ValueError, match='which scope="client" has not: leave them out'):
+        rk.tasks.hyperrep(scope="client", share=True)
+
+
 @pytest.mark.slow
 def test_the_implicit_share_on_a_small_case():
     task = rk.tasks.hyperrep(clients=5, width=4, share=True)

@@ -500,6 +500,8 @@ class NoSteps:
         ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "'auto' is not a number"),
         ({"method": NoSteps()}, "NoSteps has no step sizes; name what to search, with its range. It has: size"),
         ({"candidates": 8}, "candidates=8: with 3 step sizes to search give at least 9"),
+        ({"candidates": 1, "search": ["upper_step"]}, "candidates=1: with 1 step size to search give at least 3"),
+        ({"rounds": -1}, "rounds must be an integer of at least 1; got -1"),
         ({"candidates": 0}, "candidates must be an integer of at least 1; got 0"),
         ({"rounds": 0}, "rounds must be an integer of at least 1; got 0"),
         ({"slots": 0}, "slots must be an integer of at least 1; got 0"),

@@ -36,6 +36,12 @@ def naming_fields(cls: type) -> None:
 _STEPS = ("lr", "learning_rate", "step_size", "stepsize", "eta", "alpha", "step")  # what others call a step size
 
 
+def kind_of(value: Any) -> str:
+    """Return the name of the value's type with its article: "a list", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def is_number(value: Any) -> bool:
     """Return whether the value is a finite real number."""
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)

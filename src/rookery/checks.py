@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery import hyperparameters, jaxprs
-from rookery.arguments import check_counts, check_seed, nearest
+from rookery.arguments import check_counts, check_seed, kind_of, nearest
 from rookery.client import Client
 from rookery.clients import Clients
 from rookery.fed import Algorithm
@@ -65,8 +65,7 @@ def _kind(value: Any) -> str:
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return kind_of(value)
 
 
 def _weights_and_model(problem: WeightedNodes, clients: Clients, init: Any) -> tuple[Any, Any]:
@@ -214,13 +213,14 @@ def _check_pair(problem: Problem, clients: Clients, algorithm: Algorithm) -> Non
         raise ValueError(f"{name} does not solve {kind} problems (it solves: {can}).{way}")
     for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
         check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
-    scope = getattr(problem, "lower_scope", getattr(problem, "inner_scope", "global"))
+    argument = "lower_scope" if isinstance(problem, Bilevel) else "inner_scope"
+    scope = getattr(problem, argument, "global")
     if scope not in ("global", "client"):
-        raise ValueError(f'{kind}: scope must be "global" or "client"; got {scope!r}.')
+        raise ValueError(f'{kind}: {argument} must be "global" or "client"; got {scope!r}.')
     if scope != getattr(algorithm, "scope", "global"):
         level = "a lower level" if isinstance(problem, Bilevel) else "an inner function"
         one, other = ("each client's own", "one for all") if scope == "client" else ("one for all", "each client's own")
-        raise ValueError(f"{name} needs {level} that is {other}; this problem's is {one} (scope {scope!r}).")
+        raise ValueError(f"{name} needs {level} that is {other}; this problem's is {one} ({argument}={scope!r}).")
     if isinstance(problem, Compositional):
         _check_composition(problem, name, algorithm)
     if isinstance(problem, WeightedNodes):

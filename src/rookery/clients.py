@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery import frames, hosts, jaxprs
-from rookery.arguments import check_counts
+from rookery.arguments import check_counts, kind_of
 from rookery.placement import check as check_placement
 from rookery.placement import on_host
 from rookery.source import Count, Rows, Source, View, chunk_length, end_to_end, join, joined
@@ -59,7 +59,7 @@ class Clients:
     ) -> None:
         for name, given in (("lower", lower), ("upper", upper), ("test", test)):
             if given is not None and not isinstance(given, list | tuple):
-                raise TypeError(f"{name} is a {type(given).__name__}; give a list with one entry per client.")
+                raise TypeError(f"{name} is {kind_of(given)}; give a list with one entry per client.")
         if lower is None and upper is None:
             raise ValueError("Clients needs data: give lower=[...], upper=[...] or both, one entry per client.")
         if lower is not None and upper is not None and len(lower) != len(upper):
@@ -592,7 +592,7 @@ def _loaded(load: Callable[[int], Mapping[str, Rows]], i: int) -> dict[str, Rows
     """A client's data, copied: a loader may use its buffers again."""
     own: Any = load(i)
     if not isinstance(own, Mapping):
-        raise TypeError(f"load({i}) gives a {type(own).__name__}; give a dict with 'lower' or 'upper' or both.")
+        raise TypeError(f"load({i}) gives {kind_of(own)}; give a dict with 'lower' or 'upper' or both.")
     return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, dict(own))
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rookery import channel as channels
 from rookery import convolutions, jaxprs, ledger
+from rookery.arguments import kind_of
 from rookery.channel import Bookkeeping, Faults
 from rookery.client import Client, Data, Epochs
 from rookery.clients import Clients, sample_cohort
@@ -455,7 +456,7 @@ class Fed:
         """What clients send: with a channel, the encoded updates and the bookkeeping beside them."""
         if not isinstance(value, PerClient):
             raise TypeError(
-                f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got a {type(value).__name__}."
+                f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got {kind_of(value)}."
             )
         self._check_own(value, kind)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rookery.arguments import check_seed, is_number
+from rookery.arguments import check_seed, is_number, kind_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,7 +269,7 @@ def _columns(table: Any, by: Any, coded: Sequence[Any]) -> dict[Any, "pd.Series"
         raise ValueError(f"the table has several parts, {_list(names)}: give one of them.")
     if names is None or not hasattr(table, "__getitem__"):
         raise TypeError(
-            f"the table is a {type(table).__name__}; give a pandas DataFrame, a path to a CSV or Parquet file, or "
+            f"the table is {kind_of(table)}; give a pandas DataFrame, a path to a CSV or Parquet file, or "
             "something with columns: {name: array}, or an object with column_names."
         )
     names = list(names)

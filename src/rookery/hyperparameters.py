@@ -79,7 +79,7 @@ def is_array(value: Any) -> bool:
         dtype = np.asarray(value).dtype if isinstance(value, list | _ARRAYS) else None
     except ValueError:  # lists of different lengths
         return False
-    return dtype is not None and (dtype == bool or jnp.issubdtype(dtype, jnp.number))
+    return dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in (jnp.number, jnp.bool_))
 
 
 def _is_too_large(value: Any) -> bool:

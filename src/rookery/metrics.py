@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.arguments import kind_of
+
 HIGHER = {
     "acc", "accuracy", "auc", "auroc", "bleu", "coverage", "dice", "f1", "gain", "iou", "likelihood", "precision",
     "profit", "r2", "recall", "return", "returns", "reward", "rewards", "score", "scores", "sensitivity",
@@ -46,18 +48,15 @@ def check_numbers(source: str, metrics: Any) -> None:
     """Raise TypeError if what `source` returns is not {name: real number}; the numbers may be traced."""
     asked = f"{source} must return a dict of numbers, {{name: number}}"
     if not isinstance(metrics, dict):
-        raise TypeError(f"{asked}; it returns a {type(metrics).__name__}.")
+        raise TypeError(f"{asked}; it returns {kind_of(metrics)}.")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise TypeError(f"{asked}; the name {name!r} is a {type(name).__name__}.")
+            raise TypeError(f"{asked}; the name {name!r} is {kind_of(name)}.")
         kind = getattr(value, "dtype", None) or np.asarray(value).dtype
         real = any(jnp.issubdtype(kind, own) for own in (jnp.bool_, jnp.integer, jnp.floating))
         if np.shape(value) or not real:
-            shown = (
-                f"an array of shape {np.shape(value)}"
-                if np.shape(value)
-                else f"a {type(value).__name__} ({value!s:.40})"
-            )
+            array = f"an array of shape {np.shape(value)}"
+            shown = array if np.shape(value) else f"{kind_of(value)} ({value!s:.40})"
             raise TypeError(f"{asked}; {name!r} is {shown}.")
 
 

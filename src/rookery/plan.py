@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from rookery import channel as channels
 from rookery import draws, fed, hyperparameters, jaxprs, ledger, words
+from rookery.arguments import kind_of
 from rookery.clients import Clients
 from rookery.fed import Book, Fed, Keys, PerClient, Threaded
 from rookery.ledger import Entries, Entry
@@ -191,7 +192,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
         state = jax.tree.map(jaxprs.strong, algorithm.init(everyone, x, y, given.key))
         if not (hasattr(state, "x") and hasattr(state, "y")):
             name = type(setting.algorithm).__name__
-            raise TypeError(f"{name}.init returns a {type(state).__name__}; a state is a NamedTuple with x and y.")
+            raise TypeError(f"{name}.init returns {kind_of(state)}; a state is a NamedTuple with x and y.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         server = jax.tree.map(jnp.asarray, states[1])
         return book, Made(Carry(state, book.threaded.memory, client, server, given.noise))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from rookery import algorithms, tasks
+from rookery.arguments import kind_of
 from rookery.engines.room import memory_of, words
 from rookery.printable import is_own, located
 from rookery.tasks.task import Task
@@ -269,7 +270,7 @@ def blaming() -> Iterator[None]:
 def _kind(thing: Any) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
-    return "a function" if inspect.isfunction(thing) else f"a {type(thing).__name__}"
+    return "a function" if inspect.isfunction(thing) else kind_of(thing)
 
 
 # Names.

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array
 
 from rookery import hyperparameters, tree
+from rookery.arguments import kind_of
 from rookery.fed import Algorithm, Fed
 from rookery.parts import optimizers
 from rookery.parts.projection import capped_simplex
@@ -54,7 +55,7 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
     """
     cls = type(method)
     if isinstance(method, type) or not dataclasses.is_dataclass(method) or not hasattr(method, "round"):
-        what = f"the class {method.__name__}" if isinstance(method, type) else f"a {cls.__name__}"
+        what = f"the class {method.__name__}" if isinstance(method, type) else kind_of(method)
         raise TypeError(f"with_server_optimizer: method must be an algorithm, such as rk.FedAvg(step=0.1); got {what}.")
     if not cls.__dataclass_params__.frozen:
         raise TypeError(f"with_server_optimizer needs a frozen dataclass: give {cls.__name__} @dataclass(frozen=True).")

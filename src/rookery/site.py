@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rookery.arguments import kind_of
 from rookery.clients import Clients
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.host import Host, Study
@@ -32,7 +33,7 @@ def study(
             can't be described in words, such as an optimizer.
     """
     if not isinstance(data, Mapping):
-        raise TypeError(f'A site\'s data are a {type(data).__name__}; give {{"lower": rows, "upper": rows}}.')
+        raise TypeError(f'A site\'s data are {kind_of(data)}; give {{"lower": rows, "upper": rows}}.')
     known = ("lower", "upper", "test", "center", "replace")
     strange = [name for name in data if name not in known]
     if strange:

@@ -194,6 +194,8 @@ class Run:
             if name not in known:
                 has = ", ".join(known) or "none"
                 raise ValueError(f"plot must be given metrics of the run ({has}); got {name!r}.{_nearest(name, known)}")
+        if ax is not None and not hasattr(ax, "set_xlabel"):
+            raise TypeError(f"ax must be matplotlib axes, such as plt.subplots()[1], or None for new ones; got {ax!r}.")
         if ax is None:
             from matplotlib import pyplot as plt  # slow to import, and not needed before
 

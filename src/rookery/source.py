@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from rookery import tree
+from rookery.arguments import kind_of
 from rookery.placement import HostArray, on_host
 
 Rows: TypeAlias = Any  # a pytree of arrays with a common leading axis: the samples
@@ -242,7 +243,7 @@ def join(parts: Sequence[Rows], level: str, first: int = 0) -> Source:
 def end_to_end(given: Any, level: str, placement: str) -> Source:
     """A level's data, given as (rows, sizes): all samples end to end, and each client's number of them."""
     if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"{level} is a {type(given).__name__}; give a pair (rows, sizes).")
+        raise TypeError(f"{level} is {kind_of(given)}; give a pair (rows, sizes).")
     rows, counts = given
     leaves, structure = jax.tree_util.tree_flatten_with_path(rows)
     names = [tree.path_name(path) for path, _ in leaves]
@@ -251,7 +252,7 @@ def end_to_end(given: Any, level: str, placement: str) -> Source:
     for name, (_, leaf) in zip(names, leaves, strict=True):
         if placement == "host" and not isinstance(leaf, np.ndarray):
             raise TypeError(
-                f"{level}: {name} is a {type(leaf).__name__}; rows that stay on the host are NumPy arrays or "
+                f"{level}: {name} is {kind_of(leaf)}; rows that stay on the host are NumPy arrays or "
                 "numpy.memmap: give one of those, or leave placement out."
             )
     arrays = [np.asarray(leaf) for _, leaf in leaves]

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from rookery import hyperparameters
-from rookery.arguments import check_counts, is_integer, is_number
+from rookery.arguments import check_counts, is_integer, is_number, kind_of
 from rookery.channel import Channel, Faults
 from rookery.checks import check_function, check_run, start_values
 from rookery.clients import Clients
@@ -217,8 +217,8 @@ def tune(
         check_function("evaluate", evaluate, "x, y", "x, y, memory")
     problem, evaluate, measure = models.problem, models.seeing(evaluate), measuring(models, evaluate_client)
     x, y = start_values(problem, clients, models.init)
-    size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
+    size = check_run(problem, clients, algorithm, x, y, rounds, cohort, 1, seed)
     check_between(channel, faults, noise_seed, size)
     wanted = _ranges(algorithm, search)
     goal = direction(metric, otherwise=False)  # refused below if it does not tell, once it is known to be a metric
@@ -379,7 +379,8 @@ def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int)
         least = times * next(n for n in _PRIMES if count <= n + 1) ** min(count, 2)
         also = f" and {times} combinations of listed values" if times > 1 else ""
         raise ValueError(
-            f"candidates={most}: with {count} step sizes{also} to search give at least {least}, or search fewer."
+            f"candidates={most}: with {count} step size{'s' * (count > 1)}{also} to search give at least {least}, or "
+            "search fewer."
         )
     levels = fitting[-1]
     middle = levels // 2
@@ -568,7 +569,7 @@ class _Race:
                 rows = group.sweep.measure(state, memory, at)
                 metrics = {**metrics, **over_clients(rows, self._everyone, self._weights)}
         if not isinstance(metrics, dict) or self._metric not in metrics:
-            known = ", ".join(metrics) if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
+            known = ", ".join(metrics) if isinstance(metrics, dict) else kind_of(metrics)
             raise ValueError(
                 f"metric={self._metric!r} must name a metric that evaluate returns; it returns {known or 'nothing'}."
             )

@@ -108,7 +108,9 @@ def hyperrep(
     """
     choice("scope", scope, {"global": 0, "client": 0})
     if scope == "client" and (share or train_metrics):
-        raise ValueError('share and train_metrics look at one output layer for all: leave them out, or scope="client".')
+        raise ValueError(
+            'share and train_metrics look at one output layer for all, which scope="client" has not: leave them out.'
+        )
     settings = _setting(data)
     clients = settings.clients if clients is None else clients
     width = settings.width if width is None else width
