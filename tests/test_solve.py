@@ -257,7 +257,7 @@ def test_a_run_is_plotted() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             found.plot(*given.pop("metrics", []), **given)
-    with pytest.raises(TypeError, match="ax must be matplotlib axes, .*; got 3"):
+    with pytest.raises(TypeError, match=r"ax must be matplotlib axes, .*; got 3"):
         found.plot(ax=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no metrics to plot"):
         run(1, evaluate=None).plot()
