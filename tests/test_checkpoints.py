@@ -312,6 +312,9 @@ class Plain:
     def far(self, x: Any, y: Any) -> dict[str, Any]:
         return {"far": jnp.sum(jnp.abs(x - self.there))}
 
+    def near(self, x: Any, y: Any) -> dict[str, Any]:
+        return {"far": -jnp.sum(jnp.abs(x - self.there))}
+
 
 def to(there: Any, x: Any, y: Any) -> dict[str, Any]:
     return {"far": jnp.sum(jnp.abs(x - there))}
@@ -326,8 +329,9 @@ CORRECTED = {
         measures("far(x)", far=lambda x: x[0]), measures("far(x)", far=lambda x: x[1]), "far differs"
     ),
     "two": (measures("a - b", a=1, b=2), measures("a - b", a=2, b=1), "a, b differ"),
-    "callable": (Distance(np.zeros(2)), Distance(np.ones(2)), "the function differs"),
-    "method": (Plain(0.0).far, Plain(1.0).far, "the function differs"),
+    "callable": (Distance(np.zeros(2)), Distance(np.ones(2)), "there differs"),
+    "method": (Plain(0.0).far, Plain(1.0).far, "there differs"),
+    "another method": (Plain(0.0).far, Plain(0.0).near, "its code differs"),
     "partial": (functools.partial(to, 0.0), functools.partial(to, 1.0), "the function differs"),
     "jitted": (measures("f(x)", f=jax.jit(lambda x: x[0])), measures("f(x)", f=jax.jit(lambda x: x[1])), "f differs"),
     "mapped": (
@@ -353,6 +357,17 @@ def test_another_evaluate_is_refused(case: str, rounds: int, tmp_path: Path) -> 
     rk.solve(**given | {"rounds": 2, "evaluate": before}, checkpoint=tmp_path / "run")
     with pytest.raises(ValueError, match=f"{message}.*Give the same evaluate, another checkpoint folder, or delete"):
         rk.solve(**given | {"rounds": rounds, "evaluate": after}, checkpoint=tmp_path / "run")
+
+
+def test_what_an_evaluate_changes_itself_is_named(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    given = {**EXTENDED, "keep_best": None, "evaluate": lambda x, y: seen.append(x) or {"far": x[0]}}
+    rk.solve(**given | {"rounds": 2}, checkpoint=tmp_path / "run")
+    with pytest.raises(
+        ValueError,
+        match=r"its evaluate reads other values \(seen differs\)\. .*If evaluate itself changes it, do that in a callback",
+    ):
+        rk.solve(**given, checkpoint=tmp_path / "run")
 
 
 def test_another_evaluate_client_is_refused(tmp_path: Path) -> None:

@@ -375,17 +375,21 @@ class Checkpoint:
             its = header.get("identity", {}).get(name)
             if its == value:
                 continue
-            differs, also = f"its {name} is {its!r}, this run's {value!r}", ""
+            differs, also, hint = f"its {name} is {its!r}, this run's {value!r}", "", ""
             if isinstance(its, dict) and isinstance(value, dict):
                 parts = sorted(part for part in its.keys() | value.keys() if its.get(part) != value.get(part))
-                parts = ["its code"] if "its code" in parts else parts
-                differ = "differs" if len(parts) == 1 else "differ"
-                differs, also = f"its {name} is another function ({', '.join(parts)} {differ})", f"the same {name}, "
+                parts = [part for part in parts if part in content.CODE] or parts
+                what = "is another function" if parts[0] in content.CODE else "reads other values"
+                differ, them = ("differs", "it") if len(parts) == 1 else ("differ", "them")
+                differs, also = f"its {name} {what} ({', '.join(parts)} {differ})", f"the same {name}, "
+                if parts[0] not in content.CODE:
+                    hint = f" If {name} itself changes {them}, do that in a callback instead."
             elif isinstance(its, dict) or isinstance(value, dict):
                 differs = f"it was saved {'without' if its is None else 'with'} {name}, and this run has "
                 differs, also = differs + ("none" if value is None else "one"), f"the same {name}, "
             raise ValueError(
                 f"{where} belongs to another run: {differs}. Give {also}another checkpoint folder, or delete this one."
+                f"{hint}"
             )
         if header["round"] > rounds:
             raise ValueError(f"{where} is {header['round']} rounds on, more than rounds={rounds}; name another folder.")

@@ -35,18 +35,43 @@ def of_arrays(value: Any) -> str:
     return digest.hexdigest()
 
 
+CODE = ("its code", "the function")  # what is not a variable's name in a fingerprint
+
+
 def fingerprint(function: Callable[..., Any] | None) -> dict[str, str] | None:
     """Digests of a function's code and of the values that it reads, by name; the same in every process.
+
+    Of an object that can be called, or whose method it is, those of its class and of its attributes.
 
     Functions that it calls count likewise. Functions and classes of installed libraries count by their names, and
     objects that cannot be pickled by their types. Names, line numbers and comments don't count.
     """
     if function is None:
         return None
-    if not isinstance(function, types.FunctionType) or _installed(function):
-        return {"the function": Content().of(function)}
-    read = {name: Content().of(value) for name, value in _read(function)}
-    return {"its code": Content().of((function.__code__, function.__defaults__, function.__kwdefaults__)), **read}
+    code: Any
+    if isinstance(function, types.FunctionType) and not _installed(function):
+        code, read = (function.__code__, function.__defaults__, function.__kwdefaults__), dict(_read(function))
+    else:
+        owner = getattr(function, "__self__", function)
+        code, read = (type(owner), getattr(function, "__func__", None)), _attributes(owner)
+        if not read:
+            return {"the function": Content().of(function)}
+    return {"its code": Content().of(code), **{name: Content().of(value) for name, value in read.items()}}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object of a user's own class holds, by name; nothing if it does not show it."""
+    if _installed(type(value)) or isinstance(value, type):
+        return {}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    try:
+        _, made_of, state, *items = (*value.__reduce_ex__(4), None, None, None)[:5]
+    except Exception:
+        return {}
+    if made_of != (type(value),) or not isinstance(state, dict) or any(more is not None for more in items):
+        return {}
+    return {name: entry for name, entry in state.items() if not is_cached(type(value), name)}
 
 
 def _read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
