@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import rookery as rk
+from rookery import report
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.simulation import Session
 
@@ -354,6 +356,8 @@ SCAFFOLD: dict[str, Any] = {
 def test_a_schedule_is_its_value_in_each_round(every: int) -> None:
     schedule = lambda t: 0.2 / (1.0 + t)
     found = run(7, every=every, method=rk.FedAvg(step=schedule, local_steps=2))
+    assert re.fullmatch(r"<function \S*<lambda>>", found.settings["hyperparameters"]["step"])  # without an address
+    assert report.plain(schedule) == found.settings["hyperparameters"]["step"]
     expected = by_hand(7, schedule)
     np.testing.assert_allclose(found.x, expected[-1], rtol=1e-12)
     np.testing.assert_allclose(found.history["first"], expected[found.history["round"], 0], rtol=1e-12)

@@ -1,5 +1,6 @@
 """Make text that came from elsewhere safe to print: on a terminal, in a log, on a page."""
 
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -29,6 +30,15 @@ def printable(text: Any, most: int = MOST) -> str:
 def failure() -> str:
     """Return the traceback of the exception that is being handled, each line printable and marked with a bar."""
     return "\n".join(f"| {printable(line, 2000)}" for line in traceback.format_exc().splitlines())
+
+
+def without_address(value: Any) -> str:
+    """Return a value's repr without addresses in memory, which differ from run to run.
+
+    >>> without_address([without_address])
+    '[<function without_address>]'
+    """
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def is_own(frame: traceback.FrameSummary) -> bool:

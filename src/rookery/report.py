@@ -30,6 +30,7 @@ from rich.text import Text
 from rookery.clients import Clients
 from rookery.ledger import COUNTED
 from rookery.metrics import direction
+from rookery.printable import without_address
 from rookery.solve import Run, metrics_of
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
@@ -311,7 +312,7 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, float | np.floating | jax.Array | np.ndarray):
         return float(value) if math.isfinite(value) else None
-    return repr(value)
+    return without_address(value)
 
 
 def to_json(value: Any) -> str:

@@ -32,6 +32,7 @@ from rookery.engines.engine import Engine, Job, Session
 from rookery.fed import Algorithm
 from rookery.ledger import COUNTED, Amounts, Ledger
 from rookery.metrics import check_numbers, direction
+from rookery.printable import without_address
 from rookery.problems import Problem, required_arguments
 from rookery.variables import Taken, taken
 from rookery.weights import save_weights
@@ -422,7 +423,7 @@ def solve(
                 saver.finish(record.extra(), record.best)
             interrupted = not session.stopped and (session.rounds < rounds or interrupt.is_set())
             run = record.run(session, interrupted)
-            as_text = lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)
+            as_text = lambda value: value.tolist() if hasattr(value, "tolist") else without_address(value)
             run.settings = json.loads(json.dumps(settings, default=as_text))
             run.notes = notes
             if session.stopped is None or not session.stopped.failed:
@@ -592,7 +593,7 @@ def _settings(
         "engine": type(engine).__name__,
     }
     given = {"channel": channel, "faults": faults}
-    return settings | {name: repr(value) for name, value in given.items() if value is not None}
+    return settings | {name: without_address(value) for name, value in given.items() if value is not None}
 
 
 class _Following:

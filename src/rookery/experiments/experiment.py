@@ -25,6 +25,7 @@ from rookery.experiments.claims import KINDS, REPRODUCED, Claim, judge
 from rookery.experiments.grid import Edge, Grid
 from rookery.experiments.sources import Sources, package
 from rookery.fed import Algorithm
+from rookery.printable import without_address
 from rookery.solve import Run, solve
 from rookery.tasks.task import Task
 
@@ -553,7 +554,7 @@ def _brief(value: Any) -> str:
         return _brief(value.tolist())
     if isinstance(value, list):
         return f"[{', '.join(map(_brief, value))}]"
-    return repr(float(f"{value:.6g}")) if isinstance(value, float) else repr(value)
+    return repr(float(f"{value:.6g}")) if isinstance(value, float) else without_address(value)
 
 
 def _same(a: Any, b: Any) -> bool:
