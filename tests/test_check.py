@@ -66,6 +66,13 @@ def test_a_sum_for_a_mean() -> None:
     assert line.advice.startswith("Write it as a mean (jnp.mean over the batch")
 
 
+def test_a_remedy_for_a_sum_is_one_that_the_clients_do_not_have_yet() -> None:
+    summed = rk.SingleLevel(lambda x, b: jnp.sum((b["a"] @ x - b["t"]) ** 2))
+    advice = lambda *sizes: bad(summed, rk.Clients(upper=[rows(size) for size in sizes]), INIT[0])[0].advice
+    assert advice(4, 4).endswith("; ignore this if the loss uses statistics of the batch, as batch normalisation does.")
+    assert advice(4, 5).endswith("; or give all clients the same number of samples, and batches that are not larger.")
+
+
 def test_a_lower_level_that_is_not_strongly_convex() -> None:
     flat = lambda x, y, b: jnp.mean((b["a"][:, 0] * y[0] - b["t"] - jnp.sum(x)) ** 2)  # y[1] is free
     line, _ = bad(rk.Bilevel(upper, flat))

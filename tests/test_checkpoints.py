@@ -365,7 +365,7 @@ def test_what_an_evaluate_changes_itself_is_named(tmp_path: Path) -> None:
     rk.solve(**given | {"rounds": 2}, checkpoint=tmp_path / "run")
     with pytest.raises(
         ValueError,
-        match=r"its evaluate reads other values \(seen differs\)\. .*If evaluate itself changes it, do that in a callback",
+        match=r"evaluate reads other values \(seen differs\)\. .*If evaluate itself changes it, do that in a callback",
     ):
         rk.solve(**given, checkpoint=tmp_path / "run")
 

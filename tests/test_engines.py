@@ -557,6 +557,13 @@ def test_a_loss_that_is_no_mean_needs_equal_clients(place: str, engine: Any) -> 
         opened(loss, place, engine, (3, 5))
 
 
+def test_equal_clients_are_not_told_to_be_equal() -> None:
+    """A method that weights single samples evaluates them one by one, whatever the clients' sizes."""
+    job = Job(rk.SingleLevel(NO_MEANS["sum"]), data(4, 4), rk.FastDRO(), (jnp.ones(2), ()), 2)
+    with pytest.raises(ValueError, match=r"the problem\. Write it as a mean \(.* plus terms without data\)\.$"):
+        rk.Simulation().open(job)
+
+
 def test_two_samples_that_differ_are_looked_at() -> None:
     """Of equal ones batch normalisation makes zeros, together and alone."""
     own = [{"a": np.ones((size, 2)), "t": np.ones(size)} for size in (3, 5)]

@@ -636,16 +636,23 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     _check_values(problem, clients, x, y, names)
 
 
+def of_level(clients: Clients, name: str) -> Any:
+    """Return the samples on which a loss (f, g or r) is evaluated."""
+    return clients.lower if name in ("g", "r") else clients.upper
+
+
 def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, count: int = _FEW) -> None:
     """Raise ValueError if a loss (f, g or r) is not a mean over batches of `count` samples."""
-    rows = _few_samples(clients.lower if name in ("g", "r") else clients.upper, clients.here, count)
+    source = of_level(clients, name)
+    rows = _few_samples(source, clients.here, count)
     if rows is None:
         return
     z = _nudged((x, y))
     both_ways = _together_and_alone(_used_of(problem, clients, name))
     key = _key_of(both_ways, z, rows)
     if key not in _SOUND:
-        _compare(problem, name, both_ways, (z, (x, y)), rows)
+        more = "; or give all clients the same number of samples, and batches that are not larger"
+        _compare(problem, name, both_ways, (z, (x, y)), rows, "" if source.widest == source.narrowest else more)
         _remember(key)
 
 
@@ -683,10 +690,9 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     _known(_VALUES, problem).add(key)
 
 
-_SCALE = (
-    "Its size then depends on the batch, and clients with other sizes or batches would be refused. Use jnp.mean over "
-    "the batch; ignore this if the loss uses statistics of the batch, as batch normalisation does."
-)
+WRITE_A_MEAN = "Write it as a mean (jnp.mean over the batch, plus terms without data)"
+UNLESS = "; ignore this if the loss uses statistics of the batch, as batch normalisation does."
+_SCALE = f"Its size depends on the batch, and clients of other sizes would be refused. {WRITE_A_MEAN}{UNLESS}"
 
 
 def _composed(problem: Any) -> bool:
@@ -861,7 +867,9 @@ def _nudged(z: Any) -> Any:
     return jax.tree.map(lambda a: (np.asarray(a, np.float64) + 0.1 * rng.normal(size=a.shape)).astype(a.dtype), z)
 
 
-def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Sequence[Any], rows: Any) -> None:
+def _compare(
+    problem: Any, name: str, both_ways: Callable[..., Any], points: Sequence[Any], rows: Any, more: str
+) -> None:
     for z in points:
         together, alone = jax.jit(both_ways)(z, rows)
         if _finite((together, alone)):
@@ -874,8 +882,7 @@ def _compare(problem: Any, name: str, both_ways: Callable[..., Any], points: Seq
             raise ValueError(
                 f"{_not_a_mean(problem, name, what, a, b, rows)} Where clients differ in size, have "
                 "fewer samples than a batch, or where the method weights single samples, the loss is evaluated sample "
-                "by sample, and that would change the problem. Write it as a mean (jnp.mean over the batch, plus terms "
-                "without data); or give all clients the same number of samples, and batches that are not larger."
+                f"by sample, and that would change the problem. {WRITE_A_MEAN}{more}."
             )
 
 

@@ -192,7 +192,10 @@ def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
                     break
     except ValueError as error:
         found, _, advice = str(error).partition(" Where clients differ")
-        return Line("means over the batch", found.rstrip("."), "bad", advice[advice.index("Write it") :])
+        advice, source = advice[advice.index(checks.WRITE_A_MEAN) :], checks.of_level(clients, name)
+        if source.widest == source.narrowest:  # `solve` goes on, with a warning
+            advice = checks.WRITE_A_MEAN + checks.UNLESS
+        return Line("means over the batch", found.rstrip("."), "bad", advice)
     return Line("means over the batch", ", ".join(name for name, *_ in _losses(problem, clients, None)))
 
 
