@@ -14,8 +14,8 @@ from rookery import algorithms, catalogue
 SOURCE = Path(rk.__file__).parent
 # A module may import those of a lower number, and of its own package.
 LAYERS = [
-    {"tree", "arguments", "metrics", "ledger", "weights", "hosts", "placement", "printable"},
-    {"content"},
+    {"tree", "arguments", "ledger", "weights", "hosts", "placement", "printable"},
+    {"content", "metrics"},
     {"draws", "jaxprs", "frames", "source"},
     {"convolutions"},
     {"problems", "clients", "channel", "computing"},
