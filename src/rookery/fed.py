@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -536,7 +536,8 @@ class _Parts:
     """
 
     def __init__(self, like: Any, name: str, marks: Any, around: Any) -> None:
-        self._like, self._structure = jax.tree.flatten(like)
+        self._like = jax.tree.leaves(like)
+        self._structure = cast(Any, jax.tree.structure(like))
         self._marks = _marks(marks, like, name)
         start = self._structure.flatten_up_to(_spread(around, like))
         self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]

@@ -236,7 +236,8 @@ class LocalTrain:
         def steps(c: Client, k: Array) -> tuple[Any, local_svrg.Reference]:
             return local_svrg.steps(c, loss, (state.x, None), state.reference, k, pace, self.local_steps, 0, 0)
 
-        around = (state.x, None), state.reference._replace(moved=None)
-        moved = local_svrg.Reference(None, None, Bookkeeping("whether the reference point moved", 1.0))
-        (x, _), reference = fed.center(steps, key, name="x", around=around, bookkeeping=(None, moved))
+        point, gradient, _ = state.reference
+        around = (state.x, None), (point, gradient, None)
+        marks = None, (None, None, Bookkeeping("whether the reference point moved", 1.0))
+        (x, _), reference = fed.center(steps, key, name="x", around=around, bookkeeping=marks)
         return AloneState(fed.problem.project_upper(x), (), reference)
