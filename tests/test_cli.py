@@ -661,6 +661,33 @@ def test_several_runs_of_which_one_diverges(tmp_path):
     assert (tmp_path / "g" / "comparison.png").exists()
 
 
+@pytest.mark.parametrize(
+    ("ended", "advice"),
+    [
+        ({"stopped": "before the first round: x is not finite."}, cli.run.START),
+        ({"diverged": "loss is not finite from round 0 on."}, cli.run.START),
+        ({"diverged": "loss is not finite from round 10 on."}, "Try smaller steps."),
+    ],
+)
+def test_several_runs_that_are_not_finite_from_the_start(ended, advice, tmp_path, monkeypatch, capsys):
+    run = {"algorithm": "FedAvg", "task": "t", "seed": 0, **ended}
+    monkeypatch.setattr(report, "read_description", lambda folder: run)
+    for name in ("read", "write"):
+        monkeypatch.setattr(f"rookery.html.{name}", lambda *given: ([SimpleNamespace(metric="loss")], []))
+    monkeypatch.setattr(cli.several, "gathered", lambda *given: (None, [], []))
+    monkeypatch.setattr(cli.several, "lines", lambda *given: "")
+    monkeypatch.setattr(report, "compared", lambda *given: None)
+    monkeypatch.setattr(report, "save", lambda fig, path: path)
+    assert cli.several._shown({"t": [tmp_path]}, tmp_path, True, False) == 1
+    assert capsys.readouterr().err.endswith(f"FedAvg on t, seed 0. {advice}\n")
+
+
+def test_explain_takes_a_default_that_solves_the_problem():
+    result = invoke("explain", "quadratic", "--clients", 3, "--set", "scope=client")
+    assert result.exit_code == 0, result.output
+    assert "FedBiOLocal" in result.stdout
+
+
 def test_compare_tells_apart_runs_of_one_method():
     base = {"task": "t", "cohort": 3, "task_settings": {"seed": 0}, "seed": 0}
     one = {**base, "algorithm": "FedNest", "hyperparameters": {"upper_step": 0.1, "lower_step": 1}}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
@@ -611,6 +612,19 @@ def test_json_quiet_and_a_search_that_fails(tmp_path: Any) -> None:
     new = tmp_path / "new"
     quiet = invoke(*SMALL, "--rounds", 2, "--over", "upper_step", "--over", "lower_step", "--quiet", "--out", new)
     assert (quiet.exit_code, quiet.output) == (0, "")
+
+
+def test_a_start_that_is_not_finite_is_not_blamed_on_the_steps(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rk.tune
+
+    def tune(*given: Any, **options: Any) -> Any:
+        return real(*given, **options | {"evaluate": lambda x, y: {"distance": np.nan}})
+
+    monkeypatch.setattr(cli.tune, "rk", SimpleNamespace(**{**vars(rk), "tune": tune}))
+    result = invoke(*SMALL, "--rounds", 2, "--out", tmp_path / "t")
+    assert result.exit_code == 1, result.output
+    assert "distance is not finite at round 0. The start itself is to blame" in result.stderr
+    assert "smaller steps" not in result.stderr
 
 
 def test_the_command_tries_as_many_as_the_function() -> None:
