@@ -478,7 +478,7 @@ def test_the_number_of_the_client_in_a_sample() -> None:
 
 
 def test_bad_kinds_of_tables() -> None:
-    with pytest.raises(TypeError, match="the table is a int; give a pandas DataFrame"):
+    with pytest.raises(TypeError, match="the table is an int; give a pandas DataFrame"):
         made(3)
     with pytest.raises(TypeError, match=re.escape("drop='sex' is one word; give a list of columns: drop=['sex']")):
         made(drop="sex")
