@@ -101,10 +101,8 @@ def test_functions_that_share_the_name_of_a_module():
     assert sorted(shared) == sorted(rk._FUNCTIONS)
 
 
-@pytest.mark.parametrize(
-    "first",
-    ["rookery.registry", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rookery.tasks", "rookery.theory"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["rookery.registry", "rookery.tasks", "rookery.theory"])
 def test_every_public_name_resolves_whatever_is_imported_first(first):
     code = f"""
 import json

@@ -276,6 +276,7 @@ def test_integers_and_words(tmp_path: Any) -> None:
     assert replace(found, best=replace(found.best, step=0.1, local_steps=1)).edges == {}  # there is no integer below
 
 
+@pytest.mark.slow
 def test_words_alone(tmp_path: Any) -> None:
     """Nothing is a real number: each candidate is a program of its own."""
     given = {"search": {"neumann": ["sum", "cg"], "lower_rounds": [1, 3]}, "candidates": 4, "rounds": 4}
@@ -575,6 +576,7 @@ def test_the_command_line_from_end_to_end(tmp_path: Any) -> None:
     np.testing.assert_allclose(run["last"]["distance"], told["value"], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_command_line_searches_integers(tmp_path: Any) -> None:
     ranges = ["--over", "lower_rounds=1,2", "--over", "lower_step=0.01:1"]
     result = invoke(*SMALL, "--rounds", 2, *ranges, "--out", tmp_path / "t")

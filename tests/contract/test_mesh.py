@@ -119,6 +119,7 @@ def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path)
     same(uncut(), solved(what, after, checkpoint=tmp_path))
 
 
+@pytest.mark.slow
 def test_memory_is_compared_with_the_model() -> None:
     """What is divided among the devices, with what each of them has; in `evaluate`, and at the end."""
     what = many(rk.Ditto(step=0.05, personal_step=0.1, proximal=0.5, batch_size=2), 5)

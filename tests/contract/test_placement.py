@@ -49,6 +49,7 @@ CORE = {"Ditto"}  # with memory. (One that draws a cohort of its own, as DRFA do
 
 
 @pytest.mark.usefixtures("tight")
+@pytest.mark.slow
 @together(pairs(), default=CORE)
 def test_the_hard_setting(name: str, kind: str) -> None:
     """Unequal clients, a cohort, minibatches, clipping, noise and lost replies."""
@@ -279,6 +280,7 @@ def test_a_value_that_is_not_finite_ends_the_run_in_the_middle(room: str, reques
     close(device.state, host.state)
 
 
+@pytest.mark.slow
 @ROOMS
 def test_too_few_replies_end_the_run_at_the_same_round(room: str, request: Any) -> None:
     request.getfixturevalue(room)
@@ -296,7 +298,10 @@ def test_too_few_replies_end_the_run_at_the_same_round(room: str, request: Any) 
 @pytest.mark.xdist_group("Ditto on the host")
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("host", "host"), ("device", "host"), pytest.param("host", "device", marks=pytest.mark.slow)],
+    [
+        ("host", "host"),
+        *(pytest.param(*own, marks=pytest.mark.slow) for own in (("device", "host"), ("host", "device"))),
+    ],
 )
 def test_a_checkpoint_goes_on_elsewhere(before: str, after: str, tmp_path: Path) -> None:
     solved(before, DITTO, 4, checkpoint=tmp_path)

@@ -64,6 +64,7 @@ def _count(traced: Any) -> int:
     return len(jax.tree.leaves(traced.round.given))
 
 
+@pytest.mark.slow
 @together(FIRST, default={"FedAvg"})
 def test_with_plain_steps_of_size_one_it_is_the_method_itself(name: str, kind: str) -> None:
     own_y = not kind.startswith("Local") and kind != "SingleLevel"

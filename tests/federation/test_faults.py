@@ -266,6 +266,7 @@ def test_without_faults_the_run_waits_for_a_site_that_was_killed(
         close([np.array(leaf[i]) for leaf in jax.tree.leaves((here.carry.memory, here.carry.client))], own["memory"])
 
 
+@pytest.mark.slow
 def test_the_run_waits_for_a_site_that_has_lost_what_it_remembers(sites: list[Process], tmp_path: Path) -> None:
     """Its folder is an old copy: it refuses, the run pauses, and goes on once the right one is put back."""
     transport, played = server(), Played()

@@ -93,9 +93,10 @@ def test_a_hospitals_own_file_is_not_compared(tmp_path: Path, monkeypatch: pytes
     table = tmp_path / "patients.csv"
     example[1].tables(0)["university"].to_csv(table, index=False)
     monkeypatch.setenv("HOSPITAL_CSV", str(table))
-    monkeypatch.delitem(sys.modules, "hospital", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    sys.modules.pop("hospital", None)
     found = read_module(EXAMPLE / "hospital.py")[1].declared
-    monkeypatch.delitem(sys.modules, "hospital", raising=False)
     assert found is not None
     assert (set(found.files), found.own) == ({"study.py"}, None)
     assert str(tmp_path) not in json.dumps(found.words())

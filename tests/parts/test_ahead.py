@@ -122,7 +122,7 @@ SLOW = pytest.mark.slow
     [
         pytest.param(METHODS[0], None, id="FedNest", marks=SLOW),
         pytest.param(METHODS[0], 2, id="FedNest, two devices", marks=SLOW),
-        pytest.param(METHODS[1], None, id="ASFBO"),
+        pytest.param(METHODS[1], None, id="ASFBO", marks=SLOW),
         pytest.param(METHODS[2], None, id="CommFedBiO", marks=SLOW),
         pytest.param(METHODS[3], None, id="FedNest, auto", marks=SLOW),
     ],

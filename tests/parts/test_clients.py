@@ -425,11 +425,10 @@ def without_features() -> rk.Run:
     return both_levels(rk.Bilevel(*[lambda x, y, b: _head(x, y, _wide(x, b))] * 2), rk.Simulation())
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("both levels")
 @pytest.mark.parametrize(
-    "engine",
-    [rk.Simulation(), *(pytest.param(e, marks=pytest.mark.slow) for e in (rk.Simulation(debug=True), rk.Federation()))],
-    ids=["simulation", "debug", "federation"],
+    "engine", [rk.Simulation(), rk.Simulation(debug=True), rk.Federation()], ids=["simulation", "debug", "federation"]
 )
 def test_a_run_with_both_levels_at_once(engine: Any) -> None:
     runs = [both_levels(rk.Bilevel(_head, _head, features=_wide), engine), without_features()]
