@@ -163,7 +163,8 @@ def over_grpc(what: Job) -> Any:
             thread.join(60)
 
 
-@pytest.mark.parametrize("name", [pytest.param("F2SA", marks=pytest.mark.slow), "MomentumLocalSGDA"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["F2SA", "MomentumLocalSGDA"])
 def test_over_grpc(name: str) -> None:
     """The same numbers and bytes as in simulation."""
     cls, kind = {"F2SA": (F2SA, "Bilevel"), "MomentumLocalSGDA": (MomentumLocalSGDA, "Minimax")}[name]

@@ -164,7 +164,6 @@ PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an 
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "PDSGD", "ScaffoldSaddle"}  # a mean, a gather, memory
-QUICK = (CORE - {"PDSGD"}) | {"FedBiOLocal"}  # own lower levels
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
 DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
 
@@ -228,10 +227,11 @@ def together(cases: list[tuple[str, str]], default: Any = None) -> Any:
     return pytest.mark.parametrize(("name", "kind"), each)
 
 
-# What several processes try together: with memory, the centre's data; and further, in the slow tests, a gather, nodes
-# with a random output, two levels, a nested mean.
-HOSTED = [("ScaffoldSaddle", "Minimax"), ("WeightedNodesABA", "WeightedNodes")]
-HOSTED_SLOW = [
+# What several processes try together: with memory, the centre's data, a gather, a random output, two levels, a nested
+# mean.
+HOSTED = [
+    ("ScaffoldSaddle", "Minimax"),
+    ("WeightedNodesABA", "WeightedNodes"),
     ("PDSGD", "SingleLevel"),
     ("WeightedNodesProx", "WeightedNodes"),
     ("FedBiO", "Bilevel"),

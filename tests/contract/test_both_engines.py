@@ -20,7 +20,7 @@ from rookery.engines.engine import Job
 from rookery.testing import contract
 from rookery.testing.runs import Outcome, agree, close, outcome
 
-from .cases import CORE, EXCHANGES, HARD, QUICK, case, full, job, pairs, ragged, together
+from .cases import CHEAP, CORE, EXCHANGES, HARD, case, full, job, pairs, ragged, together
 
 PAIRS = pairs()
 REPEATED = {"DRFA"}  # a client may be drawn twice, and is then asked once
@@ -36,7 +36,7 @@ def measured(name: str, there: Outcome) -> None:
     assert (there.sent, there.received) == counts or name in REPEATED
 
 
-@together(PAIRS, default=QUICK)
+@together(PAIRS, default=CHEAP)
 def test_the_hard_setting(name: str, kind: str) -> None:
     """Unequal clients, a cohort, blocks, minibatches, clipping, noise and lost replies, all at once."""
     here = contract.engines_agree(job(name, ragged(kind), **HARD), ENGINES, tolerance=1e-10)

@@ -18,7 +18,7 @@ import rookery as rk
 from rookery import hosts
 from rookery.testing.runs import outcome
 
-from .cases import HARD, HOSTED, HOSTED_SLOW, job, ragged
+from .cases import HARD, HOSTED, job, ragged
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE.parent), *sys.path])
@@ -32,8 +32,9 @@ def address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("cases", [HOSTED, pytest.param(HOSTED_SLOW, marks=pytest.mark.slow)], ids=["core", "further"])
+@pytest.mark.parametrize("cases", [[], pytest.param(HOSTED, marks=pytest.mark.slow)], ids=["runs", "methods"])
 def test_two_processes_of_two_devices(cases: list[tuple[str, str]], tmp_path: Path) -> None:
+    """Whole runs, and what they refuse; and a few rounds of each of these methods."""
     where, given = address(), ["-".join(pair) for pair in cases]
     each = [
         subprocess.Popen(

@@ -75,6 +75,7 @@ def test_with_plain_steps_of_size_one_it_is_the_method_itself(name: str, kind: s
 
 
 @together([("ScaffoldSaddle", "Minimax"), *(p for p in FIRST if p[0] in BOTH - {"ScaffoldSaddle"})], {"ScaffoldSaddle"})
+@pytest.mark.slow
 def test_both_engines(name: str, kind: str) -> None:
     """Unequal clients, a cohort, a channel and lost replies."""
     what = job(name, ragged(kind), wrapped(name, optax.adam(0.01)), **HARD)

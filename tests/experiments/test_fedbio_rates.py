@@ -62,7 +62,7 @@ def test_what_is_thinned_gives_what_the_whole_gives() -> None:
     np.testing.assert_allclose(found.each, whole.each, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("power", "slope"), [(1, -2.0), (2, -1.5)])
+@pytest.mark.parametrize(("power", "slope"), [(1, -2.0), pytest.param(2, -1.5, marks=pytest.mark.slow)])
 def test_a_floor_like_a_power_of_the_step_has_the_slope_of_the_best_step(power: int, slope: float) -> None:
     """1/(step n) + floor: the best step goes like ε^{1/power}, its rounds like 1/(ε step)."""
     grid = tuple(2.0 ** (-k / 4) for k in range(4, 53))

@@ -190,16 +190,18 @@ def test_all_sites_learn_who_kept_a_run_from_beginning() -> None:
 FORGED = "\x1b[2J\n12:00:00 All sites are there." + "x" * 100_000
 
 
+FORGERIES: list[dict[str, Any]] = [
+    {"conditions": {FORGED: FORGED}},
+    {"samples": {"upper": [[FORGED, [2], "float64"]]}},
+    {"name": FORGED},
+    {"samples": {"upper": 7}},
+    {"samples": {"upper": [[FORGED]]}},
+    {"sizes": {"upper": 10**30}},
+]
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"name": FORGED},
-        {"conditions": {FORGED: FORGED}},
-        {"samples": {"upper": [[FORGED, [2], "float64"]]}},
-        {"samples": {"upper": 7}},
-        {"samples": {"upper": [[FORGED]]}},
-        {"sizes": {"upper": 10**30}},
-    ],
+    "change", [*FORGERIES[:2], *(pytest.param(own, marks=pytest.mark.slow) for own in FORGERIES[2:])]
 )
 def test_what_a_site_says_of_itself_is_shown_escaped_and_short(change: dict[str, Any]) -> None:
     class Forging(Host):
