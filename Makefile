@@ -42,7 +42,7 @@ setup: .venv/.installed
 	touch $@
 
 docs: docs-setup
-	$(BIN)/python -m rookery.catalogue docs/methods.md
+	$(BIN)/python -m rookery.report.methods docs/methods.md
 	$(BIN)/python -m rookery.experiments.page docs/reproduction docs/reproduction.md
 	$(BIN)/python -m sphinx -E -W --keep-going -b html docs docs/_build/html
 

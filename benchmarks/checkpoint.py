@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.checkpoints import Checkpoint
+from rookery.engines.checkpoints import Checkpoint
 from rookery.engines.engine import Job
 
 CLIENTS = 1000

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import rookery as rk
-from rookery import bench
+from rookery.cli import bench
 from rookery.engines.engine import Job
 from rookery.tasks.hyperrep import layers, representation_problem
 

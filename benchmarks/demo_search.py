@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery import demo
+from rookery.cli import demonstration as demo
 from rookery.tasks.hyperrep import digit_images
 
 SEARCH_SEEDS = (100, 101)

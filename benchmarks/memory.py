@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.engines import engine, simulation
+from rookery.engines import engine
+from rookery.engines.simulation import device as simulation
 
 CLIENTS, WIDTH, BLOCK = 1000, 3162, 8
 

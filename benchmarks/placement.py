@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery import bench
-from rookery.engines import staged
+from rookery.cli import bench
 from rookery.engines.engine import Job
+from rookery.engines.streaming import staged
 from rookery.tasks.hyperrep import hidden, layers, representation_problem
 
 

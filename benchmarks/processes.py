@@ -11,7 +11,7 @@ import subprocess
 
 from devices import cores, doubling, environment, pinned, seconds
 
-from rookery import hosts
+from rookery.base import hosts
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 import rookery as rk
 from rookery.engines.engine import Job
-from rookery.models import ResNet
-from rookery.variables import taken
+from rookery.problems.models import ResNet
+from rookery.problems.variables import taken
 
 IMAGES, BATCH, CLIENTS, COHORT = 64, 16, 20, 5
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.models import MLP
+from rookery.problems.models import MLP
 
 STEP, POINTS = 0.1, 10
 rng = np.random.default_rng(0)

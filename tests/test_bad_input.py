@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 import rookery as rk
-from rookery import checks
+from rookery.engines import checks
 from rookery.engines.engine import PROGRAMS
-from rookery.metrics import check_numbers
+from rookery.language.metrics import check_numbers
 
 N = 3
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import checks, tasks
+from rookery import tasks
+from rookery.engines import checks
 
 SINGLE = rk.SingleLevel(lambda x, b: jnp.mean((b["a"] - x) ** 2))
 BILEVEL = rk.Bilevel(lambda x, y, b: jnp.mean((b["a"] - y) ** 2), lambda x, y, b: jnp.mean((b["a"] - x * y) ** 2))

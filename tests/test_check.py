@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import diagnosis
 from rookery.cli import app
+from rookery.run import check as diagnosis
 from rookery.tasks.quadratic import solution
 
 RNG = np.random.default_rng(0)

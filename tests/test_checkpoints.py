@@ -25,8 +25,9 @@ import pandas as pd
 import pytest
 
 import rookery as rk
-from rookery import checkpoints, content
-from rookery.checkpoints import Folder
+from rookery.base import content
+from rookery.engines import checkpoints
+from rookery.engines.checkpoints import Folder
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
@@ -855,7 +856,7 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
         import sys
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import NamedSharding, PartitionSpec as P
-        from rookery.checkpoints import Folder
+        from rookery.engines.checkpoints import Folder
 
         def over(count):
             return NamedSharding(jax.make_mesh((count,), ("d",), devices=jax.devices()[:count]), P("d"))

@@ -17,9 +17,11 @@ import typer
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import cli, demo, hyperparameters, report
-from rookery.metrics import direction
-from rookery.registry import ALGORITHMS, TASKS, find_algorithm
+from rookery import cli, report
+from rookery.cli import demonstration as demo
+from rookery.cli.registry import ALGORITHMS, TASKS, find_algorithm
+from rookery.language import hyperparameters
+from rookery.language.metrics import direction
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
@@ -673,7 +675,7 @@ def test_several_runs_that_are_not_finite_from_the_start(ended, advice, tmp_path
     run = {"algorithm": "FedAvg", "task": "t", "seed": 0, **ended}
     monkeypatch.setattr(report, "read_description", lambda folder: run)
     for name in ("read", "write"):
-        monkeypatch.setattr(f"rookery.html.{name}", lambda *given: ([SimpleNamespace(metric="loss")], []))
+        monkeypatch.setattr(f"rookery.report.html.{name}", lambda *given: ([SimpleNamespace(metric="loss")], []))
     monkeypatch.setattr(cli.several, "gathered", lambda *given: (None, [], []))
     monkeypatch.setattr(cli.several, "lines", lambda *given: "")
     monkeypatch.setattr(report, "compared", lambda *given: None)
@@ -781,6 +783,6 @@ def test_reproduce_and_bench_hand_over(tmp_path, monkeypatch):
     assert f"--data-dir must be a folder that exists; got {lost}" in refused(
         "reproduce", "fednest-fig4", "--quick", "--data-dir", lost
     )
-    monkeypatch.setattr("rookery.bench.run", lambda: {"round_seconds": 0.5, "torch_seconds": None})
+    monkeypatch.setattr("rookery.cli.bench.run", lambda: {"round_seconds": 0.5, "torch_seconds": None})
     assert json.loads(invoke("bench", "--json").stdout) == {"round_seconds": 0.5, "torch_seconds": None}
     assert "round_seconds" in invoke("bench").stdout

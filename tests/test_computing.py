@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.computing import Computing
-from rookery.engines import room, simulation
 from rookery.engines.engine import Job
+from rookery.engines.simulation import device as simulation
+from rookery.engines.simulation import memory as room
+from rookery.plan.computing import Computing
 
 RNG = np.random.default_rng(0)
 SIZES = (5, 9, 7)  # of unequal size

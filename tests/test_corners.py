@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.channel import Exchange
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
+from rookery.language.channel import Exchange
 
 ENGINES = {
     "whole": rk.Simulation(),
@@ -216,7 +216,7 @@ def test_the_noise_hides_a_client_that_is_drawn_three_times(engine: Any) -> None
 
 
 def drawn_by_chance(chances: Any) -> Any:
-    from rookery.clients import sample_cohort
+    from rookery.data.clients import sample_cohort
 
     key = engine.round_keys(jax.random.key(0), 0, 4, 3).key
     return sample_cohort(key, 4, 3, jnp.array(chances))

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from rookery import cli, demo, report
+from rookery import cli, report
+from rookery.cli import demonstration as demo
 from rookery.cli.asked import ask
 
 ENTRIES = [(story, entry) for story in demo.STORIES for entry in story.entries]

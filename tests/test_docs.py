@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rookery import cli, html
+from rookery import cli
+from rookery.report import html
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,7 +79,7 @@ def test_the_page_on_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_commands_of_the_demo_are_on_its_page() -> None:
-    from rookery import demo
+    from rookery.cli import demonstration as demo
 
     (shown,) = [block for block in blocks("docs/demo.md", "console") if "rookery run" in block]
     assert shown.splitlines() == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]

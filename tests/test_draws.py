@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import draws
-from rookery.clients import sample_cohort
+from rookery.base import draws
+from rookery.data.clients import sample_cohort
 from rookery.parts.compression import random_places
 
 KEYS = jax.random.split(jax.random.key(7), 500)

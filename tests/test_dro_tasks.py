@@ -10,7 +10,7 @@ import pytest
 
 import rookery as rk
 from rookery.data import DataError
-from rookery.models import MLP, ResNet, _convolved
+from rookery.problems.models import MLP, ResNet, _convolved
 from rookery.tasks.dro_imbalanced import SETTINGS, scores, step_profile
 from rookery.tasks.fairness import GROUPS, adult_rows, positives, rates
 from rookery.tasks.portfolio import best

@@ -19,13 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rookery as rk
-from rookery import checks, draws, fed, ledger, plan
-from rookery.clients import Clients
-from rookery.engines import engine, interpreter, simulation
+from rookery.base import draws
+from rookery.data.clients import Clients
+from rookery.engines import checks, engine, interpreter
 from rookery.engines.engine import PROGRAMS, Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.site import Site
-from rookery.solve import Pace
+from rookery.engines.simulation import device as simulation
+from rookery.language import fed, ledger
+from rookery.plan import trace as plan
+from rookery.run.solve import Pace
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])

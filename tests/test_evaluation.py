@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.client import Client
 from rookery.engines.federation import wire
-from rookery.metrics import direction
-from rookery.solve import metrics_of
+from rookery.language.client import Client
+from rookery.language.metrics import direction
+from rookery.run.solve import metrics_of
 
 SIZES = (5, 9, 3, 40)  # so unequal that a whole data set comes in pieces
 RNG = np.random.default_rng(0)

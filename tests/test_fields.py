@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import hyperparameters
-from rookery.fed import Share
-from rookery.tune import step_sizes
+from rookery.language import hyperparameters
+from rookery.language.fed import Share
+from rookery.run.tune import step_sizes
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 CLIENTS = rk.Clients(upper=[np.array([1.0, 2.0]), np.array([3.0])])
@@ -72,7 +72,7 @@ def test_annotations_that_are_texts_are_understood() -> None:
 
 def test_names_of_a_functions_own_scope_are_understood_where_they_can_be() -> None:
     import rookery as local_name
-    from rookery.fed import Step  # noqa: F401
+    from rookery.language.fed import Step  # noqa: F401
 
     @dataclass(frozen=True)
     class Inside(Descends):

@@ -13,7 +13,7 @@ import pytest
 
 import rookery as rk
 from rookery import report
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 
 SIZES = {"east": 2, "north": 7, "south": 20}
 

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import cli, html, report
+from rookery import cli, report
+from rookery.report import html
 
 SINGLE = rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2))
 CLIENTS = rk.Clients(upper=[np.array([1.0, 2.0]), np.array([3.0]), np.array([4.0, 5.0, 6.0])])

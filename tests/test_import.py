@@ -30,10 +30,10 @@ def imported():
 import json, sys
 import rookery as rk
 loaded = list(sys.modules)
-from rookery.solve import solve
+from rookery.run.solve import solve
 found = [callable(rk.tasks.quadratic), rk.tasks.__name__, rk.theory.__name__]
 from rookery.tasks import quadratic
-from rookery.registry import TASKS
+from rookery.cli.registry import TASKS
 same = quadratic is rk.tasks.quadratic is TASKS["quadratic"]
 print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task"), rk.solve is solve]}))
 """)
@@ -41,7 +41,7 @@ print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task"),
 
 @pytest.mark.xdist_group("imports")
 def test_import_loads_nothing_that_is_slow():
-    assert not set(imported()["loaded"]) & {*HEAVY, "typer", "rookery.solve"}
+    assert not set(imported()["loaded"]) & {*HEAVY, "typer", "rookery.run.solve"}
 
 
 def said(*lines):
@@ -95,14 +95,20 @@ def test_every_command_is_in_the_help():
     assert {module for module, _ in program.COMMANDS.values()} == {*added}
 
 
-def test_functions_that_share_the_name_of_a_module():
-    modules = {path.stem for path in Path(rk.__file__).parent.iterdir()}
-    shared = [name for name in rk.__all__ if name in modules and not inspect.ismodule(getattr(rk, name))]
-    assert sorted(shared) == sorted(rk._FUNCTIONS)
+def test_no_function_has_the_name_of_a_package():
+    packages = {path.stem for path in Path(rk.__file__).parent.iterdir()}
+    assert [name for name in rk.__all__ if name in packages and not inspect.ismodule(getattr(rk, name))] == []
+
+
+@pytest.mark.parametrize(("name", "place"), rk._MODULES.items())
+def test_public_modules_are_found_by_their_short_names(name, place):
+    module = importlib.import_module(name)
+    assert module is importlib.import_module(place) is getattr(rk, name.removeprefix("rookery."))
+    assert module.__name__ == module.__spec__.name == place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["rookery.registry", "rookery.tasks", "rookery.theory"])
+@pytest.mark.parametrize("first", ["rookery.cli.registry", "rookery.tasks", "rookery.theory"])
 def test_every_public_name_resolves_whatever_is_imported_first(first):
     code = f"""
 import json

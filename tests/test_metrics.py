@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rookery import tasks
-from rookery.metrics import Direction, direction
+from rookery.language.metrics import Direction, direction
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import tree
+from rookery.base import tree
 from rookery.data import DataError, load
 from rookery.tasks.hyperrep import _shares
 from rookery.tasks.loss_tuning import balanced_metrics, network, scores, vs_loss

@@ -17,7 +17,7 @@ import safetensors.numpy
 from flax import linen, nnx
 
 import rookery as rk
-from rookery import variables
+from rookery.problems import variables
 
 ENGINES = {"simulation": rk.Simulation(block=2), "federation": rk.Federation()}
 # The federation is a variant here, but for one library.

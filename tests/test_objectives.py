@@ -10,8 +10,8 @@ from scipy.optimize import brentq, linprog, minimize_scalar
 from scipy.special import logsumexp, softmax
 
 import rookery as rk
-from rookery import objectives
-from rookery.objectives import chi2_risk, cvar_risk, kl_risk, variance_risk
+from rookery.problems import objectives
+from rookery.problems.objectives import chi2_risk, cvar_risk, kl_risk, variance_risk
 
 LOSSES = np.array([0.0, 1.0, 2.0, 5.0])
 

@@ -14,7 +14,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from rookery import algorithms, cli, hyperparameters, registry
+from rookery import algorithms, cli
+from rookery.cli import registry
+from rookery.language import hyperparameters
 
 SMALL = ["quadratic", "--algorithm", "LFedNest", "--clients", "3", "--rounds", "4", "--every", "2"]
 

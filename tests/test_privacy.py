@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.channel import Exchange
 from rookery.engines import engine as engines
+from rookery.language.channel import Exchange
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 ROWS = [np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[0.5, -1.0]]), np.array([[2.0, 2.0], [0.0, 1.0], [1.0, 1.0]])]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import rookery as rk
 from rookery import report
-from rookery.registry import ALGORITHMS
+from rookery.cli.registry import ALGORITHMS
 
 
 def test_a_method_always_looks_the_same_and_methods_together_look_different():

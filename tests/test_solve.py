@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import rookery as rk
 from rookery import report
 from rookery.engines.engine import PROGRAMS
-from rookery.engines.simulation import Session
+from rookery.engines.simulation.device import Session
 
 COUNTED = [
     "exchanges",

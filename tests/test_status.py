@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import rookery as rk
-from rookery.solve import Tracker
-from rookery.status import StatusPage
+from rookery.report.status import StatusPage
+from rookery.run.solve import Tracker
 
 
 @pytest.fixture

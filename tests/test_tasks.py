@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 import rookery as rk
-from rookery.registry import TASKS
+from rookery.cli.registry import TASKS
 from rookery.tasks.hyperrep import digit_images, hidden
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import rookery as rk
 from rookery import algorithms, cli
 from rookery.engines.engine import PROGRAMS, Job
-from rookery.engines.sweep import Sweep
-from rookery.tune import _candidates, _Race, _ranges
+from rookery.engines.simulation.sweep import Sweep
+from rookery.run.tune import _candidates, _Race, _ranges
 
 TASK = rk.tasks.quadratic(clients=3, upper_dim=2, lower_dim=2)
 METHOD = rk.LFedNest(upper_step=0.01, lower_step=0.1, lower_local_steps=2, neumann_terms=3, hessian_step=0.2)

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import rookery as rk
-from rookery import html, report
+from rookery import report
 from rookery.cli import app
 from rookery.data.datasets import Dataset
-from rookery.models import CNN
+from rookery.problems.models import CNN
+from rookery.report import html
 from rookery.tasks import weighted_nodes as task_function
 from rookery.tasks.weighted_nodes import CIFAR, DIGITS, FORESTS
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import plan as plans
-from rookery import words
+from rookery.plan import trace as plans
+from rookery.plan import words
 
 TASK = rk.tasks.quadratic(clients=3)
 

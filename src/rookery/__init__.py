@@ -2,44 +2,68 @@
 
 import sys as _sys
 from importlib import import_module as _import_module
+from importlib.abc import Loader as _Loader
+from importlib.machinery import ModuleSpec as _ModuleSpec
 from importlib.util import find_spec as _find_spec
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from rookery.public import *  # noqa: F403
-    from rookery.public import __all__ as __all__
+    from rookery import tasks as tasks
+    from rookery import theory as theory
+    from rookery.run import trackers as trackers
+    from rookery.run.public import *  # noqa: F403
+    from rookery.run.public import __all__ as __all__
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = ("explain", "solve", "tune")  # each has the name of the module that defines it
+_MODULES = {  # public modules that live in a package: `import rookery.tree` gives `rookery.base.tree`
+    "rookery.channel": "rookery.language.channel",
+    "rookery.client": "rookery.language.client",
+    "rookery.clients": "rookery.data.clients",
+    "rookery.fed": "rookery.language.fed",
+    "rookery.hosts": "rookery.base.hosts",
+    "rookery.models": "rookery.problems.models",
+    "rookery.objectives": "rookery.problems.objectives",
+    "rookery.site": "rookery.run.join",
+    "rookery.status": "rookery.report.status",
+    "rookery.trackers": "rookery.run.trackers",
+    "rookery.tree": "rookery.base.tree",
+}
 
 
-class _Package(_ModuleType):
-    """The package, which loads its public names and modules on first use: `rookery --help` need not wait for JAX."""
+class _Elsewhere(_Loader):
+    """Finds and loads public modules that live in a package."""
 
-    def __getattr__(self, name: str) -> _Any:
-        if name.startswith("_") and name != "__all__":
-            raise AttributeError(f"module 'rookery' has no attribute {name!r}")
-        if name not in _FUNCTIONS and _find_spec(f"rookery.{name}") is not None:
-            return _import_module(f"rookery.{name}")
-        public = _import_module("rookery.public")
-        vars(self).update(
-            {known: vars(public)[known] for known in ("__all__", *public.__all__) if known in vars(public)}
-        )
-        if name not in vars(self):
-            raise AttributeError(f"module 'rookery' has no attribute {name!r}")
-        return vars(self)[name]
+    def find_spec(self, name: str, path: _Any = None, target: _Any = None) -> _ModuleSpec | None:
+        return _ModuleSpec(name, self) if name in _MODULES else None
 
-    def __setattr__(self, name: str, value: _Any) -> None:
-        if not (
-            name in _FUNCTIONS and isinstance(value, _ModuleType)
-        ):  # importing rookery.solve must not hide the function
-            super().__setattr__(name, value)
+    def create_module(self, spec: _ModuleSpec) -> _ModuleType:
+        module = _import_module(_MODULES[spec.name])
+        self.kept = module.__spec__
+        return module
 
-    def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *self.__all__})
+    def exec_module(self, module: _ModuleType) -> None:
+        module.__spec__ = self.kept  # it was executed where it lives
 
 
-_sys.modules[__name__].__class__ = _Package
+def __getattr__(name: str) -> _Any:
+    """Load public names and modules on first use: `rookery --help` need not wait for JAX."""
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+    if _find_spec(f"rookery.{name}") is not None:
+        return _import_module(f"rookery.{name}")
+    public = _import_module("rookery.run.public")
+    globals().update({known: vars(public)[known] for known in public.__all__})
+    globals()["__all__"] = sorted([*public.__all__, "tasks", "theory", "trackers"])
+    if name not in globals():
+        raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})
+
+
+_sys.meta_path.append(_Elsewhere())

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.engines import staged
 from rookery.engines.interpreter import weighted_sum
+from rookery.engines.streaming import staged
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == "cpu", reason="no accelerator")
 

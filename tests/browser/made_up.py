@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rookery.html import Claims, Source
+from rookery.report.html import Claims, Source
 
 METHODS = {"FedNest": 0.93, "LFedNest": 0.9, "FedAvg": 0.84}
 

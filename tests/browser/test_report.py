@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rookery import html
+from rookery.report import html
 
 from . import made_up
 from .opened import Page

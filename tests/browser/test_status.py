@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rookery.status import StatusPage
+from rookery.report.status import StatusPage
 
 from .opened import Page
 

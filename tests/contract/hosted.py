@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 import rookery as rk
-from rookery import hosts
-from rookery.ledger import Ledger
+from rookery.base import hosts
+from rookery.language.ledger import Ledger
 
 from .cases import HARD, case, job, ragged
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import hosts
+from rookery.base import hosts
 from rookery.testing.runs import outcome
 
 from .cases import HARD, HOSTED, job, ragged

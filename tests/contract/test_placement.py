@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import draws, placement
-from rookery.content import of_arrays
-from rookery.engines import engine, fetched, pool, simulation, staged
+from rookery.base import draws, placement
+from rookery.base.content import of_arrays
+from rookery.engines import engine
 from rookery.engines.engine import Job
+from rookery.engines.simulation import device as simulation
+from rookery.engines.streaming import fetched, pool, staged
 from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, full, job, pairs, ragged, together

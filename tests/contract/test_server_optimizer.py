@@ -11,9 +11,10 @@ import optax
 import pytest
 
 import rookery as rk
-from rookery import fed, plan
 from rookery.engines import engine
 from rookery.engines.federation import wire
+from rookery.language import fed
+from rookery.plan import trace as plan
 from rookery.testing.runs import agree, outcome
 
 from .cases import BOTH, CHEAP, HARD, case, claims, job, method, names, pairs, ragged, single, together

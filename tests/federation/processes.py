@@ -22,7 +22,7 @@ from tests.federation.studies import in_memory, without_data
 from tests.federation.studies import study as study_of
 
 import rookery as rk
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.host import Host

@@ -18,8 +18,8 @@ from rookery.engines.engine import Job
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports.memory import Memory
-from rookery.solve import measuring
-from rookery.variables import taken
+from rookery.problems.variables import taken
+from rookery.run.solve import measuring
 
 STUDY = (EXAMPLE / "study.py").read_text()
 Loader = Callable[..., ModuleType]

@@ -11,12 +11,12 @@ import pytest
 from tests.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
-from rookery.checks import start_values
 from rookery.engines import engine
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.dataflow import ROW, SENT, sources
-from rookery.fed import PerClient
+from rookery.language.fed import PerClient
 from rookery.testing.runs import agree, outcome
 
 

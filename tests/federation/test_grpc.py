@@ -15,14 +15,14 @@ from tests.federation.processes import NAMES, Played, Process, federation, job, 
 from tests.federation.studies import hosts, study, without_data
 
 import rookery as rk
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports.memory import Memory
-from rookery.ledger import Ledger
+from rookery.language.ledger import Ledger
 from rookery.testing.runs import close
 
 pytestmark = pytest.mark.xdist_group("processes")

@@ -18,7 +18,7 @@ from tests.federation.processes import job as of_three
 from tests.federation.studies import hosts, in_memory, study, without_data
 
 import rookery as rk
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify

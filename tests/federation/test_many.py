@@ -13,7 +13,7 @@ from tests.federation.processes import Played, federation, in_threads, play, ser
 from tests.federation.studies import without_data
 
 import rookery as rk
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]

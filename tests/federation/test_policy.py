@@ -11,11 +11,10 @@ import pytest
 from tests.federation.studies import hosts, in_memory, like, without_data
 
 import rookery as rk
-from rookery.channel import Chain
 from rookery.channels.privacy import Clip, Gaussian
-from rookery.checks import start_values
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.engines import engine
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
@@ -23,7 +22,8 @@ from rookery.engines.federation.host import Opened, fingerprint
 from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.site import RefusedError
-from rookery.solve import over_clients
+from rookery.language.channel import Chain
+from rookery.run.solve import over_clients
 
 TOUCHED: list[Any] = []
 

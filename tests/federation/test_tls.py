@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
-from rookery.checks import start_values
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import kits
 from rookery.engines.federation.kits import Kit, load_kit, make_kits

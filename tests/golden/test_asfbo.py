@@ -14,11 +14,12 @@ import quadratics as q
 import transcription as golden
 
 import rookery as rk
-from rookery import hyperparameters, tree
 from rookery.algorithms import asfbo
-from rookery.clients import View
+from rookery.base import tree
+from rookery.data.clients import View
 from rookery.engines.interpreter import SimulatedFed
-from rookery.ledger import Ledger
+from rookery.language import hyperparameters
+from rookery.language.ledger import Ledger
 from rookery.parts import projection
 from rookery.tasks.quadratic import solution
 

@@ -14,9 +14,9 @@ import transcription as golden
 from transcription import Vector, mean
 
 import rookery as rk
-from rookery.clients import sample_cohort
+from rookery.data.clients import sample_cohort
 from rookery.engines.interpreter import SimulatedFed
-from rookery.ledger import Ledger
+from rookery.language.ledger import Ledger
 from rookery.tasks.quadratic import Solution, solution
 
 OURS, CLIENTS = q.bilevel(lower=(2,) * 5, upper=(3,) * 5)  # of one size, for smaller programs; of unequal weights

@@ -14,8 +14,8 @@ import quadratics as q
 
 import rookery as rk
 from rookery.algorithms import feddro
-from rookery.clients import View
-from rookery.fed import Client
+from rookery.data.clients import View
+from rookery.language.fed import Client
 
 Vector = np.ndarray
 CENTRE = np.array([0.5, -1.0, 0.2, 0.4])

@@ -10,8 +10,8 @@ import pytest
 import rookery as rk
 from rookery.algorithms import fednest
 from rookery.engines.interpreter import SimulatedFed
-from rookery.fed import Client
-from rookery.ledger import Ledger
+from rookery.language.fed import Client
+from rookery.language.ledger import Ledger
 from rookery.tasks.quadratic import Solution, solution
 
 WEIGHTS = [0.1, 0.3, 0.2, 0.4]

@@ -12,8 +12,8 @@ import quadratics as q
 from scipy.optimize import brentq
 
 import rookery as rk
-from rookery.clients import sample_cohort
-from rookery.fed import Client
+from rookery.data.clients import sample_cohort
+from rookery.language.fed import Client
 from rookery.parts.projection import simplex
 
 Vector = np.ndarray

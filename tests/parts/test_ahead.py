@@ -9,9 +9,10 @@ import pytest
 from jax._src import config
 
 import rookery as rk
-from rookery import jaxprs
-from rookery.engines import engine, simulation
-from rookery.source import minibatch
+from rookery.base import jaxprs
+from rookery.data.source import minibatch
+from rookery.engines import engine
+from rookery.engines.simulation import device as simulation
 
 KEY = jax.random.key(3)
 SIZES = jnp.array([5, 3, 8, 2])

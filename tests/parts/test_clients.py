@@ -19,11 +19,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import rookery as rk
-from rookery import tree
-from rookery.engines import simulation
+from rookery.base import tree
+from rookery.data.source import Batch, Chunks
 from rookery.engines.engine import Job
-from rookery.fed import Client
-from rookery.source import Batch, Chunks
+from rookery.engines.simulation import device as simulation
+from rookery.language.fed import Client
 
 KEY = jax.random.key(0)
 

@@ -11,10 +11,10 @@ import pytest
 from jax import lax
 
 import rookery as rk
-from rookery import convolutions
-from rookery.convolutions import as_products
+from rookery.base import convolutions
+from rookery.base.convolutions import as_products
+from rookery.base.jaxprs import within
 from rookery.engines.engine import PROGRAMS, Job
-from rookery.jaxprs import within
 
 REWRITTEN = ("conv_general_dilated", "reduce_window", "select_and_scatter_add", "select_and_gather_add")
 
@@ -329,7 +329,7 @@ def test_a_plan_has_products_alone_and_the_flag_is_part_of_it() -> None:
 def test_work_that_is_rare_is_rewritten_too() -> None:
     """`Client.when`, whose branch is traced by itself."""
     image, kernel = drawn(7, (2, 1, 5, 5), (1, 1, 3, 3))
-    from rookery.client import _rarely
+    from rookery.language.client import _rarely
 
     convolve = lambda k: lax.conv(jnp.asarray(image), k, (1, 1), "VALID")
     zeros = jnp.zeros((2, 1, 3, 3))

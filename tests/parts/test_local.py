@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.fed import Client
+from rookery.language.fed import Client
 from rookery.parts.local import sgd, svrg
 
 STEP = 0.1

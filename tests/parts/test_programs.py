@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery import jaxprs
-from rookery.client import _rarely
+from rookery.base import jaxprs
 from rookery.engines import engine as engines
 from rookery.engines.engine import PROGRAMS, Programs
 from rookery.engines.federation.site import Site
+from rookery.language.client import _rarely
 
 X, Y = jnp.arange(3.0), jnp.ones((2, 2))
 

@@ -10,7 +10,7 @@ import pytest
 
 import rookery as rk
 from rookery.engines.engine import Job
-from rookery.engines.sweep import Sweep
+from rookery.engines.simulation.sweep import Sweep
 
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean(b) * x)
 SIZES = (3, 5, 4, 6)

@@ -16,7 +16,7 @@ from rookery.algorithms.sample_dro import PDSGD, FastDRO
 from rookery.algorithms.single_level import FedAvg, FedProx, FedSVRG, Scaffold
 from rookery.algorithms.single_machine import ALSET, BSA, MRBO, TTSA, StocBiO
 from rookery.algorithms.weighted_nodes import LocalSVRG, WeightedNodesABA, WeightedNodesProx
-from rookery.arguments import naming_fields as _naming_fields
+from rookery.base.arguments import naming_fields as _naming_fields
 
 __all__ = [
     "AFL",

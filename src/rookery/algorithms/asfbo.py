@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
-from rookery.fed import BatchSize, Bookkeeping, Bounds, Client, Decay, Fed, Positive, Share, Step, Steps
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import BatchSize, Bookkeeping, Bounds, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import projection
 from rookery.parts.local import most_steps
 from rookery.parts.single_loop import Three, directions
 from rookery.parts.storm import storm
-from rookery.problems import Bilevel
-from rookery.source import Count
+from rookery.problems.problems import Bilevel
 
 Scalar = Float[Array, ""]
 Norms = tuple[Scalar, Scalar, Scalar]

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, PerClient, Step, Steps
+from rookery.base import tree
+from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, PerClient, Step, Steps
 from rookery.parts import compression, features
 from rookery.parts.local import sgd
-from rookery.problems import Bilevel
+from rookery.problems.problems import Bilevel
 
 
 class State(NamedTuple):

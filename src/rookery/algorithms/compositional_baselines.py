@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Data, Fed, Share, Step
+from rookery.base import tree
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Fed, Share, Step
 from rookery.parts.compositional import first_value, plus_h, slope
-from rookery.problems import Compositional
+from rookery.problems.problems import Compositional
 
 
 class State(NamedTuple):

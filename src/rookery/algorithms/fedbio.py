@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Positive, Step
+from rookery.base import tree
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, Positive, Step
 from rookery.parts import hypergradient, single_loop
 from rookery.parts.storm import storm
-from rookery.problems import Bilevel
+from rookery.problems.problems import Bilevel
 
 Several = tuple[tree.Tree, ...]  # of x, y and u, in this order (x and y where the lower level is local)
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import draws, tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Share, Step
+from rookery.base import draws, tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Share, Step
 from rookery.parts.compositional import first_value, plus_h, slope
 from rookery.parts.storm import storm
-from rookery.problems import Compositional
-from rookery.source import Count
+from rookery.problems.problems import Compositional
 
 Output = Literal["last", "random"]
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Optimizer, PerClient, Step, Steps
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Optimizer, PerClient, Step, Steps
 from rookery.parts import features, hypergradient, inverse_hessian
 from rookery.parts.local import sgd, svrg
-from rookery.problems import Bilevel, Compositional, Minimax
-from rookery.source import Count
+from rookery.problems.problems import Bilevel, Compositional, Minimax
 
 _POWER_ITERATIONS, _LOCAL_POWER_ITERATIONS = 10, 5
 _PROBE = Bookkeeping("a power iteration for 1/ℓ")

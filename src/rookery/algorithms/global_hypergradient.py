@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import draws, tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
+from rookery.base import draws, tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
 from rookery.parts import features
 from rookery.parts.local import svrg
-from rookery.problems import Bilevel
-from rookery.source import Count
+from rookery.problems.problems import Bilevel
 
 
 class State(NamedTuple):

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import draws, tree
-from rookery.fed import Amount, AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Step, Steps
+from rookery.base import draws, tree
+from rookery.language.fed import Amount, AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Step, Steps
 from rookery.parts.local import sgd
 from rookery.parts.projection import simplex
-from rookery.problems import SingleLevel
+from rookery.problems.problems import SingleLevel
 
 
 class State(NamedTuple):

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Decay, Fed, Positive, Share, Step, Steps
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import hypergradient, inverse_hessian
 from rookery.parts.storm import storm
-from rookery.problems import Bilevel
-from rookery.source import Count
+from rookery.problems.problems import Bilevel
 
 Pair = tuple[tree.Tree, tree.Tree]  # one for x, one for y
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fed, Positive, Share, Step
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fed, Positive, Share, Step
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.projection import ball
 from rookery.parts.storm import storm
-from rookery.problems import Compositional, takes_key
-from rookery.source import Count
+from rookery.problems.problems import Compositional, takes_key
 
 
 class State(NamedTuple):

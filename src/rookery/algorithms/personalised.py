@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Positive, Share, Step, Steps
+from rookery.base import tree
+from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Positive, Share, Step, Steps
 from rookery.parts import local_svrg
 from rookery.parts.local import sgd
-from rookery.problems import SingleLevel
+from rookery.problems.problems import SingleLevel
 
 
 class State(NamedTuple):

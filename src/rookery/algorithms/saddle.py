@@ -6,9 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import BatchSize, Client, Fed, Step, Steps
-from rookery.problems import Minimax
+from rookery.base import tree
+from rookery.language.fed import BatchSize, Client, Fed, Step, Steps
+from rookery.problems.problems import Minimax
 
 
 class State(NamedTuple):

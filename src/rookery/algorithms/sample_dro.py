@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
-from rookery.fed import BatchSize, Bookkeeping, Client, Fed, Positive, Step
-from rookery.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
-from rookery.problems import SingleLevel
-from rookery.source import Batch
+from rookery.base import tree
+from rookery.data.source import Batch
+from rookery.language.fed import BatchSize, Bookkeeping, Client, Fed, Positive, Step
+from rookery.problems.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
+from rookery.problems.problems import SingleLevel
 
 
 def _shares(batch: Batch, losses: Float[Array, " rows"]) -> Float[Array, " rows"]:

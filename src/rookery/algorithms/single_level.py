@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import BatchSize, Client, Fed, Optimizer, Positive, Step, Steps
+from rookery.base import tree
+from rookery.language.fed import BatchSize, Client, Fed, Optimizer, Positive, Step, Steps
 from rookery.parts.local import sgd, svrg
-from rookery.problems import SingleLevel
+from rookery.problems.problems import SingleLevel
 
 
 class State(NamedTuple):

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from rookery import tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Step
+from rookery.base import tree
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Step
 from rookery.parts import features, inverse_hessian
 from rookery.parts.storm import storm
-from rookery.problems import Bilevel
+from rookery.problems.problems import Bilevel
 
 Point = tuple[tree.Tree, tree.Tree]  # (x, y)
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import draws, tree
-from rookery.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Share, Step
+from rookery.base import draws, tree
+from rookery.data.source import Count
+from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Share, Step
 from rookery.parts import local_svrg
 from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference
 from rookery.parts.projection import capped_simplex
-from rookery.problems import SingleLevel, WeightedNodes
-from rookery.source import Count
+from rookery.problems.problems import SingleLevel, WeightedNodes
 
 
 def _local_svrg(

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery import draws
-from rookery.arguments import is_number
-from rookery.channel import Exchange, Plain
+from rookery.base import draws
+from rookery.base.arguments import is_number
+from rookery.language.channel import Exchange, Plain
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import rookery as rk
 from rookery.cli.config import config_option, set_with_config
 
 if TYPE_CHECKING:
-    from rookery.registry import Found
+    from rookery.cli.registry import Found
     from rookery.tasks.task import Task
 
 
 def _completed(kind: str) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
-        from rookery.registry import names
+        from rookery.cli.registry import names
 
         return [name for name in names(kind) if name.lower().startswith(incomplete.lower())]
 
@@ -108,7 +108,7 @@ def ask(
     task: str, algorithm: str | None, settings: list[str], clients: int | None, partition: str | None, seed: int
 ) -> Asked:
     """Return the task and the algorithm with their settings."""
-    from rookery.registry import find_algorithm, find_task, make_task
+    from rookery.cli.registry import find_algorithm, find_task, make_task
 
     named = find_task(task)
     made_of, made = None, None
@@ -131,7 +131,7 @@ def ask(
 
 def default_of(task: str, settings: list[str], clients: int | None, partition: str | None, seed: int) -> str:
     """The algorithm that runs on a task unless another one is asked for."""
-    from rookery.registry import find_task, make_task
+    from rookery.cli.registry import find_task, make_task
 
     named = find_task(task)
     return default_algorithm(make_task(named, **_arguments(named, settings, clients, partition, seed)))
@@ -173,7 +173,7 @@ def own_options(task: Found, clients: int | None, partition: str | None, seed: i
 
 def fit(task: Task, cls: Any) -> tuple[Task, str]:
     """The task as this algorithm can take it, and a line to say so where that is not how it was stated."""
-    from rookery import checks
+    from rookery.engines import checks
 
     kind = type(task.problem)
     if kind in cls.solves:
@@ -249,8 +249,8 @@ def optimizer_of(text: str) -> Any:
     """
     import optax
 
-    from rookery.arguments import is_number
-    from rookery.registry import find
+    from rookery.base.arguments import is_number
+    from rookery.cli.registry import find
 
     word, _, size = text.partition(":")
     name, _ = find("server optimizer", word.strip(), dict.fromkeys(_OPTIMIZERS))
@@ -262,7 +262,7 @@ def optimizer_of(text: str) -> Any:
 
 def read_settings(given: list[str], task: Found, method: Found | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is set of the algorithm, if there is one, and what of the task."""
-    from rookery.registry import key
+    from rookery.cli.registry import key
 
     of_algorithm = [] if method is None else [field.name for field in dataclasses.fields(method.thing)]
     parameters = inspect.signature(task.thing).parameters
@@ -291,8 +291,8 @@ def read_settings(given: list[str], task: Found, method: Found | None) -> tuple[
 
 def _check_argument(task: Found, name: str, value: Any) -> None:
     """The task's function has such an argument, and the value is of its default's type."""
+    from rookery.cli.registry import find
     from rookery.data import PARTITIONS
-    from rookery.registry import find
 
     parameters = inspect.signature(task.thing).parameters
     if name not in parameters:

@@ -68,9 +68,9 @@ def _totals(counts: Counts, limits: dict[str, int]) -> Table:
 
 
 def _runs(runs: dict[str, Any]) -> list[Table]:
+    from rookery.base.printable import printable
     from rookery.engines.federation.audit import Counts
     from rookery.engines.federation.policy import LIMITS
-    from rookery.printable import printable
 
     table = Table("run", box=None, pad_edge=False)
     for name in asdict(Counts()):

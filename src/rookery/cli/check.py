@@ -22,7 +22,7 @@ def check(
 ) -> None:
     """Look at a task's problem before a run: curvature, derivatives, steps to try; code 1 if something is bad."""
     from rookery import report
-    from rookery.registry import blaming, find_task, make_task
+    from rookery.cli.registry import blaming, find_task, make_task
 
     with border(), blaming():
         named = find_task(task)

@@ -13,8 +13,8 @@ from rookery.cli.program import AsJson, Command, Quiet, app, border, say
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rookery.html import Source
-    from rookery.metrics import Direction
+    from rookery.language.metrics import Direction
+    from rookery.report.html import Source
 
 
 @app.command(cls=Command)
@@ -34,9 +34,10 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Compare saved runs in a table and a picture. Runs that differ in the seed alone share a line."""
-    from rookery import html, report
-    from rookery.metrics import direction
-    from rookery.registry import find
+    from rookery import report
+    from rookery.cli.registry import find
+    from rookery.language.metrics import direction
+    from rookery.report import html
 
     with border():
         by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]

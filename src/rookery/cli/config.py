@@ -15,7 +15,7 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
     """Take the file's options as defaults of this command."""
     if path is None or ctx.resilient_parsing:
         return path
-    from rookery.registry import find
+    from rookery.cli.registry import find
 
     params = {(param.name if param.name != "settings" else "set"): param for param in ctx.command.params}
     known = {_option(param): name for name, param in params.items() if name not in ("config", "help")}

@@ -38,7 +38,7 @@ def contract(
     """Check a method of your own against the contract of the library's methods; code 1 if a check fails."""
     with border():
         _prepare()
-        from rookery.registry import blaming, find_algorithm
+        from rookery.cli.registry import blaming, find_algorithm
         from rookery.report import to_json
         from rookery.testing import Report, checks
 
@@ -76,7 +76,7 @@ def _prepare() -> None:
 def _hyperparameters(found: Any, given: list[str]) -> dict[str, Any]:
     """The hyperparameters that are set."""
     from rookery.cli.asked import value_of
-    from rookery.registry import key
+    from rookery.cli.registry import key
 
     chosen: dict[str, Any] = {}
     for entry in given:

@@ -15,8 +15,8 @@ def demo(
     json: AsJson = False,
 ) -> None:
     """What nesting is for, in three stories on handwritten digits: a table and a picture, in about a minute."""
-    from rookery import demo as demonstration
     from rookery import report
+    from rookery.cli import demonstration
 
     with border():
         writable(out)

@@ -42,7 +42,7 @@ def join(distributed: bool, coordinator: str | None, processes: int | None, proc
         if processes < 1 or not 0 <= process < processes:
             raise ValueError(f"--process must be from 0 to --processes - 1; got --process {process} of {processes}.")
     if os.environ.get(_WORKER) == "1":
-        from rookery import hosts
+        from rookery.base import hosts
 
         hosts.start(coordinator, processes, process)
         return True

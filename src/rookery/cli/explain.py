@@ -3,17 +3,7 @@
 import sys
 
 import rookery as rk
-from rookery.cli.asked import (
-    AlgorithmName,
-    ClientCount,
-    Cohort,
-    ConfigFile,
-    Partition,
-    Seed,
-    Settings,
-    TaskName,
-    ask,
-)
+from rookery.cli.asked import AlgorithmName, ClientCount, Cohort, ConfigFile, Partition, Seed, Settings, TaskName, ask
 from rookery.cli.program import Command, app, border
 
 
@@ -29,7 +19,7 @@ def explain(
     config: ConfigFile = None,
 ) -> None:
     """Show every exchange of a round: what clients are sent, what they keep, what they send. Nothing is run."""
-    from rookery.registry import blaming
+    from rookery.cli.registry import blaming
 
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import rookery as rk
+from rookery.base.printable import printable
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
 from rookery.cli.run import alone, execute
 from rookery.cli.serve import AllowOtherStudy, Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
-from rookery.printable import printable
 
 if TYPE_CHECKING:
     from rookery.engines.federation.transports import nvflare
@@ -69,7 +69,7 @@ def submit(
     from rookery import report
     from rookery.engines.federation import supervisor
     from rookery.engines.federation.transports import nvflare
-    from rookery.solve import metrics_of
+    from rookery.run.solve import metrics_of
 
     with border():
         writable(out)
@@ -151,8 +151,8 @@ def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
 
     What package.module:name refers to is called: `os:system` would run a command.
     """
+    from rookery.cli.registry import is_reference
     from rookery.engines.federation.transports import nvflare
-    from rookery.registry import is_reference
 
     _check_files(options)
     task = options["task"]
@@ -193,7 +193,7 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         out: where results go to; the run itself has a folder of its own, and goes on with what is there.
         own: the server's own settings.
     """
-    from rookery.registry import blaming, find_task
+    from rookery.cli.registry import blaming, find_task
 
     _check_references(options, own)
     sys.path.extend(path for path in own.texts("path") if path not in sys.path)

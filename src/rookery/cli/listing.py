@@ -13,7 +13,7 @@ import typer
 from rookery.cli.program import AsJson, Command, app, border, complain, say
 
 if TYPE_CHECKING:
-    from rookery.registry import Found
+    from rookery.cli.registry import Found
 
 Rows = list[dict[str, str]]
 
@@ -32,7 +32,7 @@ def list_names(
     import pandas as pd
 
     from rookery import report
-    from rookery.registry import find, find_algorithm, find_task, is_algorithm, is_reference, names
+    from rookery.cli.registry import find, find_algorithm, find_task, is_algorithm, is_reference, names
 
     with border():
         kinds: dict[str, Callable[[], Rows]] = {
@@ -64,7 +64,7 @@ def _one(look: Callable[[str], Found], name: str) -> Rows:
 
 
 def _algorithm_names() -> Rows:
-    from rookery.registry import offered
+    from rookery.cli.registry import offered
 
     found, broken = offered("algorithm")
     for line in broken:
@@ -80,7 +80,7 @@ def _algorithm_names() -> Rows:
 
 
 def _task_names() -> Rows:
-    from rookery.registry import offered
+    from rookery.cli.registry import offered
 
     found, broken = offered("task")
     for line in broken:
@@ -113,8 +113,8 @@ def _parameters(own: Found) -> Rows:
 
 
 def _hyperparameters(own: Found) -> Rows:
-    from rookery.hyperparameters import MEANINGS, expected
-    from rookery.registry import ALGORITHMS
+    from rookery.cli.registry import ALGORITHMS
+    from rookery.language.hyperparameters import MEANINGS, expected
 
     notes = _comments(own.thing)
     rows = []

@@ -37,7 +37,7 @@ def new(
     quiet: Quiet = False,
 ) -> None:
     """Write a file to start your own problem or algorithm from; it runs as it is."""
-    from rookery.registry import find
+    from rookery.cli.registry import find
 
     with border():
         kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 import rookery as rk
-from rookery.printable import printable
+from rookery.base.printable import printable
 
 _LINE = 10_000  # characters of a complaint
 # Each command: the module of this folder that adds it to `app`, and its line in `rookery --help`. JAX and most of the
@@ -195,7 +195,7 @@ def border() -> Iterator[None]:
         complain(f"The run broke down: {error}. Smaller steps may help.")
         raise typer.Exit(1) from None
     except RuntimeError as error:
-        from rookery.hosts import HostError
+        from rookery.base.hosts import HostError
 
         if not isinstance(error, HostError):
             raise
@@ -212,8 +212,8 @@ def _in_words(error: OSError) -> str:
 
 def _tell_hosts(error: Exception) -> None:
     """Tell the other processes of a distributed run why this one has ended."""
-    if "rookery.hosts" in sys.modules:
-        from rookery import hosts
+    if "rookery.base.hosts" in sys.modules:
+        from rookery.base import hosts
 
         hosts.failed(str(error))
 

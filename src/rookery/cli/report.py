@@ -22,8 +22,8 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Write runs into one HTML page that opens offline: curves, costs, settings, weights, a reproduction's claims."""
-    from rookery import html
     from rookery import report as reports
+    from rookery.report import html
 
     with border():
         html.write(runs, out, title)

@@ -25,8 +25,8 @@ def reproduce(
     import pandas as pd
 
     from rookery import experiments, report
+    from rookery.cli.registry import find
     from rookery.experiments.claims import REPRODUCED
-    from rookery.registry import find
 
     with border():
         name, found = find("experiment", experiment, experiments.EXPERIMENTS)
@@ -56,8 +56,8 @@ def bench(quiet: Quiet = False, json: AsJson = False) -> None:
     """Measure the speed of this machine on fixed work."""
     import pandas as pd
 
-    from rookery import bench as benchmark
     from rookery import report
+    from rookery.cli import bench as benchmark
 
     with border():
         result = benchmark.run()

@@ -38,7 +38,7 @@ from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, compla
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rookery.metrics import Direction
+    from rookery.language.metrics import Direction
     from rookery.tasks.task import Task
 
 try:
@@ -90,7 +90,7 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Run algorithms on tasks. Several runs end with a table of means and standard errors, and a picture."""
-    from rookery.registry import blaming
+    from rookery.cli.registry import blaming
 
     with border(), blaming():
         if join(distributed, coordinator, processes, process):
@@ -140,8 +140,9 @@ def execute(
     """Run what is asked, write its folder, show it; the exit code. `also`: further options; `how`: of `solve`."""
     import numpy as np
 
-    from rookery import hosts, report
-    from rookery.metrics import direction
+    from rookery import report
+    from rookery.base import hosts
+    from rookery.language.metrics import direction
 
     chosen = asked.task
     first, notes = _recorded(out) if resume else (None, [])
@@ -211,7 +212,7 @@ def described(
     asked: Asked, method: Any, hyper: dict[str, Any], rounds: int | None, cohort: int | None, every: int, seed: int
 ) -> dict[str, Any]:
     """Return what run.json says of a run before it starts; what `solve` would refuse is refused here."""
-    from rookery import checks
+    from rookery.engines import checks
 
     task = asked.task
     rounds, cohort = task.rounds if rounds is None else rounds, task.cohort if cohort is None else cohort

@@ -20,8 +20,8 @@ from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, compla
 from rookery.cli.run import execute
 
 if TYPE_CHECKING:
-    from rookery.registry import Found
-    from rookery.status import StatusPage
+    from rookery.cli.registry import Found
+    from rookery.report.status import StatusPage
 
 Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
 KitFolder = Annotated[Path | None, typer.Option("--kit", help="Its folder of certificates: rookery federation init.")]
@@ -72,7 +72,7 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
-    from rookery.registry import blaming
+    from rookery.cli.registry import blaming
 
     stopped = " Go on with --resume, from the last completed round." if out is not None else ""
     with border(), blaming(), told(stopped), _page(status, status_host) as page:
@@ -124,8 +124,8 @@ def serve(
 
 def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
     """The sites' names, in order; ValueError if they are not those of the kit, or there is none."""
+    from rookery.cli.registry import find
     from rookery.engines.federation.kits import COORDINATOR, load_kit
-    from rookery.registry import find
 
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     if kit is None:
@@ -233,7 +233,7 @@ def _page(port: int | None, host: str) -> Iterator[StatusPage | None]:
     if port is None:
         yield None
         return
-    from rookery.status import StatusPage
+    from rookery.report.status import StatusPage
 
     page = StatusPage(port, host)
     print(f"The run can be watched at {page.url}", file=sys.stderr, flush=True)

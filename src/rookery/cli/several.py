@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rookery import html, report
-from rookery.arguments import check_counts
+from rookery import report
+from rookery.base.arguments import check_counts
 from rookery.cli.asked import Asked
 from rookery.cli.compare import gathered, lines
 from rookery.cli.program import complain, say, writable
+from rookery.cli.registry import find_algorithm, find_task
 from rookery.cli.run import START, check_same, described, execute, from_the_start
-from rookery.metrics import direction
-from rookery.registry import find_algorithm, find_task
+from rookery.language.metrics import direction
+from rookery.report import html
 
 Made = Callable[[str, str, list[str], int], tuple[Asked, Any, dict[str, Any]]]  # asked, the method, its hyperparameters
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rookery.base.printable import printable
 from rookery.cli.asked import fit
 from rookery.cli.program import Command, Quiet, app, border, complain
 from rookery.cli.serve import Address, AllowOtherStudy, Insecure, KitFolder, told
-from rookery.printable import printable
 
 if TYPE_CHECKING:
     from rookery.engines.federation.host import Opened, Study
@@ -46,12 +46,12 @@ def site(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
-    from rookery import site as sites
+    from rookery.cli.registry import blaming
     from rookery.engines.federation.audit import FILE, Audit
     from rookery.engines.federation.kits import COORDINATOR, load_kit
     from rookery.engines.federation.policy import Policy, guard_of
     from rookery.engines.federation.transports.grpc import JoinError
-    from rookery.registry import blaming
+    from rookery.run import join as sites
 
     with border(), blaming(), told():
         own = None if kit is None else load_kit(kit, address)
@@ -131,9 +131,9 @@ class Reading:
 
 def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     """A site's file: the task, what the site brings, and all its names."""
-    from rookery import site as sites
+    from rookery.cli.registry import load_file
     from rookery.engines.federation.agreement import declared
-    from rookery.registry import load_file
+    from rookery.run import join as sites
     from rookery.tasks.task import Task
 
     module = load_file(path)
@@ -160,8 +160,8 @@ def _defining(module: ModuleType) -> list[Any]:
 
 def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
     """What makes of a site's study the same data for its task as a method takes it."""
-    from rookery import site as sites
     from rookery.engines.federation.host import Study
+    from rookery.run import join as sites
 
     def fitted(before: Study, algorithm: Any) -> Study:
         own, _ = fit(task, type(algorithm))

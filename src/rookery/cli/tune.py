@@ -67,7 +67,7 @@ def tune(
 ) -> None:
     """Search step sizes and other hyperparameters: many candidates at once, the worse half stopped early."""
     from rookery import report
-    from rookery.registry import blaming
+    from rookery.cli.registry import blaming
 
     with border(), blaming():
         asked = ask(task, algorithm, settings or [], clients, partition, seed)
@@ -141,8 +141,8 @@ def _new_folder(asked: Asked) -> Path:
 
 def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, Any] | None:
     """What to search, each with its range or its list of values if it has one; None if there is nothing."""
-    from rookery.registry import key
-    from rookery.tune import step_sizes
+    from rookery.cli.registry import key
+    from rookery.run.tune import step_sizes
 
     if over is None:
         names = [name for name in step_sizes(method) if name not in given]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 
-from rookery.arguments import check_counts, check_positive, check_seed
+from rookery.base.arguments import check_counts, check_positive, check_seed
 
 Parts = list[Int[np.ndarray, " own"]]
 
@@ -81,22 +81,22 @@ def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: st
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    from rookery import report
+    from rookery.base import drawing
 
     labels = np.asarray(labels)
     counts = np.stack([np.bincount(labels[part], minlength=int(labels.max()) + 1) for part in parts], axis=1)
     classes, clients = counts.shape
     width, height = min(12.0, max(5.0, 2.5 + 0.09 * clients)), min(8.0, 1.8 + 0.22 * classes)
-    fig, axes = report.figure(1, 1, width=width, height=height)
+    fig, axes = drawing.figure(1, 1, width=width, height=height)
     ax = axes[0, 0]
     ax.grid(visible=False)
     scale = PowerNorm(0.5, vmin=0, vmax=counts.max())  # so that small shares are seen beside large ones
     image = ax.imshow(counts, cmap="Blues", norm=scale, aspect="auto", interpolation="nearest")
     sizes = counts.sum(axis=0)
     each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
-    report.label(ax, "client", "class", f"{clients} clients, {each} samples each")
+    drawing.label(ax, "client", "class", f"{clients} clients, {each} samples each")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 20:
         ax.set_yticks(range(classes))
     fig.colorbar(image, ax=ax, label="samples", pad=0.01)
-    return report.save(fig, path)
+    return drawing.save(fig, path)

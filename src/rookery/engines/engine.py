@@ -13,16 +13,18 @@ import numpy as np
 from jax._src import config as jax_config  # a setting for this thread alone has no public name
 from jaxtyping import Array
 
-from rookery import channel as channels
-from rookery import convolutions, draws, hyperparameters, jaxprs, plan
-from rookery.checkpoints import Keepers
-from rookery.checks import check_features, check_means, check_measure
-from rookery.clients import Clients, sample_cohort
-from rookery.computing import AS_IT_IS, Computing
-from rookery.hosts import Hosts
-from rookery.ledger import Amounts
-from rookery.plan import Carry, Plan, Setting
-from rookery.problems import Problem
+from rookery.base import convolutions, draws, jaxprs
+from rookery.base.hosts import Hosts
+from rookery.data.clients import Clients, sample_cohort
+from rookery.engines.checkpoints import Keepers
+from rookery.engines.checks import check_features, check_means, check_measure
+from rookery.language import channel as channels
+from rookery.language import hyperparameters
+from rookery.language.ledger import Amounts
+from rookery.plan import trace as plan
+from rookery.plan.computing import AS_IT_IS, Computing
+from rookery.plan.trace import Carry, Plan, Setting
+from rookery.problems.problems import Problem
 
 
 @dataclass(frozen=True, eq=False)

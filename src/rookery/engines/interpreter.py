@@ -10,10 +10,12 @@ import numpy as np
 from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
-from rookery import fed, jaxprs, ledger, plan
-from rookery.clients import Clients
-from rookery.fed import Book, Fed, Inputs, Threaded
-from rookery.plan import Body, Call, Server
+from rookery.base import jaxprs
+from rookery.data.clients import Clients
+from rookery.language import fed, ledger
+from rookery.language.fed import Book, Fed, Inputs, Threaded
+from rookery.plan import trace as plan
+from rookery.plan.trace import Body, Call, Server
 
 AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
 _DRAWN_AHEAD = 2**20  # bytes of one of a loop's draws that are made before it

@@ -15,7 +15,7 @@ from rookery.experiments.claims import Claim, Finding, differs, lead, together
 from rookery.experiments.curves import SPLITS, Figures, below, curves, draw, ends, legend, mean, reached, select
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.grid import Grid, Key
-from rookery.fed import Algorithm, Epochs
+from rookery.language.fed import Algorithm, Epochs
 from rookery.tasks import hyperrep
 
 PAPER = "Communication-Efficient Adaptive Federated Bi-level Optimization with Data and System Heterogeneity (ASFBO)"

@@ -21,12 +21,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
+from rookery.base.printable import without_address
 from rookery.experiments.claims import KINDS, REPRODUCED, Claim, judge
 from rookery.experiments.grid import Edge, Grid
 from rookery.experiments.sources import Sources, package
-from rookery.fed import Algorithm
-from rookery.printable import without_address
-from rookery.solve import Run, solve
+from rookery.language.fed import Algorithm
+from rookery.run.solve import Run, solve
 from rookery.tasks.task import Task
 
 LONG = 100  # a table of the search with more rows than this is left to its file

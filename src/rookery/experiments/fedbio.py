@@ -8,23 +8,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.algorithms import (
-    AFL,
-    DRFA,
-    FedAvg,
-    FedBiO,
-    FedBiOAcc,
-    FedBiOAccLocal,
-    FedBiOLocal,
-    FedNest,
-    QFedAvg,
-)
+from rookery.algorithms import AFL, DRFA, FedAvg, FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal, FedNest, QFedAvg
 from rookery.experiments.claims import Claim, Finding, differs
 from rookery.experiments.curves import Figures, below, curves, draw, ends, mean, reached, select
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fedbio_rates import PAPER
 from rookery.experiments.grid import Grid
-from rookery.fed import Algorithm
+from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.few_shot import few_shot
 from rookery.tasks.group_weights import group_weights

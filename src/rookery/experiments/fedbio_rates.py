@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOLocal, FedNest
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.experiments.claims import UNDECIDED, Claim, Finding, Verdict, differs, together
 from rookery.experiments.curves import Figures, mean, select, ticks
 from rookery.experiments.experiment import Config, Experiment
-from rookery.fed import Algorithm
-from rookery.problems import Scope
+from rookery.language.fed import Algorithm
+from rookery.problems.problems import Scope
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task

@@ -18,7 +18,7 @@ from rookery.experiments.curves import Figures, below, curves, draw, ends, mean,
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.feddro_theory import PAPER
 from rookery.experiments.grid import Grid
-from rookery.fed import Algorithm
+from rookery.language.fed import Algorithm
 from rookery.tasks.dro_imbalanced import dro_imbalanced
 from rookery.tasks.task import Task
 

@@ -15,7 +15,7 @@ from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.feddro import ENDS, GRID, Drop, listed
 from rookery.experiments.feddro_theory import PAPER
 from rookery.experiments.grid import Grid
-from rookery.fed import Algorithm
+from rookery.language.fed import Algorithm
 from rookery.tasks.fairness import fairness
 
 SETTINGS: dict[str, dict[str, Any]] = {

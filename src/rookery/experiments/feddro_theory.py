@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from rookery import report, theory
 from rookery.algorithms import CompositionalFedAvg, DSFedDRO, FedBiO, FedBiOAcc, FedDRO, FedDRSCGD, FedMBO, SimFBO
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.experiments.claims import Claim, Finding, differs
 from rookery.experiments.curves import Figures, area, below, curves, late, mean, select, ticks
 from rookery.experiments.experiment import Config, Experiment
-from rookery.fed import Algorithm
-from rookery.problems import Compositional
+from rookery.language.fed import Algorithm
+from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
 
 PAPER = "Khanduri et al., On Federated Compositional Optimization: Algorithms, Analysis, and Guarantees (under review)"

@@ -14,8 +14,8 @@ from rookery.algorithms import FedAvgSaddle, FedNest, LFedNest, ScaffoldSaddle
 from rookery.engines.simulation import Simulation
 from rookery.experiments.claims import Claim, Finding, differs
 from rookery.experiments.experiment import Config, Experiment, Headline
-from rookery.fed import Algorithm
-from rookery.problems import Minimax
+from rookery.language.fed import Algorithm
+from rookery.problems.problems import Minimax
 from rookery.tasks import minimax_quadratic
 from rookery.tasks.task import Task
 

@@ -13,17 +13,18 @@ import pandas as pd
 from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
-from rookery import report, tree
+from rookery import report
 from rookery.algorithms import FedNest, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_out, local_inner, local_outer
-from rookery.client import Client
+from rookery.base import tree
 from rookery.experiments.claims import Claim, Finding, lead, together
 from rookery.experiments.curves import Figures, curves, ends, mean, reached, select
 from rookery.experiments.experiment import Config, Experiment
 from rookery.experiments.fednest import PAPER
-from rookery.fed import Epochs, Fed
+from rookery.language.client import Client
+from rookery.language.fed import Epochs, Fed
 from rookery.parts import inverse_hessian
-from rookery.problems import Bilevel
+from rookery.problems.problems import Bilevel
 from rookery.tasks import hyperrep
 from rookery.tasks.hyperrep import hidden, representation_problem
 from rookery.tasks.task import Task

@@ -24,7 +24,7 @@ from rookery.experiments.curves import zoom as _zoom
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fednest import PAPER
 from rookery.experiments.fednest_collapse import collapse
-from rookery.fed import Epochs
+from rookery.language.fed import Epochs
 from rookery.tasks import hyperrep
 
 METHODS: dict[str, Any] = {cls.__name__: cls for cls in (FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt)}

@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 
 from rookery import report, theory
 from rookery.algorithms import FedNest
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.experiments.claims import Claim, Finding, together
 from rookery.experiments.experiment import Config, Experiment
 from rookery.experiments.fednest import PAPER
-from rookery.fed import Algorithm
-from rookery.problems import Compositional, Minimax, SingleLevel
+from rookery.language.fed import Algorithm
+from rookery.problems.problems import Compositional, Minimax, SingleLevel
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task

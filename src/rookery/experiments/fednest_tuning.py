@@ -17,7 +17,7 @@ from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fednest import PAPER
 from rookery.experiments.fednest_mnist import METHODS
 from rookery.experiments.grid import Grid
-from rookery.fed import Epochs
+from rookery.language.fed import Epochs
 from rookery.tasks import loss_tuning
 from rookery.tasks.task import Task
 

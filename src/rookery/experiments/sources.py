@@ -21,8 +21,8 @@ from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 EXPERIMENTS = f"{PACKAGE}.experiments"
-PRESENTATION = {f"{PACKAGE}.report"}  # tables and pictures: no number of a run comes from there
-PUBLIC = f"{PACKAGE}.public"  # the package's names, which its `__init__` loads from there
+PRESENTATION = (f"{PACKAGE}.report.", f"{PACKAGE}.base.drawing.")  # tables and pictures: no number of a run is from there
+PUBLIC = f"{PACKAGE}.run.public"  # the package's names, which its `__init__` loads from there
 ALL, _STARRED = "*", "import *"
 
 Node = tuple[str, str]  # a module, and a name in it or ALL
@@ -97,7 +97,7 @@ class Sources:
             library = module.startswith(f"{PACKAGE}.") and not f"{module}.".startswith(f"{EXPERIMENTS}.")
             whole = library and module not in self._packages and module != PUBLIC
             targets.append((module, ALL if whole else name))
-        return [target for target in targets if target[0] not in PRESENTATION]
+        return [target for target in targets if not f"{target[0]}.".startswith(PRESENTATION)]
 
 
 @functools.cache

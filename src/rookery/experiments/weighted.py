@@ -17,7 +17,7 @@ from rookery.experiments.claims import NOT_RUN, Claim, Finding, Verdict, differs
 from rookery.experiments.curves import Figures, below, mean, select
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.grid import Grid
-from rookery.fed import Algorithm
+from rookery.language.fed import Algorithm
 from rookery.tasks.task import Task
 from rookery.tasks.weighted_nodes import KINDS, SETTINGS, weighted_nodes
 

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import WeightedNodesABA, WeightedNodesProx
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.experiments.claims import UNDECIDED, Claim, Finding, Verdict
 from rookery.experiments.curves import Figures, below, curves, mean, select, ticks
 from rookery.experiments.experiment import Config, Experiment
-from rookery.fed import Algorithm
+from rookery.language.fed import Algorithm
 from rookery.parts.projection import capped_simplex
-from rookery.problems import WeightedNodes
+from rookery.problems.problems import WeightedNodes
 from rookery.tasks.task import Task
 
 PAPER = "Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization (anonymous, under review)"

@@ -3,10 +3,10 @@
 import jax
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import Client, Fed
-from rookery.problems import Problem
-from rookery.source import Count
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import Client, Fed
+from rookery.problems.problems import Problem
 
 
 def slope(problem: Problem, y: tree.Tree) -> tree.Tree:

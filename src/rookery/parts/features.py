@@ -2,8 +2,8 @@
 
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import Fed, PerClient
+from rookery.base import tree
+from rookery.language.fed import Fed, PerClient
 
 
 def seen(fed: Fed, x: tree.Tree, key: Array, uses: int | None = None) -> PerClient | None:

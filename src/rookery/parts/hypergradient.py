@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from rookery import tree
-from rookery.fed import Client
+from rookery.base import tree
+from rookery.language.fed import Client
 from rookery.parts import inverse_hessian
-from rookery.problems import Bilevel, Minimax
+from rookery.problems.problems import Bilevel, Minimax
 
 
 def local(c: Client, x: tree.Tree, y: tree.Tree, key: Array, **how: Any) -> tree.Tree:

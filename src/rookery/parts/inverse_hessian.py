@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import draws, tree
+from rookery.base import draws, tree
 
 Product = Callable[[tree.Tree, Any], tree.Tree]  # (v, n) -> H·v, on the n-th minibatch
 Loop = Callable[..., Any]  # fed.loop where a product is an exchange, client.loop where it is not

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from rookery import tree
-from rookery.fed import Client
+from rookery.base import tree
+from rookery.data.source import Count
+from rookery.language.fed import Client
 from rookery.parts import optimizers
-from rookery.source import Count
 
 Gradient = Callable[[tree.Tree, Any], tree.Tree]  # (z, ν) -> the gradient at z on the ν-th minibatch
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from rookery import draws, tree
-from rookery.fed import Client, Data
-from rookery.source import Count
+from rookery.base import draws, tree
+from rookery.data.source import Count
+from rookery.language.fed import Client, Data
 
 Average = Literal["last", "theory"]
 

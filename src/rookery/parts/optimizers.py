@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery import jaxprs, tree
+from rookery.base import jaxprs, tree
 
 
 def start(optimizer: Any, z: tree.Tree, name: str) -> Any:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery import tree
+from rookery.base import tree
 
 # Not optax.projections: its ball under- and overflows, and its simplex misses the sum by 0.1 for float32 v near 1e6.
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from rookery import tree
-from rookery.fed import Client
+from rookery.base import tree
+from rookery.language.fed import Client
 
 Three = tuple[tree.Tree, tree.Tree, tree.Tree]  # of x, y and z, in this order: variables, directions or their sums
 

@@ -1,6 +1,6 @@
 """STORM: a recursive momentum whose error shrinks as the steps do (Cutkosky and Orabona 2019)."""
 
-from rookery import tree
+from rookery.base import tree
 
 
 def storm(new: tree.Tree, momentum: tree.Tree, old: tree.Tree, forget: tree.Scalar) -> tree.Tree:

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_amounts, check_counts, check_seed
 from rookery.data import PARTITIONS, noisy_labels
-from rookery.problems import Bilevel, SingleLevel
+from rookery.data.clients import Clients
+from rookery.problems.problems import Bilevel, SingleLevel
 from rookery.tasks.hyperrep import digit_images, mnist_images
 from rookery.tasks.task import Task, choice
 

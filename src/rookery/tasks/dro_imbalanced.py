@@ -11,13 +11,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_counts, check_seed
+from rookery.base.draws import seed_key
 from rookery.data import PARTITIONS, load
-from rookery.draws import seed_key
-from rookery.models import MLP, ResNet
-from rookery.objectives import Objective, chi2, kl, kl_risk, variance_risk
-from rookery.problems import SingleLevel
+from rookery.data.clients import Clients
+from rookery.problems.models import MLP, ResNet
+from rookery.problems.objectives import Objective, chi2, kl, kl_risk, variance_risk
+from rookery.problems.problems import SingleLevel
 from rookery.tasks.hyperrep import digit_images
 from rookery.tasks.task import Task, choice
 

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_counts, check_seed
 from rookery.data import PARTITIONS, load
-from rookery.objectives import Objective, equal_opportunity, group_shares
-from rookery.problems import SingleLevel
-from rookery.source import Rows
+from rookery.data.clients import Clients
+from rookery.data.source import Rows
+from rookery.problems.objectives import Objective, equal_opportunity, group_shares
+from rookery.problems.problems import SingleLevel
 from rookery.tasks.task import Task, choice
 
 GROUPS = ("White", "Black", "other")

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery import tree
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base import tree
+from rookery.base.arguments import check_amounts, check_counts, check_seed
+from rookery.base.draws import seed_key
 from rookery.data import load
-from rookery.draws import seed_key
-from rookery.problems import Bilevel, SingleLevel
+from rookery.data.clients import Clients
+from rookery.problems.problems import Bilevel, SingleLevel
 from rookery.tasks.hyperrep import digit_images, mnist_images
 from rookery.tasks.loss_tuning import network, scores
 from rookery.tasks.task import Task, choice

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_amounts, check_counts, check_positive, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_amounts, check_counts, check_positive, check_seed
 from rookery.data import PARTITIONS, load
-from rookery.problems import Bilevel, SingleLevel
+from rookery.data.clients import Clients
+from rookery.problems.problems import Bilevel, SingleLevel
 from rookery.tasks.task import Task, choice
 
 FARTHEST = 3.0  # that x_a may move from its start, either way

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_counts, check_seed
 from rookery.data import PARTITIONS
-from rookery.problems import Bilevel
+from rookery.data.clients import Clients
+from rookery.problems.problems import Bilevel
 from rookery.tasks.task import Task
 
 START, LEAST, MOST = 0.1, 0.01, 1.0  # of a penalty

@@ -11,14 +11,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery import tree
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base import tree
+from rookery.base.arguments import check_amounts, check_counts, check_seed
+from rookery.base.draws import seed_key
 from rookery.data import PARTITIONS, load
-from rookery.draws import seed_key
-from rookery.fed import Epochs
+from rookery.data.clients import Clients
+from rookery.language.fed import Epochs
 from rookery.parts import inverse_hessian
-from rookery.problems import Bilevel, Scope, SingleLevel
+from rookery.problems.problems import Bilevel, Scope, SingleLevel
 from rookery.tasks.task import Task, choice
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_amounts, check_counts, check_seed
+from rookery.base.draws import seed_key
 from rookery.data import PARTITIONS, long_tailed
-from rookery.draws import seed_key
-from rookery.fed import Epochs
-from rookery.problems import Bilevel, SingleLevel
+from rookery.data.clients import Clients
+from rookery.language.fed import Epochs
+from rookery.problems.problems import Bilevel, SingleLevel
 from rookery.tasks.hyperrep import digit_images, mnist_images
 from rookery.tasks.task import Task
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
-from rookery.problems import Minimax
+from rookery.base.arguments import check_amounts, check_counts, check_seed
+from rookery.data.clients import Clients
+from rookery.problems.problems import Minimax
 from rookery.tasks.task import Task
 
 

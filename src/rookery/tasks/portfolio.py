@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from rookery.arguments import check_amounts, check_counts, check_positive, check_seed
-from rookery.clients import Clients
-from rookery.objectives import Objective
-from rookery.objectives import portfolio as mean_and_variance
+from rookery.base.arguments import check_amounts, check_counts, check_positive, check_seed
+from rookery.data.clients import Clients
+from rookery.problems.objectives import Objective
+from rookery.problems.objectives import portfolio as mean_and_variance
 from rookery.tasks.task import Task
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_amounts, check_counts, check_seed
-from rookery.clients import Clients
-from rookery.problems import Bilevel, Scope
+from rookery.base.arguments import check_amounts, check_counts, check_seed
+from rookery.data.clients import Clients
+from rookery.problems.problems import Bilevel, Scope
 from rookery.tasks.task import Task, choice
 
 Vector = Float[np.ndarray, " d"]

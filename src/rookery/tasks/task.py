@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rookery.clients import Clients
-from rookery.fed import Algorithm
-from rookery.problems import Problem
+from rookery.data.clients import Clients
+from rookery.language.fed import Algorithm
+from rookery.problems.problems import Problem
 
 V = TypeVar("V")
 
@@ -21,7 +21,7 @@ class Task:
         problem, clients, init: what `solve` takes.
         evaluate, evaluate_client: the metrics, likewise; at least one of the two.
         metric: the one to look at first, with a sign where its name does not say which way is better; see
-            `rookery.metrics.direction`.
+            `rookery.language.metrics.direction`.
         rounds, cohort, every: defaults for a run.
         defaults: hyperparameters that work, by word; an algorithm takes those it has. Under an algorithm's name, a dict
             of words that are its own.

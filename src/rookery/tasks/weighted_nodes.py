@@ -12,12 +12,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from rookery.arguments import check_counts, check_seed
-from rookery.clients import Clients
+from rookery.base.arguments import check_counts, check_seed
+from rookery.base.draws import seed_key
 from rookery.data import load
-from rookery.draws import seed_key
-from rookery.models import CNN, MLP
-from rookery.problems import SingleLevel, WeightedNodes
+from rookery.data.clients import Clients
+from rookery.problems.models import CNN, MLP
+from rookery.problems.problems import SingleLevel, WeightedNodes
 from rookery.tasks.hyperrep import digit_images
 from rookery.tasks.task import Task, choice
 

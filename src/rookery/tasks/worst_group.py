@@ -9,10 +9,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from rookery.arguments import check_amounts, check_counts, check_positive, check_seed
-from rookery.clients import Clients
-from rookery.objectives import worst_group as worst_group_objective
-from rookery.problems import Compositional, SingleLevel
+from rookery.base.arguments import check_amounts, check_counts, check_positive, check_seed
+from rookery.data.clients import Clients
+from rookery.problems.objectives import worst_group as worst_group_objective
+from rookery.problems.problems import Compositional, SingleLevel
 from rookery.tasks.hyperrep import digit_images
 from rookery.tasks.task import Task, choice
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.channel import Faults, chain
 from rookery.channels import clip, gaussian
-from rookery.checks import start_values
-from rookery.clients import Clients
+from rookery.data.clients import Clients
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
-from rookery.hyperparameters import BatchSize, Steps, annotations
-from rookery.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.language.channel import Faults, chain
+from rookery.language.hyperparameters import BatchSize, Steps, annotations
+from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.tasks.quadratic import quadratic
 
 UNEQUAL = (2, 3, 5, 4)  # samples of four clients

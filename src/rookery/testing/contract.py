@@ -15,17 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import fed, hyperparameters, plan
-from rookery.channel import Exchange, Plain
+from rookery.base.printable import located
 from rookery.channels import clip
-from rookery.checks import check_run
-from rookery.clients import Clients
+from rookery.data.clients import Clients
 from rookery.engines import engine
+from rookery.engines.checks import check_run
 from rookery.engines.engine import Job
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
-from rookery.printable import located
-from rookery.solve import NonFiniteWarning, RoundFailedError, Run, solve
+from rookery.language import fed, hyperparameters
+from rookery.language.channel import Exchange, Plain
+from rookery.plan import trace as plan
+from rookery.run.solve import NonFiniteWarning, RoundFailedError, Run, solve
 from rookery.testing import cases
 from rookery.testing.cases import HARD, VERY_UNEQUAL, Case
 from rookery.testing.runs import Outcome, TooFewRepliesError, difference, disagreement, outcome

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rookery.engines.engine import Engine, Job
-from rookery.ledger import Ledger
+from rookery.language.ledger import Ledger
 
 
 class TooFewRepliesError(AssertionError):

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import rookery
-from rookery.printable import printable
+from rookery.base.printable import printable
 
 _LEAVES, _CHARACTERS = 300, 20_000  # of a constant whose values are sent; of a larger one only the digest is
 _ELEMENTS = 64  # of an array whose values are told apart

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, Var
 
-from rookery import fed, jaxprs, ledger, plan
+from rookery.base import jaxprs
+from rookery.base.printable import printable
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Reply, Request, SiteError
 from rookery.engines.federation.site import client_program
-from rookery.fed import Inputs
-from rookery.ledger import Amounts, Entries, Entry
-from rookery.plan import Body, Call, Given, Made, Plan, Server
-from rookery.printable import printable
+from rookery.language import fed, ledger
+from rookery.language.fed import Inputs
+from rookery.language.ledger import Amounts, Entries, Entry
+from rookery.plan import trace as plan
+from rookery.plan.trace import Body, Call, Given, Made, Plan, Server
 
 
 @dataclass(eq=False)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.extend.core import Literal
 
-from rookery import fed
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.site import RefusedError, Sent
 from rookery.engines.federation.store import Moment
-from rookery.plan import Body, Call, Carry, Plan, Server
+from rookery.language import fed
+from rookery.plan.trace import Body, Call, Carry, Plan, Server
 
 Source = Any  # SENT, ROW, ("c", constant), ("m", call, output), ("memory", leaf) or ("client", leaf)
 Operands = list[frozenset[Source]]  # for each operand what it may be

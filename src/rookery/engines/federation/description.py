@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 import rookery
-from rookery import algorithms, channel, client
+from rookery import algorithms
+from rookery.base.printable import printable
 from rookery.channels import privacy
 from rookery.engines.federation import wire
-from rookery.hyperparameters import is_array
-from rookery.printable import printable
+from rookery.language import channel, client
+from rookery.language.hyperparameters import is_array
 
 PROTOCOL = 1
 

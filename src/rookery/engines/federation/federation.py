@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from rookery import convolutions, plan
-from rookery.arguments import check_amounts, check_positive
-from rookery.clients import Clients
+from rookery.base import convolutions
+from rookery.base.arguments import check_amounts, check_positive
+from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import opening
@@ -21,6 +21,7 @@ from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
 from rookery.engines.federation.site import Site
 from rookery.engines.federation.transports.memory import Memory, in_process
+from rookery.plan import trace as plan
 
 _WASTE = 4  # all sites are padded to the largest if that takes at most this many times the rows there are
 

@@ -16,22 +16,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery import hyperparameters, plan
-from rookery.checks import check_features, check_means, check_measure, start_values
-from rookery.clients import Clients
+from rookery.base.jaxprs import digest
+from rookery.base.printable import failure, printable
+from rookery.data.clients import Clients
+from rookery.data.source import Source
+from rookery.engines.checks import check_features, check_means, check_measure, start_values
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import PlanGuard, Rule, asks_everyone
 from rookery.engines.federation.site import Guard, RefusedError, Site
 from rookery.engines.federation.store import Store, locked
-from rookery.jaxprs import digest
-from rookery.plan import Plan, Setting
-from rookery.printable import failure, printable
-from rookery.problems import Problem
-from rookery.source import Source
+from rookery.language import hyperparameters
+from rookery.plan import trace as plan
+from rookery.plan.trace import Plan, Setting
+from rookery.problems.problems import Problem
 
-LOG = logging.getLogger("rookery.site")
+LOG = logging.getLogger("rookery.run.join")
 _NAME = re.compile(r"[0-9a-f]{8,64}")
 _WHY = 2000  # characters of a reason that are sent, or shown
 _CHANGES = ("number", "done", "store", "wrote")  # what may differ where a run is opened again

@@ -6,14 +6,15 @@ from typing import Any
 
 import jax
 
-from rookery import channel as channels
-from rookery import ledger, words
+from rookery.base.printable import printable
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.host import Opened
 from rookery.engines.federation.policy import bound_and_noise
-from rookery.plan import Plan
-from rookery.printable import printable
-from rookery.words import Exchanged, in_bytes
+from rookery.language import channel as channels
+from rookery.language import ledger
+from rookery.plan import words
+from rookery.plan.trace import Plan
+from rookery.plan.words import Exchanged, in_bytes
 
 _LINE = 10_000  # characters of a line, before it is wrapped
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rookery.base.printable import printable
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event, Transport
-from rookery.printable import printable
 
 _STEP = 1.0  # seconds from one look at the clock to the next
 _TRIES = 2  # requests in a row that a site may leave unanswered before others stop waiting for it

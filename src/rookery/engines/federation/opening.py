@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from rookery.clients import Clients
+from rookery.base.printable import printable
+from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
@@ -15,8 +16,7 @@ from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.host import fingerprint, sample_of
 from rookery.engines.federation.links import Links, Reply, Request
 from rookery.engines.federation.session import Session
-from rookery.plan import Plan
-from rookery.printable import printable
+from rookery.plan.trace import Plan
 
 _HEADER = 1 << 20  # bytes of a reply beyond its arrays
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rookery import channel as channels
-from rookery import fed
-from rookery.arguments import check_amounts, check_counts, check_positive
+from rookery.base.arguments import check_amounts, check_counts, check_positive
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import FINISH, Rule, is_fixed
 from rookery.engines.federation.host import Opened
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.store import Moment
-from rookery.plan import Plan
+from rookery.language import channel as channels
+from rookery.language import fed
+from rookery.plan.trace import Plan
 
 EVALUATIONS = ("none", "together", "own")
 LIMITS = {"rounds": "rounds", "evaluations": "evaluations", "exchanges": "exchanges", "bytes_up": "bytes sent"}

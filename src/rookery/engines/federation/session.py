@@ -8,15 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery import plan
-from rookery.checkpoints import Folder
+from rookery.base.hosts import ALONE
+from rookery.base.printable import printable
 from rookery.engines import engine
+from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import Stopped
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
-from rookery.hosts import ALONE
-from rookery.ledger import Amounts
-from rookery.printable import printable
+from rookery.language.ledger import Amounts
+from rookery.plan import trace as plan
 
 
 class Session:

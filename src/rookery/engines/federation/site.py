@@ -14,15 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery import fed, jaxprs, ledger
-from rookery.checkpoints import Folder
-from rookery.clients import Clients
+from rookery.base import jaxprs
+from rookery.data.clients import Clients
 from rookery.engines import engine
+from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
 from rookery.engines.federation.store import Memory, Moment, Store, Version
-from rookery.fed import Inputs
-from rookery.plan import Plan
+from rookery.language import fed, ledger
+from rookery.language.fed import Inputs
+from rookery.plan.trace import Plan
 
 
 def _after(rounds: int) -> Moment:

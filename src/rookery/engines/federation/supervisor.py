@@ -11,8 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rookery.base.printable import printable
 from rookery.engines.federation.transports.nvflare import OUTCOME, RESULTS, TOPIC, missing
-from rookery.printable import printable
 
 _BROKEN = ("NoConnection", "NoReply", "SessionClosed", "SessionExpired")  # FLARE's names of what may pass
 

@@ -16,10 +16,10 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+from rookery.base.printable import printable
 from rookery.engines.federation.kits import Kit, accepted, check_names, load_kit, parse_address, serial_of
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.wire import PART, Message, Parts, cut
-from rookery.printable import printable
 
 LOG = logging.getLogger("rookery.network")
 _UNREAD = 16  # messages of a site that nobody has waited for: it sends more than it is asked for

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rookery.base.printable import failure, printable
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event
-from rookery.printable import failure, printable
 
 SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `local`
 RESULTS = "rookery"  # the folder of a run's results, within the job's

@@ -1,0 +1,157 @@
+"""`with_server_optimizer`: any method with an optimizer at the server, whose gradient is what a round has changed."""
+
+import dataclasses
+import functools
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from rookery.base import tree
+from rookery.base.arguments import kind_of
+from rookery.language import hyperparameters
+from rookery.language.fed import Algorithm, Fed
+from rookery.parts import optimizers
+from rookery.parts.projection import capped_simplex
+from rookery.problems.problems import WeightedNodes
+
+_UPPER, _LOWER = "server_upper_optimizer", "server_lower_optimizer"
+
+
+class Moments(NamedTuple):
+    """What the server's optimizers remember, of x and of y; None where there is none."""
+
+    upper: Any
+    lower: Any
+
+
+def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = None) -> Any:
+    """The method and an optimizer of optax's at the server: FedAdam, FedYogi, server momentum, of any method.
+
+    After a round of the method, which takes x to x⁺, the optimizer is given x − x⁺ as the gradient at x, and its update
+    is added to x. With `optax.sgd(1.0)` that is the method itself. What the optimizer remembers is
+    `Run.state.server_optimizer`. It stays at the server: no client is sent it.
+
+    The result is a record with all the method's own hyperparameters, `dataclasses.replace` and `tune` included.
+
+    Arguments:
+        method: any of the library's or of one's own, a frozen dataclass.
+        upper: optax.adam(1e-3), optax.yogi(1e-2), optax.sgd(1.0, momentum=0.9), … for x; None: x as the method has it.
+        lower: the same for y. Not for methods whose y is empty, or each client's own.
+
+    The rest of a method's state (momenta, control variates, estimates) and what its clients remember is as the method
+    leaves it: it belongs to x⁺, not to where the optimizer went. The numbers given to optax are part of the compiled
+    program, and another one compiles anew; with `optax.inject_hyperparams` the rounds compile once.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, rookery as rk
+        >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+        >>> clients = rk.Clients(upper=[jnp.array([1.0]), jnp.array([3.0])])
+        >>> fed_adam = rk.with_server_optimizer(rk.FedAvg(step=0.1), upper=optax.adam(0.1))
+        >>> round(float(rk.solve(problem, clients, fed_adam, jnp.zeros(()), rounds=200).x), 2)
+        2.0
+
+    Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021.
+    """
+    cls = type(method)
+    if isinstance(method, type) or not dataclasses.is_dataclass(method) or not hasattr(method, "round"):
+        what = f"the class {method.__name__}" if isinstance(method, type) else kind_of(method)
+        raise TypeError(f"with_server_optimizer: method must be an algorithm, such as rk.FedAvg(step=0.1); got {what}.")
+    if not cls.__dataclass_params__.frozen:
+        raise TypeError(f"with_server_optimizer needs a frozen dataclass: give {cls.__name__} @dataclass(frozen=True).")
+    if hasattr(method, _UPPER):
+        raise ValueError(f"{cls.__name__} has a server optimizer already: chain two with optax.chain(...).")
+    if upper is None and lower is None:
+        raise ValueError("with_server_optimizer needs an optimizer: give upper=optax.adam(1e-3), or lower=….")
+    for name, given in (("upper", upper), ("lower", lower)):
+        if given is not None and not hyperparameters.is_optimizer(given):
+            way = "Call it with a step size" if callable(given) else "Use for example optax.adam(1e-3)"
+            raise TypeError(f"with_server_optimizer: {name} must be an optax optimizer; got {given!r}. {way}.")
+    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
+    return _extended(cls)(**own, **{_UPPER: upper, _LOWER: lower})
+
+
+@functools.cache
+def _extended(cls: Any) -> Any:
+    """The class of the method with two more fields, and a step of the server's after the round."""
+
+    def init(self: Any, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> Any:
+        """The method's start, and the optimizers'."""
+        state = cls.init(self, fed, x, y, key)
+        lower = getattr(self, _LOWER)
+        if any(getattr(state, name, None) is not None for name in ("last", "last_model")):
+            raise ValueError(
+                f"{cls.__name__} reports another x than it goes on from, and a server optimizer would step on what is "
+                'reported: give output="last" (of LocalSVRG, average="last").'
+            )
+        if lower is not None and not jax.tree.leaves(state.y):
+            raise ValueError(
+                f"{cls.__name__} keeps no y at the server (it is empty, or each client's own), and "
+                "with_server_optimizer(lower=…) would step on it: leave lower out."
+            )
+        upper = _start(getattr(self, _UPPER), state.x, "upper")
+        return _with_moments(state, Moments(upper, _start(lower, state.y, "lower")))
+
+    def one_round(self: Any, fed: Fed, state: Any, key: Array) -> Any:
+        """The method's round, then the server's steps from where it began."""
+        after = cls.round(self, fed, _without_moments(state), key)
+        x, upper = _stepped(getattr(self, _UPPER), state.x, after.x, state.server_optimizer.upper)
+        y, lower = _stepped(getattr(self, _LOWER), state.y, after.y, state.server_optimizer.lower)
+        if isinstance(fed.problem, WeightedNodes) and getattr(self, _UPPER) is not None:
+            x = capped_simplex(x, fed.problem.cap)  # what other sets x is in, the engine knows
+        return _with_moments(after._replace(x=x, y=y), Moments(upper, lower))
+
+    methods = {"init": init, "round": one_round, "__doc__": cls.__doc__}
+    fields: list[Any] = [(_UPPER, Any, None), (_LOWER, Any, None)]
+    name = f"{cls.__name__}WithServerOptimizer"
+    return dataclasses.make_dataclass(name, fields, bases=(cls,), namespace=methods, frozen=True)
+
+
+def _start(optimizer: Any, z: tree.Tree, name: str) -> Any:
+    return None if optimizer is None else optimizers.start(optimizer, z, f"with_server_optimizer, {name}")
+
+
+def _stepped(optimizer: Any, before: tree.Tree, after: tree.Tree, moments: Any) -> tuple[tree.Tree, Any]:
+    """Where the server's step leads, and what its optimizer then remembers."""
+    if optimizer is None:
+        return after, None
+    direction, moments = optimizers.direction(optimizer, tree.sub(before, after), moments, before)
+    return tree.step(before, 1.0, direction), moments
+
+
+# The state is the method's own with one field more.
+
+
+def _with_moments(state: Any, moments: Moments) -> Any:
+    cls: Any = type(state)
+    return _state_class(cls)(*state, moments)
+
+
+def _without_moments(state: Any) -> Any:
+    """The state as the method knows it."""
+    return type(state).of_method(*state[:-1])
+
+
+def _unpickled(cls: Any, values: tuple[Any, ...]) -> Any:
+    return _state_class(cls)(*values)
+
+
+@functools.cache
+def _state_class(cls: Any) -> Any:
+    base: Any = namedtuple(cls.__name__, [*cls._fields, "server_optimizer"])  # type: ignore[misc]
+
+    class State(base):
+        """The method's state, with its properties, and what the server's optimizers remember."""
+
+        __slots__ = ()
+        of_method = cls
+
+        def __reduce__(self) -> Any:  # the class is made when it is needed, and pickle would look for it by name
+            return _unpickled, (cls, tuple(self))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(_without_moments(self), name)
+
+    State.__name__ = State.__qualname__ = cls.__name__
+    return State

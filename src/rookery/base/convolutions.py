@@ -1,0 +1,364 @@
+"""Convolutions and pooling as slices and matrix products, in programs whose derivatives have been taken.
+
+With a kernel for each client, and in loops on a CPU, XLA's own convolutions and their gradients take many times as long
+as the same arithmetic as a product over patches. `rewrite` replaces them wherever they stand in a jaxpr. It is applied
+to a client's whole function, after differentiation, so that each convolution of a gradient or of a second derivative is
+replaced by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jaxtyping import Array
+
+from rookery.base.jaxprs import within
+
+CHOICES = ("auto", "products", "xla")
+_MOST_SLICES = 128  # of one convolution or pooling: what would need more is left as it is
+_WIDE = 64  # numbers in a row of a matrix that are worth a product of their own
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def check(choice: Any, where: str) -> None:
+    """An error for what is no choice."""
+    if choice not in CHOICES:
+        raise ValueError(f'{where}: convolutions={choice!r} is not "auto", "products" or "xla".')
+
+
+def chosen(choice: str) -> bool:
+    """Whether to rewrite: "auto" does so on CPUs and GPUs."""
+    return choice == "products" or (choice == "auto" and jax.default_backend() in ("cpu", "gpu"))
+
+
+def as_products(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """fn with its convolutions and pooling rewritten.
+
+    Custom derivative rules around a convolution are dropped: take derivatives first, as in as_products(jax.grad(f)).
+
+    >>> image, kernel = jnp.ones((1, 1, 8, 8)), jnp.ones((2, 1, 3, 3))
+    >>> same = as_products(lambda a, k: lax.conv(a, k, (1, 1), "VALID"))
+    >>> same(image, kernel).shape, "conv" in str(jax.make_jaxpr(same)(image, kernel))
+    ((1, 2, 6, 6), False)
+    """
+
+    def rewritten(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+        out = jax.core.eval_jaxpr(rewrite(closed.jaxpr), closed.consts, *jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return rewritten
+
+
+# The rewrite.
+
+
+def rewrite(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr with its convolutions and pooling rewritten; the same object if it has none."""
+    if not _concerned(jaxpr):
+        return jaxpr
+    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in _rewritten(eqn)])
+
+
+def _concerned(jaxpr: Jaxpr) -> bool:
+    """Whether there is something to rewrite in it."""
+    return any(_replacement(eqn) is not None or any(map(_concerned, within(eqn.params))) for eqn in jaxpr.eqns)
+
+
+def _rewritten(eqn: Any) -> list[Any]:
+    """The equations that take an equation's place."""
+    replacement = _replacement(eqn)
+    if replacement is not None:
+        return _inlined(eqn, replacement)
+    if not any(map(_concerned, within(eqn.params))):
+        return [eqn]
+    if eqn.primitive.name in _CUSTOM:  # its derivatives are taken: what is left is the function itself
+        body = eqn.params["call_jaxpr"]
+        return _inlined(eqn, lambda *a: jax.core.eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
+    return [eqn.replace(params={name: _rewritten_param(value) for name, value in eqn.params.items()})]
+
+
+def _rewritten_param(value: Any) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return ClosedJaxpr(rewrite(value.jaxpr), value.consts)
+    if isinstance(value, Jaxpr):
+        return rewrite(value)
+    return tuple(map(_rewritten_param, value)) if type(value) is tuple else value
+
+
+def _inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:
+    """fn's equations, from the equation's inputs to its outputs."""
+    like = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+    closed = jax.make_jaxpr(fn)(*(like(v.aval) for v in eqn.invars))
+    body = closed.jaxpr
+    made = {v for new in body.eqns for v in new.outvars}
+    if closed.consts or len({v for v in body.outvars if v in made}) < len(body.outvars):
+        return [eqn]
+    names: dict[Var, Any] = dict(zip([*body.invars, *body.outvars], [*eqn.invars, *eqn.outvars], strict=True))
+    own = lambda v: v if isinstance(v, Literal) else names.get(v, v)
+    return [
+        new.replace(invars=[*map(own, new.invars)], outvars=[*map(own, new.outvars)], source_info=eqn.source_info)
+        for new in body.eqns
+    ]
+
+
+def _replacement(eqn: Any) -> Callable[..., Any] | None:
+    """What computes the same as one equation's primitive; None where that is left as it is."""
+    name = eqn.primitive.name
+    if any(0 in v.aval.shape for v in (*eqn.invars, *eqn.outvars)):
+        return None
+    if name == "conv_general_dilated":
+        return _convolution(eqn)
+    return _pooling(eqn) if name in _POOLING else None
+
+
+# Convolutions: an image [n, *size, c] with a kernel [*kernel, c, o] gives [n, *out, o].
+
+
+class _Axis(NamedTuple):
+    """A convolution along one of its spatial axes."""
+
+    size: int  # of the image
+    kernel: int
+    out: int
+    stride: int
+    low: int  # padding before the image, which may be negative
+    spread: int  # lhs_dilation: the distance of the image's entries
+    dilation: int  # rhs_dilation: that of the kernel's
+
+    @property
+    def swapped(self) -> "_Axis":
+        """Kernel and output in each other's place."""
+        return self._replace(kernel=self.out, out=self.kernel, stride=self.dilation, dilation=self.stride)
+
+    def edge(self, first: int, length: int) -> tuple[int, int, int]:
+        """The padding after which the axis begins with `first`, in the kernel's coordinates, and is so long."""
+        before = self.low - first
+        return before, length - before - ((self.size - 1) * self.spread + 1), self.spread - 1
+
+
+Axes = Sequence[_Axis]
+Dot = Callable[[Array, Array], Array]
+
+
+def _convolution(eqn: Any) -> Callable[[Array, Array], Array] | None:
+    params, (image, kernel), found = eqn.params, (v.aval for v in eqn.invars), eqn.outvars[0].aval
+    of_image, of_kernel, of_found = params["dimension_numbers"]
+    axes = [
+        _Axis(image.shape[i], kernel.shape[k], found.shape[o], stride, low, spread, dilation)
+        for i, k, o, stride, (low, _), spread, dilation in zip(
+            of_image[2:], of_kernel[2:], of_found[2:], params["window_strides"], params["padding"],
+            params["lhs_dilation"], params["rhs_dilation"], strict=True,
+        )
+    ]  # fmt: skip
+    if min(_count(axes, "kernel"), _count(axes, "out")) > _MOST_SLICES:
+        return None
+    wide = jnp.promote_types(found.dtype, jnp.float32) if jnp.issubdtype(found.dtype, jnp.inexact) else found.dtype
+    dot = partial(_dot, precision=params["precision"], dtype=wide)
+    order = (of_found[0], *of_found[2:], of_found[1])
+    back = [order.index(axis) for axis in range(len(order))]
+
+    def convolve(image: Array, kernel: Array) -> Array:
+        image = jnp.transpose(image, (of_image[0], *of_image[2:], of_image[1]))
+        kernel = jnp.transpose(kernel, (*of_kernel[2:], of_kernel[1], of_kernel[0]))
+        value = _grouped(image, kernel, axes, dot, params["feature_group_count"], params["batch_group_count"])
+        return jnp.transpose(value, back).astype(found.dtype)
+
+    return convolve
+
+
+def _count(axes: Axes, of: str) -> int:
+    return prod(getattr(axis, of) for axis in axes)
+
+
+def _dot(a: Array, b: Array, precision: Any, dtype: Any) -> Array:
+    return lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())), precision=precision, preferred_element_type=dtype)
+
+
+def _grouped(image: Array, kernel: Array, axes: Axes, dot: Dot, features: int, batches: int) -> Array:
+    """The convolution in groups of the features, or of the batch."""
+    groups = max(features, batches)
+    if groups == 1:
+        return _convolved(image, kernel, axes, dot)
+    at, last = image.ndim - 1 if features > 1 else 0, kernel.ndim - 1
+    images = image.reshape(*image.shape[:at], groups, image.shape[at] // groups, *image.shape[at + 1 :])
+    kernels = kernel.reshape(*kernel.shape[:-1], groups, kernel.shape[-1] // groups)
+    value = jax.vmap(lambda a, k: _convolved(a, k, axes, dot), (at, last), last)(images, kernels)
+    return value.reshape(*value.shape[:-2], -1)
+
+
+def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
+    """The convolution, in the form that has the least to lay out."""
+    many, places, (c, o), n = _count(axes, "kernel"), _count(axes, "out"), kernel.shape[-2:], len(image)
+    if places < many:  # the gradient of a kernel: few places, each of which sees much
+        seen = jnp.moveaxis(kernel, -2, 0).reshape(-1, o).T
+        pieces = _patches(jnp.swapaxes(image, 0, -1), [axis.swapped for axis in axes])  # those of the forward pass
+        each = jnp.stack([dot(seen, piece.reshape(seen.shape[1], -1)) for piece in pieces])  # [pieces, o, out · n]
+        value = jnp.moveaxis(each, 1, -1).reshape(*(axis.out for axis in axes), n, o)
+        return jnp.moveaxis(value, -2, 0)
+    if _count(axes, "size") * o < places * c:
+        return _product_first(image, kernel, axes, dot)
+    pieces = _patches(image, axes)
+    kernels = kernel.reshape(len(pieces), -1, o)
+    return reduce(lax.add, [dot(piece, kernels[i]) for i, piece in enumerate(pieces)])
+
+
+def _patches(image: Array, axes: Axes) -> list[Array]:
+    """What each place of the output sees, side by side: [n, *out, kernel · c], in pieces along the last axis.
+
+    On a CPU there is a piece for each entry of the kernel's first axis where that makes no small ones: its rows overlap
+    in the image, and copying them is then most of the work. A GPU would rather have one large product.
+    """
+    reach = [(axis.kernel - 1) * axis.dilation + (axis.out - 1) * axis.stride + 1 for axis in axes]
+    image = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])
+    numbers = range(len(axes))
+    if jax.default_backend() == "cpu" and len(axes) > 1 and _count(axes[1:], "kernel") * image.shape[-1] >= _WIDE:
+        rows = _side_by_side(image, axes, numbers[1:])
+        return [_entry(rows, axes, {0: k}) for k in range(axes[0].kernel)]
+    return [_side_by_side(image, axes, numbers)]
+
+
+def _side_by_side(image: Array, axes: Axes, along: Sequence[int]) -> Array:
+    """What the kernel sees along some of the axes, in the features."""
+    entries = np.ndindex(*(axes[i].kernel for i in along))
+    return jnp.concatenate([_entry(image, axes, dict(zip(along, entry, strict=True))) for entry in entries], axis=-1)
+
+
+def _entry(image: Array, axes: Axes, at: dict[int, int]) -> Array:
+    """What one entry of the kernel sees, which is at these places of some axes; the other axes are left as they are."""
+    first, last, stride = [0] * image.ndim, list(image.shape), [1] * image.ndim
+    for i, k in at.items():
+        first[i + 1] = k * axes[i].dilation
+        last[i + 1] = first[i + 1] + (axes[i].out - 1) * axes[i].stride + 1
+        stride[i + 1] = axes[i].stride
+    return lax.slice(image, first, last, stride)
+
+
+def _product_first(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
+    """Each place of the image times the whole kernel; then all that reaches a place of the output is added up."""
+    c, o = kernel.shape[-2:]
+    products = dot(image, jnp.moveaxis(kernel, -2, 0).reshape(c, -1))
+    strides, parts = (1, *(axis.stride for axis in axes), 1), []
+    for number, entry in enumerate(np.ndindex(*(axis.kernel for axis in axes))):
+        part = lax.slice_in_dim(products, number * o, (number + 1) * o, axis=-1)
+        edges = [
+            axis.edge(k * axis.dilation, (axis.out - 1) * axis.stride + 1) for k, axis in zip(entry, axes, strict=True)
+        ]
+        part = _padded(part, edges)
+        parts.append(lax.slice(part, (0,) * part.ndim, part.shape, strides))
+    return _alone(reduce(lax.add, parts))
+
+
+def _padded(image: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
+    if all(edge == (0, 0, 0) for edge in edges):
+        return image
+    return lax.pad(image, jnp.zeros((), image.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+
+def _alone(total: Array) -> Array:
+    """On a GPU: computed by a kernel of its own, which reductions that follow would slow down."""
+    return total if jax.default_backend() == "cpu" else lax.optimization_barrier(total)
+
+
+# Pooling.
+
+
+class _Windows(NamedTuple):
+    """Windows over an array: a number for each of its axes."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    def entries(self, array: Array, fill: Any) -> list[Array]:
+        """The first entry of each window, the second of each, and so on."""
+        edges = [(low, high, 0) for low, high in self.padding]
+        padded = lax.pad(array, jnp.asarray(fill, array.dtype), edges) if any(map(any, edges)) else array
+        last = [(n - w) // s * s + 1 for n, w, s in zip(padded.shape, self.size, self.stride, strict=True)]
+        firsts = np.ndindex(*self.size)
+        return [lax.slice(padded, f, [a + b for a, b in zip(f, last, strict=True)], self.stride) for f in firsts]
+
+    def put_back(self, entries: Sequence[Array], shape: Sequence[int]) -> Array:
+        """Its transpose: the array whose entries are the sums of what they are in the windows."""
+        total: Any = None
+        for first, entry in zip(np.ndindex(*self.size), entries, strict=True):
+            edges = []
+            for f, n, length, s, (low, _) in zip(first, shape, entry.shape, self.stride, self.padding, strict=True):
+                edges.append((f - low, n + low - f - ((length - 1) * s + 1), s - 1))
+            part = lax.pad(entry, jnp.zeros((), entry.dtype), edges)
+            total = part if total is None else total + part
+        return _alone(total)
+
+    @property
+    def apart(self) -> bool:
+        """Whether each entry is in one window at most, and all windows lie within the array."""
+        return self.size == self.stride and not any(map(any, self.padding))
+
+    def spread(self, value: Array, which: Array, shape: Sequence[int]) -> Array:
+        """`put_back` of windows apart, each of which has a value at one of its entries: the `which`-th."""
+        wide = [length for pair in zip(value.shape, self.size, strict=True) for length in pair]
+        within = lambda a: lax.broadcast_in_dim(a, wide, range(0, 2 * a.ndim, 2))
+        numbers = lax.iota(jnp.int32, prod(self.size)).reshape(self.size)
+        here = within(which) == lax.broadcast_in_dim(numbers, wide, range(1, 2 * value.ndim, 2))
+        covered = [a * b for a, b in zip(value.shape, self.size, strict=True)]
+        spread = lax.select(here, within(value), jnp.zeros(wide, value.dtype)).reshape(covered)
+        edges = [(0, n - length, 0) for n, length in zip(shape, covered, strict=True)]
+        return lax.pad(spread, jnp.zeros((), value.dtype), edges) if list(shape) != covered else spread
+
+
+def _pooling(eqn: Any) -> Callable[..., Any] | None:
+    params = eqn.params
+    dilated = (*params.get("base_dilation", ()), *params.get("window_dilation", ()))
+    if any(d != 1 for d in dilated) or prod(params["window_dimensions"]) > _MOST_SLICES:
+        return None
+    windows = _Windows(params["window_dimensions"], params["window_strides"], params["padding"])
+    return partial(_POOLING[eqn.primitive.name], windows, **{k: params[k] for k in ("select_prim",) if k in params})
+
+
+def _lowest(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+
+
+def _gather_add(windows: _Windows, tangent: Array, array: Array, select_prim: Any) -> Array:
+    """The tangent at the first of a window's extreme entries; 0 where all are −∞, as in XLA."""
+    fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
+    best: Any = None
+    for value, own in zip(windows.entries(array, fill), windows.entries(tangent, 0), strict=True):
+        if best is None:
+            best, found = lax.full_like(value, fill), lax.full_like(own, 0)
+        stays = select_prim.bind(best, value)
+        best, found = lax.select(stays, best, value), lax.select(stays, found, own)
+    return found
+
+
+def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: Any) -> Array:
+    """Its transpose: the first of a window's extreme entries gets the window's value."""
+    fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
+    best, *rest = windows.entries(array, fill)
+    which = jnp.zeros(best.shape, jnp.int32)
+    for number, value in enumerate(rest, 1):
+        stays = select_prim.bind(best, value)
+        best, which = lax.select(stays, best, value), jnp.where(stays, which, number)
+    if windows.apart:
+        return windows.spread(source, which, array.shape)
+    parts = [jnp.where(which == number, source, 0) for number in range(1 + len(rest))]
+    return windows.put_back(parts, array.shape)
+
+
+_POOLING: dict[str, Callable[..., Any]] = {
+    "reduce_window_max": lambda windows, a: reduce(lax.max, windows.entries(a, _lowest(a.dtype))),
+    "reduce_window_min": lambda windows, a: reduce(lax.min, windows.entries(a, _highest(a.dtype))),
+    "reduce_window_sum": lambda windows, a: reduce(lax.add, windows.entries(a, 0)),
+    "select_and_gather_add": _gather_add,
+    "select_and_scatter_add": _scatter_add,
+}

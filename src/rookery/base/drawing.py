@@ -1,0 +1,162 @@
+"""The look of every figure: the methods' colours, and axes, lines, bands and legends alike."""
+
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+FILLS = (*COLOURS, "#F0E442", GREY, "#8C564B")  # for areas
+_LINES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DRAWN = 1e100  # larger values are left out: near the largest float a logarithmic axis has no room for its ticks
+
+# The methods that often share a picture, each with its own look. A name that is not here gets one from its letters.
+_STYLES: dict[str, tuple[str, str, str]] = {
+    "fednest": (BLUE, "-", "o"),
+    "lfednest": (VERMILION, "-", "s"),
+    "fedavg": (GREY, "-", "D"),
+    "fednestsgd": (SKY, "--", "v"),
+    "lfednestsvrg": (ORANGE, "--", "^"),
+    "lfednestnonalt": (PURPLE, "-.", "P"),
+    "fedavgsaddle": (GREY, "--", "D"),
+    "fedavgs": (GREY, "--", "D"),
+    "scaffoldsaddle": (GREEN, "--", "X"),
+    "scaffolds": (GREEN, "--", "X"),
+    "fedsvrg": (GREEN, "-", "v"),
+    "fedbio": (PURPLE, "-", "^"),
+    "fedbioacc": (GREEN, "-", "P"),
+    "asfbo": (GREEN, "-", "P"),
+    "laasfbo": (BLACK, "-", "^"),
+    "simfbo": (ORANGE, "-", "X"),
+    "shrofbo": (SKY, "--", "D"),
+    "feddro": (BLUE, "-", "o"),
+    "dsfeddro": (VERMILION, "-", "s"),
+    "fastdro": (GREEN, "--", "^"),
+    "pdsgd": (PURPLE, "-.", "D"),
+    "mbsgd": (ORANGE, "--", "v"),
+    "gcivr": (GREEN, "-", "^"),
+    "unconstrained": (GREY, "--", "D"),
+    "fedavgi5": (BLACK, ":", "X"),
+    "fedavgcasei": (ORANGE, "-", "o"),
+    "fedavgcaseii": (ORANGE, "--", "s"),
+    "fedavgmodified": (SKY, "--", "D"),
+    "fedmbo": (BLACK, ":", "v"),
+    "feddrscgd": (GREEN, "-", "P"),
+    "bilevel": (BLUE, "-", "o"),
+    "localtrain": (GREEN, "--", "^"),
+    "ditto": (ORANGE, "-.", "v"),
+    "pfedme": (PURPLE, ":", "P"),
+}
+
+
+def style(name: str) -> dict[str, Any]:
+    """The colour, line and marker of a method: the same in every picture, whatever else is in it.
+
+    >>> style("LFedNest-SVRG") == style("LFedNestSVRG")
+    True
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    if plain in _STYLES:
+        colour, line, marker = _STYLES[plain]
+    else:
+        number = zlib.crc32(plain.encode())
+        colour = COLOURS[number % len(COLOURS)]
+        line = _LINES[number // 7 % len(_LINES)]
+        marker = _MARKERS[number // 28 % len(_MARKERS)]
+    return {"color": colour, "linestyle": line, "marker": marker}
+
+
+def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The looks of names that share a picture: each one's own, but for names that would look alike."""
+    looks: dict[str, dict[str, Any]] = {}
+    spare = [(colour, line, marker) for marker in _MARKERS for line in _LINES for colour in COLOURS]
+    for name in names:
+        look = style(name)
+        taken = {tuple(other.values()) for other in looks.values()}
+        lines = {own[:2] for own in taken}
+        if tuple(look.values())[:2] in lines:  # another line; if there is none left, another marker on it
+            free = next((own for own in spare if own[:2] not in lines), None)
+            free = free or next(own for own in spare if own not in taken)
+            look = dict(zip(look, free, strict=True))
+        looks[name] = look
+    return looks
+
+
+def figure(rows: int = 1, cols: int = 1, width: float | None = None, height: float | None = None) -> tuple[Figure, Any]:
+    """A figure with a grid of plain axes, always as a two-dimensional array; width and height in inches, in all."""
+    fig = Figure(figsize=(width or 4.6 * cols, height or 3.5 * rows), layout="constrained")
+    axes = fig.subplots(rows, cols, squeeze=False)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(GREY)
+        ax.tick_params(color=GREY)
+        ax.grid(axis="y", color="#e4e4e4", linewidth=0.8)
+        ax.set_axisbelow(True)
+    return fig, axes
+
+
+def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
+    """The words of one panel: a title on the left, and what the axes are."""
+    if title:
+        ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    if x:
+        ax.set_xlabel(x)
+    if x.startswith(("rounds", "exchanges")) and ax.get_xscale() == "linear":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if y:
+        ax.set_ylabel(y)
+
+
+def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = "seed", **look: Any) -> None:
+    """The mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
+
+    Rows are matched by `round` where the frame has it (bytes or seconds of the same round may differ between seeds),
+    else by x; a round that some seed has no value of is left out. `look` changes the style that belongs to the label.
+    """
+    seeds = frame[seed].nunique() if seed in frame else 1
+    frame = frame.dropna(subset=[x, y])
+    frame = frame[frame[y].abs() < _DRAWN]
+    at = "round" if "round" in frame else x
+    if seeds > 1 and at == "round":
+        frame = frame[frame.groupby(at)[seed].transform("nunique") == seeds]
+    groups = frame.groupby(at, sort=True)
+    place, middle = groups[x].mean().to_numpy(float), groups[y].mean().to_numpy(float)
+    drawn = {**style(label), "linewidth": 1.8, "markersize": 4.5, **look}
+    if len(place) > 12:
+        first = zlib.crc32(label.encode()) % 4  # the markers of different lines then seldom hide each other
+        drawn.setdefault("markevery", (first, max(1, len(place) // 8)))
+    ax.plot(place, middle, label=label, **drawn)
+    if seed in frame and frame[seed].nunique() > 1:
+        low, high = groups[y].min().to_numpy(float), groups[y].max().to_numpy(float)
+        ax.fill_between(place, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
+
+
+def legend(ax: Axes, **options: Any) -> None:
+    """A legend without a frame, where it hides least."""
+    ax.legend(**{"frameon": False, "fontsize": 9, **options})
+
+
+def scale(ax: Axes, higher: bool, values: Sequence[float]) -> None:
+    """A logarithmic axis for a metric that falls by orders of magnitude, a plain one for the rest."""
+    finite = [v for v in values if math.isfinite(v)]
+    if finite and not higher and min(finite) > 0 and max(finite) > 30 * min(finite):
+        ax.set_yscale("log")
+
+
+def save(fig: Figure, path: str | Path) -> Path:
+    """Write the figure (the ending says how: .png, .pdf, .svg) and make its folder if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=160, facecolor="white")
+    return path

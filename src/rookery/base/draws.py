@@ -1,0 +1,67 @@
+"""Random integers, coins, normal numbers and seeds that are the same with and without jax_enable_x64.
+
+`jax.random.randint` and `bernoulli` draw words as wide as the numbers they return, so that double precision changes
+every draw. These compute in 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery.base.arguments import check_seed
+
+WIDEST = 2**16  # spans are smaller: products of two numbers below a span fit into 32 bits
+
+
+def seed_key(seed: int) -> Array:
+    """The key of a seed, another one for each; below 2**32 it is `jax.random.key(seed)`."""
+    check_seed(seed)
+    high, low = divmod(int(seed), 2**32)
+    return jax.random.wrap_key_data(jnp.array([high, low], jnp.uint32), impl="threefry2x32")
+
+
+def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Array, "*shape"]:
+    """Uniform integers, low ≤ i < high, for scalars with high − low < 2¹⁶; just low where high ≤ low."""
+    if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and high - low >= WIDEST:
+        raise ValueError(f"Random integers from {low} to {high - 1}: the range must be shorter than {WIDEST}.")
+    low, high = jnp.asarray(low, jnp.int32), jnp.asarray(high, jnp.int32)
+    span = jnp.maximum(high - low, 1).astype(jnp.uint32)
+    word = jnp.square(WIDEST % span) % span  # 2³² mod span
+    remainder = lambda words: (words[0] % span * word + words[1] % span) % span
+    first, second = (remainder(_words(k, shape)) for k in jax.random.split(key))
+    return low + remainder((first * word % span, second)).astype(jnp.int32)
+
+
+def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "*shape"]:
+    """True with probability `chance`, a scalar.
+
+    The chance counts as it is given: in float32 it may be off by 2⁻²⁵, and as seldom a coin differs from float64's.
+    """
+    chance = jnp.asarray(chance)
+    chance = chance.astype(jnp.promote_types(chance.dtype, jnp.float32))
+    scaled = jnp.where((chance > 0) & (chance < 1), chance, 0) * 2.0**32
+    whole = jnp.floor(scaled)
+    rest = jnp.ceil((scaled - whole) * 2.0**20).astype(jnp.uint32)  # a random float64 has 32 + 20 bits
+    high, low = _words(key, shape)
+    below = (high < whole.astype(jnp.uint32)) | ((high == whole.astype(jnp.uint32)) & (low >> 12 < rest))
+    return below | (chance >= 1)
+
+
+def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
+    """Normal numbers of 24 random bits each, in the precision of `dtype`: the same in any, to rounding.
+
+    In float32 they are those of `jax.random.normal`; its rounding may differ from one compiled program to another, so
+    in float64 they are computed in float64.
+    """
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jax.random.uniform(key, shape, jnp.float32, low, np.float32(1))
+    return (np.sqrt(2) * jax.lax.erf_inv(uniform.astype(dtype))).astype(dtype)
+
+
+def _words(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The upper and lower halves of random 64-bit words."""
+    words = jax.random.key_data(jax.random.split(key, shape))
+    return words[..., 0], words[..., 1]

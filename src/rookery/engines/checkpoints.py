@@ -1,0 +1,448 @@
+"""Checkpoints: folders of saved rounds, a JSON header and arrays each, which orbax writes while the run goes on."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import time
+import warnings
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.base import content
+from rookery.base.hosts import ALONE, Hosts
+from rookery.data.clients import Clients
+from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
+
+_FORMAT = 4
+_ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
+_NAME = re.compile(r"round_(\d+)")
+SHARE = 0.05  # of a run's time that saving may take, beyond the first save and the last
+_digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
+
+
+def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int, program: str) -> dict[str, Any]:
+    """What must agree for a run to go on from a checkpoint: what its numbers depend on."""
+    hyperparameters = {}
+    for field in dataclasses.fields(algorithm):
+        value = getattr(algorithm, field.name)
+        schedule = callable(value) and may_be_schedule(type(algorithm), field.name)
+        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if schedule else _shown(value)
+    if clients not in _digests or clients.placement == "host":  # whose rows may have been changed
+        _digests[clients] = clients.digest or content.of_arrays(clients)
+    return {
+        "algorithm": type(algorithm).__name__,
+        **hyperparameters,
+        "seed": seed,
+        "cohort": cohort,
+        "clients": clients.n,
+        "center_client": clients.center_client,
+        "start": content.of_arrays(start),
+        "data": _digests[clients],
+        "program (losses, projection, channel or the library's own code)": program,
+    }
+
+
+def _shown(value: Any) -> str:
+    """A hyperparameter in words; arrays by their numbers, of which a text would leave some out.
+
+    Of an optimizer, whose numbers are part of the program, that it is one: its text has addresses in memory.
+    """
+    if is_optimizer(value):
+        return "an optimizer"
+    if is_array(value):
+        return f"{np.shape(value)} {content.of_arrays(value)}"
+    return content.Content().of(value) if callable(value) else repr(value)
+
+
+class Folder:
+    """Saved rounds, each in a folder of its own that is there whole or not at all.
+
+    Of several processes, which all see the folder, each writes its own part of the arrays, and the first does the rest.
+    """
+
+    def __init__(self, path: str | Path, hosts: Hosts = ALONE) -> None:
+        self.path, self._hosts = Path(path).absolute(), hosts
+        self._orbax: Any = None
+        self._begun: int | None = None  # to be written
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def place(self, done: int) -> Path:
+        """Where the run after `done` rounds is saved."""
+        return self.path / f"round_{done}"
+
+    def rounds(self) -> list[int]:
+        """The rounds that are there, the last one last."""
+        return self._hosts.first(self._listed)
+
+    def _listed(self) -> list[int]:
+        if self.path.is_file():
+            raise ValueError(
+                f"checkpoint={str(self)!r} is a file: a checkpoint is a folder now, and files of earlier versions "
+                "can't be read. Delete it to start afresh, or name a folder."
+            )
+        names = [_NAME.fullmatch(place.name) for place in self.path.iterdir()] if self.path.exists() else []
+        return sorted(int(name[1]) for name in names if name)
+
+    def header(self, done: int) -> dict[str, Any]:
+        """The header of a round."""
+        try:
+            header = self._checkpointer().restore(
+                self.place(done), args=_args().Composite(header=_args().JsonRestore())
+            )
+            header = dict(header.header)
+            known = header["format"] == _FORMAT
+        except Exception as error:
+            raise self._damaged(done) from error
+        if not known:
+            raise ValueError(
+                f"{self.place(done)} must have the format {_FORMAT} of this version; got {header['format']!r}. "
+                "Give another checkpoint folder, or delete this one."
+            )
+        return header
+
+    def read(self, done: int, like: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of a round, of structures, shapes and types like those given.
+
+        What is a `jax.Array` there is one again, with that one's sharding if it is committed to one; what is a
+        `jax.ShapeDtypeStruct` becomes a NumPy array.
+        """
+        if self.header(done)["arrays"] != {name: _described(value) for name, value in like.items()}:
+            raise ValueError(
+                f"{self.place(done)} belongs to another run: its arrays have other shapes or types. "
+                "Give another checkpoint folder, or delete this one."
+            )
+        item = {name: _stored(value, _abstract) for name, value in like.items()}
+        how = jax.tree.map(_restored_as, item)
+        try:
+            arrays = _args().PyTreeRestore(item, restore_args=how)
+            found = self._checkpointer().restore(self.place(done), args=_args().Composite(arrays=arrays)).arrays
+        except Exception as error:
+            raise self._damaged(done) from error
+        return {name: _filled(value, found[name]) for name, value in like.items()}
+
+    def write(self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None) -> None:
+        """Begin to write a round, and keep of the others that one alone. The arrays may be donated afterwards."""
+        self.wait()
+        self.delete([other for other in self.rounds() if other != keep])
+        described = {name: _described(value) for name, value in arrays.items()}
+        header = {"format": _FORMAT, "round": done, **header, "arrays": described}
+        leaves = {name: _stored(value, _own) for name, value in arrays.items()}
+        what = _args().Composite(arrays=_args().PyTreeSave(leaves), header=_args().JsonSave(header))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._checkpointer().save(self.place(done), args=what)
+        except Exception as error:
+            raise self._unwritten(error) from error
+        self._begun = done
+
+    def busy(self) -> bool:
+        """Whether a round is still being written."""
+        try:
+            if self._orbax is not None:
+                self._orbax.check_for_errors()
+        except Exception as error:
+            raise self._unwritten(error) from error
+        begun = self._begun
+        return begun is not None and self._hosts.first(lambda: not self.place(begun).exists())
+
+    def wait(self) -> None:
+        """Until what was begun is written."""
+        self._begun = None
+        try:
+            if self._orbax is not None:
+                self._orbax.wait_until_finished()
+        except Exception as error:
+            raise self._unwritten(error) from error
+
+    def delete(self, rounds: list[int]) -> None:
+        """Delete rounds; one by one, none of them half."""
+        for done in rounds if self._hosts.lead else []:
+            shutil.rmtree(self.place(done).replace(self.path / f"round_{done}.deleted"))
+
+    def clean(self) -> None:
+        """Delete what a process that was killed has left half-written or half-deleted."""
+        for place in self.path.iterdir() if self._hosts.lead and self.path.exists() else []:
+            if re.fullmatch(r"round_\d+\..*", place.name):
+                shutil.rmtree(place)
+
+    def close(self) -> None:
+        """Wait, and give up the threads."""
+        self.wait()
+        if self._orbax is not None:
+            self._orbax.close()
+        self._orbax = None
+
+    def _checkpointer(self) -> Any:
+        if self._orbax is None:
+            import orbax.checkpoint as ocp  # slow to import, and not needed without checkpoints
+
+            now = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # their errors are told at once
+            handler = ocp.CompositeCheckpointHandler("arrays", "header")
+            self._orbax = ocp.AsyncCheckpointer(handler, async_options=now)
+        return self._orbax
+
+    def _damaged(self, done: int) -> ValueError:
+        before = [other for other in self._listed() if other < done]
+        advice = f"delete it to go on from round {before[-1]}" if before else f"delete {self} to start afresh"
+        return ValueError(f"{self.place(done)} is not a checkpoint of this program, or is damaged; {advice}.")
+
+    def _unwritten(self, error: Exception) -> OSError:
+        return OSError(f"The checkpoint {self} can't be written ({type(error).__name__}: {error}).")
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded:
+    """An array of which only the first rows mean anything: a leaf, to be saved as if it had no others.
+
+    It is restored where the number of rows in all is another: on another number of devices, say.
+    """
+
+    array: Any
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Without the other rows."""
+        return (self.rows, *self.array.shape[1:])
+
+    @property
+    def size(self) -> int:
+        """Likewise."""
+        return int(np.prod(self.shape))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's."""
+        return self.array.dtype
+
+
+def _args() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.args
+
+
+def _described(value: Any) -> list[Any]:
+    """Shapes and types, as JSON has them."""
+    return [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in jax.tree.leaves(value)]
+
+
+def _stored(value: Any, as_what: Any) -> dict[str, Any]:
+    """The leaves that are stored, by their numbers: orbax takes no empty arrays."""
+    return {str(i): as_what(leaf) for i, leaf in enumerate(jax.tree.leaves(value)) if np.size(leaf)}
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _numbers(leaf: Any) -> Any:
+    """The array that is stored: of keys, their words."""
+    leaf = leaf.array if isinstance(leaf, Padded) else leaf
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _own(leaf: Any) -> Any:
+    """What orbax may read while the run goes on: keys by their words, and a copy of what the next round may overwrite.
+
+    From an accelerator orbax copies before it returns; on a CPU it reads the array itself.
+    """
+    leaf = _numbers(leaf)
+    on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
+    return jnp.copy(leaf) if on_host else leaf
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What to restore, with a sharding if it is to have one."""
+    leaf = _numbers(leaf)
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _restored_as(leaf: jax.ShapeDtypeStruct) -> Any:
+    import orbax.checkpoint as ocp
+
+    if leaf.sharding is None:
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False)
+
+
+def _filled(like: Any, found: dict[str, Any]) -> Any:
+    leaves, structure = jax.tree.flatten(like)
+
+    def fill(i: int, leaf: Any) -> Any:
+        if not np.size(leaf):
+            return leaf
+        value = found[str(i)]
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return value
+        if not isinstance(leaf, Padded) and leaf.ndim and len(value) > len(leaf):  # it was padded
+            value = value[: len(leaf)]
+        value = value if isinstance(value, jax.Array) else jnp.array(value)
+        leaf = leaf.array if isinstance(leaf, Padded) else leaf
+        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
+
+    return jax.tree.unflatten(structure, [fill(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+class Keepers(Protocol):
+    """Those who hold memory that a session does not see, and save it themselves."""
+
+    def open(self, folder: Path, run: str) -> dict[str, list[int]]:
+        """Name the run; the rounds that each of them has saved of it."""
+
+    def save(self, keep: int | None) -> bool:
+        """Have all of them begin to save, and keep of their rounds that one alone; False if one can't be reached."""
+
+    def wait(self) -> bool:
+        """Until all of them have written; False likewise."""
+
+    def restore(self, done: int) -> None:
+        """Have all of them go on from that round (-1: from where they are), and delete later ones."""
+
+
+class Saved(NamedTuple):
+    """What `solve` finds again."""
+
+    extra: dict[str, Any]
+    best: Any
+
+
+class Checkpoint:
+    """A run's checkpoint: what the server has in this folder, what others hold with them.
+
+    A round counts as saved once everybody has it. Until then the one before is kept, by everybody.
+
+    Arguments:
+        folder: the folder.
+        identity: of the run.
+        session: an `engine.Session`, at its start.
+    """
+
+    def __init__(self, folder: str | Path, identity: dict[str, Any], session: Any) -> None:
+        self._folder, self._identity, self._session = Folder(folder, session.hosts), identity, session
+        self._saved: int | None = None  # by everybody
+        self._begun: int | None = None  # to be written
+        self._left = False  # whether an evaluation has not been saved
+        self._since, self._spent = time.perf_counter(), 0.0
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: TracebackType | None) -> None:
+        try:
+            self._wait()
+            self._folder.close()
+        except Exception:
+            if kind is None:
+                raise
+
+    def resume(self, best: Any, rounds: int) -> Saved | None:
+        """Have the session go on from the last round saved; None if there is none."""
+        own, folder, keepers = self._folder.rounds(), self._folder, self._session.keepers
+        folder.clean()
+        if own:
+            self._check(folder.header(own[-1]), rounds)
+        each = {} if keepers is None else keepers.open(folder.path, _digest_of(self._identity))
+        done = self._common(own, each) if own else -1
+        folder.delete([other for other in own if other > done])
+        if keepers is not None:
+            keepers.restore(done)
+        if not own:
+            return None
+        self._saved = done
+        extra = folder.header(done)["extra"]
+        like = {"carry": self._session.save()}
+        if extra["best"] is not None:
+            like["best"] = jax.tree.map(lambda a: a if _is_key(a) else jax.ShapeDtypeStruct(a.shape, a.dtype), best)
+        found = folder.read(done, like)
+        self._session.restore(found["carry"], done)
+        return Saved(extra, found.get("best"))
+
+    def _check(self, header: dict[str, Any], rounds: int) -> None:
+        where = self._folder
+        for name, value in self._identity.items():
+            its = header.get("identity", {}).get(name)
+            if its == value:
+                continue
+            differs, also, hint = f"its {name} is {its!r}, this run's {value!r}", "", ""
+            if isinstance(its, dict) and isinstance(value, dict):
+                parts = sorted(part for part in its.keys() | value.keys() if its.get(part) != value.get(part))
+                parts = [part for part in parts if part in content.CODE] or parts
+                what = "is another function" if parts[0] in content.CODE else "reads other values"
+                differ, them = ("differs", "it") if len(parts) == 1 else ("differ", "them")
+                differs, also = f"its {name} {what} ({', '.join(parts)} {differ})", f"the same {name}, "
+                if parts[0] not in content.CODE:
+                    hint = f" If {name} itself changes {them}, do that in a callback instead."
+            elif isinstance(its, dict) or isinstance(value, dict):
+                differs = f"it was saved {'without' if its is None else 'with'} {name}, and this run has "
+                differs, also = differs + ("none" if value is None else "one"), f"the same {name}, "
+            raise ValueError(
+                f"{where} belongs to another run: {differs}. Give {also}another checkpoint folder, or delete this one."
+                f"{hint}"
+            )
+        if header["round"] > rounds:
+            raise ValueError(f"{where} is {header['round']} rounds on, more than rounds={rounds}; name another folder.")
+
+    def _common(self, own: list[int], each: dict[str, list[int]]) -> int:
+        """The last round that everybody has saved."""
+        for done in reversed(own):
+            if all(done in theirs for theirs in each.values()):
+                return done
+        who = min(each, key=lambda who: len(set(own) & set(each[who])))
+        raise ValueError(
+            f"{self._folder} can't be resumed: the coordinator has saved the rounds {own}, {who} "
+            f"{each[who] or 'none'}, and no round is saved by all. Put back what is missing, or delete the checkpoints "
+            "of all of them to start afresh."
+        )
+
+    def save(self, extra: dict[str, Any], best: Any, always: bool = False) -> None:
+        """Begin to save the session as it stands.
+
+        Unless `always`, not if the round before is still being written, nor if saving takes too much of the run's time.
+        """
+        begin = time.perf_counter()
+        costly = self._session.hosts.told(self._spent > SHARE * (begin - self._since))
+        self._left = not always and (costly or self._folder.busy())
+        if self._left:
+            return
+        self._wait()
+        if self._saved == self._session.rounds:  # new is at most an evaluation, which a run that goes on drops
+            return
+        session, arrays = self._session, {"carry": self._session.save()}
+        if best is not None:
+            arrays["best"] = (best.x, best.y, best.memory)
+        if session.keepers is None or session.keepers.save(self._saved):
+            self._folder.write(session.rounds, {"identity": self._identity, "extra": extra}, arrays, self._saved)
+            self._begun = session.rounds
+            if always and session.keepers is not None:  # the keepers go on, and can go back by one round alone
+                self._wait()
+        else:
+            warnings.warn(f"The checkpoint of round {session.rounds} is left out: not all sites replied.", stacklevel=3)
+        self._spent += time.perf_counter() - begin
+
+    def finish(self, extra: dict[str, Any], best: Any) -> None:
+        """Save the session if its last evaluation has not been saved, and wait until it is written."""
+        if self._left:
+            self.save(extra, best, always=True)
+        self._wait()
+
+    def _wait(self) -> None:
+        self._folder.wait()
+        keepers = self._session.keepers
+        if self._begun is not None and (keepers is None or keepers.wait()):
+            self._saved = self._begun
+
+
+def _digest_of(identity: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,387 @@
+"""On one device: a cohort is vectorised, a mean is a reduction, and many rounds are one compiled program."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rookery.base import convolutions, jaxprs
+from rookery.base.hosts import ALONE, Hosts
+from rookery.data.clients import Clients
+from rookery.engines import engine
+from rookery.engines.engine import Job, Stopped
+from rookery.engines.interpreter import Block, Fitting, Interpreter
+from rookery.engines.simulation.memory import MemoryLimitError, Room, memory_of, words
+from rookery.language import ledger
+from rookery.language.ledger import Amounts
+from rookery.plan import trace as plan
+from rookery.plan.computing import Computing
+from rookery.plan.trace import Carry, Given, Plan
+
+ROUNDS_AT_ONCE = 256  # in one compiled call
+DRAWN_TOGETHER, _DRAWN_AHEAD = 8, 2**17  # rounds whose draws are made at once, and bytes of one of a round's
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a simulation; see `rookery.Simulation`."""
+
+    block: int | str = "auto"
+    mesh: Any = None
+    debug: bool = False
+    convolutions: str = "auto"
+    precision: str | None = None
+    remat: bool = False
+
+    sees_memory = True
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.block, int) and not isinstance(self.block, bool) and self.block >= 1
+        if not whole and self.block != "auto":
+            raise ValueError(f'Simulation: block must be an integer of at least 1, or "auto"; got {self.block!r}.')
+        if not isinstance(self.debug, bool):
+            raise ValueError(f"Simulation: debug must be True or False; got {self.debug!r}.")
+        convolutions.check(self.convolutions, "Simulation")
+        self.computing.check("Simulation")
+        if self.mesh is not None and self.debug:
+            raise ValueError("Simulation: debug=True goes client by client, on one device: leave mesh out.")
+
+    @property
+    def computing(self) -> Computing:
+        """How losses are computed."""
+        return Computing(self.precision, self.remat)
+
+
+class Session:
+    """A run in this process."""
+
+    hosts: Hosts = ALONE
+    keepers = None
+    durable = False
+    shows_each = True
+
+    def __init__(self, traced: engine.Traced, simulation: Settings, devices: int = 1) -> None:
+        self._traced, self._job = traced, traced.job
+        self._data = traced.job.clients.unnamed()
+        self.clients = traced.job.clients
+        self.rounds = 0
+        self.stopped: Stopped | None = None
+        self.warned: Stopped | None = None
+        self._carry: Any = None
+        self._room = room_for(traced, devices, self.hosts)
+        chosen = simulation.block == "auto"
+        self._block: Block = Fitting(self._room.side_by_side) if chosen else simulation.block
+        self.notes = self._room.notes(-(-self._job.cohort // devices)) if chosen else []
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants."""
+        return self._traced.fingerprint
+
+    @property
+    def state(self) -> Any:
+        """The algorithm's state; its buffers are donated by the next `advance`."""
+        return self._carry.state
+
+    @property
+    def memory(self) -> Any:
+        """What the clients remember, one row for each; likewise."""
+        return self._carry.memory
+
+    def _program(
+        self, name: str, of: Plan, function: Callable[..., Any], *fixed: Any, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """The compiled function(program, *fixed, ...), found by what it is."""
+        return engine.PROGRAMS.find(
+            (name, of.identity, shapes(self._data), self._block, *fixed),
+            lambda: engine.compiled(
+                of, partial(function, Program(of, self._data, self._block), *fixed), donate_argnums=donate
+            ),
+        )
+
+    def init(self) -> Amounts:
+        """See `engine.Session.init`."""
+        traced = self._traced
+        program = self._program("start", traced.start, start)
+        with self._explained():
+            self._carry, report = program(
+                traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed, traced.noise
+            )
+            report = jax.device_get(report)
+        self._check_start(report)
+        return amounts(traced.start, report)
+
+    def _check_start(self, report: Any) -> None:
+        if not report["finite"].all():
+            found = engine.not_finite(-1, engine.where_not_finite(self._carry, report["finite"]))
+            if self._job.on_nonfinite == "stop":
+                self.stopped = found
+            else:
+                self.warned = found
+
+    def advance(self, rounds: int) -> list[Amounts]:
+        """See `engine.Session.advance`."""
+        traced, job = self._traced, self._job
+        limit = ROUNDS_AT_ONCE
+        program = self._program(
+            "rounds", traced.round, advance, job.cohort, minimum(job), limit, together(), donate=(3,)
+        )
+        done: list[Amounts] = []
+        while len(done) < rounds and self.stopped is None:
+            count = min(rounds - len(done), limit)
+            strict = job.on_nonfinite == "stop"
+            with self._explained():
+                self._carry, reports = program(
+                    traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
+                )
+                reports = jax.device_get(reports)
+            done += self._told(reports, count)
+        return done
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A device that is out of memory says what takes how much, and what helps."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            block: Any = self._block.fit if isinstance(self._block, Fitting) else self._block
+            side_by_side = min(self._job.cohort, block)
+            raise MemoryLimitError(
+                f"The device, which has {words(self._room.limit)}, is out of memory. "
+                f"{self._room.sizes(side_by_side)} {self._room.advice}"
+            ) from error
+
+    def _told(self, reports: Any, count: int) -> list[Amounts]:
+        """What the rounds have cost; and whether one of them was not completed."""
+        costs = []
+        for k in range(count):
+            report = jax.tree.map(lambda a: a[k], reports)
+            if report["least"] < minimum(self._job):
+                self.stopped = engine.too_few(self.rounds, int(report["least"]), minimum(self._job))
+                break
+            if not report["finite"].all():
+                found = engine.not_finite(self.rounds, engine.where_not_finite(self._carry, report["finite"]))
+                if self._job.on_nonfinite == "stop":
+                    self.stopped = found
+                    break
+                self.warned = self.warned or found
+            costs.append(amounts(self._traced.round, report))
+            self.rounds += 1
+        return costs
+
+    def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """See `engine.Session.measure`."""
+        return self._measured(self._program("measure", self._traced.measure, measure))
+
+    def _measured(self, program: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        traced, carry = self._traced, self._carry
+        seen = Carry((carry.state.x, carry.state.y), carry.memory)
+        found = program(traced.measure.consts, self._data, traced.hyper, seen, self.rounds, traced.seed)
+        return {name: np.asarray(rows) for name, rows in found.items()}, np.ones(self._data.n, bool)
+
+    def save(self) -> Carry:
+        """See `engine.Session.save`."""
+        return self._carry
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        """See `engine.Session.restore`."""
+        engine.check_noise(self._job, saved.noise)
+        self._carry, self.rounds = saved, rounds
+
+    def close(self) -> None:
+        """Give up the state."""
+        self._carry = None
+
+
+def room_for(traced: engine.Traced, devices: int, hosts: Hosts) -> Room:
+    """What there is room for on each of these devices, and on the smallest of them all."""
+    carry, clients = traced.start.made.carry, traced.job.clients
+    state, own = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
+    on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
+    data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
+    among = devices if clients.here is None else jax.local_device_count()
+    limit = min(hosts.gathered(memory_of(jax.local_devices()[0])))
+    bodies = [traced.start.body, traced.round.body]
+    return Room(limit, -(-data // among), state + -(-own // devices), bodies, traced.setting.clients.client_axes())
+
+
+def minimum(job: Job) -> int:
+    """The replies that an exchange needs."""
+    return 0 if job.faults is None else job.faults.minimum
+
+
+def shapes(value: Any) -> Any:
+    """Structure, shapes and types of a pytree."""
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple((a.shape, a.dtype) for a in leaves)
+
+
+def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
+    """What a round has cost, from what it reports."""
+    turns = tuple(np.asarray(n) for n in report["turns"])
+    key = tuple((n.shape, n.tobytes()) for n in turns)
+    cache = traced.__dict__.setdefault("_costs", {})
+    if key not in cache:
+        if len(cache) > 1000:
+            cache.clear()
+        cache[key] = plan.costs(traced, turns)
+    return Amounts(cache[key], ledger.as_integers(report["work"]), int(report["missing"]))
+
+
+# The compiled programs.
+
+
+class Program:
+    """A plan, to be interpreted for data of these shapes; without the plan's constants, which a caller hands over."""
+
+    def __init__(self, traced: Plan, clients: Clients, block: Block) -> None:
+        self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
+        self.loops = plan.traced_loops(traced.body)
+        self.block = block
+
+    def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
+        """The plan's outputs, a `plan.Made`, and what the round reports."""
+        interpreter = self.interpreter(clients)
+        out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
+        made = jax.tree.unflatten(self.made, out)
+        zero = jnp.int32(0)
+        report = {
+            "work": interpreter.work,
+            "turns": [interpreter.turns[number] for number in self.loops],
+            "missing": zero if made.missing is None else made.missing,
+            "least": jnp.int32(2**30) if made.least is None else made.least,
+        }
+        return made, report
+
+    def interpreter(self, clients: Clients) -> Interpreter:
+        """What evaluates the plan."""
+        return Interpreter(clients, self.axes, self.block)
+
+    def rows(self, ids: Any, n: int, value: Any) -> Any:
+        """The cohort's rows of what all clients have."""
+        return value if len(ids) == n else jax.tree.map(lambda a: a[ids], value)
+
+    def put(self, ids: Any, n: int, value: Any, rows: Any) -> Any:
+        """What all clients have, with the cohort's rows written."""
+        return rows if len(ids) == n else jax.tree.map(lambda a, own: a.at[ids].set(own), value, rows)
+
+    def here(self, ids: Any, entries: Any) -> Any:
+        """An entry for each of the cohort: those of the clients whose rows are here."""
+        return entries
+
+    def everywhere(self, flags: Any) -> Any:
+        """Whether flags are true wherever rows are."""
+        return flags
+
+
+def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: Any, seed: Array, noise: Any) -> Any:
+    """The carry before the first round, and what it reports."""
+    keys = engine.start_keys(seed, clients.n)
+    given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
+    made, report = program(consts, clients, given)
+    report["finite"] = program.everywhere(_finite(made.carry))
+    return made.carry, report
+
+
+def measure(program: Program, consts: Any, clients: Clients, hyper: Any, seen: Carry, t: Any, seed: Array) -> Any:
+    """What everybody makes of x, y and their memory after t rounds: rows by name."""
+    t = jnp.asarray(t, jnp.int32)
+    keys = engine.measure_keys(seed, t, clients.n)
+    made, _ = program(consts, clients, Given(seen, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
+    return made.carry.state
+
+
+def _finite(carry: Carry) -> Array:
+    """For each leaf of the state and of the clients' memory, whether it is finite."""
+    leaves = [leaf for part in (carry.state, carry.memory) for _, leaf in engine.real_leaves(part)]
+    return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)
+
+
+def one_round(
+    program: Program, cohort: int, consts: Any, clients: Clients, hyper: Any, carry: Carry, t: Any, seed: Array
+) -> Any:
+    """The carry after round t, counted from 0, and what it reports; for memory, the cohort's rows before and after."""
+    keys = engine.round_keys(seed, t, clients.n, cohort)
+    memory, client = program.rows(keys.ids, clients.n, (carry.memory, carry.client))
+    own = carry._replace(memory=memory, client=client)
+    made, report = program(
+        consts, clients, Given(own, hyper, jnp.asarray(t, jnp.int32), keys.ids, clients.weights, keys.key, keys.chance)
+    )
+    after = made.carry
+    if made.stayed is not None:  # who missed an exchange keeps the memory of before
+        stayed = program.here(keys.ids, made.stayed)
+        keep = lambda new, old: jnp.where(stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+        memory, client = jax.tree.map(keep, (after.memory, after.client), (own.memory, own.client))
+        after = after._replace(memory=memory, client=client)
+    report["finite"] = program.everywhere(_finite(after))
+    return keys.ids, own, after, report
+
+
+def put(program: Program, n: int, carry: Carry, ids: Any, own: Carry, after: Carry, good: Any) -> Carry:
+    """The carry with the cohort's rows written; if the round was not good, what it was."""
+    choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
+    state, server = choose((after.state, after.server), (own.state, own.server))
+    rows = choose((after.memory, after.client), (own.memory, own.client))
+    memory, client = program.put(ids, n, (carry.memory, carry.client), rows)
+    return Carry(state, memory, client, server, carry.noise)
+
+
+def advance(
+    program: Program, cohort: int, minimum: int, limit: int, together: int, consts: Any, clients: Clients, hyper: Any,
+    carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array,
+) -> Any:  # fmt: skip
+    """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
+
+    The cohorts, keys and minibatches of `together` rounds are drawn at once. With a limit of one round there is no
+    loop, in which a host would wait for a GPU to tell whether it goes on. The round is then computed in any case, and
+    not taken where none is wanted.
+    """
+    begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
+
+    def one(i: Any, state: Any) -> Any:
+        wanted, carry = state
+        ids, own, after, report = one_round(program, cohort, consts, clients, hyper, carry, begin + i, seed)
+        good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
+        return (good, put(program, clients.n, carry, ids, own, after, good)), report
+
+    def noted(held: Any, made: Any) -> Any:
+        (i, _, reports), (state, report) = held, made
+        row = jnp.concatenate([leaf.astype(jnp.uint32).ravel() for leaf in jax.tree.leaves(report)])
+        return i + 1, state, reports.at[i].set(row)
+
+    going = lambda held: (held[0] < rounds) & held[1][0]
+    state: Any = (rounds > 0, carry)
+    if together == 1 or limit == 1:
+        once = jax.jit(one)  # traced once, for shapes and loop
+        told = jax.eval_shape(once, begin, state)[1]
+        some = lambda held: noted(held, once(*held[:2]))
+    else:
+        turn = jaxprs.LoopBody(one, state)
+        draw, state, told = turn.ahead(_DRAWN_AHEAD), turn.carry, turn.aux
+
+        def some(held: Any) -> Any:
+            first = held[0]
+            drawn = draw(first + jnp.arange(together, dtype=jnp.int32))
+            more = lambda held: going(held) & (held[0] < first + together)
+            next_one = lambda held: noted(held, turn(held[0], held[1], [rows[held[0] - first] for rows in drawn]))
+            return jax.lax.while_loop(more, next_one, held)
+
+    leaves, structure = jax.tree.flatten(told)
+    held = (jnp.int32(0), state, jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.uint32))
+    _, (_, carry), reports = some(held) if limit == 1 else jax.lax.while_loop(going, some, held)
+    columns = jnp.split(reports, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
+    back = [c.reshape(limit, *leaf.shape).astype(leaf.dtype) for c, leaf in zip(columns, leaves, strict=True)]
+    return carry, jax.tree.unflatten(structure, back)
+
+
+def together() -> int:
+    """Rounds whose draws are made at once: one where a kernel's launch costs little."""
+    return 1 if jax.default_backend() == "cpu" else DRAWN_TOGETHER

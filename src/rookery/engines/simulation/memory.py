@@ -1,0 +1,176 @@
+"""How much memory a round needs, estimated before it is compiled: how many clients fit side by side."""
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, Literal, Var
+
+from rookery.base import jaxprs
+from rookery.language import fed, ledger
+from rookery.plan.trace import Body, Call
+
+# What a compiler computes where it is read, so that it takes no memory of its own.
+_NAMES = """
+    abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div eq erf exp exp2 expand_dims
+    expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pad pow real
+    reshape rev round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square
+    squeeze stop_gradient sub tan tanh transpose xor
+"""
+_FUSED = frozenset(_NAMES.split())
+_LOOPS = ("scan", "while")
+
+
+class MemoryLimitError(MemoryError):
+    """A round needs more memory than the device has."""
+
+
+def memory_of(device: Any) -> int:
+    """The bytes of memory that a device may use; a CPU's devices share what the process may use of the machine."""
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *_cgroup_limits(Path("/"))]) // max(1, jax.local_device_count())
+
+
+def _cgroup_limits(root: Path) -> list[int]:
+    """The memory limits of this process's control groups (v1 and v2) and of the groups around them, if any.
+
+    A container may see its own group as the root of /sys/fs/cgroup under a path that names the groups outside: paths
+    that do not exist are skipped.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return []
+    limits = []
+    for number, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        v1 = [("sys/fs/cgroup/memory", "memory.limit_in_bytes")] if "memory" in controllers.split(",") else []
+        v2 = [("sys/fs/cgroup", "memory.max"), ("sys/fs/cgroup/unified", "memory.max")]
+        inside = PurePosixPath(path.lstrip("/"))
+        for folder, name in v2 if number == "0" else v1:
+            for group in (inside, *inside.parents):
+                try:
+                    limits.append(int((root / folder / group / name).read_text()))
+                except (OSError, ValueError):  # no such group, or no limit ("max")
+                    continue
+    return [limit for limit in limits if limit > 0]
+
+
+def peak(jaxpr: Jaxpr) -> int:
+    """The most bytes of values alive at one time, beside the inputs.
+
+    A value that is computed entry by entry and read once is taken for fused. The rest is kept until its last reader.
+    """
+    readers: dict[Var, int] = {}
+    last: dict[Var, int] = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for v in eqn.invars:
+            if not isinstance(v, Literal):
+                readers[v], last[v] = readers.get(v, 0) + 1, i
+    last |= {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
+    made: dict[Var, int] = {}
+    alive = most = 0
+    for i, eqn in enumerate(jaxpr.eqns):
+        inner = max((peak(each) for each in jaxprs.within(eqn.params)), default=0)
+        fused = eqn.primitive.name in _FUSED
+        out = 0
+        for v in eqn.outvars:
+            if v not in last or (fused and readers.get(v, 0) == 1 and last[v] < len(jaxpr.eqns)):
+                continue
+            made[v] = ledger.nbytes([v.aval])
+            out += made[v]
+        # A loop's carry is there twice while a turn goes on; what another call gives back it has computed itself.
+        both = out + inner if eqn.primitive.name in _LOOPS or not inner else max(out, inner)
+        most = max(most, alive + both)
+        alive += out
+        for v in {v for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal)}:
+            if last.get(v) == i:
+                alive -= made.pop(v, 0)
+    return most
+
+
+def of_client(body: Body, axes: list[int | None]) -> tuple[int, int]:
+    """The bytes that one client's work takes in the most demanding exchange of a plan, and the least they can be.
+
+    That is: its data, what it remembers, what it computes at one time. The least: what goes in and comes out. Data
+    without an axis for the clients (`Clients.client_axes`) are there once for all.
+    """
+    most = least = 0
+    for step in body.steps:
+        if not isinstance(step, Call):
+            continue
+        if step.body is not None:
+            inside = of_client(step.body, axes)
+            most, least = max(most, inside[0]), max(least, inside[1])
+        elif step.eqn.primitive is fed.client_map:
+            work, inputs = step.eqn.params["work"], step.eqn.params["inputs"]
+            given = [axes[i] for i in inputs.data]
+            rest = work.invars[inputs.sent + len(given) :]
+            data = [v for v, axis in zip(work.invars[inputs.sent :], given, strict=False) if axis is not None]
+            own = ledger.nbytes([v.aval for v in (*data, *rest)])
+            out = ledger.nbytes([v.aval for v in work.outvars])
+            most, least = max(most, own + peak(work)), max(least, own + out)
+    return most, least
+
+
+def words(count: float) -> str:
+    """Return a human-readable byte count.
+
+    >>> words(2_100_000_000), words(35_000)
+    ('2.1 GB', '35 kB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:,.0f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+WAYS_OUT = (
+    'fewer clients side by side (rk.Simulation(block=1)), smaller batches, remat=True, precision="bfloat16", more '
+    'devices (mesh="all"), or data that stay on the host (rk.Clients.from_arrays(..., placement="host"))'
+)
+
+
+class Room:
+    """What there is room for on a device that holds some of it already.
+
+    Arguments:
+        limit: the device's bytes.
+        data: bytes of clients' data there.
+        kept: bytes of the state and of what clients remember.
+        bodies: the plans.
+        axes: see `of_client`.
+    """
+
+    def __init__(self, limit: int, data: int, kept: int, bodies: list[Body], axes: list[int | None]) -> None:
+        self.limit, self.data, self.kept = limit, data, kept
+        self.each, least = map(max, zip(*(of_client(body, axes) for body in bodies), strict=True))
+        # The state is there twice while a round goes on; half of the rest is left to the compiler's own copies.
+        self.side_by_side = max(1, (limit - data - 2 * kept) // 2 // max(1, self.each))
+        if data + kept + least > limit:
+            raise MemoryLimitError(f"The device has {words(limit)}. {self.sizes(1)} {self.advice}")
+
+    def sizes(self, block: int) -> str:
+        """What takes how much."""
+        clients = "one client's work" if block == 1 else f"the work of {block:,} clients side by side"
+        return (
+            f"The clients' data take {words(self.data)}, the state and what clients remember {words(self.kept)}, "
+            f"{clients} about {words(block * self.each)}."
+        )
+
+    @property
+    def advice(self) -> str:
+        """How less is needed."""
+        return f"What helps: {WAYS_OUT}."
+
+    def notes(self, cohort: int) -> list[str]:
+        """What to say of a cohort that does not fit."""
+        if self.side_by_side >= cohort:
+            return []
+        return [
+            f"{self.side_by_side:,} of {cohort:,} clients are computed side by side: each takes about "
+            f"{words(self.each)}, and the device has {words(self.limit)}."
+        ]

@@ -1,0 +1,658 @@
+"""The client as seen from inside a map: its data, the oracles on them, a loop, and what it counts of its work."""
+
+import functools
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.flatten_util import ravel_pytree
+from jax.interpreters import mlir
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery.base import convolutions, draws, jaxprs, tree
+from rookery.base.arguments import check_counts
+from rookery.data.clients import Clients
+from rookery.data.source import Batch, Chunks, Count, Rows
+from rookery.language import ledger
+from rookery.language.ledger import WORK
+from rookery.problems.problems import Problem, call
+
+C = TypeVar("C")
+Data = Batch | Chunks
+
+_RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
+_DRAWN_AHEAD = 2**17  # bytes of minibatches' indices that a local run may have drawn before its loop
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉, exactly.
+
+    A client with fewer samples than the batch takes ⌈passes⌉ steps, as does every client without minibatches.
+    """
+
+    passes: float
+
+
+class Client:
+    """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
+
+    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_x`,
+    `g_y` of the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a
+    Hessian. Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem,
+    sample by sample: `losses`, on batches of `samples`.
+    """
+
+    def __init__(
+        self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False,
+        products: bool = False,
+    ) -> None:  # fmt: skip
+        self._debug, self._products = debug, products  # see plan.Setting
+        self._key: Array | None = None  # for the data that are taken without one
+        self.problem = problem
+        self.id = identity
+        self._counts: list[Count] = [0] * len(WORK)  # what was done outside loops, or in one turn of a loop
+        self._looped: Any = None  # what was done in loops, as wide numbers
+        self.sample_by_sample: set[str] = set()  # the losses that were evaluated so
+        if row is None:  # the centre, whose data serve the upper level
+            self._views = {"upper": clients.view("center", 0)}
+        else:
+            self._views = {"lower": clients.view("lower", row), "upper": clients.view("upper", row)}
+            if clients.test is not None:
+                self._views["test"] = clients.view("test", row)
+        self._held = (clients, row)
+        self._bounds: dict[int, tuple[Array, int]] = {}  # numbers that are known to be at most so large, by identity
+        self._wholes: dict[str, Data] = {}
+        self._replace = clients.replace
+
+    def with_key(self, key: Array) -> "Client":
+        """The same, with a key for the data that are taken without one."""
+        client = copy(self)
+        client._key = key
+        return client
+
+    # The data.
+
+    def lower(
+        self, key: Array | None = None, size: int | None = None, step: Count = 0, seen: Rows | None = None
+    ) -> Data:
+        """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
+
+        `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
+        """
+        return self._draw("lower", key, size, step, seen)
+
+    def upper(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Data:
+        """The same of the upper data."""
+        return self._draw("upper", key, size, step, None)
+
+    def test(self) -> Data:
+        """All of the data that no method sees."""
+        if "test" not in self._views:
+            raise ValueError("client.test(): the clients have no test data; give rk.Clients(..., test=[...]).")
+        return self._keyed(self._all("test"), None, 0)
+
+    def samples(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Batch:
+        """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
+        view = self._views["upper"]
+        batch = view.at_once() if size is None else view.draw(_given(key), size, step, self._replace)
+        self._count("samples_upper", _samples(batch))
+        return self._keyed(batch, key, step)
+
+    @property
+    def places(self) -> Bool[Array, " widest"]:
+        """Whether there is a sample, for each place of the upper data: as many as the largest client needs."""
+        view = self._views["upper"]
+        return jnp.arange(view.widest) < view.size
+
+    def _all(self, level: str) -> Data:
+        """All the client's data; `loop` makes sure that they are taken outside."""
+        if level not in self._wholes:
+            self._wholes[level] = self._views[level].all()
+        return self._wholes[level]
+
+    def _draw(
+        self, level: Literal["lower", "upper"], key: Array | None, size: int | None, step: Count, seen: Any
+    ) -> Data:
+        view = self._views[level]
+        if size is not None:
+            check_counts(**{f"client.{level}: size": size})
+            batch: Data = view.draw(_given(key), size, step, self._replace, seen)
+        elif seen is not None:
+            whole = self._all(level)
+            assert isinstance(whole, Batch)
+            batch = Batch(seen, whole.mask, seen=True)
+        else:
+            batch = self._all(level)
+        self._count(f"samples_{level}", _samples(batch))
+        return self._keyed(batch, key, step)
+
+    def _keyed(self, batch: Any, key: Array | None, step: Count) -> Any:
+        """The batch with a key of its own, if a loss is random."""
+        if not self.problem.random:
+            return batch
+        own = jax.random.fold_in(jax.random.fold_in(_given(self._key if key is None else key), _RANDOM_LOSS), step)
+        if isinstance(batch, Batch):
+            return batch._replace(key=own)
+        return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(own, i)))
+
+    def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
+        """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
+
+        None if the problem has no features, if fewer than a whole data set of samples will be used (`uses`), or if the
+        clients' sizes differ so much that padding would waste the work.
+        """
+        whole = self._all("lower")
+        if self.problem.features is None or isinstance(whole, Chunks):
+            return None
+        if uses is not None and uses < self._views["lower"].widest:
+            return None
+        return self.problem.features(x, whole.rows)
+
+    def steps(self, local_steps: Any, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
+        """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
+        if isinstance(local_steps, int):
+            return local_steps
+        if isinstance(local_steps, tuple):
+            low, high = local_steps
+            return self._at_most(high, draws.integers(key, (), low, high + 1))
+        if isinstance(local_steps, Epochs):
+            view, passes = self._views[level], _as_written(local_steps.passes)
+            most = ceil(passes if size is None else passes * view.widest / min(size, view.widest))
+            if most >= 2**31:
+                batches = "" if size is None else f" with batches of {size}"
+                raise ValueError(f"{local_steps}{batches} makes {most} steps; at most 2**31 - 1 are possible.")
+            if size is None or view.widest == view.narrowest or view.widest <= size:
+                return most
+            return self._at_most(most, _steps_in(passes, size, view))
+        return jnp.asarray(local_steps)[self.id]
+
+    def _at_most(self, most: int, count: Array) -> Array:
+        """The count, noted as being at most this many: a loop of that length can then draw ahead."""
+        self._bounds[id(count)] = (count, most)
+        return count
+
+    # The oracles.
+
+    def mean(self, function: Callable[[Rows], C], batch: Data) -> C:
+        """function(rows), a number or a tree of numbers that is a mean over its rows, on the batch.
+
+        Where clients have different sizes it is evaluated row by row, and rows of padding do not count.
+        """
+        return self._mean("mean", lambda rows, key: jax.tree.map(_real, function(rows)), batch, lambda mean: mean())
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The upper loss. Its derivatives are oracles of their own, which are counted."""
+        return _value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y)))
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
+        """The lower loss. Its derivatives are oracles of their own, which are counted."""
+        return _value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y)))
+
+    def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_x f."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f)(x, y))
+
+    def f_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y f."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y))
+
+    def f_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """∇_x f and ∇_y f on one batch, in one evaluation."""
+        self._count("gradients")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y))
+
+    def g_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_y g."""
+        self._count("gradients")
+        return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
+
+    def g_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
+        """∇_x g. The batch must not be one of `seen`: x moves."""
+        self._count("gradients")
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g)(x, y))
+
+    def g_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """∇_x g and ∇_y g on one batch, in one evaluation."""
+        self._count("gradients")
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g, (0, 1))(x, y))
+
+    def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_y g · v."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.jvp(lambda y: jax.grad(g, 1)(x, y), (y,), (v,))[1]
+
+        return self._mean("g", self._lower_loss(batch), batch, product)
+
+    def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not be one of `seen`: x moves."""
+        self._count("products")
+
+        def product(g: Callable[..., Any]) -> tree.Tree:
+            return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
+
+        return self._mean("g", self._lower_in_x(), batch, product)
+
+    def g_y_and_products(
+        self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
+    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        """∇_y g, ∇²_y g · v and ∇²_xy g · v on one batch, in one evaluation: ∇g and its derivative along (0, v)."""
+        self._count("gradients")
+        self._count("products", 2)
+
+        def all_three(g: Callable[..., Any]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+            (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
+            return g_y, g_yy, g_xy
+
+        return self._mean("g", self._lower_in_x(), batch, all_three)
+
+    def f_and_g(
+        self, x: tree.Tree, y: tree.Tree, v: tree.Tree, upper: Data, lower: Data
+    ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
+        """∇_x f − ∇²_xy g · v, ∇_y g and ∇²_y g · v − ∇_y f, on a batch of each level.
+
+        Small batches of one kind go through the problem's features together, if it has any: a network then has one
+        product of matrices forward and one back where there would be two, and x's gradient is written once.
+        """
+        if not self._joined(x, upper, lower):
+            f_x, f_y = self.f_x_and_y(x, y, upper)
+            g_y, g_yy, g_xy = self.g_y_and_products(x, y, lower, v)
+            return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
+        self._count("gradients", 2)
+        self._count("products", 2)
+        problem: Any = self.problem
+        rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)  # type: ignore[union-attr]
+        count = _samples(upper)
+
+        def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩, and ∇_y g
+            seen = problem.features(x, rows)
+            of_f, of_g = (jax.tree.map(lambda a: a[cut], seen) for cut in (slice(count), slice(count, None)))
+            g_y = jax.grad(problem.g_seen, 1)(x, w, of_g)
+            pairs = zip(*map(jax.tree.leaves, (g_y, v)), strict=True)
+            return problem.f_seen(x, y, of_f) - sum(jnp.sum(a * b) for a, b in pairs), g_y
+
+        (d_x, f_y, minus_g_yy), g_y = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
+        return d_x, g_y, tree.scale(-1, tree.add(minus_g_yy, f_y))
+
+    def _joined(self, x: tree.Tree, upper: Data, lower: Data) -> bool:
+        """Whether both batches go through the features as one: rows of one kind, no padding, no more numbers than x."""
+        if self.problem.features is None or self.problem.random:
+            return False
+        if not all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower)):
+            return False
+        flat: Any = [jax.tree.flatten(batch.rows) for batch in (upper, lower)]  # type: ignore[union-attr]
+        (first, structure), (second, other) = flat
+        kinds = [[(a.shape[1:], a.dtype) for a in leaves] for leaves in (first, second)]
+        numbers = lambda leaves: sum(jnp.size(leaf) for leaf in leaves)
+        if structure != other or kinds[0] != kinds[1] or numbers(first + second) > numbers(jax.tree.leaves(x)):
+            return False
+        count = len(first[0]) + len(second[0])
+        rows = [jax.ShapeDtypeStruct((count, *shape), dtype) for shape, dtype in kinds[0]]
+        seen = jax.eval_shape(self.problem.features, x, jax.tree.unflatten(structure, rows))
+        return all(a.shape[:1] == (count,) for a in jax.tree.leaves(seen))
+
+    def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
+        """The inner function's value; a value alone counts by its samples, as those of f and g do."""
+        return self._mean("r", self._inner, batch, lambda r: r(x))
+
+    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        """∇r(x)ᵀv."""
+        self._count("products")
+        return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
+
+    def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
+        """r(x), and v ↦ ∇r(x)ᵀv without evaluating r again (unless the data come in pieces)."""
+        if isinstance(batch, Chunks):
+            return self.r(x, batch), lambda v: self.r_x(x, batch, v)
+        value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
+
+        def product(v: tree.Tree) -> tree.Tree:
+            self._count("products")
+            return pullback(v)[0]
+
+        return value, product
+
+    def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
+        """r(x) and ∇r(x): a tree like x with a leading axis for the d entries of r, which costs d products."""
+        value, product = self.r_and_pullback(x, batch)
+        flat, like_value = ravel_pytree(value)
+        self._count("products", flat.size - 1)
+        return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
+
+    def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
+        """The loss of each sample by itself. Rows of padding have no meaning: see `mask`."""
+        self.sample_by_sample.add("f")
+        return _row_by_row(lambda *z: self.problem.f(x, (), *z), batch, "f" in self.problem.random)
+
+    def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
+        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
+        losses, pullback = jax.vjp(lambda x: self.losses(x, batch), x)
+
+        def weighted(w: Float[Array, " rows"]) -> tree.Tree:
+            self._count("gradients")
+            return pullback(w.astype(losses.dtype))[0]
+
+        return losses, weighted
+
+    @property
+    def _inner(self) -> Callable[..., Any]:
+        return lambda x, rows, key: call(self.problem.inner, x, rows, key=key)  # type: ignore[union-attr]
+
+    def _lower_loss(self, batch: Data) -> Callable[..., Any]:
+        whole = self._lower_in_x()
+        seen = isinstance(batch, Batch) and batch.seen
+        return self.problem.g_seen if seen else whole  # type: ignore[union-attr]
+
+    def _lower_in_x(self) -> Callable[..., Any]:
+        """The lower loss as a function of x, too."""
+        if not hasattr(self.problem, "g"):
+            raise TypeError(f"A {type(self.problem).__name__} problem has no lower level g; use client.f_x.")
+        return self.problem.g
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"A client has no {name!r}. Its oracles are {', '.join(_ORACLES)}; its data are lower, upper, samples and "
+            "test; and it has loop, when, steps, mean and id."
+        )
+
+    def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
+        """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
+        random = name in self.problem.random
+        if not isinstance(batch, Batch | Chunks):
+            given = type(batch).__name__
+            raise TypeError(f"A client's derivatives take a batch, as client.upper(key, size) is one; not a {given}.")
+        if isinstance(batch, Batch):
+            if batch.mask is None:
+                return of(lambda *z: loss(*z, batch.rows, batch.key if random else None))
+            self.sample_by_sample.add(name)
+            return _over(of(_sum_of_marked(loss, batch, random)), jnp.sum(batch.mask))
+        self.sample_by_sample.add(name)
+        piece = lambda i: of(_sum_of_marked(loss, batch.get(i), random))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
+        total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
+        return _over(total, batch.total)
+
+    # Loops and counting.
+
+    def loop(
+        self, n: Any, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
+    ) -> C:
+        """carry = body(i, carry), for i = 0, 1, …, on this client, until `before` and these make n turns.
+
+        n may differ by client. `before` is the number of steps taken before the loop. With `go_on` it ends earlier, as
+        soon as go_on(carry) does not hold. Work done inside is counted.
+        """
+        most: int | None = n if isinstance(n, int) else self._bounds.get(id(n), (None, None))[1]
+        count, most = n - before, None if most is None else most - before
+        if most is not None and most <= 0:
+            return carry
+        for level in self._views:
+            self._all(level)
+        outside = self._counts, self._looped
+        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry), carry)
+        self._counts, self._looped = outside
+        carry = turn.carry
+        if self._debug:
+            carry, done = _stepwise(turn, count, before, go_on, carry)
+            self._looped = done if self._looped is None else ledger.add(self._looped, done)
+            return carry
+        each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
+        if each is not None:
+            drawn = turn.before(most, _DRAWN_AHEAD)
+            carry = _for(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
+            done = ledger.times(each, jnp.maximum(count, 0))
+        else:
+
+            def step(i: Any, state: tuple[C, Array]) -> tuple[C, Array]:
+                carry, added = turn(i, state[0], drawn(i))
+                return carry, ledger.add(state[1], added)
+
+            start = (carry, jnp.zeros((2, len(WORK)), jnp.uint32))
+            if go_on is None:
+                drawn = turn.before(most, _DRAWN_AHEAD)
+                carry, done = _for(count, step, start)
+            else:
+                drawn = lambda i: []
+                more = lambda s: (s[0] < count) & go_on(s[1][0])
+                _, (carry, done) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
+        self._looped = done if self._looped is None else ledger.add(self._looped, done)
+        return carry
+
+    def _one_turn(self, body: Callable[[Any, C], C], i: Any, carry: C) -> tuple[C, Array]:
+        self._counts, self._looped = [0] * len(WORK), None
+        carry = body(i, carry)
+        return carry, self.counts
+
+    def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
+        """compute(client) where the condition holds, else `otherwise`: for work that is rare and long.
+
+        A plain `lax.cond` becomes a choice between two computed values once clients are vectorised, so that all of them
+        would do the work whenever one has to, or none. Here those for whom the condition holds do it one by one, and
+        the others cost nothing. `compute` is given the client anew, and takes its data from there.
+        """
+        clients, row = self._held
+
+        def both() -> tuple[C, Array]:
+            client = Client(self.problem, clients, row, self.id, self._debug, self._products)
+            value = compute(client)
+            self.sample_by_sample |= client.sample_by_sample
+            return value, client.counts
+
+        start = (otherwise, jnp.zeros((2, len(WORK)), jnp.uint32))
+        value, work = _rarely(condition, both, start, self._products)
+        self._looped = work if self._looped is None else ledger.add(self._looped, work)
+        return value
+
+    @property
+    def counts(self) -> ledger.Wide:
+        """What this client has done so far, in the order of WORK, as wide numbers."""
+        if all(isinstance(count, int) for count in self._counts):
+            low, high = zip(*(divmod(count, 2**32)[::-1] for count in self._counts), strict=True)
+            counts = jnp.array([low, high], jnp.uint32)
+        else:
+            counts = ledger.wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in self._counts]))
+        return counts if self._looped is None else ledger.add(counts, self._looped)
+
+    @property
+    def work(self) -> Int[Array, " 4"]:
+        """The same as plain integers, for counts below 2³¹."""
+        return self.counts[0].astype(jnp.int32)
+
+    def _count(self, what: str, amount: Count = 1) -> None:
+        self._counts[WORK.index(what)] += amount
+
+
+_ORACLES = (
+    "f", "f_x", "f_y", "f_x_and_y", "g", "g_x", "g_y", "g_x_and_y", "g_yy", "g_xy", "g_y_and_products", "f_and_g", "r",
+    "r_x", "r_and_pullback", "r_and_jacobian", "losses", "losses_and_pullback",
+)  # fmt: skip
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value(name: str, value: Array) -> Array:
+    """The value of an oracle, which nothing differentiates: that work would not be counted."""
+    return value
+
+
+@_value.defjvp
+def _(name: str, *_: Any) -> Any:
+    raise TypeError(
+        f"client.{name} must not be differentiated: the work would not be counted. Use the oracles client.{name}_x, "
+        f"client.{name}_y or client.{name}_x_and_y."
+    )
+
+
+def _given(key: Array | None) -> Array:
+    if key is None:
+        raise ValueError("a minibatch, or a batch for a random loss, is drawn by a key: give one.")
+    return key
+
+
+def _as_written(passes: float) -> Fraction:
+    """The number that a float stands for: 1/2500 for .0004, 5/3 for 5/3. What rounding added makes no step."""
+    exact = Fraction(float(str(passes)))
+    for bits in range(64):
+        near = exact.limit_denominator(2**bits)
+        if abs(near - exact) <= exact / 2**50:
+            return near
+    return exact
+
+
+def _steps_in(passes: Fraction, batch: int, view: Any) -> Array:
+    """⌈passes · size / min(batch, size)⌉ for a traced size, exactly and in 32 bits."""
+    size = jnp.asarray(view.size, jnp.int32)
+    whole, part = divmod(passes / batch, 1)
+    part = _at_least(part, view.widest)  # for no size that there is does it make a difference
+    a, b = part.numerator, part.denominator
+    if a * view.widest < 2**31:
+        count = -(-a * size // b)
+    else:  # ⌊a · size / b⌋ bit by bit: the quotient so far, and a remainder below b
+        quotient, rest = jnp.zeros_like(size), jnp.zeros(size.shape, jnp.uint32)
+        bound = np.uint32(b)
+        for bit in reversed(range(view.widest.bit_length())):
+            quotient, rest = 2 * quotient, 2 * rest
+            for more in (np.uint32(0), (size.astype(jnp.uint32) >> bit & 1) * np.uint32(a)):
+                rest = rest + more
+                quotient, rest = quotient + (rest >= bound), jnp.where(rest >= bound, rest - bound, rest)
+        count = quotient + (rest > 0)
+    count = whole * size + count.astype(jnp.int32)
+    return count if view.narrowest >= batch else jnp.where(size < batch, ceil(passes), count)
+
+
+def _at_least(number: Fraction, most: int) -> Fraction:
+    """The smallest fraction that is not below the number, of those whose denominator is at most `most`."""
+    near = number.limit_denominator(most)
+    if near >= number:
+        return near
+    p, q = near.numerator, near.denominator  # the next after p/q of these fractions is r/s with rq − ps = 1
+    s = most - (most + pow(p, -1, q)) % q
+    return Fraction((1 + p * s) // q, s)
+
+
+def _real(value: Any) -> Any:
+    """A number that can be averaged."""
+    value = jnp.asarray(value)
+    return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
+
+
+def _for(count: Any, step: Callable[[Any, C], C], start: C) -> C:
+    """`count` steps; of a number known before the run, in a loop of fixed length."""
+    first: Any = np.int32(0)
+    last: Any = np.int32(count) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
+    return jax.lax.fori_loop(first, last, step, start)
+
+
+# A client's loop in a debugging run, which takes it turn by turn: engines/debug.py gives it its meaning.
+client_loop = Primitive("client_loop")
+client_loop.multiple_results = True
+client_loop.def_abstract_eval(lambda *_, body, carried, **__: [v.aval for v in body.outvars])
+
+
+def _compiled_loop(count: Any, *given: Any, body: Any, go_on: Any, carried: int, before: int) -> list[Any]:
+    """The same in a part of a program that is compiled all the same: a branch, say."""
+    fixed, carry = given[: len(given) - carried], list(given[len(given) - carried :])
+
+    def more(state: Any) -> Any:
+        i, carry = state
+        return (i < count) & (True if go_on is None else jaxprs.run(go_on[0], *(fixed[j] for j in go_on[1]), *carry)[0])
+
+    step = lambda s: (s[0] + 1, jaxprs.run(body, *fixed, s[0], *s[1]))
+    return jax.lax.while_loop(more, step, (jnp.int32(0), carry))[1]
+
+
+mlir.register_lowering(client_loop, mlir.lower_fun(_compiled_loop, multiple_results=True))
+
+
+def _stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry: C) -> tuple[C, Array]:
+    """The loop as a `client_loop`, whose carry counts the work, too."""
+
+    def counting(i: Any, both: Any) -> tuple[Any, Any]:
+        carry, added = turn(i, both[0])
+        return (carry, ledger.add(both[1], added)), ()
+
+    looped = jaxprs.LoopBody(counting, (carry, jnp.zeros((2, len(WORK)), jnp.uint32)))
+    leaves, structure = jax.tree.flatten(looped.carry)
+    body, fixed, more = looped.jaxpr, list(looped.consts), None
+    if go_on is not None:
+        traced, _ = jaxprs.trace(lambda *a: go_on(jax.tree.unflatten(structure, a)[0]), *leaves)
+        condition, count_fixed = jaxprs.open_up(traced), len(fixed)
+        more = (condition, tuple(range(count_fixed, count_fixed + len(traced.consts))))
+        spare = condition.invars[: len(traced.consts)]  # what the condition alone reads goes along
+        inputs = [*body.invars[:count_fixed], *spare, *body.invars[count_fixed:]]
+        body, fixed = jaxprs.part(body, body.eqns, inputs, body.outvars), [*fixed, *traced.consts]
+    turns = jnp.asarray(count, jnp.int32)
+    out = client_loop.bind(turns, *fixed, *leaves, body=body, go_on=more, carried=len(leaves), before=before)
+    return jax.tree.unflatten(structure, out)
+
+
+def _rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bool = False) -> C:
+    """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
+    closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
+    jaxpr = convolutions.rewrite(closed.jaxpr) if products else closed.jaxpr
+    leaves, structure = jax.tree.flatten(otherwise)
+
+    @jax.custom_batching.custom_vmap
+    def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
+        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(jaxpr, inputs), lambda: otherwise)
+
+    @choose.def_vmap
+    def clients_one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
+        per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
+        holds = per_client(condition, batched[0])
+        first = jnp.argsort(~holds)  # those for whom it holds, then the others
+
+        def of_one(i: Array, values: list[Any]) -> list[Any]:
+            j = first[i]
+            own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
+            new = jax.core.eval_jaxpr(jaxpr, own)
+            return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
+
+        start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]
+        return jax.lax.fori_loop(0, jnp.sum(holds), of_one, start), [True] * len(start)
+
+    return jax.tree.unflatten(structure, choose(condition, closed.consts, leaves))
+
+
+def _over(total: C, count: Int[Array, ""]) -> C:
+    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+
+
+def _samples(batch: Data) -> Count:
+    if isinstance(batch, Chunks):
+        return batch.total
+    return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
+
+
+def _row_by_row(loss: Callable[..., Any], batch: Batch, random: bool) -> Any:
+    """The loss of each row alone, with a key of its own if it is random."""
+    one = lambda row, key: loss(jax.tree.map(lambda a: a[None], row), key)
+    if not random:
+        return jax.vmap(lambda row: one(row, None))(batch.rows)
+    count, key = jax.tree.leaves(batch.rows)[0].shape[0], batch.key
+    assert key is not None
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
+    return jax.vmap(one)(batch.rows, keys)
+
+
+def _sum_of_marked(loss: Callable[..., Any], batch: Batch, random: bool) -> Callable[..., Any]:
+    """The sum over the marked rows of the loss (or inner value) on each of them alone."""
+
+    def total(*z: tree.Tree) -> Any:
+        alone = _row_by_row(lambda *row: loss(*z, *row), batch, random)
+        marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
+        return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
+
+    return total

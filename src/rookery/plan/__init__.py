@@ -1,0 +1,1 @@
+"""The plan: a round traced once, what it says in words, and how its losses are computed."""

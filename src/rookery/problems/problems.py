@@ -1,0 +1,283 @@
+"""The problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data.
+
+Every problem shows the algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower
+one. What makes a class special (no implicit part, an identity Hessian) is the algorithm's to use.
+
+A loss may be random (dropout): it then has a further parameter named `key`, and is given one with every batch. The same
+batch has the same key: two gradients on one batch, at two points, have the same randomness.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from jaxtyping import Array, Float, PyTree
+
+from rookery.base import tree
+
+Loss = Callable[..., Float[Array, ""]]
+Projection = Callable[[tree.Tree], tree.Tree]
+Key = Array | None
+Scope = Literal["global", "client"]
+
+
+def unconstrained(x: tree.Tree) -> tree.Tree:
+    """x itself: the projection of a problem without a set."""
+    return x
+
+
+@dataclass(frozen=True)
+class Bilevel:
+    """min over x of mean f_i(x, y*(x)), where y*(x) minimises mean g_i(x, y).
+
+    Arguments:
+        upper: f(x, y, batch), a scalar: the mean over the batch.
+        lower: g(x, y, batch), likewise; strongly convex in y for the theory to hold.
+        lower_scope: "global", one y for all clients; or "client", y_i*(x) minimises the client's own g_i.
+        features: optional, features(x, batch): what both losses see of a batch. It may depend on x, not on y, and keeps
+            the batch's leading axis; each row is made of that row alone (no statistics of the batch). A method that
+            moves only y then computes it once and not at every step, and one that moves both computes it of both
+            levels' batches together. With it, the losses are called with features(x, batch) in the place of batch.
+        project_upper: keeps x in its set after each server step.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> ridge = Bilevel(
+        ...     upper=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2),
+        ...     lower=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        ... )
+        >>> ridge.lower_scope
+        'global'
+    """
+
+    upper: Loss
+    lower: Loss
+    lower_scope: Scope = "global"
+    features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
+    project_upper: Projection = unconstrained
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The upper loss on a batch."""
+        return call(self.upper, x, y, batch if self.features is None else self.features(x, batch), key=key)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The lower loss on a batch."""
+        return call(self.lower, x, y, batch if self.features is None else self.features(x, batch), key=key)
+
+    def f_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The upper loss on a batch that `features` has been applied to already."""
+        return call(self.upper, x, y, seen, key=key)
+
+    def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The lower loss on a batch that `features` has been applied to already."""
+        return call(self.lower, x, y, seen, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """Which of f and g (and r, a compositional problem's inner function) take a key."""
+        return _random(f=[self.upper], g=[self.lower])
+
+
+@dataclass(frozen=True)
+class Minimax:
+    """min over x, max over y of mean f_i(x, y); strongly concave in y for the theory to hold.
+
+    Arguments:
+        objective: f(x, y, batch), a scalar: the mean over the batch.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    objective: Loss
+    project_upper: Projection = unconstrained
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The objective, which x lowers."""
+        return call(self.objective, x, y, batch, key=key)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """Minus the objective, which y lowers."""
+        return -call(self.objective, x, y, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.objective], g=[self.objective])
+
+    def as_bilevel(self) -> Bilevel:
+        """The same problem with g = −f, for methods that know bilevel problems only."""
+        f, g = _losses(self)
+        return Bilevel(f, g, project_upper=self.project_upper)
+
+
+@dataclass(frozen=True)
+class Compositional:
+    """min over x of h(x) + f(g(x)) with g = mean g_i (or, with client scope, of mean f_i(g_i(x))).
+
+    Arguments:
+        inner: g(x, batch), the inner function's value: an array or pytree, the mean over the batch. In a conditional
+            problem it depends on the outer sample, g(x, batch, sample): mean E_ξ f_i(E_η g_i(x; η, ξ); ξ), with batch
+            the inner samples η, from the lower data, and sample the one ξ, a row of the upper data.
+        outer: f(value), or f(value, batch) where the outer function is stochastic and the client's own.
+        extra: h(x, batch), a loss beside it, or None.
+        inner_scope: "global", the inner function is the mean over the clients; or "client", each client's own.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    inner: Callable[..., tree.Tree]
+    outer: Callable[..., Float[Array, ""]]
+    extra: Loss | None = None
+    inner_scope: Scope = "global"
+    project_upper: Projection = unconstrained
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """f(y) + h(x), where y stands for the inner value."""
+        value = call(self.outer, *((y,) if self.outer_is_known else (y, batch)), key=key)
+        return value if self.extra is None else value + call(self.extra, x, batch, key=key)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
+        gap = tree.sub(y, call(self.inner, x, batch, key=key))
+        return 0.5 * tree.dot(gap, gap)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.outer, *([] if self.extra is None else [self.extra])], g=[self.inner], r=[self.inner])
+
+    @property
+    def outer_is_known(self) -> bool:
+        """Whether f is the same for all, f(value), and not a client's own, f(value, batch)."""
+        return required_arguments(self.outer) < 2
+
+    @property
+    def inner_is_conditional(self) -> bool:
+        """Whether the inner function depends on the outer sample, g(x, batch, sample)."""
+        return required_arguments(self.inner) >= 3
+
+    def as_bilevel(self) -> Bilevel:
+        """The same problem with y tracking the inner value, for methods that know bilevel problems only."""
+        if self.inner_is_conditional:
+            raise ValueError(
+                "A conditional problem, g(x, batch, sample), has no bilevel form: each outer sample has an inner value "
+                "of its own, and no y tracks them all."
+            )
+        f, g = _losses(self)
+        return Bilevel(f, g, lower_scope=self.inner_scope, project_upper=self.project_upper)
+
+
+@dataclass(frozen=True)
+class SingleLevel:
+    """min over x of mean f_i(x): what FedAvg and FedSVRG solve.
+
+    Arguments:
+        loss: f(x, batch), a scalar: the mean over the batch.
+        project_upper: keeps x in its set after each server step.
+    """
+
+    loss: Loss
+    project_upper: Projection = unconstrained
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The loss; there is no y."""
+        return call(self.loss, x, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.loss])
+
+
+@dataclass(frozen=True)
+class WeightedNodes:
+    """min over w of L_0(θ(w)), where θ(w) minimises Σ w_k L_k(θ): whom to learn from.
+
+    x is w, one weight for each client, in the capped simplex: Σ w_k = 1 and 0 ≤ w_k ≤ cap. y is θ, the model. L_k is
+    the loss on client k's data, L_0 that on the centre's: `Clients(lower=[...], center=rows)`.
+
+    Arguments:
+        loss: l(θ, batch), a scalar: the mean over the batch; strongly convex for the theory to hold.
+        cap: b, the largest weight, from 1/K (equal weights alone) to 1.
+
+    Example:
+        >>> import jax.numpy as jnp, rookery as rk
+        >>> problem = rk.WeightedNodes(lambda theta, b: jnp.mean((theta - b) ** 2), cap=0.9)
+        >>> clients = rk.Clients(lower=[jnp.array([3.0]), jnp.array([-3.0])], center=jnp.array([1.5]))
+        >>> method = rk.WeightedNodesProx(model_step=0.3, linear_step=0.3, weight_step=0.01, steps=20)
+        >>> [round(float(w), 3) for w in rk.solve(problem, clients, method, jnp.zeros(()), rounds=60).weights]
+        [0.75, 0.25]
+    """
+
+    loss: Loss
+    cap: float = 1.0
+    features: None = None
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The loss of θ, on the centre's data; w does not matter."""
+        return call(self.loss, y, batch, key=key)
+
+    def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """The same, on a client's."""
+        return call(self.loss, y, batch, key=key)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        return _random(f=[self.loss], g=[self.loss])
+
+
+Problem = Bilevel | Minimax | Compositional | SingleLevel | WeightedNodes
+
+
+def takes_key(function: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter `key`."""
+    return "key" in _parameters(function)
+
+
+def call(function: Callable[..., Any], *args: Any, key: Key) -> Any:
+    """function(*args), with the key if it takes one."""
+    return function(*args, key=key) if takes_key(function) else function(*args)
+
+
+def with_key(problem: Any, key: Array) -> Any:
+    """The problem whose random functions have this key every time."""
+
+    def fixed(function: Callable[..., Any]) -> Callable[..., Any]:
+        held: Any = lambda *args: function(*args, key=key)
+        signature = inspect.signature(function)
+        left = [p for name, p in signature.parameters.items() if name != "key"]
+        held.__signature__ = signature.replace(parameters=left)
+        return held
+
+    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return replace(problem, **{name: fixed(fn) for name, fn in given.items() if callable(fn) and takes_key(fn)})
+
+
+def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
+    return frozenset(name for name, functions in losses.items() if any(map(takes_key, functions)))
+
+
+def _losses(problem: "Minimax | Compositional") -> list[Loss]:
+    """f and g, which take a key only where the problem is random."""
+    without = lambda loss: lambda x, y, batch: loss(x, y, batch)
+    own = {"f": problem.f, "g": problem.g}
+    return [loss if name in problem.random else without(loss) for name, loss in own.items()]
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a built-in or a C function such as jnp.sum's wrappers
+        return {}
+
+
+def required_arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a function must be given in their places, beside a key."""
+    parameters = _parameters(function)
+    if not parameters:
+        return 1
+    places = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.default is p.empty and p.kind in places and name != "key" for name, p in parameters.items())

@@ -1,0 +1,1 @@
+"""Runs: solve, tune, check, explain, and what is kept of them."""

@@ -1,0 +1,83 @@
+"""The public names: `rookery` loads this file when one of them is first used."""
+
+from rookery import parts
+from rookery.algorithms import *  # noqa: F403
+from rookery.algorithms import __all__ as _algorithms
+from rookery.algorithms.server_optimizer import with_server_optimizer
+from rookery.base import tree
+from rookery.base.hosts import HostError
+from rookery.channels import clip, gaussian
+from rookery.data.clients import Clients
+from rookery.engines.federation import Federation
+from rookery.engines.simulation import Simulation
+from rookery.engines.simulation.memory import MemoryLimitError
+from rookery.language.channel import Bookkeeping, Channel, Faults, chain
+from rookery.language.fed import (
+    Algorithm,
+    AtLeastOne,
+    BatchSize,
+    Client,
+    Epochs,
+    Fed,
+    NonFiniteError,
+    Positive,
+    Share,
+    Step,
+    Steps,
+)
+from rookery.problems import objectives
+from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.run.check import Diagnosis, check
+from rookery.run.explain import explain
+from rookery.run.solve import Best, NonFiniteWarning, RoundFailedError, Run, Stepped, session, solve
+from rookery.run.tune import Tuning, tune
+from rookery.run.weights import load_weights, save_weights
+
+__all__ = [
+    "Algorithm",
+    "AtLeastOne",
+    "BatchSize",
+    "Best",
+    "Bilevel",
+    "Bookkeeping",
+    "Channel",
+    "Client",
+    "Clients",
+    "Compositional",
+    "Diagnosis",
+    "Epochs",
+    "Faults",
+    "Fed",
+    "Federation",
+    "HostError",
+    "MemoryLimitError",
+    "Minimax",
+    "NonFiniteError",
+    "NonFiniteWarning",
+    "Positive",
+    "RoundFailedError",
+    "Run",
+    "Share",
+    "Simulation",
+    "SingleLevel",
+    "Step",
+    "Stepped",
+    "Steps",
+    "Tuning",
+    "WeightedNodes",
+    "chain",
+    "check",
+    "clip",
+    "explain",
+    "gaussian",
+    "load_weights",
+    "objectives",
+    "parts",
+    "save_weights",
+    "session",
+    "solve",
+    "tree",
+    "tune",
+    "with_server_optimizer",
+    *_algorithms,
+]
