@@ -32,7 +32,7 @@ from rookery.plan import trace as plan
 from rookery.plan.trace import Plan, Setting
 from rookery.problems.problems import Problem
 
-LOG = logging.getLogger("rookery.run.join")
+LOG = logging.getLogger("rookery.site")
 _NAME = re.compile(r"[0-9a-f]{8,64}")
 _WHY = 2000  # characters of a reason that are sent, or shown
 _CHANGES = ("number", "done", "store", "wrote")  # what may differ where a run is opened again
