@@ -213,7 +213,7 @@ def test_what_a_stopped_run_leaves(tmp_path, monkeypatch):
         run.stopped = "round 6: x is not finite"
         return run
 
-    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 6, "--out", tmp_path / "r", "--quiet")
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("rookery: The run stopped: round 6: x is not finite. Try smaller steps")
@@ -238,7 +238,7 @@ def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch
     def solve(*given, evaluate, **options):
         return rk.solve(*given, evaluate=lambda x, y: {**evaluate(x, y), "distance": np.nan}, **options)
 
-    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 2, "--json")
     assert result.exit_code == 1
     assert "distance is not finite from round 0 on" in result.stderr
@@ -268,7 +268,7 @@ def test_a_run_that_diverges_in_finite_numbers_says_so(tmp_path):
 )
 def test_what_counts_as_diverged(metric, values, bad):
     history = pd.DataFrame({"round": [0, 1], metric: values})
-    assert (cli.run._diverged(history, direction(metric)) is not None) is bad
+    assert (cli.running._diverged(history, direction(metric)) is not None) is bad
 
 
 def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
@@ -619,7 +619,7 @@ def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeyp
         done.append(options["seed"])
         return run
 
-    monkeypatch.setattr(cli.run, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*given)
     assert result.exit_code == 130, result.output
     assert "2 of 4 runs are finished. Go on with --resume." in result.stderr
@@ -666,8 +666,8 @@ def test_several_runs_of_which_one_diverges(tmp_path):
 @pytest.mark.parametrize(
     ("ended", "advice"),
     [
-        ({"stopped": "before the first round: x is not finite."}, cli.run.START),
-        ({"diverged": "loss is not finite from round 0 on."}, cli.run.START),
+        ({"stopped": "before the first round: x is not finite."}, cli.running.START),
+        ({"diverged": "loss is not finite from round 0 on."}, cli.running.START),
         ({"diverged": "loss is not finite from round 10 on."}, "Try smaller steps."),
     ],
 )

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_imports_point_one_way(path: Path) -> None:
     assert own in RANK, f"{own} has no place in ORDER"
     wrong = {name for name in imported(path) - {own, "__version__"} if RANK[name] >= RANK[own]}
     assert not wrong, f"{own} imports {sorted(wrong)}"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    names = {".".join(("rookery", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        used = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+        graph[name] = ({*used, *(str(node.module) for node in nodes)} & names.keys()) - {name}
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_algorithms_do_not_import_each_other() -> None:

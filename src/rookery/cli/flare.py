@@ -19,7 +19,7 @@ import rookery as rk
 from rookery.base.printable import printable
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, ask
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
-from rookery.cli.run import alone, execute
+from rookery.cli.running import alone, execute
 from rookery.cli.serve import AllowOtherStudy, Clip, Deadline, Minimum, Noise, Patience, channel_of, study_of
 from rookery.cli.site import fitting, read_module
 

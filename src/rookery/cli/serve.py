@@ -17,7 +17,7 @@ import typer
 import rookery as rk
 from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, TaskName, ask
 from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain
-from rookery.cli.run import execute
+from rookery.cli.running import execute
 
 if TYPE_CHECKING:
     from rookery.cli.registry import Found

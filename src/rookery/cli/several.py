@@ -16,7 +16,7 @@ from rookery.cli.asked import Asked
 from rookery.cli.compare import gathered, lines
 from rookery.cli.program import complain, say, writable
 from rookery.cli.registry import find_algorithm, find_task
-from rookery.cli.run import START, check_same, described, execute, from_the_start
+from rookery.cli.running import START, check_same, described, execute, from_the_start
 from rookery.language.metrics import direction
 from rookery.report import html
 

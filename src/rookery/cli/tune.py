@@ -29,7 +29,7 @@ from rookery.cli.asked import (
     value_of,
 )
 from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
-from rookery.cli.run import START, repeated
+from rookery.cli.running import START, repeated
 
 CANDIDATES = 49  # as many as `rk.tune` tries
 

@@ -21,7 +21,7 @@ from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 EXPERIMENTS = f"{PACKAGE}.experiments"
-PRESENTATION = (f"{PACKAGE}.report.", f"{PACKAGE}.base.drawing.")  # tables and pictures: no number of a run is from there
+PRESENTATION = (f"{PACKAGE}.report.", f"{PACKAGE}.base.drawing.")  # no number of a run comes from there
 PUBLIC = f"{PACKAGE}.run.public"  # the package's names, which its `__init__` loads from there
 ALL, _STARRED = "*", "import *"
 
