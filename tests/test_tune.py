@@ -42,7 +42,7 @@ def search(method: Any = METHOD, rounds: int = ROUNDS, **given: Any) -> rk.Tunin
 def race(tried: Any = TRIED, **given: Any) -> rk.Tuning:
     """The search of these candidates, in slots of 4: 20 that behave, and 5 that overflow in the first round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.tune"], "_candidates", lambda *_: tried)
+        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: tried)
         return search(search={"upper_step": (0.01, 0.3), "lower_step": (0.05, 5.0)}, slots=4, **given)
 
 
@@ -169,7 +169,7 @@ def excess(x: Any, y: Any = None) -> Any:
 def trying(name: str, values: list[float]) -> Iterator[dict[str, Any]]:
     """A search of these values."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.tune"], "_candidates", lambda *_: [{name: value} for value in values])
+        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: [{name: value} for value in values])
         yield {name: (min(values), max(values))}
 
 
@@ -303,7 +303,7 @@ def on(mesh: Any, tried: list[dict[str, float]], **given: Any) -> rk.Tuning:
     asked = {"evaluate": score, "metric": "-norm", "cohort": 3, "slots": 3} | given
     engine = None if mesh is None else rk.Simulation(mesh=mesh)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.tune"], "_candidates", lambda *_: tried)
+        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: tried)
         return rk.tune(rk.Minimax(saddle), LOPSIDED, method, (np.ones(2), np.ones(2)), 8, engine=engine, **asked)
 
 
