@@ -403,7 +403,7 @@ MEASURE = """
 def test_a_function_is_the_same_in_another_process() -> None:
     """With sets, locks, caches, cycles, jitted functions and clients around it; also after it was called."""
     source = textwrap.dedent(MEASURE)
-    show = "\nimport json\nfrom rookery import content\nprint(json.dumps(content.fingerprint(made())))"
+    show = "\nimport json\nfrom rookery.base import content\nprint(json.dumps(content.fingerprint(made())))"
     other = subprocess.run(
         [sys.executable, "-c", source + show], capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONHASHSEED": "7", "JAX_ENABLE_X64": "1"},
