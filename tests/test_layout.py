@@ -50,6 +50,13 @@ def test_imports_point_one_way(path: Path) -> None:
     assert not wrong, f"{own} imports {sorted(wrong)}"
 
 
+def test_what_may_change_with_jax_is_in_one_file() -> None:
+    """Its private modules, its jaxprs, and primitives that are known by name."""
+    private = r"jax\._src|jax\.(extend|interpreters)\b|jax\.core\b|primitive\.name|str\(\w+\.primitive\)"
+    found = {str(path.relative_to(SOURCE)) for path in FILES if re.search(private, path.read_text())}
+    assert found == {"base/compat.py"}
+
+
 def test_no_files_import_each_other_in_a_circle() -> None:
     names = {".".join(("rookery", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
     graph: dict[str, set[str]] = {}

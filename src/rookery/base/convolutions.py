@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jaxtyping import Array
 
+from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, eval_jaxpr, has_custom_derivative
 from rookery.base.jaxprs import within
 
 CHOICES = ("auto", "products", "xla")
 _MOST_SLICES = 128  # of one convolution or pooling: what would need more is left as it is
 _WIDE = 64  # numbers in a row of a matrix that are worth a product of their own
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def check(choice: Any, where: str) -> None:
@@ -50,7 +49,7 @@ def as_products(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def rewritten(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
-        out = jax.core.eval_jaxpr(rewrite(closed.jaxpr), closed.consts, *jax.tree.leaves(args))
+        out = eval_jaxpr(rewrite(closed.jaxpr), closed.consts, *jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
     return rewritten
@@ -78,9 +77,9 @@ def _rewritten(eqn: Any) -> list[Any]:
         return _inlined(eqn, replacement)
     if not any(map(_concerned, within(eqn.params))):
         return [eqn]
-    if eqn.primitive.name in _CUSTOM:  # its derivatives are taken: what is left is the function itself
+    if has_custom_derivative(eqn):  # its derivatives are taken: what is left is the function itself
         body = eqn.params["call_jaxpr"]
-        return _inlined(eqn, lambda *a: jax.core.eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
+        return _inlined(eqn, lambda *a: eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
     return [eqn.replace(params={name: _rewritten_param(value) for name, value in eqn.params.items()})]
 
 
@@ -110,12 +109,11 @@ def _inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:
 
 def _replacement(eqn: Any) -> Callable[..., Any] | None:
     """What computes the same as one equation's primitive; None where that is left as it is."""
-    name = eqn.primitive.name
     if any(0 in v.aval.shape for v in (*eqn.invars, *eqn.outvars)):
         return None
-    if name == "conv_general_dilated":
+    if eqn.primitive is lax.conv_general_dilated_p:
         return _convolution(eqn)
-    return _pooling(eqn) if name in _POOLING else None
+    return _pooling(eqn) if eqn.primitive in _POOLING else None
 
 
 # Convolutions: an image [n, *size, c] with a kernel [*kernel, c, o] gives [n, *out, o].
@@ -318,7 +316,7 @@ def _pooling(eqn: Any) -> Callable[..., Any] | None:
     if any(d != 1 for d in dilated) or prod(params["window_dimensions"]) > _MOST_SLICES:
         return None
     windows = _Windows(params["window_dimensions"], params["window_strides"], params["padding"])
-    return partial(_POOLING[eqn.primitive.name], windows, **{k: params[k] for k in ("select_prim",) if k in params})
+    return partial(_POOLING[eqn.primitive], windows, **{k: params[k] for k in ("select_prim",) if k in params})
 
 
 def _lowest(dtype: Any) -> Any:
@@ -355,10 +353,10 @@ def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: An
     return windows.put_back(parts, array.shape)
 
 
-_POOLING: dict[str, Callable[..., Any]] = {
-    "reduce_window_max": lambda windows, a: reduce(lax.max, windows.entries(a, _lowest(a.dtype))),
-    "reduce_window_min": lambda windows, a: reduce(lax.min, windows.entries(a, _highest(a.dtype))),
-    "reduce_window_sum": lambda windows, a: reduce(lax.add, windows.entries(a, 0)),
-    "select_and_gather_add": _gather_add,
-    "select_and_scatter_add": _scatter_add,
+_POOLING: dict[Any, Callable[..., Any]] = {
+    lax.reduce_window_max_p: lambda windows, a: reduce(lax.max, windows.entries(a, _lowest(a.dtype))),
+    lax.reduce_window_min_p: lambda windows, a: reduce(lax.min, windows.entries(a, _highest(a.dtype))),
+    lax.reduce_window_sum_p: lambda windows, a: reduce(lax.add, windows.entries(a, 0)),
+    lax.select_and_gather_add_p: _gather_add,
+    lax.select_and_scatter_add_p: _scatter_add,
 }

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from rookery.base.compat import shared_service
+
 _FAILED = "rookery/failed"
 _made = itertools.count()  # groups: all processes make the same ones in the same order
 _patience = 600.0  # seconds
@@ -71,12 +73,12 @@ def start(
 
 def lead() -> bool:
     """Whether this is the process that prints, draws and writes."""
-    return _service() is None or jax.process_index() == 0
+    return shared_service() is None or jax.process_index() == 0
 
 
 def share(n: int) -> range:
     """Which of n clients live on this process's devices, if they are divided among all devices of all processes."""
-    if _service() is None or jax.process_count() == 1:
+    if shared_service() is None or jax.process_count() == 1:
         return range(n)
     if n < jax.device_count():
         raise ValueError(f"{n} clients can't be divided among the {jax.device_count()} devices of all processes.")
@@ -87,7 +89,7 @@ def share(n: int) -> range:
 
 def failed(message: str) -> None:
     """Tell the others that this process will not go on."""
-    service = _service()
+    service = shared_service()
     if service is None:
         return
     try:
@@ -117,7 +119,7 @@ class Hosts:
         """What each process says, in their order."""
         if self.count == 1:
             return [value]
-        service, self._turn = _service(), self._turn + 1
+        service, self._turn = shared_service(), self._turn + 1
         place = lambda turn, i: f"rookery/{self._group}/{turn}/{i}"
         service.key_value_set(place(self._turn, self.index), json.dumps(value))
         said = [json.loads(self._heard(place(self._turn, i), i)) for i in range(self.count)]
@@ -145,7 +147,7 @@ class Hosts:
                     )
 
     def _heard(self, key: str, who: int) -> str:
-        service, begin = _service(), time.monotonic()
+        service, begin = shared_service(), time.monotonic()
         while True:
             try:
                 return service.blocking_key_value_get(key, 1000)
@@ -160,13 +162,6 @@ class Hosts:
                 raise HostError(f"{why.removesuffix('.')}.")
             if time.monotonic() - begin > _patience:
                 raise HostError(f"process {who} has said nothing for {_patience:.0f} seconds.")
-
-
-def _service() -> Any:
-    """The client of the service that JAX's processes share; None where there is one process."""
-    from jax._src import distributed  # JAX has no public name for it
-
-    return distributed.global_state.client
 
 
 ALONE = Hosts()

@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
-from jax.interpreters import partial_eval
 from jaxtyping import Array
 
-from rookery.base import content, tree
+from rookery.base import compat, content, tree
+from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
@@ -36,7 +35,7 @@ def open_up(closed: ClosedJaxpr) -> Jaxpr:
 
 def prune(jaxpr: Jaxpr, needed: Sequence[bool] | None = None) -> tuple[Jaxpr, list[bool]]:
     """Without what its (needed) outputs do not depend on; and which of its inputs are left."""
-    pruned, used = partial_eval.dce_jaxpr(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
+    pruned, used = compat.without_unused(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
     return pruned, list(used)
 
 
@@ -192,7 +191,6 @@ class LoopBody:
 
 
 _SPARE = 64  # bytes for each byte of a result, to compute it: a shuffle needs 24
-_IN_TURN = ("while", "cond", "rng_bit_generator", "rng_uniform")
 
 
 def _can_be_ahead(eqn: Any, limit: int) -> bool:
@@ -202,30 +200,28 @@ def _can_be_ahead(eqn: Any, limit: int) -> bool:
     be computed both ways; and what it makes, inside, too, has at most `limit` bytes. JAX's search for keys that are
     used twice takes a row of a table for the same key in every turn.
     """
-    name, made, read = str(eqn.primitive), [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
-    if eqn.effects or name in _IN_TURN or "callback" in name or "ffi" in name:
+    made, read = [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
+    if eqn.effects or eqn.primitive in compat.IN_TURN or compat.is_foreign(eqn):
         return False
     if any(_is_key(aval) and str(aval.dtype) != "key<fry>" for aval in [*made, *read]):
         return False
-    if any(_nbytes(aval) > limit for aval in made) or getattr(jax.config, "jax_debug_key_reuse", False):
+    if any(_nbytes(aval) > limit for aval in made) or compat.looks_for_reused_keys():
         return False
     return all(_can_be_ahead(each, limit) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
 
 
 def _draws(eqn: Any) -> bool:
     """Whether it, or what it calls, derives keys or draws."""
-    name = str(eqn.primitive)
-    if name.startswith("random_") or name in _WORDS or eqn.params.get("name") == "minibatch":
-        return name not in ("random_wrap", "random_unwrap")
-    return any(_draws(each) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
-
-
-_WORDS = ("random_bits", "threefry2x32")
+    return (
+        compat.derives_keys(eqn)
+        or eqn.params.get("name") == "minibatch"
+        or any(_draws(each) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
+    )
 
 
 def largest_draw(jaxpr: Jaxpr) -> int:
     """The most random words that one equation of it, or of what it calls, draws."""
-    avals: list[Any] = [eqn.outvars[0].aval for eqn in jaxpr.eqns if str(eqn.primitive) in _WORDS]
+    avals: list[Any] = [eqn.outvars[0].aval for eqn in jaxpr.eqns if compat.draws_words(eqn)]
     return max(
         [0, *(aval.size for aval in avals), *(largest_draw(each) for eqn in jaxpr.eqns for each in within(eqn.params))]
     )
@@ -285,7 +281,6 @@ def _settings() -> tuple[Any, ...]:
     return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable
 
 
-_DERIVED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")  # derivatives are taken: rules are not used
 ONE_BY_ONE = "clients_one_by_one"  # the name of the batching rule of `Client.when`
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -314,7 +309,7 @@ class _Walker:
         typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
         lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
         for eqn in jaxpr.eqns:
-            derived = str(eqn.primitive) in _DERIVED
+            derived = compat.has_custom_derivative(eqn)  # derivatives are taken: rules are not used
             params = " ".join(
                 f"{key}={self._param(value)}"
                 for key, value in sorted(eqn.params.items())

@@ -459,8 +459,8 @@ def _crossing(jaxpr: Any, n: int, origin: dict[Any, Any]) -> tuple[Any, Any, Any
     shape = lambda v: tuple(getattr(v.aval, "shape", ()))
     before = lambda v: origin.get(v, shape(v)) if isinstance(v, jaxprs.Var) else shape(v)
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name == "broadcast_in_dim" or (name == "reshape" and _without_ones(eqn)):
+        kind = eqn.primitive
+        if kind is jax.lax.broadcast_in_dim_p or (kind is jax.lax.reshape_p and _without_ones(eqn)):
             origin[eqn.outvars[0]] = before(eqn.invars[0])
             continue
         for inner in jaxprs.within(eqn.params):
@@ -469,7 +469,7 @@ def _crossing(jaxpr: Any, n: int, origin: dict[Any, Any]) -> tuple[Any, Any, Any
             if found := _crossing(inner, n, known):
                 return found
         made = shape(eqn.outvars[0]) if eqn.outvars else ()
-        if made.count(n) < 2 or not all(_fits(shape(v), made) for v in eqn.invars) or name == "dot_general":
+        if made.count(n) < 2 or not all(_fits(shape(v), made) for v in eqn.invars) or kind is jax.lax.dot_general_p:
             continue
         once = sorted({before(v) for v in eqn.invars if before(v).count(n) == 1}, key=len)
         if len(once) > 1 and len(once[0]) < len(once[-1]) and all(before(v).count(n) < 2 for v in eqn.invars):

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import config as jax_config  # a setting for this thread alone has no public name
 from jaxtyping import Array
 
-from rookery.base import convolutions, draws, jaxprs
+from rookery.base import compat, convolutions, draws, jaxprs
 from rookery.base.hosts import Hosts
 from rookery.data.clients import Clients, sample_cohort
 from rookery.engines.checkpoints import Keepers
@@ -234,7 +233,7 @@ def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable
     hundred operations, and with all of them a third of the compiler's time. But the kernel reads and writes arrays of
     what is drawn: plans that draw many numbers at once keep to the other way, in which nothing is stored.
     """
-    program, by_kernel = jax.jit(function, **options), getattr(jax_config, "threefry_gpu_kernel_lowering", None)
+    program, by_kernel = jax.jit(function, **options), compat.keys_by_kernel()
     if jax.default_backend() != "gpu" or by_kernel is None or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
         return program
 

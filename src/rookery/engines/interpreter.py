@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
 from rookery.base import jaxprs
+from rookery.base.compat import Jaxpr, Literal, Var
 from rookery.data.clients import Clients
 from rookery.language import fed, ledger
 from rookery.language.fed import Book, Fed, Inputs, Threaded
@@ -312,7 +312,7 @@ def _large_products(jaxpr: Jaxpr) -> bool:
     """Whether there is a product of matrices one of which is so large that several clients' fill a cache."""
     large = lambda eqn: any(ledger.nbytes([v.aval]) > _CACHE for v in (*eqn.invars, *eqn.outvars))
     return any(
-        (eqn.primitive.name == "dot_general" and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))
+        (eqn.primitive is jax.lax.dot_general_p and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))
         for eqn in jaxpr.eqns
     )
 

@@ -11,12 +11,10 @@ from typing import Any, Literal, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.flatten_util import ravel_pytree
-from jax.interpreters import mlir
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.base import convolutions, draws, jaxprs, tree
+from rookery.base import compat, convolutions, draws, jaxprs, tree
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
 from rookery.data.source import Batch, Chunks, Count, Rows
@@ -556,7 +554,7 @@ def _for(count: Any, step: Callable[[Any, C], C], start: C) -> C:
 
 
 # A client's loop in a debugging run, which takes it turn by turn: engines/debug.py gives it its meaning.
-client_loop = Primitive("client_loop")
+client_loop = compat.Primitive("client_loop")
 client_loop.multiple_results = True
 client_loop.def_abstract_eval(lambda *_, body, carried, **__: [v.aval for v in body.outvars])
 
@@ -573,7 +571,7 @@ def _compiled_loop(count: Any, *given: Any, body: Any, go_on: Any, carried: int,
     return jax.lax.while_loop(more, step, (jnp.int32(0), carry))[1]
 
 
-mlir.register_lowering(client_loop, mlir.lower_fun(_compiled_loop, multiple_results=True))
+compat.lower_as(client_loop, _compiled_loop)
 
 
 def _stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry: C) -> tuple[C, Array]:
@@ -606,7 +604,7 @@ def _rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bo
 
     @jax.custom_batching.custom_vmap
     def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
-        return jax.lax.cond(condition, lambda: jax.core.eval_jaxpr(jaxpr, inputs), lambda: otherwise)
+        return jax.lax.cond(condition, lambda: compat.eval_jaxpr(jaxpr, inputs), lambda: otherwise)
 
     @choose.def_vmap
     def clients_one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
@@ -617,7 +615,7 @@ def _rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bo
         def of_one(i: Array, values: list[Any]) -> list[Any]:
             j = first[i]
             own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
-            new = jax.core.eval_jaxpr(jaxpr, own)
+            new = compat.eval_jaxpr(jaxpr, own)
             return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
 
         start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]

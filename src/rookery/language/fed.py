@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jaxtyping import Array, Float, Int, PyTree
 
 from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
+from rookery.base.compat import Primitive, ShapedArray
 from rookery.data.clients import Clients, sample_cohort
 from rookery.data.source import Count
 from rookery.language import channel as channels
@@ -70,7 +70,7 @@ class Inputs(NamedTuple):
 
 
 def _aval(shape: tuple[int, ...], dtype: Any) -> Any:
-    return jax.core.ShapedArray(shape, dtype)
+    return ShapedArray(shape, dtype)
 
 
 def accumulator(dtype: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal, Var
 from jaxtyping import Array
 
 from rookery.base import draws, jaxprs
 from rookery.base.arguments import kind_of
+from rookery.base.compat import Jaxpr, Literal, Var
 from rookery.data.clients import Clients
 from rookery.language import channel as channels
 from rookery.language import fed, hyperparameters, ledger

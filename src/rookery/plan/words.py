@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import Literal
 
 from rookery.base import jaxprs
+from rookery.base.compat import Literal
 from rookery.language import fed, ledger
 
 

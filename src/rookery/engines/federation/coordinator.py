@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, Var
 
 from rookery.base import jaxprs
+from rookery.base.compat import Literal, Var
 from rookery.base.printable import printable
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-from jax.extend.core import Literal
 
+from rookery.base.compat import Literal
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.site import RefusedError, Sent
 from rookery.engines.federation.store import Moment

@@ -5,21 +5,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, Literal, Var
 
-from rookery.base import jaxprs
+from rookery.base import compat, jaxprs
+from rookery.base.compat import Jaxpr, Literal, Var
 from rookery.language import fed, ledger
 from rookery.plan.trace import Body, Call
-
-# What a compiler computes where it is read, so that it takes no memory of its own.
-_NAMES = """
-    abs add add_any and broadcast_in_dim ceil clamp convert_element_type copy cos div eq erf exp exp2 expand_dims
-    expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pad pow real
-    reshape rev round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sqrt square
-    squeeze stop_gradient sub tan tanh transpose xor
-"""
-_FUSED = frozenset(_NAMES.split())
-_LOOPS = ("scan", "while")
 
 
 class MemoryLimitError(MemoryError):
@@ -75,7 +65,7 @@ def peak(jaxpr: Jaxpr) -> int:
     alive = most = 0
     for i, eqn in enumerate(jaxpr.eqns):
         inner = max((peak(each) for each in jaxprs.within(eqn.params)), default=0)
-        fused = eqn.primitive.name in _FUSED
+        fused = compat.is_fused(eqn)
         out = 0
         for v in eqn.outvars:
             if v not in last or (fused and readers.get(v, 0) == 1 and last[v] < len(jaxpr.eqns)):
@@ -83,7 +73,7 @@ def peak(jaxpr: Jaxpr) -> int:
             made[v] = ledger.nbytes([v.aval])
             out += made[v]
         # A loop's carry is there twice while a turn goes on; what another call gives back it has computed itself.
-        both = out + inner if eqn.primitive.name in _LOOPS or not inner else max(out, inner)
+        both = out + inner if eqn.primitive in compat.LOOPS or not inner else max(out, inner)
         most = max(most, alive + both)
         alive += out
         for v in {v for v in (*eqn.invars, *eqn.outvars) if not isinstance(v, Literal)}:
