@@ -249,7 +249,7 @@ def test_the_coefficients_are_what_a_client_sends(direction: Any) -> None:
     Where gradients do not depend on the point, STORM's two cancel but for β, and Lemma 1 is true of it as well.
     """
     tau, beta = 7, 0.25
-    problem = rk.Bilevel(lambda x, y, b: jnp.mean(b["e"] @ x), lambda x, y, b: 0.5 * y @ y + jnp.mean(b["t"]))
+    problem = rk.Bilevel(lambda x, y, b: jnp.mean(b["e"] @ x) + y[0], lambda x, y, b: 0.5 * y @ y + jnp.mean(b["t"]))
     clients = rk.Clients([{"t": np.zeros(tau)}], [{"e": np.eye(tau)}])
     method = rk.ASFBO(
         direction=direction, aggregation="sum", server="fixed", server_upper_step=1.0, momentum=beta,
