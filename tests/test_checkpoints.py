@@ -546,7 +546,7 @@ KILLED = """
     import sys
     import jax.numpy as jnp, numpy as np
     import rookery as rk
-    from rookery import checkpoints
+    from rookery.engines import checkpoints
 
     checkpoints.SHARE, checkpoints.Folder.busy = 1e9, lambda self: False
     rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
