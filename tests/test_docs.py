@@ -26,7 +26,7 @@ def blocks(name: str, language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_page_on_adding_an_algorithm(tmp_path: Path) -> None:
-    (page,) = blocks("docs/add-an-algorithm.md", "python")
+    page, held_to = blocks("docs/add-an-algorithm.md", "python")
     use = """
 import jax.numpy as jnp
 problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
@@ -36,7 +36,7 @@ for engine in (None, rk.Federation(), rk.Simulation(debug=True)):
     assert abs(float(run.x) - 2) < 1e-4 and run.history["exchanges"].iloc[-1] == 60
 """
     script = tmp_path / "page.py"
-    script.write_text(page + use)
+    script.write_text(f"{page}{use}import pytest\n{held_to}")
     with jax.enable_x64(False):  # as a user runs it
         runpy.run_path(str(script))
 
