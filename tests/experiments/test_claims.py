@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from rookery import report
 from rookery.algorithms import FedNest
@@ -65,6 +66,14 @@ def test_a_lead_is_by_seeds_where_they_pair():
     assert lead(base + 0.01, base[:2]).holds is None
     found = lead([0.9], [0.1])
     assert (found.mean, found.error, found.holds) == (pytest.approx(0.8), math.inf, None)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 9, 10, 25])
+def test_with_few_seeds_a_lead_has_to_exceed_the_t_quantile(seeds):
+    gains = np.random.default_rng(seeds).normal(size=seeds)
+    error = gains.std(ddof=1) / math.sqrt(seeds)
+    factor = stats.t.ppf(0.975, seeds - 1) if seeds < 10 else 2
+    assert lead(gains, np.zeros(seeds)).error == pytest.approx(factor * error, rel=1e-3)
 
 
 GRID = Grid(r"rate (?P<rate>\S+), terms (?P<terms>\S+)$", ("method",), lambda search: search["score"], fixed=("terms",))

@@ -86,7 +86,7 @@ def test_sizes_are_compared_seed_by_seed() -> None:
     ahead = check(_sizes({100: small, 200: {1: 0.81, 2: 0.911, 3: 0.71}}))
     assert ahead.holds is True
     np.testing.assert_allclose(
-        ahead.figures["digits, minority, least lead of the largest, and two standard errors"][0], 0.031 / 3
+        ahead.figures["digits, minority, least lead of the largest, and the margin"][0], 0.031 / 3
     )
     assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.889, 3: 0.69}})).holds is False
     assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.93, 3: 0.70}})).holds is None

@@ -157,14 +157,14 @@ def _last(runs: list[pd.Series]) -> np.ndarray:
 
 
 def _reweighted(results: pd.DataFrame, work: str) -> Finding:
-    """The models of ShroFBO, ASFBO and LA-ASFBO are above SimFBO's by more than two standard errors."""
+    """The models of ShroFBO, ASFBO and LA-ASFBO are above SimFBO's by more than the margin."""
     own = _chosen_models(results, work)
     figures: Figures = {f"the chosen model, {', '.join(own)}": [mean(each) for each in own.values()]}
     leads = {m: lead(each, own["SimFBO"]) for m, each in own.items() if m != "SimFBO"}
-    figures |= {f"lead over SimFBO, and two standard errors, {m}": [*pair] for m, pair in leads.items()}
+    figures |= {f"lead over SimFBO, and the margin, {m}": [*pair] for m, pair in leads.items()}
     last = [mean(ends(results, method=m, work=work)) for m in own]
     words = {True: "is", False: "is not", None: "is undecided"}
-    note = "; ".join(f"{m} {words[pair.holds]}" for m, pair in leads.items()) + " (by two standard errors)."
+    note = "; ".join(f"{m} {words[pair.holds]}" for m, pair in leads.items()) + " (by the margin)."
     holds = together([pair.holds for pair in leads.values()])
     finals = {m: _last(curves(results, method=m, work=work)) for m in own}
     return Finding(holds, figures | {"the last models": last}, "" if holds else note + _without_diverged(own, finals))

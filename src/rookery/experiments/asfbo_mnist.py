@@ -265,23 +265,23 @@ def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
 
 
 def _accelerated(results: pd.DataFrame, split: str) -> Finding:
-    """LA-ASFBO's test accuracy is higher than ASFBO's on average over the rounds by more than two standard errors, and
+    """LA-ASFBO's test accuracy is higher than ASFBO's on average over the rounds by more than the margin, and
     no lower at the end, up to as many."""
     over = {m: np.array([c.mean() for c in curves(results, method=m, split=split)]) for m in OURS}
     end = {m: ends(results, method=m, split=split) for m in OURS}
     whole, last = (lead(own["LA-ASFBO"], own["ASFBO"]) for own in (over, end))
     figures: Figures = {
         "mean over the rounds, ASFBO, LA-ASFBO": [mean(over[m]) for m in OURS],
-        "the lead of LA-ASFBO, and two standard errors": [*whole],
+        "the lead of LA-ASFBO, and the margin": [*whole],
         "end, ASFBO, LA-ASFBO": [mean(end[m]) for m in OURS],
-        "the lead of LA-ASFBO at the end, and two standard errors": [*last],
+        "the lead of LA-ASFBO at the end, and the margin": [*last],
     }
     holds = together([whole.holds, last.holds is not False])
-    return Finding(holds, figures, "The lead is within two standard errors of the seeds." if holds is None else "")
+    return Finding(holds, figures, "The lead is within the margin." if holds is None else "")
 
 
 def _highest(results: pd.DataFrame, split: str) -> Finding:
-    """Both end above every baseline by more than two standard errors, on training and on test images."""
+    """Both end above every baseline by more than the margin, on training and on test images."""
     figures: Figures = {}
     each = []
     for metric in ("train_accuracy", "accuracy"):
@@ -289,9 +289,9 @@ def _highest(results: pd.DataFrame, split: str) -> Finding:
         figures[f"end of {PANELS[metric]}, {', '.join(METHODS)}"] = [mean(end) for end in own.values()]
         leads = [lead(own[m], own[b]) for m in OURS for b in METHODS if b not in OURS]
         least = min(leads, key=lambda pair: pair.mean - pair.error)
-        figures[f"least lead in {PANELS[metric]}, and two standard errors"] = [*least]
+        figures[f"least lead in {PANELS[metric]}, and the margin"] = [*least]
         each += [pair.holds for pair in leads]
-    note = "The means are in that order, but a lead is within two standard errors of the seeds."
+    note = "The means are in that order, but a lead is within the margin."
     holds = together(each)
     return Finding(holds, figures, note if holds is None else "")
 
@@ -360,7 +360,7 @@ fig1 = Experiment(
     differences=(
         *DIFFERENCES,
         "I.i.d., five seeds and then 13 did not tell ASFBO and LA-ASFBO apart; 12 more of both were fixed after that. "
-        "Alone these give LA-ASFBO a lead of .0006 ± .0005 (two standard errors) over the rounds.",
+        "Alone these give LA-ASFBO a lead of .0006 ± .0005 (the margin) over the rounds.",
     ),
     family=FAMILY,
     search=fig1_search,

@@ -122,8 +122,23 @@ def _plain(value: float | list[float]) -> Any:
 # Tolerances.
 
 
+# Of the t distribution, two-sided 95 %, by the degrees of freedom: the seeds less one.
+T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+
+def margin(seeds: int) -> float:
+    """How many standard errors a difference over so many seeds must exceed to count.
+
+    Two from ten seeds on; below that the t quantile, since few seeds say little about their spread. One seed has none.
+
+    >>> margin(13), margin(5), margin(3), margin(1)
+    (2.0, 2.776, 4.303, inf)
+    """
+    return math.inf if seeds < 2 else T_QUANTILES.get(seeds - 1, 2.0)
+
+
 class Lead(NamedTuple):
-    """How much higher one is than another: the mean difference, and two standard errors of it."""
+    """How much higher one is than another: the mean difference, and the margin that it must exceed."""
 
     mean: float
     error: float
@@ -137,19 +152,20 @@ class Lead(NamedTuple):
 def lead(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, paired: bool = True) -> Lead:
     """How much higher a is than b, over the seeds; `paired` where both have the same ones, in the same order.
 
-    One seed alone has no spread: its error is infinite.
+    The error is `margin` times the standard error; unpaired, the margin is that of the fewer seeds.
 
-    >>> lead([0.91, 0.93, 0.92], [0.90, 0.91, 0.91]).holds
+    >>> lead([0.91, 0.93, 0.92], [0.90, 0.92, 0.91]).holds
     True
-    >>> lead([0.91, 0.93], [0.92, 0.91]).holds is None
+    >>> lead([0.91, 0.93, 0.92], [0.90, 0.91, 0.91]).holds is None
     True
     """
     first, second = np.asarray(a, float), np.asarray(b, float)
     parts = [first - second] if paired and first.shape == second.shape else [first, second]
-    if min(len(part) for part in parts) < 2:
+    seeds = min(len(part) for part in parts)
+    if seeds < 2:
         return Lead(float(first.mean() - second.mean()), math.inf)
     variance = sum(float(np.var(part, ddof=1)) / len(part) for part in parts)
-    return Lead(float(first.mean() - second.mean()), 2 * math.sqrt(variance))
+    return Lead(float(first.mean() - second.mean()), margin(seeds) * math.sqrt(variance))
 
 
 def together(each: Sequence[bool | None]) -> bool | None:

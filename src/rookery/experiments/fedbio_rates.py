@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOLocal, FedNest
 from rookery.data.clients import Clients
-from rookery.experiments.claims import UNDECIDED, Claim, Finding, Verdict, differs, together
+from rookery.experiments.claims import UNDECIDED, Claim, Finding, Verdict, differs, margin, together
 from rookery.experiments.curves import Figures, mean, select, ticks
 from rookery.experiments.experiment import Config, Experiment
 from rookery.language.fed import Algorithm
@@ -457,8 +457,8 @@ def over_clients(results: pd.DataFrame, cost: str) -> Finding:
     figures: Figures = {f"{WORDS[cost]}, as a power of M, by ε": powers.tolist()}
     if len(powers) < 2:
         return Finding(None, figures, FEW)
-    error = 2 * float(powers.std(ddof=1)) / math.sqrt(len(powers))
-    figures["their mean, and two standard errors"] = [mean(powers), error]
+    error = margin(len(powers)) * float(powers.std(ddof=1)) / math.sqrt(len(powers))
+    figures["their mean, and the margin"] = [mean(powers), error]
     if max(one.shares + other.shares) < BINDS:
         return Finding(None, figures, DYING)
     holds = _no_steeper(-mean(powers), error, -POWERS[cost])

@@ -205,13 +205,13 @@ def _fair_figures(results: pd.DataFrame, setting: str) -> Figures:
 
 
 def _above_gcivr(results: pd.DataFrame, setting: str) -> Finding:
-    """Both end more accurate than GCIVR, by more than twice the standard error; their gaps at most .02 above its."""
+    """Both end more accurate than GCIVR, by more than the margin; their gaps at most .02 above its."""
     accuracy, gap = (_fair_ends(results, metric, setting) for metric in ("accuracy", "tpr_gap"))
     figures = _fair_figures(results, setting)
     each: list[bool | None] = []
     for method in FAIR[:2]:
         more = lead(accuracy[method], accuracy["GCIVR"])
-        figures[f"lead in accuracy, {method} over GCIVR, and two standard errors"] = [*more]
+        figures[f"lead in accuracy, {method} over GCIVR, and the margin"] = [*more]
         each += [more.holds, mean(gap[method]) <= mean(gap["GCIVR"]) + 0.02]
     return Finding(together(each), figures)
 
@@ -227,12 +227,12 @@ def above_gcivr_ours(results: pd.DataFrame) -> Finding:
 
 
 def lower_violation(results: pd.DataFrame) -> Finding:
-    """Against all samples, as in the paper: a gap below the unconstrained run's by more than two standard errors."""
+    """Against all samples, as in the paper: a gap below the unconstrained run's by more than the margin."""
     gap = _fair_ends(results, "tpr_gap", "all")
     figures = _fair_figures(results, "all")
     falls = {method: lead(gap["unconstrained"], gap[method]) for method in FAIR[:2]}
     for method, fall in falls.items():
-        figures[f"gap, unconstrained less {method}, and two standard errors"] = [*fall]
+        figures[f"gap, unconstrained less {method}, and the margin"] = [*fall]
     return Finding(together([fall.holds for fall in falls.values()]), figures)
 
 
@@ -251,8 +251,8 @@ def _risks(results: pd.DataFrame, study: str, method: str) -> list[np.ndarray]:
 
 
 def locals_help(results: pd.DataFrame) -> Finding:
-    """At equal synchronisations the objective falls from I = 1 to the middle of the sweep by more than two standard
-    errors, and from there to its end by less than half of that."""
+    """At equal synchronisations the objective falls from I = 1 to the middle of the sweep by more than the
+    margin, and from there to its end by less than half of that."""
     locals_ = sorted(results["local"].unique())
     figures: Figures = {}
     holds = True
@@ -261,7 +261,7 @@ def locals_help(results: pd.DataFrame) -> Finding:
         middle = len(own) // 2
         (fall, error), (more, _) = lead(own[0], own[middle]), lead(own[middle], own[-1])
         figures[f"objective, {method}, I = {listed(locals_)}"] = [mean(e) for e in own]
-        figures[f"its fall to I = {locals_[middle]}, two standard errors, and the fall from there, {method}"] = [
+        figures[f"its fall to I = {locals_[middle]}, the margin, and the fall from there, {method}"] = [
             fall, error, more,
         ]  # fmt: skip
         holds = holds and fall > error and more < 0.5 * fall

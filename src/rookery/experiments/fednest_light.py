@@ -114,11 +114,11 @@ def _light_ends(results: pd.DataFrame, steps: str = SEARCHED) -> dict[str, np.nd
 
 
 def alternating_better(results: pd.DataFrame) -> Finding:
-    """LFedNest and LFedNestSVRG end above LFedNestNonAlt by more than two standard errors."""
+    """LFedNest and LFedNestSVRG end above LFedNestNonAlt by more than the margin."""
     ends = _light_ends(results)
     leads = {m: lead(ends[m], ends["LFedNestNonAlt"]) for m in LIGHT[:2]}
     figures: Figures = {f"end, {m}": _mean(own) for m, own in ends.items()}
-    figures |= {f"lead over LFedNestNonAlt, and two standard errors, {m}": [*pair] for m, pair in leads.items()}
+    figures |= {f"lead over LFedNestNonAlt, and the margin, {m}": [*pair] for m, pair in leads.items()}
     own = select(results, steps=SEARCHED)
     budget = float(select(own, method="LFedNestNonAlt")["exchanges"].max())
     late = own[(own["exchanges"] > 0.9 * budget) & (own["exchanges"] <= budget)]
@@ -135,12 +135,12 @@ def nonalt_near_eighty(results: pd.DataFrame) -> Finding:
 
 
 def svrg_helps_light(results: pd.DataFrame) -> Finding:
-    """LFedNestSVRG ends above LFedNest by more than two standard errors."""
+    """LFedNestSVRG ends above LFedNest by more than the margin."""
     ends = _light_ends(results)
     ahead = lead(ends["LFedNestSVRG"], ends["LFedNest"])
     figures: Figures = {
         "end, LFedNestSVRG and LFedNest": [_mean(ends["LFedNestSVRG"]), _mean(ends["LFedNest"])],
-        "the lead, and two standard errors": [*ahead],
+        "the lead, and the margin": [*ahead],
     }
     return Finding(ahead.holds, figures)
 

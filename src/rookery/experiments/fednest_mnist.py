@@ -364,19 +364,19 @@ def svrg_converges_better(results: pd.DataFrame) -> Finding:
 
 def svrg_is_stabler(results: pd.DataFrame) -> Finding:
     """Non-i.i.d., FedNest's accuracy changes less from evaluation to evaluation in the second half of the rounds, by
-    more than two standard errors."""
+    more than the margin."""
     both = [{"method": m, "split": "non-i.i.d."} for m in ("FedNest", "FedNestSGD")]
     moves = [_moves(results, **own) for own in both]
     more = lead(moves[1], moves[0])
     ends = [_mean(_ends(results, **own)) for own in both]
     figures: Figures = {
         "mean change between evaluations, FedNest and FedNestSGD": [_mean(own) for own in moves],
-        "the difference, and two standard errors": [*more],
+        "the difference, and the margin": [*more],
         "end, FedNest and FedNestSGD": [*ends],
     }
     if ends[0] <= 2 / 10:  # a run that has failed stays at one class in ten, as steady as can be
         return Finding(False, figures, "FedNest's runs failed here.")
-    note = "The difference is within two standard errors of the seeds."
+    note = "The difference is within the margin."
     return Finding(more.holds, figures, note if more.holds is None else "")
 
 

@@ -221,7 +221,7 @@ def lfednest_tunes(results: pd.DataFrame) -> Finding:
     figures: Figures = {
         "end, LFedNest, each seed": light.tolist(),
         "end, no tuning, each seed": none.tolist(),
-        "lead seed by seed, and two standard errors": [*more],
+        "lead seed by seed, and the margin": [*more],
     }
     return Finding(more.holds, figures, "" if more.holds else "The seeds differ by more than the lead.")
 
@@ -283,12 +283,10 @@ MEASURES = {"average": "over the rounds", "end": "at the end"}  # of convergence
 
 def svrg_tunes_better(results: pd.DataFrame) -> Finding:
     """In both splits FedNest fails no more often, and over the seeds with which neither fails its accuracy is higher,
-    on average over the rounds and at the end, each by more than two standard errors."""
+    on average over the rounds and at the end, each by more than the margin."""
     parts = {split: _compared(results, split) for split in SPLITS}
     leads = {(m, split): part.lead(m) for split, part in parts.items() for m in MEASURES}
-    figures: Figures = {
-        f"lead {MEASURES[m]}, and two standard errors, {split}": [*more] for (m, split), more in leads.items()
-    }
+    figures: Figures = {f"lead {MEASURES[m]}, and the margin, {split}": [*more] for (m, split), more in leads.items()}
     for split, part in parts.items():
         figures[f"failed runs, {NAMES}, {split}"] = part.failed
         figures[f"mean over the rounds, {NAMES}, {split}"] = part.means("average")
@@ -299,34 +297,34 @@ def svrg_tunes_better(results: pd.DataFrame) -> Finding:
         for m, words in MEASURES.items()
     ]
     holds = together(each)
-    return Finding(holds, figures, "" if holds else f"FedNest's lead, and two standard errors: {'; '.join(told)}.")
+    return Finding(holds, figures, "" if holds else f"FedNest's lead, and the margin: {'; '.join(told)}.")
 
 
 def svrg_matters_more(results: pd.DataFrame) -> Finding:
     """Non-i.i.d. the lead of FedNest over FedNestSGD is larger than zero and than i.i.d., over the rounds and at the
-    end, each by more than two standard errors, over the seeds with which none of the four runs fails."""
+    end, each by more than the margin, over the seeds with which none of the four runs fails."""
     figures: Figures = {}
     each: list[bool | None] = []
     for measure, words in MEASURES.items():
         leads = pd.DataFrame({split: _compared(results, split).leads(measure) for split in SPLITS}).dropna()
         own, more = _over_seeds(leads["non-i.i.d."]), _over_seeds(leads["non-i.i.d."] - leads["i.i.d."])
         figures[f"lead {words}, i.i.d. and non-i.i.d."] = [mean(leads[split].to_numpy()) for split in SPLITS]
-        figures[f"the difference {words}, and two standard errors"] = [*more]
+        figures[f"the difference {words}, and the margin"] = [*more]
         each += [own.holds, more.holds]
     holds = together(each)
-    note = "The lead non-i.i.d., or by how much it is larger than i.i.d., is within two standard errors."
+    note = "The lead non-i.i.d., or by how much it is larger than i.i.d., is within the margin."
     return Finding(holds, figures, note if holds is None else "")
 
 
 def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
     """Non-i.i.d., FedNest fails no more often, and its accuracy moves less in the second half of the rounds, by more
-    than two standard errors."""
+    than the margin."""
     own = _compared(results, "non-i.i.d.")
     calm = _over_seeds(-own.leads("moves"))
     figures: Figures = {
         f"failed runs, {NAMES}": own.failed,
         f"mean change between evaluations, {NAMES}": own.means("moves"),
-        "the difference, and two standard errors": [*calm],
+        "the difference, and the margin": [*calm],
     }
     return Finding(calm.holds if own.failed[0] <= own.failed[1] else False, figures)
 

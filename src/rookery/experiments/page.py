@@ -24,11 +24,11 @@ of theirs a check on its numbers. How many hold, by paper; the reason for each t
 """
 
 _VERDICTS = """
-*Reproduced*: it holds, by more than two standard errors over the seeds or by a tolerance that the claim states.
-*Differs, ours*: it does not, and our set-up or budget may be why. *Differs, the paper's*: it does not and cannot, by an
-argument. *Undecided*: within the tolerance, or these runs cannot tell. ± is the standard deviation over the seeds. Two
-standard errors are an interval of 82 % for three seeds, of 88 % for five, of 93 % for 13. What the papers themselves
-got wrong is [a page of its own](reproduction/errata.md).
+*Reproduced*: it holds, by more than the margin or by a tolerance that the claim states. *Differs, ours*: it does not,
+and our set-up or budget may be why. *Differs, the paper's*: it does not and cannot, by an argument. *Undecided*: within
+the margin, or these runs cannot tell. The *margin* is two standard errors over the seeds; with fewer than ten seeds the
+95 % quantile of Student's t takes the place of two (4.3 with three seeds, 2.8 with five). In these tables ± is the
+standard deviation over the seeds. What the papers themselves got wrong is [a page of its own](reproduction/errata.md).
 """
 
 _FOOT = """## How it is made

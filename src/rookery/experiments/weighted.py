@@ -335,8 +335,8 @@ def best_for_majority(results: pd.DataFrame) -> Finding:
 
 
 def _best(results: pd.DataFrame, center: str, but: Set[tuple[str, int]] = frozenset()) -> Finding:
-    """Bi-level has the highest mean in every cell, as the paper's table has it; cells where its lead is within two
-    standard errors of the seeds are named. One seed has no spread: undecided."""
+    """Bi-level has the highest mean in every cell, as the paper's table has it; cells where its lead is within the
+    margin are named. One seed has no spread: undecided."""
     figures: Figures = {}
     each: list[bool | None] = []
     close = []

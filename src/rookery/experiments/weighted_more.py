@@ -181,7 +181,7 @@ def _means(by_size: dict[int, list[float]]) -> list[float]:
 
 def largest_is_best(results: pd.DataFrame) -> Finding:
     """The largest validation set has the highest accuracy in more than half of the columns. A column counts where the
-    largest is ahead of all the others, or behind one of them, by more than two standard errors over the seeds."""
+    largest is ahead of all the others, or behind one of them, by more than the margin."""
     figures: Figures = {}
     best: list[bool | None] = []
     first = 0
@@ -194,13 +194,13 @@ def largest_is_best(results: pd.DataFrame) -> Finding:
                 figures[f"{data}, {center}, the paper's"] = list(BY_SIZE[data, center])
             leads = [lead(largest, other) for other in others]
             closest = min(leads, key=lambda more: more.mean)
-            figures[f"{data}, {center}, least lead of the largest, and two standard errors"] = [*closest]
+            figures[f"{data}, {center}, least lead of the largest, and the margin"] = [*closest]
             best.append(together([more.holds for more in leads]))
             first += closest.mean > 0
     decided = [column for column in best if column is not None]
     note = (
         f"In {len(best) - len(decided)} of {len(best)} columns the largest is neither ahead of all the others nor "
-        "behind one of them by more than two standard errors over the seeds; on average it is ahead of "
+        "behind one of them by more than the margin; on average it is ahead of "
         f"all of them in {first or 'none'}."
     )
     if len(decided) <= len(best) / 2:
@@ -280,14 +280,14 @@ def covtype_picture(results: pd.DataFrame) -> Figure:
 
 
 def best_on_covtype(results: pd.DataFrame, center: str) -> Finding:
-    """Bi-level is above every other method by more than two standard errors over the seeds that both have."""
+    """Bi-level is above every other method by more than the margin that both have."""
     [data] = dict.fromkeys(results["data"])
     own = {method: scores(results, method, data, 1, center) for method in METHODS}
     leads = {method: lead(own["Bi-level"][: len(own[method])], own[method]) for method in METHODS[1:]}
     figures: Figures = {", ".join(METHODS): [mean(values) for values in own.values()]}
-    figures |= {f"lead over {method}, and two standard errors": [*more] for method, more in leads.items()}
+    figures |= {f"lead over {method}, and the margin": [*more] for method, more in leads.items()}
     close = [f"{method} ({more.mean:+.4f} ± {more.error:.4f})" for method, more in leads.items() if more.holds is None]
-    note = f"The lead is within two standard errors over the seeds: {', '.join(close)}." if close else ""
+    note = f"The lead is within the margin: {', '.join(close)}." if close else ""
     return Finding(together([more.holds for more in leads.values()]), figures, note)
 
 
