@@ -1,5 +1,6 @@
 """The FedNest paper's loss tuning on long-tailed MNIST (Fig. 3)."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedNestSGD, FedSVRG
-from rookery.experiments.claims import Claim, Finding, Lead, differs, lead, together
+from rookery.experiments.claims import Claim, Finding, Lead, Verdict, differs, lead, together
 from rookery.experiments.curves import SPLITS, Figures, curves, draw, ends, legend, mean, moves, select
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.fednest import PAPER
@@ -26,6 +27,12 @@ ROUNDS, EVERY = 3000, 30
 SEEDS, SEARCH_SEEDS = (0, 1, 2, 3, 4), (8, 9)
 MORE_SEEDS = (*SEEDS, 5, 6, 7, 10, 11, 12, 13, 14)  # of the methods that Fig. 3b compares
 Steps = tuple[float, float]  # the upper and the lower one
+
+# As in the authors' script, the same steps for all methods; read up to where the printed axes end.
+EQUAL, SEARCHED = "equal", "searched"
+EQUAL_STEPS: dict[str, Steps] = {"i.i.d.": (2.0, 0.01), "non-i.i.d.": (0.2, 0.01)}
+EQUAL_ROUNDS, EQUAL_EVERY = 1000, 10
+COMMUNICATIONS = 6000
 
 # Chosen by the search: for each method and split.
 CHOSEN: dict[tuple[str, str], Steps] = {
@@ -47,7 +54,9 @@ GRIDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("FedNest", "non-i.i.d."): ((0.02, 0.06, 0.2, 0.6), (0.001, 0.003, 0.01)),
     ("FedNestSGD", "non-i.i.d."): ((0.2, 0.6, 2.0, 6.0), (0.001, 0.003, 0.01)),
 }
-FIG3A = tuple((method, "i.i.d.") for method in ("FedNest", "LFedNest", CENTRAL, UNTUNED))
+BESIDE = (CENTRAL, UNTUNED)
+TWO = ("FedNest", "LFedNest")  # what Fig. 3a compares
+FIG3A = tuple((method, "i.i.d.") for method in (*TWO, *BESIDE))
 FIG3B = (
     *((method, split) for method in ("FedNest", "FedNestSGD") for split in SPLITS),
     (CENTRAL, "i.i.d."),
@@ -81,13 +90,26 @@ def tuning(quick: bool, method: str, split: str, steps: Steps | None = None, **c
         algorithm = METHODS[method](**nested, lower_local_steps=Epochs(5), batch_size=batch)
     given: dict[str, Any] = {
         "name": f"{method}, {split}",
-        "labels": {"method": method, "split": split, "upper_step": upper, "lower_step": lower},
+        "labels": {"method": method, "split": split, "steps": SEARCHED, "upper_step": upper, "lower_step": lower},
         "rounds": 60 if quick else ROUNDS,
         "every": 10 if quick else EVERY,
         "seeds": SEEDS[:1] if quick else SEEDS,
         **changes,
     }
     return Config(task=task, settings=settings, algorithm=algorithm, cohort=cohort, **given)
+
+
+def at_equal_steps(quick: bool, method: str, split: str, seeds: Sequence[int]) -> Config:
+    """One method with the steps that all methods of its split share."""
+    config = tuning(quick, method, split, None if quick else EQUAL_STEPS[split])
+    length: dict[str, Any] = {} if quick else {"rounds": EQUAL_ROUNDS, "every": EQUAL_EVERY}
+    return dataclasses.replace(
+        config,
+        name=f"{config.name}, equal steps",
+        labels=config.labels | {"steps": EQUAL},
+        seeds=tuple(seeds[: 1 if quick else None]),
+        **length,
+    )
 
 
 def tuning_search(quick: bool, keys: Sequence[tuple[str, str]]) -> list[Config]:
@@ -120,18 +142,26 @@ TUNING = (
     "trained with the VS-loss (Kini et al. 2021); upper level: its 30 parameters (ω, l and Δ of every class), judged "
     "by the class-balanced validation loss, plain cross-entropy with each sample weighted by n/(10·n_k). There is no "
     "direct gradient. Ten clients a round, batches of 64, N = 5, T = 1, five local epochs in the inner optimizer, τ = "
-    f"1 in the outer, 1/ℓ the lower step; {ROUNDS} rounds; class-balanced accuracy on the 10,000 test images. "
+    "1 in the outer, 1/ℓ the lower step; class-balanced accuracy on the 10,000 test images. "
     "*Centralised*: one client holds all data; SGD on batches of 640, ten steps a round, which is as many samples as "
     "ten clients take. *No tuning*: FedSVRG (FedInn alone) on the same training data, i.i.d., with plain "
-    "cross-entropy. *End* is the mean over the last tenth of the rounds. A run has failed if it ends below half of "
-    "the highest accuracy it had. Bands: lowest to highest of the seeds. Upper and lower step of each method, the "
-    "pair with the lowest validation loss at the end, on average over two seeds: "
+    "cross-entropy. *End* is the mean over the last tenth. A run has failed if it ends below half of the highest "
+    "accuracy it had. Bands: lowest to highest of the seeds. *Equal steps*: for all methods an upper and a lower step "
+    f"of {EQUAL_STEPS['i.i.d.'][0]:g} and {EQUAL_STEPS['i.i.d.'][1]:g} (i.i.d.) or "
+    f"{EQUAL_STEPS['non-i.i.d.'][0]:g} and {EQUAL_STEPS['non-i.i.d.'][1]:g} (non-i.i.d.), read up to where the printed "
+    f"axes end: {EQUAL_ROUNDS:,} rounds in Fig. 3a, {COMMUNICATIONS:,} communications in Fig. 3b; centralised and no "
+    f"tuning after {EQUAL_ROUNDS:,} rounds. The paper's claims are checked on these. *Searched steps*, our own beside "
+    f"them: {ROUNDS:,} rounds, and for each method the pair with the lowest validation loss at the end, on average "
+    "over two seeds; upper and lower step: "
 )
 TUNING_DIFFERENCES = (
-    "The paper gives neither steps nor rounds. The authors' script has 3000 rounds, as here, a lower step of .01 and "
-    "an upper one of .02, which belongs to a hypergradient without the factor 1/ℓ (with 1/ℓ = .01: our 2). Here both "
-    "steps of each method are searched (`search.csv`). The validation loss prefers a lower step below theirs for most: "
-    "over so many rounds the training overfits.",
+    "The paper gives neither steps nor rounds. The authors' script has the same steps for all methods: a lower one of "
+    ".01 and an upper one of .02, which belongs to a hypergradient without the factor 1/ℓ (with 1/ℓ = .01: our 2). "
+    "Its `--round 3000` stops after 3,000 communications, which are 250 epochs of FedNest there; the printed axes end "
+    "at 1,000 epochs (Fig. 3a) and 6,000 communications (Fig. 3b). Non-i.i.d. our upper step is .2, which the searches "
+    "of both methods contain.",
+    "The searched steps (`search.csv`) differ from method to method. The validation loss prefers a lower step below "
+    "the script's for most: over 3,000 rounds the training overfits.",
     "The authors' script has batches of 10, N = 3 and T = 3, against the paper's 64, 5 and 1, which are taken here.",
     "Centralised and no tuning are our own runs, not the authors' 92.37 % and 87.38 %. The centralised line is ours in "
     "its batches, too; the paper refers to Li et al. (2021).",
@@ -140,58 +170,89 @@ TUNING_DIFFERENCES = (
 
 
 def fig3a_runs(quick: bool) -> list[Config]:
-    """FedNest and LFedNest, i.i.d., and the two lines beside them."""
-    return [tuning(quick, *key) for key in FIG3A]
+    """FedNest and LFedNest, i.i.d., with both steps, and the two lines beside them."""
+    equal = [at_equal_steps(quick, method, "i.i.d.", SEEDS) for method in TWO]
+    return [tuning(quick, *key) for key in FIG3A] + equal
 
 
 def fig3b_runs(quick: bool) -> list[Config]:
-    """FedNest and FedNestSGD on two splits, and, with fewer seeds, the two lines beside them."""
-    seeds = lambda method: SEEDS if method in (CENTRAL, UNTUNED) else MORE_SEEDS
-    return [tuning(quick, *key, seeds=seeds(key[0])[: 1 if quick else None]) for key in FIG3B]
+    """FedNest and FedNestSGD on two splits, with both steps, and, with fewer seeds, the two lines beside them."""
+    seeds = lambda method: SEEDS if method in BESIDE else MORE_SEEDS
+    equal = [at_equal_steps(quick, *key, MORE_SEEDS) for key in FIG3B if key[0] not in BESIDE]
+    return [tuning(quick, *key, seeds=seeds(key[0])[: 1 if quick else None]) for key in FIG3B] + equal
+
+
+KEPT = ["run", "method", "split", "steps", "seed", "round", "exchanges", "seconds", "accuracy", "tail_accuracy",
+        "validation_loss"]  # fmt: skip
+
+
+def thinned(results: pd.DataFrame) -> pd.DataFrame:
+    """What the claims and pictures need, to seven digits."""
+    digits = lambda value: float(f"{value:.7g}") if isinstance(value, float) else value
+    return results[KEPT].map(digits)
+
+
+def printed(results: pd.DataFrame, across: str) -> pd.DataFrame:
+    """The runs at equal steps up to the end of the printed axis, and the lines beside them up to EQUAL_ROUNDS."""
+    beside = results["method"].isin(BESIDE) & (results["round"] <= EQUAL_ROUNDS)
+    limit = EQUAL_ROUNDS if across == "round" else COMMUNICATIONS
+    return results[beside | ((results["steps"] == EQUAL) & (results[across] <= limit))]
+
+
+def searched(results: pd.DataFrame) -> pd.DataFrame:
+    """The runs with searched steps, whole."""
+    return results[results["steps"] == SEARCHED]
 
 
 ACROSS = {"round": "rounds (the paper's epochs)", "exchanges": "communications"}
+THEIRS = {CENTRAL: 0.9237, UNTUNED: 0.8738}
+LOOKS = {CENTRAL: "#8B4513", UNTUNED: report.BLACK}
 
 
-def _panels(
-    axes: Sequence[Axes], results: pd.DataFrame, lines: dict[str, dict[str, Any]], title: str, depth: float = 0.25
+def _panel(
+    ax: Axes, results: pd.DataFrame, across: str, methods: dict[str, Any], split: str, title: str, depth: float
 ) -> None:
-    """These lines against rounds and against communications, down to `depth` below no tuning, and the two beside."""
-    for ax, (across, words) in zip(axes, ACROSS.items(), strict=True):
-        draw(ax, results, across, "accuracy", lines)
-        for name, colour in ((CENTRAL, "#8B4513"), (UNTUNED, report.BLACK)):
-            end = mean(ends(results, method=name))
-            ax.axhline(end, color=colour, linestyle=(0, (5, 3)), linewidth=1.4, label=f"{name}: {end:.1%}")
-        top = float(results["accuracy"].max())
-        ax.set_ylim(max(0.0, mean(ends(results, method=UNTUNED)) - depth), min(1.0, top + 0.03))
-        report.label(ax, words, "class-balanced test accuracy" if across == "round" else "", title)
-        title = ""
-    legend(axes[0], 2)
+    """The runs that last, down to `depth` below no tuning, and the lines beside them; theirs dotted."""
+    shown, lines = [select(results, method=method) for method in BESIDE], {}
+    for method, look in methods.items():
+        own, failed = _lasting(results, method, split)
+        shown.append(own)
+        seeds = own["seed"].nunique()
+        told = f"{seeds} seed{'s' * (seeds > 1)}" + f", {failed} more failed" * (failed > 0)
+        lines[f"{method} ({told})"] = {"method": method, "split": split, "look": {**report.style(method), **look}}
+    those = pd.concat(shown)
+    draw(ax, those, across, "accuracy", lines)
+    for name, colour in LOOKS.items():
+        end = mean(ends(results, method=name))
+        ax.axhline(end, color=colour, linestyle=(0, (5, 3)), linewidth=1.4, label=f"{name}: {end:.1%}")
+        ax.axhline(THEIRS[name], color=colour, linestyle=":", linewidth=1.2, label=f"the paper's: {THEIRS[name]:.1%}")
+    top = float(those["accuracy"].max())
+    ax.set_ylim(max(0.0, mean(ends(results, method=UNTUNED)) - depth), min(1.0, top + 0.03))
+    last = select(those, split=split)
+    ax.set_xlim(0, float(last.loc[last["method"].isin([*methods]), across].max()))
+    report.label(ax, ACROSS[across], "class-balanced test accuracy", title)
+    legend(ax, 2)
 
 
 def fig3a_picture(results: pd.DataFrame) -> Figure:
-    """Class-balanced test accuracy against rounds and communications."""
-    lines = {
-        f"{method}, i.i.d.": {"method": method, "look": report.style(method)} for method in ("FedNest", "LFedNest")
-    }
-    fig, axes = report.figure(1, 2, width=11.5, height=5.0)
-    _panels(axes[0], results, lines, "Loss tuning, FedNest and LFedNest")
+    """Class-balanced test accuracy against rounds: at equal steps, as printed, and with searched steps."""
+    fig, axes = report.figure(1, 2, width=11.5, height=5.4)
+    methods: dict[str, Any] = {method: {} for method in TWO}
+    _panel(axes[0, 0], printed(results, "round"), "round", methods, "i.i.d.", "equal steps, i.i.d.", 0.25)
+    _panel(axes[0, 1], searched(results), "round", methods, "i.i.d.", "searched steps, i.i.d.", 0.25)
     return fig
 
 
 def fig3b_picture(results: pd.DataFrame) -> Figure:
-    """Class-balanced test accuracy against rounds and communications, of the runs that last; a row for each split."""
-    fig, axes = report.figure(2, 2, width=11.5, height=9.4)
-    beside = [select(results, method=method) for method in (CENTRAL, UNTUNED)]
+    """Class-balanced test accuracy against communications, a row for each split: at equal steps, as printed, and with
+    searched steps."""
+    fig, axes = report.figure(2, 2, width=11.5, height=10.6)
+    methods = {method: {"color": colour, "linestyle": "-"} for method, colour in PAIR.items()}
     for row, (split, depth) in zip(axes, {"i.i.d.": 0.1, "non-i.i.d.": 0.3}.items(), strict=True):
-        shown, lines = [*beside], {}
-        for method, colour in PAIR.items():
-            own, failed = _lasting(results, method, split)
-            shown.append(own)
-            look = {**report.style(method), "color": colour, "linestyle": "-"}
-            name = f"{method} ({failed} more failed)" if failed else method
-            lines[name] = {"method": method, "split": split, "look": look}
-        _panels(row, pd.concat(shown), lines, f"Loss tuning, SVRG or SGD inside, {split}", depth)
+        for ax, own, words in zip(
+            row, (printed(results, "exchanges"), searched(results)), (EQUAL, SEARCHED), strict=True
+        ):
+            _panel(ax, own, "exchanges", methods, split, f"{words} steps, {split}", depth)
     return fig
 
 
@@ -223,7 +284,25 @@ def lfednest_tunes(results: pd.DataFrame) -> Finding:
         "end, no tuning, each seed": none.tolist(),
         "lead seed by seed, and the margin": [*more],
     }
-    return Finding(more.holds, figures, "" if more.holds else "The seeds differ by more than the lead.")
+    failed = int(_by_seed(results, "LFedNest", "i.i.d.")["failed"].sum())
+    note = f"{failed} of {len(light)} runs of LFedNest failed. " * (failed > 0) + "The lead is within the margin."
+    return Finding(more.holds, figures, note if more.holds is None else "")
+
+
+def coincide(results: pd.DataFrame) -> Finding:
+    """FedNest and LFedNest, i.i.d., are within 2 points of each other, on average over the rounds and at the end, and
+    no run fails."""
+    both = [_by_seed(results, method, "i.i.d.") for method in TWO]
+    figures: Figures = {}
+    near = []
+    for measure, words in MEASURES.items():
+        means = [mean(own[measure].to_numpy()) for own in both]
+        figures[f"{words}, {' and '.join(TWO)}"] = means
+        near.append(abs(means[0] - means[1]) <= 0.02)
+    failed = [float(own["failed"].sum()) for own in both]
+    figures["end, LFedNest, each seed"] = both[1]["end"].tolist()
+    figures[f"failed runs, {' and '.join(TWO)}"] = failed
+    return Finding(all(near) and not any(failed), figures)
 
 
 PAIR = {"FedNest": report.BLUE, "FedNestSGD": report.ORANGE}  # what Fig. 3b compares; their own colours are two blues
@@ -231,7 +310,7 @@ NAMES = " and ".join(PAIR)
 
 
 def _by_seed(results: pd.DataFrame, method: str, split: str) -> pd.DataFrame:
-    """Of each seed: whether the run failed, its mean over the rounds, its end, and how much it moves."""
+    """Of each seed: whether the run failed, its mean over the evaluations, its end, and how much it moves."""
     own = select(results, method=method, split=split)
     each, end = curves(own), ends(own)
     measured = {
@@ -278,22 +357,26 @@ def _over_seeds(leads: pd.Series) -> Lead:
     return lead(leads.to_numpy(), np.zeros(len(leads)))
 
 
-MEASURES = {"average": "over the rounds", "end": "at the end"}  # of convergence
+def _in_words(more: Lead) -> str:
+    return f"{more.mean:+.4f} {'with one seed' if np.isinf(more.error) else f'± {more.error:.4f}'}"
+
+
+MEASURES = {"average": "on average", "end": "at the end"}  # of convergence
 
 
 def svrg_tunes_better(results: pd.DataFrame) -> Finding:
     """In both splits FedNest fails no more often, and over the seeds with which neither fails its accuracy is higher,
-    on average over the rounds and at the end, each by more than the margin."""
+    on average over the run and at the end, each by more than the margin."""
     parts = {split: _compared(results, split) for split in SPLITS}
     leads = {(m, split): part.lead(m) for split, part in parts.items() for m in MEASURES}
     figures: Figures = {f"lead {MEASURES[m]}, and the margin, {split}": [*more] for (m, split), more in leads.items()}
     for split, part in parts.items():
         figures[f"failed runs, {NAMES}, {split}"] = part.failed
-        figures[f"mean over the rounds, {NAMES}, {split}"] = part.means("average")
+        figures[f"mean over the run, {NAMES}, {split}"] = part.means("average")
         figures[f"end, {NAMES}, {split}"] = part.means("end")
     each = [more.holds for more in leads.values()] + [part.failed[0] <= part.failed[1] for part in parts.values()]
     told = [
-        f"{words} " + ", ".join(f"{leads[m, s].mean:+.4f} ± {leads[m, s].error:.4f} ({s})" for s in SPLITS)
+        f"{words} " + ", ".join(f"{_in_words(leads[m, split])} ({split})" for split in SPLITS)
         for m, words in MEASURES.items()
     ]
     holds = together(each)
@@ -301,7 +384,7 @@ def svrg_tunes_better(results: pd.DataFrame) -> Finding:
 
 
 def svrg_matters_more(results: pd.DataFrame) -> Finding:
-    """Non-i.i.d. the lead of FedNest over FedNestSGD is larger than zero and than i.i.d., over the rounds and at the
+    """Non-i.i.d. the lead of FedNest over FedNestSGD is larger than zero and than i.i.d., over the run and at the
     end, each by more than the margin, over the seeds with which none of the four runs fails."""
     figures: Figures = {}
     each: list[bool | None] = []
@@ -313,7 +396,7 @@ def svrg_matters_more(results: pd.DataFrame) -> Finding:
         each += [own.holds, more.holds]
     holds = together(each)
     note = "The lead non-i.i.d., or by how much it is larger than i.i.d., is within the margin."
-    return Finding(holds, figures, note if holds is None else "")
+    return Finding(holds, figures, (ONE_SEED if len(leads) == 1 else note) if holds is None else "")
 
 
 def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
@@ -326,7 +409,42 @@ def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
         f"mean change between evaluations, {NAMES}": own.means("moves"),
         "the difference, and the margin": [*calm],
     }
-    return Finding(calm.holds if own.failed[0] <= own.failed[1] else False, figures)
+    note = ONE_SEED if np.isinf(calm.error) else ""
+    return Finding(calm.holds if own.failed[0] <= own.failed[1] else False, figures, note)
+
+
+def by_rounds(results: pd.DataFrame) -> Finding:
+    """I.i.d., at equal steps and over EQUAL_ROUNDS rounds, FedNest is higher on average and at the end, each by more
+    than the margin."""
+    own = _compared(printed(results, "round"), "i.i.d.")
+    leads = {words: own.lead(measure) for measure, words in MEASURES.items()}
+    figures: Figures = {f"lead {words}, and the margin": [*more] for words, more in leads.items()}
+    return Finding(together([more.holds for more in leads.values()]), figures)
+
+
+def _at_half(results: pd.DataFrame, method: str) -> np.ndarray:
+    """The end at half of the printed communications, non-i.i.d., for each seed."""
+    own = select(printed(results, "exchanges"), method=method, split="non-i.i.d.")
+    return ends(own[own["exchanges"] <= COMMUNICATIONS // 2])
+
+
+ONE_SEED = "At equal steps only one seed of FedNest, non-i.i.d., is here, and one seed has no spread."
+
+
+def as_printed(across: str, *claims: Claim) -> tuple[Claim, ...]:
+    """The paper's claims, checked at equal steps up to the end of the printed axis."""
+
+    def cut(claim: Claim) -> Claim:
+        check: Any = claim.check
+        return dataclasses.replace(claim, check=lambda results: check(printed(results, across)))
+
+    return tuple(map(cut, claims))
+
+
+def with_search(text: str, check: Any, otherwise: Verdict | None = None) -> Claim:
+    """One of our own: what the runs with searched steps say."""
+    text = f"With searched steps, {ROUNDS:,} rounds: {text}"
+    return Claim(text, "ours", lambda results: check(searched(results)), "own", otherwise)
 
 
 fig3a = Experiment(
@@ -337,18 +455,42 @@ fig3a = Experiment(
     runs=fig3a_runs,
     picture=fig3a_picture,
     claims=(
-        Claim("FedNest achieves near non-federated performance (within 2 points).", "Sec. 4.2", near_centralised),
-        Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3a", above_no_tuning),
-        Claim("LFedNest ends above no tuning.", "Fig. 3a", lfednest_tunes),
+        *as_printed(
+            "round",
+            Claim("FedNest achieves near non-federated performance (within 2 points).", "Sec. 4.2", near_centralised),
+            Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3a", above_no_tuning),
+            Claim(
+                "The curves of FedNest and LFedNest coincide (within 2 points).",
+                "Fig. 3a",
+                coincide,
+                otherwise=differs(
+                    "set-up",
+                    "At equal steps one of five runs of LFedNest fails, and the other four end at .85 to .90, below "
+                    "FedNest's .915. With searched steps they do not coincide over this range, either (.915 and .852 "
+                    "after 1,000 rounds), and are within 2 points only at the end of 3,000.",
+                ),
+            ),
+            Claim("LFedNest ends above no tuning.", "Fig. 3a", lfednest_tunes),
+        ),
+        with_search("FedNest ends within 2 points of the centralised run.", near_centralised),
+        with_search("FedNest and the centralised run end 2 points or more above no tuning.", above_no_tuning),
+        with_search("LFedNest ends above no tuning.", lfednest_tunes),
     ),
     differences=TUNING_DIFFERENCES,
     family="fednest-tuning",
     search=lambda quick: tuning_search(quick, FIG3A),
     grid=GRID,
+    thinned=thinned,
     headlines=lambda results: [
-        Headline("FedNest", "", ends(results, method="FedNest")),
-        Headline("centralised", ".9237", ends(results, method=CENTRAL)),
-        Headline("no tuning", ".8738", ends(results, method=UNTUNED)),
+        *(
+            Headline(f"{method}, equal steps, 1,000 rounds", told, ends(printed(results, "round"), method=method))
+            for method, told in (("FedNest", ""), ("LFedNest", ""))
+        ),
+        *(
+            Headline(f"{method}, 1,000 rounds", f"{told:.4f}"[1:], ends(printed(results, "round"), method=method))
+            for method, told in THEIRS.items()
+        ),
+        Headline("FedNest, searched steps, 3,000 rounds", "", ends(searched(results), method="FedNest")),
     ],
 )
 
@@ -360,36 +502,63 @@ fig3b = Experiment(
     runs=fig3b_runs,
     picture=fig3b_picture,
     claims=(
-        Claim(
-            "SVRG in FedInn provides better convergence.",
-            "Fig. 3b, caption",
+        *as_printed(
+            "exchanges",
+            Claim(
+                "SVRG in FedInn provides better convergence.",
+                "Fig. 3b, caption",
+                svrg_tunes_better,
+                otherwise=differs(
+                    "set-up",
+                    "It depends on what is counted. By communications, the printed axis, FedNestSGD (9 a round, "
+                    "FedNest 10) is ahead on average, i.i.d., and FedNest at the end; by rounds FedNest is ahead in "
+                    "both.",
+                ),
+            ),
+            Claim("… especially in the non-i.i.d. set-up.", "Fig. 3b, caption", svrg_matters_more),
+            Claim("… and better stability in the non-i.i.d. set-up.", "Fig. 3b, caption", svrg_tunes_steadier),
+        ),
+        Claim("At equal steps, i.i.d., FedNest converges better by rounds.", "ours", by_rounds, "own"),
+        with_search(
+            "SVRG provides better convergence.",
             svrg_tunes_better,
-            otherwise=differs(
+            differs(
                 "set-up",
-                "The paper gives no steps. Ours were searched by the validation loss at the end, which chose a lower "
-                f"step ten times larger for FedNestSGD, i.i.d. ({CHOSEN['FedNestSGD', 'i.i.d.'][1]:g} against "
-                f"{CHOSEN['FedNest', 'i.i.d.'][1]:g}): it is ahead at first, FedNest at the end.",
+                "The search chose a lower step ten times larger for FedNestSGD, i.i.d. "
+                f"({CHOSEN['FedNestSGD', 'i.i.d.'][1]:g} against {CHOSEN['FedNest', 'i.i.d.'][1]:g}): it is ahead at "
+                "first, FedNest at the end.",
             ),
         ),
-        Claim("… especially in the non-i.i.d. set-up.", "Fig. 3b, caption", svrg_matters_more),
-        Claim(
-            "… and better stability in the non-i.i.d. set-up.",
-            "Fig. 3b, caption",
-            svrg_tunes_steadier,
-        ),
-        Claim("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3b", above_no_tuning),
+        with_search("FedNest's lead is larger in the non-i.i.d. set-up.", svrg_matters_more),
+        with_search("SVRG provides better stability in the non-i.i.d. set-up.", svrg_tunes_steadier),
     ),
     differences=(
         f"{len(MORE_SEEDS)} seeds of FedNest and FedNestSGD, a number fixed before the last eight were run; "
         f"{len(SEEDS)} of the others.",
+        "Missing: at equal steps, FedNest, non-i.i.d., has seed 14 alone; its other twelve runs are not here, so that "
+        "the claims on this split are undecided.",
         *TUNING_DIFFERENCES,
     ),
     family="fednest-tuning",
     search=lambda quick: tuning_search(quick, FIG3B),
     grid=GRID,
+    thinned=thinned,
     headlines=lambda results: [
-        Headline(f"{m}, non-i.i.d.", "", ends(_lasting(results, m, "non-i.i.d.")[0])) for m in ("FedNest", "FedNestSGD")
+        *(
+            Headline(f"{m}, non-i.i.d., equal steps, at 3,000 communications", told, _at_half(results, m))
+            for m, told in (("FedNest", "≈ .87"), ("FedNestSGD", "≈ .80"))
+        ),
+        *(
+            Headline(f"{m}, {split}, equal steps, at 6,000 communications", "",
+                     ends(printed(results, "exchanges"), method=m, split=split))
+            for split in SPLITS for m in PAIR
+        ),
+        *(
+            Headline(f"{m}, non-i.i.d., searched steps, 3,000 rounds", "",
+                     ends(_lasting(searched(results), m, "non-i.i.d.")[0]))
+            for m in PAIR
+        ),
     ],
-)
+)  # fmt: skip
 
 EXPERIMENTS = (fig3a, fig3b)
