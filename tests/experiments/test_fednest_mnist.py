@@ -172,3 +172,12 @@ def test_a_run_that_learnt_and_failed_is_named():
     results = frame({("LFedNest", "non-i.i.d.", 1, 0.01): fell, ("LFedNestNonAlt", "non-i.i.d.", 1, 0.01): stayed})
     assert "LFedNest reaches 90 % and fails after round 100" in figures.fallen(results, "LFedNest")
     assert not figures.fallen(results, "LFedNestNonAlt")
+
+
+def test_where_the_rate_is_the_fixed_hessian_step_the_runs_count_for_both():
+    names = {light.AS_RATE: {0.06, 0.003}, "0.01": {0.06, 0.01, 0.003}, "auto": {0.06, 0.01, 0.003}}
+    rows = pd.DataFrame([{"hessian_step": step, "rate": rate} for step, rates in names.items() for rate in rates])
+    own = light.with_rate(rows)
+    assert sorted(own["rate"]) == [0.003, 0.01, 0.06]
+    assert set(own["hessian_step"]) == {light.AS_RATE, "0.01"}
+    assert sorted(light.with_fixed(rows)["rate"]) == [0.003, 0.01, 0.06]

@@ -55,7 +55,7 @@ def test_every_claim_that_fails_has_a_verdict_and_a_reason(name: str) -> None:
         assert claim["verdict"] == REPRODUCED or claim["note"]
 
 
-# Checks that once passed by an artefact: undecided until there are runs that can decide them.
+# Checks that once passed by an artefact: not reproduced until there are runs that show it.
 NOT_TO_COUNT = {
     "fednest-fig6": ["Both SVRG and FedOut stabilise the training."],
 }
@@ -64,7 +64,7 @@ NOT_TO_COUNT = {
 @pytest.mark.parametrize("name", NOT_TO_COUNT)
 def test_a_pass_that_rests_on_an_artefact_does_not_count(name: str) -> None:
     verdicts = {claim["claim"]: claim["verdict"] for claim in claims(name)}
-    assert {verdicts[text] for text in NOT_TO_COUNT[name]} == {"undecided"}
+    assert REPRODUCED not in {verdicts[text] for text in NOT_TO_COUNT[name]}
 
 
 CHOSEN = {

@@ -140,11 +140,16 @@ def from_hessian(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_both(
-    claims: Sequence[Claim], ends: Callable[[pd.DataFrame], Figures], otherwise: Verdict | None = None
+    claims: Sequence[Claim],
+    ends: Callable[[pd.DataFrame], Figures],
+    otherwise: Verdict | None = None,
+    scripts: Callable[[pd.DataFrame], pd.DataFrame] = scripts,
+    words: str = f"{HESSIAN_STEP:g}",
 ) -> tuple[Claim, ...]:
     """The claims, checked with the authors' 1/ℓ; and one of ours: with 1/ℓ from the Hessian they come out the same.
 
-    Where none of them holds either way, that says nothing, and is undecided.
+    Where none of them holds either way, that says nothing, and is undecided. `scripts` selects the runs with the
+    authors' 1/ℓ, and `words` is what it is.
     """
 
     def on_scripts(claim: Claim) -> Claim:
@@ -162,8 +167,8 @@ def with_both(
         return Finding(not other, ends(from_hessian(results)), " ".join(other))
 
     text = (
-        f"With 1/ℓ from the Hessian (half the inverse of its norm, estimated as it changes) in place of "
-        f"{HESSIAN_STEP:g}, the paper's claims come out the same."
+        f"With 1/ℓ from the Hessian (half the inverse of its norm, estimated as it changes) in place of {words}, the "
+        "paper's claims come out the same."
     )
     return (*map(on_scripts, claims), Claim(text, "ours", the_same, "own", otherwise))
 
