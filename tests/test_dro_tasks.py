@@ -146,10 +146,25 @@ def test_the_metrics_of_imbalanced_images():
     assert float(task.problem.f(x, task.problem.inner(x, rows), rows)) == pytest.approx(found["risk"], abs=0.05)
 
 
+def test_the_objective_without_a_level_is_the_log_of_the_mean_exponential():
+    """(4) of the FedDRO paper times λ: x is the model alone, and a cap plays no part."""
+    task = rk.tasks.dro_imbalanced(objective="exp", penalty=5.0)
+    x, rows = task.init[0], task.clients.upper.rows
+    assert jax.tree.structure(x) == jax.tree.structure(task.single_level.init)
+    f = np.asarray(scores(MLP((64, 32, 10)), x, rows["image"]), float)
+    losses = np.log(np.exp(f).sum(axis=1)) - f[np.arange(len(f)), np.asarray(rows["label"])]
+    expected = 5 * np.log(np.mean(np.exp(losses / 5)))
+    assert float(task.problem.f(x, task.problem.inner(x, rows), rows)) == pytest.approx(expected, rel=1e-5)
+    assert float(task.evaluate(x, None)["risk"]) == pytest.approx(expected, rel=1e-5)
+    assert float(task.single_level.evaluate(x, None)["risk"]) == pytest.approx(expected, rel=1e-5)
+    capped = rk.tasks.dro_imbalanced(objective="exp", penalty=5.0, cap=1.5)
+    assert float(capped.evaluate(x, None)["risk"]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_words_that_are_not_known():
     for given, message in (
         ({"data": "letters"}, "data='letters' is not known; there are: digits, cifar-10, cifar-100"),
-        ({"objective": "max"}, "objective='max' is not known; there are: kl, chi2"),
+        ({"objective": "max"}, "objective='max' is not known; there are: kl, exp, chi2"),
         ({"partition": "odd"}, "partition='odd' is not known; there are: iid, shards, dirichlet"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -24,6 +24,10 @@ from rookery.tasks.task import Task, choice
 Model = MLP | ResNet
 OBJECTIVES: dict[str, tuple[Callable[..., Objective], Callable[..., Any]]] = {
     "kl": (kl, kl_risk),
+    "exp": (
+        lambda loss, penalty, cap: kl(loss, penalty, shift=0.0),
+        lambda losses, penalty, cap: kl_risk(losses, penalty),
+    ),
     "chi2": (
         lambda loss, penalty, cap: chi2(loss, penalty),
         lambda losses, penalty, cap: variance_risk(losses, penalty),
@@ -146,7 +150,8 @@ def dro_imbalanced(
     Arguments:
         clients: how many.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
-        objective: "kl" or "chi2", of `rookery.objectives`.
+        objective: "kl" or "chi2", of `rookery.objectives`; or "exp", which is KL with neither a level nor a cap:
+            λ log mean exp(ℓ/λ), (4) of the FedDRO paper. It needs a larger λ, or leaves the finite numbers.
         penalty: its λ; the smaller, the more the hard samples count.
         cap: of "kl", how often a sample may count as the average one does; see `rookery.objectives.kl`.
         few: how many samples a rare class keeps (None: 10 for digits, 100 for CIFAR).
@@ -161,8 +166,8 @@ def dro_imbalanced(
     sees a batch and no random numbers. A round of FedDRO is `local_steps` steps on 16 images a client: an epoch of
     CIFAR10-ST with 8 clients is 200 steps.
 
-    x is {"model", "level"} for "kl" and the model for "chi2". `Task.evaluate` gives the `accuracy` on the test images,
-    `worst_accuracy`, that of the worst class, and, on the training images, `train_accuracy`, `risk`, the robust
+    x is {"model", "level"} for "kl" and the model for the others. `Task.evaluate` gives the `accuracy` on the test
+    images, `worst_accuracy`, that of the worst class, and, on the training images, `train_accuracy`, `risk`, the robust
     objective's value, and `rare_weight`, the sum of the weights it puts on the rare classes. `Task.single_level` is the
     same without robustness: the mean loss.
     """
