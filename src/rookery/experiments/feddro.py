@@ -489,7 +489,7 @@ fig1 = Experiment(
         f"8 clients. {SETUP}{IMAGE_CHOSEN}. I = 1, and FedAvg (case II) with I = 5, too. CIFAR100-ST with the same "
         f"steps. CIFAR10-ST for {LONG_STEPS:,} local steps (60 epochs), too, with these steps (in brackets: how many "
         f"seeds, from 0): {LONG_WORDS}. Compared is each method, with three seeds, with that of its steps whose "
-        "training accuracy ends highest with seed 0. CIFAR10-ST for 12 epochs also with the paper's own objective, (4), "
+        "training accuracy ends highest with seed 0. CIFAR10-ST for 12 epochs also with the paper's objective, (4), "
         f"λ log mean exp(ℓ/λ), without a level or a cap: λ = {FOUR_PENALTY:g}, also PDSGD's, the step {FOUR_STEP:g} "
         f"for each of {listed(FOUR_METHODS)}, without a search. {ENDS}"
     ),
