@@ -100,6 +100,11 @@ def test_no_function_has_the_name_of_a_package():
     assert [name for name in rk.__all__ if name in packages and not inspect.ismodule(getattr(rk, name))] == []
 
 
+def test_the_first_public_name_loads_no_tables_or_pictures():
+    loaded = fresh("import json, sys, rookery as rk; rk.FedNest; print(json.dumps(list(sys.modules)))")
+    assert not set(loaded) & (HEAVY - {"jax", "numpy"})
+
+
 @pytest.mark.parametrize(("name", "place"), rk._MODULES.items())
 def test_public_modules_are_found_by_their_short_names(name, place):
     module = importlib.import_module(name)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from rookery.data.files import Arrays, DataError
 
@@ -178,6 +177,8 @@ _ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-los
 
 def adult(paths: Paths) -> Arrays:
     """Numbers as they are, every category a 0/1 column named `sex=Male`; "?" (unknown) is a category of its own."""
+    import pandas as pd
+
     parts = {}
     for part, name, skip in (("train", "adult.data", 0), ("test", "adult.test", 1)):
         columns = [*ADULT_COLUMNS, "class"]
@@ -220,6 +221,8 @@ _COVTYPE_SHA256 = "0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217
 
 def covtype(paths: Paths) -> Arrays:
     """All rows as training data, in the original order: there is no test set."""
+    import pandas as pd
+
     path = paths["covtype.data.gz"]
     content = gzip.decompress(path.read_bytes())
     if hashlib.sha256(content).hexdigest() != _COVTYPE_SHA256:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Int
 
 from rookery.base.arguments import check_counts, check_positive, check_seed
@@ -67,6 +66,8 @@ def _check(labels: Any, needed: int, seed: int, **counts: int) -> None:
     array = np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels must have one entry for each sample; got an array of shape {array.shape}.")
+    import pandas as pd
+
     if pd.isna(array).any():
         raise ValueError(f"labels must not have missing values; got {int(pd.isna(array).sum())}.")
     if len(array) < needed:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import debug, device, mesh
+from rookery.engines.simulation import debug, device
 from rookery.engines.streaming import staged
 
 
@@ -42,5 +42,7 @@ class Simulation(device.Settings):
         if self.debug:
             return debug.Session(engine.traced(job, True, self.convolutions), self)
         if self.mesh is not None:
+            from rookery.engines.simulation import mesh  # JAX's tools for several processes take a while to import
+
             return mesh.Session(job, self)
         return device.Session(engine.traced(job, False, self.convolutions), self)
