@@ -24,11 +24,11 @@ gpu: setup
 browser: setup
 	@command -v chromedriver >/dev/null || { echo "make browser needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(BIN)/python -m pytest -m browser tests/report/browser
 
 flare: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
-	$(BIN)/python -m pytest -m slow tests/federation/test_nvflare.py
+	$(BIN)/python -m pytest -m slow tests/engines/federation/test_nvflare.py
 
 bench: setup
 	$(BIN)/rookery bench

@@ -15,7 +15,7 @@ from rookery.tasks.dro_imbalanced import SETTINGS, scores, step_profile
 from rookery.tasks.fairness import GROUPS, adult_rows, positives, rates
 from rookery.tasks.portfolio import best
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def end(task, method, rounds, seed=0):

@@ -8,7 +8,7 @@ import pytest
 
 import rookery as rk
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "_build" not in path.parts]
 WRITTEN = [path for path in PAGES if path.name != "summary.md"]  # the summaries are made by experiments

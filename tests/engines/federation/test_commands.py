@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.federation.studies import hosts, without_data
+from tests.engines.federation.studies import hosts, without_data
 from typer.testing import CliRunner
 
 import rookery as rk

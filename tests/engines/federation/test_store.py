@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.federation.processes import FORK, SECONDS, job
-from tests.federation.studies import hosts, in_memory, study, without_data
+from tests.engines.federation.processes import FORK, SECONDS, job
+from tests.engines.federation.studies import hosts, in_memory, study, without_data
 
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.host import Host

@@ -17,8 +17,8 @@ import grpc
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import Played, federation, in_threads, play, server
-from tests.federation.studies import without_data
+from tests.engines.federation.processes import Played, federation, in_threads, play, server
+from tests.engines.federation.studies import without_data
 from typer.testing import CliRunner
 
 import rookery as rk

@@ -18,8 +18,8 @@ import grpc
 import jax
 import numpy as np
 from tests.contract.cases import Case, claims, method, needs, ragged
-from tests.federation.studies import in_memory, without_data
-from tests.federation.studies import study as study_of
+from tests.engines.federation.studies import in_memory, without_data
+from tests.engines.federation.studies import study as study_of
 
 import rookery as rk
 from rookery.engines.checks import start_values
@@ -356,7 +356,7 @@ def federation(transport: Any, played: Played, deadline: float = SECONDS, patien
 
 def replayed(what: Job, lost: set[tuple[int, int]], rounds: int = 3) -> Any:
     """The state after the same run within this process, where the same replies are lost."""
-    from tests.federation.studies import hosts
+    from tests.engines.federation.studies import hosts
 
     count = [0]
     engine = in_memory(hosts(what))
@@ -375,7 +375,7 @@ def replayed(what: Job, lost: set[tuple[int, int]], rounds: int = 3) -> Any:
 @contextlib.contextmanager
 def in_threads(what: Job, address: str, names: tuple[str, ...]) -> Iterator[list[Host]]:
     """Sites in threads of this process, which all join over the network, until the run is over."""
-    from tests.federation.studies import study
+    from tests.engines.federation.studies import study
 
     found = [Host(name, study(what, i)) for i, name in enumerate(names)]
 

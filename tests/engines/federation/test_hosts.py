@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.contract.cases import HARD, claims, full, job, names, pairs, ragged, together
-from tests.federation.studies import hosts, in_memory, without_data
+from tests.engines.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
 from rookery.engines.federation import wire

@@ -17,7 +17,7 @@ from rookery import cli
 from rookery.testing import NAMES, Report, Result, check_method, checks
 from rookery.testing.contract import QUICK
 
-OWN = Path(__file__).parent.parent / "examples" / "own_methods"
+OWN = Path(__file__).parents[2] / "examples" / "own_methods"
 
 
 class State(NamedTuple):

@@ -21,7 +21,7 @@ import rookery as rk
 from rookery.cli.site import read_module
 from rookery.engines.federation.policy import Policy
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
 ROUNDS = 40
 SOURCES = ("laboratory", "letter", "billing")
 SITES = ("general", "riverside", "university")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.studies import study, without_data
+from tests.engines.federation.studies import study, without_data
 
 import rookery as rk
 from rookery.engines.engine import Job
@@ -21,7 +21,7 @@ from rookery.testing import NAMES, check_method
 from rookery.testing.cases import VERY_UNEQUAL, job, ragged
 from rookery.testing.runs import close, outcome
 
-OWN = Path(__file__).parent.parent / "examples" / "own_methods"
+OWN = Path(__file__).parents[2] / "examples" / "own_methods"
 
 
 def load(name: str) -> Any:

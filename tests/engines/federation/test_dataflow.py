@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.studies import hosts, in_memory, without_data
+from tests.engines.federation.studies import hosts, in_memory, without_data
 
 import rookery as rk
 from rookery.engines import engine

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from rookery import cli
 from rookery.report import html
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def blocks(name: str, language: str) -> list[str]:

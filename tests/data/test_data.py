@@ -21,7 +21,7 @@ from rookery import data
 from rookery.data import datasets, files, formats
 from rookery.data.files import DataError, File, Form
 
-_SIBLING = Path(__file__).resolve().parents[2] / "shared" / "data"
+_SIBLING = Path(__file__).resolve().parents[3] / "shared" / "data"
 REAL = Path(os.environ.get("ROOKERY_DATA") or _SIBLING)
 
 

@@ -422,7 +422,7 @@ def test_files_and_models_without_weights(tmp_path: Any) -> None:
 
 # The examples and the page.
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import rookery as rk
 from rookery.cli.registry import TASKS
 from rookery.tasks.hyperrep import digit_images, hidden
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 # Tasks whose metric is an accuracy, or whose data may not be at hand: they have tests of their own.
 OTHERS = (
     "data-cleaning",

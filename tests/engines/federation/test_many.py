@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import Played, federation, in_threads, play, server
-from tests.federation.studies import without_data
+from tests.engines.federation.processes import Played, federation, in_threads, play, server
+from tests.engines.federation.studies import without_data
 
 import rookery as rk
 from rookery.engines.checks import start_values

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.federation.test_hospitals import EXAMPLE
+from tests.engines.federation.test_hospitals import EXAMPLE
 
 import rookery as rk
 from rookery.cli.site import read_module

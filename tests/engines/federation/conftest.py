@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.federation.processes import NAMES, Process
+from tests.engines.federation.processes import NAMES, Process
 
 
 @pytest.fixture(scope="session")

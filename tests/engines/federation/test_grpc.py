@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import NAMES, Played, Process, federation, job, play, server
-from tests.federation.studies import hosts, study, without_data
+from tests.engines.federation.processes import NAMES, Played, Process, federation, job, play, server
+from tests.engines.federation.studies import hosts, study, without_data
 
 import rookery as rk
 from rookery.engines.checks import start_values

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import (
+from tests.engines.federation.processes import (
     FORK,
     NAMES,
     SECONDS,
@@ -35,7 +35,7 @@ from tests.federation.processes import (
     replayed,
     server,
 )
-from tests.federation.studies import like, study, without_data
+from tests.engines.federation.studies import like, study, without_data
 
 import rookery as rk
 from rookery import cli

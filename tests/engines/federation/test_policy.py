@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.studies import hosts, in_memory, like, without_data
+from tests.engines.federation.studies import hosts, in_memory, like, without_data
 
 import rookery as rk
 from rookery.channels.privacy import Clip, Gaussian

@@ -13,9 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.federation.processes import FORK, SECONDS, play, prepared
-from tests.federation.processes import job as of_three
-from tests.federation.studies import hosts, in_memory, study, without_data
+from tests.engines.federation.processes import FORK, SECONDS, play, prepared
+from tests.engines.federation.processes import job as of_three
+from tests.engines.federation.studies import hosts, in_memory, study, without_data
 
 import rookery as rk
 from rookery.engines.checks import start_values
@@ -252,7 +252,7 @@ def test_a_limit_holds_over_runs_and_the_start_counts(tmp_path: Path) -> None:
 
 
 def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path: Path) -> None:
-    from tests.federation.test_dataflow import Winding
+    from tests.engines.federation.test_dataflow import Winding
 
     clients = rk.Clients(upper=[ROWS, ROWS], center=ROWS, center_client=1)
     what = dataclasses.replace(job(), clients=clients, algorithm=Winding(), cohort=2, measure=None)

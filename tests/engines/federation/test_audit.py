@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.federation.processes import FORK, SECONDS
+from tests.engines.federation.processes import FORK, SECONDS
 from typer.testing import CliRunner
 
 from rookery import cli
@@ -252,8 +252,8 @@ def test_a_torn_line_on_a_full_disk_locks_nobody_out(tmp_path: Path, monkeypatch
 
 def test_a_request_that_can_not_be_logged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent that is not in the log; the site goes on when there is space."""
-    from tests.federation import test_limits as limits
-    from tests.federation.studies import in_memory
+    from tests.engines.federation import test_limits as limits
+    from tests.engines.federation.studies import in_memory
 
     host = limits.site(tmp_path, rounds=5)
     asked = limits.honest(in_memory([host]).transport, rounds=1)
