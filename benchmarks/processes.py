@@ -11,7 +11,7 @@ import subprocess
 
 from devices import cores, doubling, environment, pinned, seconds
 
-from rookery.base import hosts
+from rookery.base.processes import lead, start
 
 
 def main() -> None:
@@ -25,9 +25,9 @@ def main() -> None:
         address, processes, process = asked.member
         alone = processes == "1"
         if not alone:
-            hosts.start(address, int(processes), int(process))
+            start(address, int(processes), int(process))
         taken = seconds(None if alone else "all", asked.cohort)
-        if hosts.lead():
+        if lead():
             print(f"{taken:.6f}", flush=True)
         return
     doubling("processes", asked.most, lambda processes: _together(processes, asked.cohort))

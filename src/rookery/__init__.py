@@ -23,7 +23,7 @@ _MODULES = {  # public modules that live in a package: `import rookery.tree` giv
     "rookery.client": "rookery.language.client",
     "rookery.clients": "rookery.data.clients",
     "rookery.fed": "rookery.language.fed",
-    "rookery.hosts": "rookery.base.hosts",
+    "rookery.hosts": "rookery.base.processes",
     "rookery.models": "rookery.problems.models",
     "rookery.objectives": "rookery.problems.objectives",
     "rookery.site": "rookery.run.join",

@@ -15,7 +15,7 @@ from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, job, pairs, ragged, together
 
-# One that gathers and scatters. (Others: test_hosts; and below DRFA, whose cohort has clients twice.)
+# One that gathers and scatters. (Others: test_processes; and below DRFA, whose cohort has clients twice.)
 CORE = {"PDSGD"}
 
 
@@ -110,7 +110,7 @@ def test_a_run_is_the_same() -> None:
     assert uncut().memory is not None
 
 
-@pytest.mark.slow  # test_hosts: from four devices of two processes to one
+@pytest.mark.slow  # test_processes: from four devices of two processes to one
 @pytest.mark.xdist_group("PDSGD on devices")
 @pytest.mark.parametrize(("before", "after"), [(4, None), (4, 2), (None, 3), (2, 4)])
 def test_a_checkpoint_goes_on_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:

@@ -843,7 +843,7 @@ def test_replies_without_weight_fail_the_round(engine: Any) -> None:
 
 
 def test_a_call_is_as_long_as_the_clock_allows() -> None:
-    """(Of several processes, the first decides for all: see contract/test_hosts.py.)"""
+    """(Of several processes, the first decides for all: see contract/test_processes.py.)"""
 
     def calls(seconds: float) -> list[int]:
         pace, made = Pace(256), []

@@ -44,7 +44,7 @@ def keys_by_kernel() -> Callable[[bool], Any] | None:
 def shared_service() -> Any:
     """The client of the key-value service that JAX's processes share; None where there is one process.
 
-    `rookery.hosts` needs it. Where it is missing, runs of several processes fail at the start with an AttributeError.
+    `base/processes.py` needs it. Without it, runs of several processes fail at the start with an AttributeError.
     """
     from jax._src import distributed
 

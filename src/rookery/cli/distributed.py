@@ -42,9 +42,9 @@ def join(distributed: bool, coordinator: str | None, processes: int | None, proc
         if processes < 1 or not 0 <= process < processes:
             raise ValueError(f"--process must be from 0 to --processes - 1; got --process {process} of {processes}.")
     if os.environ.get(_WORKER) == "1":
-        from rookery.base import hosts
+        from rookery.base.processes import start
 
-        hosts.start(coordinator, processes, process)
+        start(coordinator, processes, process)
         return True
     raise typer.Exit(_supervised())
 

@@ -184,18 +184,18 @@ def border() -> Iterator[None]:
         raise
     except (ValueError, TypeError, OSError) as error:
         complain(_in_words(error) if isinstance(error, OSError) else str(error))
-        _tell_hosts(error)
+        _tell_other_processes(error)
         raise typer.Exit(2) from None
     except MemoryError as error:  # a round that the device has no room for says so, and what to do
         complain(str(error) or "There is not enough memory for this.")
-        _tell_hosts(error)
+        _tell_other_processes(error)
         raise typer.Exit(1) from None
     except rk.NonFiniteError as error:
-        _tell_hosts(error)
+        _tell_other_processes(error)
         complain(f"The run broke down: {error}. Smaller steps may help.")
         raise typer.Exit(1) from None
     except RuntimeError as error:
-        from rookery.base.hosts import HostError
+        from rookery.base.processes import HostError
 
         if not isinstance(error, HostError):
             raise
@@ -210,12 +210,12 @@ def _in_words(error: OSError) -> str:
     return f"Cannot use {error.filename}: {error.strerror}. Give another path."
 
 
-def _tell_hosts(error: Exception) -> None:
+def _tell_other_processes(error: Exception) -> None:
     """Tell the other processes of a distributed run why this one has ended."""
-    if "rookery.base.hosts" in sys.modules:
-        from rookery.base import hosts
+    if "rookery.base.processes" in sys.modules:
+        from rookery.base import processes
 
-        hosts.failed(str(error))
+        processes.report_failure(str(error))
 
 
 @contextmanager

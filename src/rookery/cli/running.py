@@ -48,7 +48,7 @@ def execute(
     import numpy as np
 
     from rookery import report
-    from rookery.base import hosts
+    from rookery.base import processes
     from rookery.language.metrics import direction
 
     chosen = asked.task
@@ -60,9 +60,9 @@ def execute(
     rounds, size, goal = description["rounds"], description["cohort"], direction(chosen.metric)
     options = {"rounds": rounds, "cohort": size, "every": every if first is None else first, "seed": seed, **also}
     config = "".join(f"{line}\n" for line in dict.fromkeys(notes)) + repeated(asked, options, {}, command)
-    if asked.note and not quiet and hosts.lead():
+    if asked.note and not quiet and processes.lead():
         print(asked.note, file=sys.stderr)
-    folder = _folder(out, resume, description, config) if hosts.lead() else nullcontext()
+    folder = _folder(out, resume, description, config) if processes.lead() else nullcontext()
     with folder:
         with np.errstate(all="ignore"), told_below():
             result = rk.solve(
@@ -81,7 +81,7 @@ def execute(
                 progress=False if quiet or json else None,
                 **how,
             )
-        if not hosts.lead():
+        if not processes.lead():
             return 1 if result.stopped is not None else 130 if result.interrupted else 0
         description["stopped"] = result.stopped
         description["diverged"] = None if result.stopped is not None else _diverged(result.history, goal)

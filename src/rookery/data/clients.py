@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from rookery.base import hosts, jaxprs
+from rookery.base import jaxprs, processes
 from rookery.base.arguments import check_counts, kind_of
 from rookery.base.placement import check as check_placement
 from rookery.base.placement import on_host
@@ -235,8 +235,8 @@ class Clients:
             [1, 2, 3]
         """
         check_counts(n=n)
-        here = hosts.share(n)
-        group = hosts.Hosts(together=len(here) < n)
+        here = processes.share(n)
+        group = processes.Processes(together=len(here) < n)
         each = [_loaded(load, i) for i in here]
         names = [name for name in ("lower", "upper", "test") if name in each[0]]
         for i, own in zip(here, each, strict=True):
@@ -249,7 +249,7 @@ class Clients:
         sample = lambda source: [[str(a.dtype), list(a.shape[1:])] for a in jax.tree.leaves(source.rows)]
         group.agree({f"{name} sample": sample(source) for name, source in held.items()})
         sizes = {name: np.asarray(source.sizes).tolist() for name, source in held.items()}
-        each_told = group.gathered((sizes, [jaxprs.digest(*jax.tree.leaves(own))[:16] for own in each]))
+        each_told = group.gather((sizes, [jaxprs.digest(*jax.tree.leaves(own))[:16] for own in each]))
 
         def whole(name: str) -> Source | None:
             if name not in held:

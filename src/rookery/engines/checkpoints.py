@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import content
-from rookery.base.hosts import ALONE, Hosts
+from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
 
@@ -68,8 +68,8 @@ class Folder:
     Of several processes, which all see the folder, each writes its own part of the arrays, and the first does the rest.
     """
 
-    def __init__(self, path: str | Path, hosts: Hosts = ALONE) -> None:
-        self.path, self._hosts = Path(path).absolute(), hosts
+    def __init__(self, path: str | Path, processes: Processes = ONE_PROCESS) -> None:
+        self.path, self._processes = Path(path).absolute(), processes
         self._orbax: Any = None
         self._begun: int | None = None  # to be written
 
@@ -82,7 +82,7 @@ class Folder:
 
     def rounds(self) -> list[int]:
         """The rounds that are there, the last one last."""
-        return self._hosts.first(self._listed)
+        return self._processes.on_lead(self._listed)
 
     def _listed(self) -> list[int]:
         if self.path.is_file():
@@ -153,7 +153,7 @@ class Folder:
         except Exception as error:
             raise self._unwritten(error) from error
         begun = self._begun
-        return begun is not None and self._hosts.first(lambda: not self.place(begun).exists())
+        return begun is not None and self._processes.on_lead(lambda: not self.place(begun).exists())
 
     def wait(self) -> None:
         """Until what was begun is written."""
@@ -166,12 +166,12 @@ class Folder:
 
     def delete(self, rounds: list[int]) -> None:
         """Delete rounds; one by one, none of them half."""
-        for done in rounds if self._hosts.lead else []:
+        for done in rounds if self._processes.lead else []:
             shutil.rmtree(self.place(done).replace(self.path / f"round_{done}.deleted"))
 
     def clean(self) -> None:
         """Delete what a process that was killed has left half-written or half-deleted."""
-        for place in self.path.iterdir() if self._hosts.lead and self.path.exists() else []:
+        for place in self.path.iterdir() if self._processes.lead and self.path.exists() else []:
             if re.fullmatch(r"round_\d+\..*", place.name):
                 shutil.rmtree(place)
 
@@ -330,7 +330,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path, identity: dict[str, Any], session: Any) -> None:
-        self._folder, self._identity, self._session = Folder(folder, session.hosts), identity, session
+        self._folder, self._identity, self._session = Folder(folder, session.processes), identity, session
         self._saved: int | None = None  # by everybody
         self._begun: int | None = None  # to be written
         self._left = False  # whether an evaluation has not been saved
@@ -412,7 +412,7 @@ class Checkpoint:
         Unless `always`, not if the round before is still being written, nor if saving takes too much of the run's time.
         """
         begin = time.perf_counter()
-        costly = self._session.hosts.told(self._spent > SHARE * (begin - self._since))
+        costly = self._session.processes.broadcast(self._spent > SHARE * (begin - self._since))
         self._left = not always and (costly or self._folder.busy())
         if self._left:
             return

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
-from rookery.base.hosts import Hosts
+from rookery.base.processes import Processes
 from rookery.data.clients import Clients, sample_cohort
 from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure
@@ -55,7 +55,7 @@ class Stopped(NamedTuple):
 class Session(Protocol):
     """A run on an engine, between two rounds."""
 
-    hosts: Hosts  # the processes that run it together
+    processes: Processes  # the processes that run it together
     clients: Clients  # the job's, with what the engine has learnt of their data
     durable: bool  # whether every round is saved, where there is a checkpoint: others depend on it
     shows_each: bool  # whether results may show what a single client's evaluation gave

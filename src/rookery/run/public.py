@@ -5,7 +5,7 @@ from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
 from rookery.algorithms.server_optimizer import with_server_optimizer
 from rookery.base import tree
-from rookery.base.hosts import HostError
+from rookery.base.processes import HostError
 from rookery.channels import clip, gaussian
 from rookery.data.clients import Clients
 from rookery.engines.federation import Federation

@@ -354,8 +354,8 @@ def solve(
     job = dataclasses.replace(job, noise_seed=noise_seed)
     session = engine.open(job)
     with closing(session):
-        clients, hosts = session.clients, session.hosts
-        hosts.agree({"rounds": rounds, "every": every, "keep_best": keep_best, "checkpoint": str(checkpoint)})
+        clients, processes = session.clients, session.processes
+        processes.agree({"rounds": rounds, "every": every, "keep_best": keep_best, "checkpoint": str(checkpoint)})
         record.ledger.add([session.init()], clients.n)
         record.seconds += time.perf_counter() - begin
         record.ledger.rounds = 0
@@ -383,8 +383,8 @@ def solve(
         settings = _settings(problem, clients, algorithm, engine, channel, faults)
         settings |= {"cohort": cohort, "seed": seed, "rounds": rounds, "every": every}
         settings |= {} if noise_seed is None else {"noise_seed": noise_seed}
-        following = _Following(trackers if hosts.lead else [], settings)
-        showing = _bar(progress if hosts.lead else False, algorithm, rounds, session, notes)
+        following = _Following(trackers if processes.lead else [], settings)
+        showing = _bar(progress if processes.lead else False, algorithm, rounds, session, notes)
         with following, saver or nullcontext(), showing as bar, interrupts(session.durable) as interrupt:
             pace = Pace(1 if session.durable else _AT_ONCE)
             looks = record.looks or bool(functions)  # if nothing looks at the state, calls go on beyond `every` rounds
@@ -393,7 +393,7 @@ def solve(
             while session.rounds < rounds and not session.stopped:
                 until = every - session.rounds % every if looks else rounds
                 count = pace.next(min(until, rounds - session.rounds))
-                said = hosts.gathered((count, ended or interrupt.is_set()))
+                said = processes.gather((count, ended or interrupt.is_set()))
                 if any(stop for _, stop in said):
                     break
                 count = said[0][0]
@@ -412,7 +412,7 @@ def solve(
                 following.tell(record.rows)
                 if due and functions:
                     so_far = record.run(session, interrupted=False)
-                    ended = hosts.first(lambda: any([_is_true(function(so_far)) for function in functions]))
+                    ended = processes.on_lead(lambda: any([_is_true(function(so_far)) for function in functions]))
                 bar(session.rounds, record.rows[-1])
             if record.rows[-1]["round"] != session.rounds:  # Ctrl-C, or a round that was not completed
                 record.evaluate(session)
@@ -724,7 +724,7 @@ class _Record:
         """Add a row for the session as it stands."""
         # The next rounds donate the state: what `evaluate` sees is its own to keep.
         own = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2]) if self._evaluate else ()
-        metrics = session.hosts.first(lambda: self._metrics(own))
+        metrics = session.processes.on_lead(lambda: self._metrics(own))
         for name, value in (
             over_clients(*session.measure(), np.asarray(session.clients.weights, float), session.shows_each)
             if self._measures

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery.base.hosts import ALONE
 from rookery.base.printable import printable
+from rookery.base.processes import ONE_PROCESS
 from rookery.engines import engine
 from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import Stopped
@@ -22,7 +22,7 @@ from rookery.plan import trace as plan
 class Session:
     """A run with its sites: those of this process, or on a network."""
 
-    hosts = ALONE
+    processes = ONE_PROCESS
     memory = None  # that of the sites is nobody else's
     notes = ()
 

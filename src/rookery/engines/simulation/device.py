@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import convolutions, jaxprs
-from rookery.base.hosts import ALONE, Hosts
+from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
@@ -61,7 +61,7 @@ class Settings:
 class Session:
     """A run in this process."""
 
-    hosts: Hosts = ALONE
+    processes: Processes = ONE_PROCESS
     keepers = None
     durable = False
     shows_each = True
@@ -74,7 +74,7 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
-        self._room = room_for(traced, devices, self.hosts)
+        self._room = room_for(traced, devices, self.processes)
         chosen = simulation.block == "auto"
         self._block: Block = Fitting(self._room.side_by_side) if chosen else simulation.block
         self.notes = self._room.notes(-(-self._job.cohort // devices)) if chosen else []
@@ -201,14 +201,14 @@ class Session:
         self._carry = None
 
 
-def room_for(traced: engine.Traced, devices: int, hosts: Hosts) -> Room:
+def room_for(traced: engine.Traced, devices: int, processes: Processes) -> Room:
     """What there is room for on each of these devices, and on the smallest of them all."""
     carry, clients = traced.start.made.carry, traced.job.clients
     state, own = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
     on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
     data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
     among = devices if clients.here is None else jax.local_device_count()
-    limit = min(hosts.gathered(memory_of(jax.local_devices()[0])))
+    limit = min(processes.gather(memory_of(jax.local_devices()[0])))
     bodies = [traced.start.body, traced.round.body]
     return Room(limit, -(-data // among), state + -(-own // devices), bodies, traced.setting.clients.client_axes())
 

@@ -19,8 +19,8 @@ from jaxtyping import Array
 
 from rookery import __version__
 from rookery.base.draws import seed_key
-from rookery.base.hosts import ALONE, HostError, Hosts
 from rookery.base.jaxprs import digest
+from rookery.base.processes import ONE_PROCESS, HostError, Processes
 from rookery.data.clients import Clients
 from rookery.data.source import Source
 from rookery.engines import engine
@@ -179,17 +179,17 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _processes(mesh: Mesh) -> Hosts:
+def _processes(mesh: Mesh) -> Processes:
     """Those whose devices they are."""
     whose = {device.process_index for device in mesh.devices}
     if whose == {jax.process_index()}:
-        return ALONE
+        return ONE_PROCESS
     if whose != set(range(jax.process_count())):
         raise ValueError(
             f"Simulation: the mesh has devices of the processes {sorted(whose)}, and there are {jax.process_count()}: "
             'give mesh="all", or devices of one process alone.'
         )
-    return Hosts(together=True)
+    return Processes(together=True)
 
 
 def _described(traced: engine.Traced, settings: device.Settings) -> dict[str, Any]:
@@ -234,11 +234,11 @@ class Session(device.Session):
             )
         division.check(job.clients)
         self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions, seen=_as_on_one(job.clients))
-        self.hosts = _processes(division.mesh)
+        self.processes = _processes(division.mesh)
         seen = division.seen(job.clients)
         traced = engine.traced(job, convolve=settings.convolutions, seen=seen)
-        if self.hosts.count > 1:
-            self.hosts.agree(_described(traced, settings))
+        if self.processes.count > 1:
+            self.processes.agree(_described(traced, settings))
         super().__init__(self._placed(traced), settings, division.devices)
         self._data = division.divided(job.clients)
 
@@ -247,14 +247,14 @@ class Session(device.Session):
         plan: Any = lambda own: None if own is None else replace(own, consts=put(own.consts))
         start, one_round, measure = map(plan, (traced.start, traced.round, traced.measure))
         job = replace(traced.job, start=put(traced.job.start))
-        noise = traced.noise if self.hosts.count == 1 else self._agreed(traced.noise)
+        noise = traced.noise if self.processes.count == 1 else self._agreed(traced.noise)
         hyper, seed, noise = put((traced.hyper, traced.seed, noise))
         plans = {"start": start, "round": one_round, "measure": measure}
         return replace(traced, job=job, hyper=hyper, seed=seed, noise=noise, **plans)
 
     def _agreed(self, noise: Any) -> Any:
         """The first process's entropy, on all of them."""
-        words = self.hosts.told(np.asarray(noise).tolist())
+        words = self.processes.broadcast(np.asarray(noise).tolist())
         return np.array(words, np.uint32) if words else ()
 
     @cached_property
@@ -277,7 +277,7 @@ class Session(device.Session):
         if _is_key(leaf):
             data = jnp.asarray(self._whole(jax.random.key_data(leaf)))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        return np.array(leaf) if self.hosts.count == 1 else multihost_utils.process_allgather(leaf, tiled=True)
+        return np.array(leaf) if self.processes.count == 1 else multihost_utils.process_allgather(leaf, tiled=True)
 
     def save(self) -> Carry:
         """See `engine.Session.save`."""
@@ -290,7 +290,7 @@ class Session(device.Session):
         try:
             return super().advance(rounds)
         except jax.errors.JaxRuntimeError as error:
-            if self.hosts.count == 1 or "RESOURCE_EXHAUSTED" in str(error):
+            if self.processes.count == 1 or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             why = str(error).splitlines()[0]
             raise HostError(

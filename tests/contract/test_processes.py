@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.base import hosts
+from rookery.base import processes
 from rookery.testing.runs import outcome
 
 from .cases import HARD, HOSTED, job, ragged
@@ -38,7 +38,7 @@ def test_two_processes_of_two_devices(cases: list[tuple[str, str]], tmp_path: Pa
     where, given = address(), ["-".join(pair) for pair in cases]
     each = [
         subprocess.Popen(
-            [sys.executable, "-m", f"{HERE.name}.hosted", where, "2", str(i), str(tmp_path), *given],
+            [sys.executable, "-m", f"{HERE.name}.distributed", where, "2", str(i), str(tmp_path), *given],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -97,24 +97,42 @@ def goes_on(checkpoint: Path, before: dict[str, Any]) -> None:
     np.testing.assert_allclose(left, right, rtol=1e-10)
 
 
-def test_alone_one_hears_oneself() -> None:
-    assert hosts.ALONE.gathered({"a": 1}) == [{"a": 1}]
-    assert hosts.ALONE.first(lambda: 3) == 3
-    assert hosts.lead()
-    hosts.ALONE.agree({"a": 1})
+def test_one_process_gathers_its_own_value() -> None:
+    assert processes.ONE_PROCESS.gather({"a": 1}) == [{"a": 1}]
+    assert processes.ONE_PROCESS.on_lead(lambda: 3) == 3
+    assert processes.lead()
+    processes.ONE_PROCESS.agree({"a": 1})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("localhost:1", 2, None), "all three"),
-        (("localhost:1", 2, 2), "process=2 of 2: they are counted from 0 to 1"),
-        (("localhost", 2, 0), "not of the form host:port"),
+        (("localhost:1", 2, None), "together, or none of them"),
+        (("localhost:1", 2, 2), "process must be from 0 to 1; got 2"),
+        (("localhost", 2, 0), "must have the form host:port"),
     ],
 )
 def test_bad_addresses(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        hosts.start(*given)
+        processes.start(*given)
+
+
+def test_joining_changes_no_hook_and_reports_an_uncaught_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    reported: list[str] = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **settings: None)
+    monkeypatch.setattr("atexit.register", registered.append)
+    monkeypatch.setattr(processes, "report_failure", reported.append)
+    hook = sys.excepthook
+    processes.start("localhost:1", 1, 0)
+    assert sys.excepthook is hook
+    (at_exit,) = registered
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    at_exit()
+    assert reported == []
+    monkeypatch.setattr(sys, "last_value", OSError("no such file"), raising=False)
+    at_exit()
+    assert reported == ["OSError: no such file"]
 
 
 # The command line.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import rookery as rk
-from rookery.base import hosts
+from rookery.base.processes import HostError, lead, start
 from rookery.language.ledger import Ledger
 
 from .cases import HARD, case, job, ragged
@@ -20,7 +20,7 @@ from .cases import HARD, case, job, ragged
 
 def main(address: str, processes: int, process: int, folder: Path, cases: list[str]) -> None:
     """All of it, in this process."""
-    hosts.start(address, processes, process, patience=100)
+    start(address, processes, process, patience=100)
     everywhere = rk.Simulation(mesh="all")
     for name, kind in (given.split("-") for given in cases):
         what = job(name, ragged(kind), **HARD)
@@ -29,7 +29,7 @@ def main(address: str, processes: int, process: int, folder: Path, cases: list[s
         ledger.add([session.init()], what.clients.n)
         ledger.add(session.advance(2), what.cohort)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((session.state, session.memory))]
-        if hosts.lead():
+        if lead():
             np.savez(folder / name, *leaves)
             say(method=name, counts=ledger.counts)
     whole_runs(folder, everywhere)
@@ -68,7 +68,7 @@ def disagreeing(process: int, everywhere: rk.Simulation) -> None:
     for clients, step, batch in ((moved, 0.1, 2), (it.clients(), 0.1 + process, 2), (it.clients(), 0.1, 2 + process)):
         try:
             rk.solve(it.problem, clients, rk.FedAvg(step=step, batch_size=batch), it.init, 1, engine=everywhere)
-        except hosts.HostError as error:
+        except HostError as error:
             say(error=str(error))
 
 
@@ -82,7 +82,7 @@ def failing(process: int) -> None:
 
     try:
         rk.Clients.from_loader(4, load)
-    except hosts.HostError as error:
+    except HostError as error:
         say(error=str(error))
 
 
