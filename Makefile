@@ -14,6 +14,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/prose.py src *.md docs/*.md docs/tutorials docs/mathematics docs/reference
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow

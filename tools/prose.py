@@ -1,0 +1,66 @@
+"""Find habits of phrasing that make a reader stop. Usage: python tools/prose.py [--all] FILE_OR_FOLDER...
+
+It reads the comments and strings of Python files and the text of Markdown pages, and prints what to write instead.
+"""
+
+import re
+import sys
+import tokenize
+from pathlib import Path
+
+NAMES = "optax|JAX|NumPy|orbax|pandas|gRPC|XLA|Equinox|Flax|FLARE|Adam|FedNest|FedAvg|ASFBO|FedBiO"
+COMPARATIVES = r"longer|less|more|worse|such|one|\w+er"
+PATTERNS = {  # checked by `make lint`
+    r"is not an? [\w ]+, at least": "WHAT must be …; got …",
+    r"names? \w+ that there (is|are) not": "names a … that does not exist",
+    r"more than a manner of speaking|something else in mind": "say it plainly",
+}
+LATER = {  # checked with --all only, until nothing is left of them
+    r"what there (is|was|are|were)\b": "name it: the data, the last good state",
+    r"of which there (is|are)": "say how many, and of what",
+    r"(?<!here) (is|are) none\b(?! left)": "is not a …, is not one of …",
+    rf"(?<!here) (is|are) no (?!({COMPARATIVES})\b)[a-z]+": "is not a …",
+    rf"(?<!one) of ({NAMES})'s(?= (own|kind|at|which|that|takes?|is|are|and|the)\b|[,.;:)]|$)": "an optax optimizer",
+    r"\b[Tt]hose who\b": "the clients that, the sites that, people who",
+    r"(^|[;.:#] )[Ww]ho (do|does|did|has|had|is|are|was|missed|replied)\b(?![^.]*\?)": "the clients that …",
+    r"\b([Ww]hat|[Ww]ho)ever\b": "regardless of …, any …, anyone who …",
+    r", as (?!they|it)[\w.]+(\([^()]*\))? (is|are)(?=[.,;:)]|$)": "e.g. …, such as …",
+    r"\bbut for the\b": "except for the",
+}
+
+
+def passages(path: Path) -> list[tuple[int, str]]:
+    """The line and text of every comment and string of a Python file, or of a Markdown page without its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        blank = lambda match: "\n" * match[0].count("\n")
+        return [
+            (1, re.sub(r"`[^`\n]*`", "`…`", re.sub(r"^(```+).*?^\1$", blank, text, flags=re.DOTALL | re.MULTILINE)))
+        ]
+    with path.open("rb") as file:
+        kinds = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
+        return [(t.start[0], t.string) for t in tokenize.tokenize(file.readline) if tokenize.tok_name[t.type] in kinds]
+
+
+def findings(path: Path, patterns: dict[str, str]) -> list[str]:
+    """A line for each habit in a file."""
+    found = []
+    for start, text in passages(path):
+        for pattern, better in patterns.items():
+            for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.MULTILINE):
+                line = start + text[: match.start()].count("\n")
+                found.append(f"{path}:{line}: {' '.join(match[0].split())!r} → {better}")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    patterns = PATTERNS | LATER if "--all" in arguments else PATTERNS
+    places = [Path(name) for name in arguments if name != "--all"]
+    files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
+    found = [line for file in files if file.suffix in (".py", ".md") for line in findings(file, patterns)]
+    print(*found, sep="\n", end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
