@@ -15,6 +15,7 @@ from rookery.engines import engine
 from rookery.engines.federation import wire
 from rookery.language import fed
 from rookery.plan import trace as plan
+from rookery.plan.costs import costs, counted_loops
 from rookery.testing.runs import agree, outcome
 
 from .cases import BOTH, CHEAP, HARD, case, claims, job, method, names, pairs, ragged, single, together
@@ -49,8 +50,8 @@ def test_what_travels_is_the_method_s(name: str, kind: str) -> None:
     plain = engine.traced(job(name, it, method(name, **LAST.get(name, {})), **HARD)).round
     own_y = not kind.startswith("Local") and kind != "SingleLevel"
     traced = engine.traced(job(name, it, wrapped(name, adam, optax.adam(0.01) if own_y else None), **HARD))
-    turns = [np.int32(2) for _ in plan.traced_loops(plain.body)]
-    assert plan.costs(plain, turns) == plan.costs(traced.round, turns)
+    turns = [np.int32(2) for _ in counted_loops(plain.body)]
+    assert costs(plain, turns) == costs(traced.round, turns)
     given = jax.tree.unflatten(jax.tree.structure(traced.round.given), traced.round.jaxpr.invars[-_count(traced) :])
     made = jax.tree.unflatten(jax.tree.structure(traced.round.made), traced.round.jaxpr.outvars)
     found, asked = reached(traced.round, jax.tree.leaves(given.carry.state.server_optimizer))

@@ -26,8 +26,9 @@ from rookery.engines.engine import PROGRAMS, Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.site import Site
 from rookery.engines.simulation import device as simulation
-from rookery.language import fed, ledger
-from rookery.plan import trace as plan
+from rookery.language import ledger
+from rookery.plan.calls import WorkCall
+from rookery.plan.costs import costs
 from rookery.run.solve import Pace
 
 ENGINES = [rk.Simulation(), rk.Federation()]
@@ -136,11 +137,11 @@ FIRST = rk.SingleLevel(lambda x, b: jnp.mean((x[0] - b) ** 2).astype(x.dtype))
 
 def test_bytes_beyond_32_bits() -> None:
     plans = traced(FIRST, THREE, Talkative(), jax.ShapeDtypeStruct((10**6,), jnp.float32))
-    costs = plan.costs(plans.round, [])
-    ((exchange, entry),) = costs.items()
+    entries = costs(plans.round, [])
+    ((exchange, entry),) = entries.items()
     assert (exchange.reply_bytes, entry.count, entry.up, entry.down) == (4 * 10**6, 600, 24 * 10**8, 24 * 10**8)
     account = ledger.Ledger()
-    account.add([ledger.Amounts(costs, [0] * 5)] * 1000, cohort=3)
+    account.add([ledger.Amounts(entries, [0] * 5)] * 1000, cohort=3)
     assert account.counts["exchanges"] == 600_000
     assert account.counts["bytes_up"] == account.counts["bytes_down"] == 3 * 1000 * 24 * 10**8
     assert account.last[0]["bytes_up"] == 3 * 24 * 10**8
@@ -150,7 +151,7 @@ def test_a_state_beyond_32_bits() -> None:
     """2.4 GB: traced, counted and lowered, not run."""
     start = jax.ShapeDtypeStruct((6 * 10**8,), jnp.float32)
     plans = traced(FIRST, THREE, rk.FedAvg(step=0.1), start)
-    (entry,) = plan.costs(plans.round, []).values()
+    (entry,) = costs(plans.round, []).values()
     assert entry.up == 24 * 10**8
     assert entry.down - entry.up == 8  # the step
     program = simulation.Program(plans.start, THREE, "auto")
@@ -473,11 +474,8 @@ def test_no_method_sends_a_key() -> None:
         clients = case.clients()
         start = checks.start_values(case.problem, clients, case.init)
         plans = traced(case.problem, clients, cases.method(name), *start)
-        for eqn in (*plans.start.calls.values(), *plans.round.calls.values()):
-            inputs = eqn.params.get("inputs")
-            first = eqn.primitive is fed.client_map  # the cohort's ids
-            sent = eqn.invars[first : first + inputs.sent] if inputs else []
-            assert not [v for v in sent if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)], name
+        sent = [v for plan in (plans.start, plans.round) for call in plan.body.of(WorkCall) for v in call.sent]
+        assert not [v for v in sent if jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key)], name
 
 
 # A loss is a mean over its batch.

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import quadratics as q
 import transcription as golden
+from evaluated import EvaluatedFed
 
 import rookery as rk
 from rookery.algorithms import asfbo
 from rookery.base import tree
 from rookery.data.clients import View
-from rookery.engines.interpreter import SimulatedFed
 from rookery.language import hyperparameters
-from rookery.language.ledger import Ledger
 from rookery.parts import projection
 from rookery.tasks.quadratic import solution
 
@@ -319,7 +318,7 @@ def sums(direction: Any, step: float, draws: int, *taus: int) -> list[Any]:
     @jax.jit
     def sent(keys: Any, tau: Any) -> Any:
         own = replace(method, local_steps=tau[None])
-        fed = SimulatedFed(NOISY.problem, NOISY.clients, jnp.arange(1), Ledger(0), None, 128, False)
+        fed = EvaluatedFed(NOISY.problem, NOISY.clients, jnp.arange(1))
         one = lambda key: fed.map(lambda c, k: asfbo.local(own, c, HERE, k)[0], key).rows
         return jax.tree.map(lambda v: v[:, 0], jax.vmap(one)(keys))
 

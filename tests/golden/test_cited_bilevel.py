@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import quadratics as q
 import transcription as golden
+from evaluated import EvaluatedFed
 from transcription import Vector, mean
 
 import rookery as rk
 from rookery.data.clients import sample_cohort
-from rookery.engines.interpreter import SimulatedFed
-from rookery.language.ledger import Ledger
 from rookery.tasks.quadratic import Solution, solution
 
 OURS, CLIENTS = q.bilevel(lower=(2,) * 5, upper=(3,) * 5)  # of one size, for smaller programs; of unequal weights
@@ -130,7 +129,7 @@ def test_fedmbo_estimates_the_global_series() -> None:
     method = rk.FedMBO(neumann_terms=4, hessian_step=0.1)
 
     def one(key: Any) -> Any:
-        fed = SimulatedFed(task.problem, task.clients, jnp.arange(2), Ledger(0), None, 128, False)
+        fed = EvaluatedFed(task.problem, task.clients, jnp.arange(2))
         return method._hypergradient(fed, X, Y, key)
 
     samples = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 6000)))
@@ -192,7 +191,7 @@ def test_aggitd_at_the_solution_is_unbiased_up_to_the_length_of_its_series() -> 
     method = rk.AggITD(upper_step=1.0, lower_step=0.1, lower_rounds=n, hessian_step=STEP)
 
     def one(key: Any) -> Any:
-        fed = SimulatedFed(task.problem, task.clients, jnp.arange(3), Ledger(0), None, 128, False)
+        fed = EvaluatedFed(task.problem, task.clients, jnp.arange(3))
         state = method.init(fed, *map(jnp.asarray, best), key)
         chosen = jax.random.randint(jax.random.split(key, 5)[0], (), 0, n + 1)
         return chosen, state.x - method.round(fed, state, key).x
@@ -312,7 +311,7 @@ def test_storm_lowers_the_variance() -> None:
     def squared_error(momentum: Any, key: Any) -> Any:
         method = rk.LocalBSGVR(**slow, momentum=momentum, local_steps=40)
         memory = jax.tree.map(lambda a: jnp.asarray(a)[None], method.memory(X, Y))
-        fed = SimulatedFed(task.problem, task.clients, jnp.arange(1), Ledger(0), memory, 128, False)
+        fed = EvaluatedFed(task.problem, task.clients, jnp.arange(1), memory)
         return jnp.sum((method.round(fed, method.init(fed, X, Y, key), key).u - truth) ** 2)
 
     keys = jax.random.split(jax.random.key(0), 300)

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evaluated import EvaluatedFed
 
 import rookery as rk
 from rookery.algorithms import fednest
-from rookery.engines.interpreter import SimulatedFed
 from rookery.language.fed import Client
-from rookery.language.ledger import Ledger
 from rookery.tasks.quadratic import Solution, solution
 
 WEIGHTS = [0.1, 0.3, 0.2, 0.4]
@@ -87,7 +86,7 @@ def estimates(task: Any, ids: Any, resample: bool, count: int, batch_size: int |
     )
 
     def one(key: Any) -> Any:
-        fed = SimulatedFed(task.problem, task.clients, jnp.asarray(ids), Ledger(0), None, 128, False)
+        fed = EvaluatedFed(task.problem, task.clients, jnp.asarray(ids))
         return fednest.fed_ihgp(method, fed, X, Y, None, STEP, key)
 
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), count)))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.plan import trace as plans
 from rookery.plan import words
+from rookery.plan.costs import costs
 
 TASK = rk.tasks.quadratic(clients=3)
 
@@ -30,7 +30,7 @@ def test_what_is_sent_is_named_and_counted(method: Any) -> None:
     found, rest, last = words.exchanges(plan, 0)
     assert all(own.sent for own in found if own.down)
     assert bool(rest) == bool(last)
-    counted = sum(entry.down for entry in plans.costs(plan, ()).values())
+    counted = sum(entry.down for entry in costs(plan, ()).values())
     told = sum(own.down * (own.times or 0) for own in found) + last
     assert told >= counted
 

@@ -89,6 +89,9 @@ def literal(v: Literal) -> Array:
     return jnp.asarray(v.val, getattr(v.aval, "dtype", None))
 
 
+DRAWN_AHEAD = 2**17  # bytes of one value that is drawn before a loop, for all of its turns
+
+
 class LoopBody:
     """fn(i, carry) -> (carry, aux), traced once; what is drawn for a turn can be drawn before the loop.
 
@@ -144,13 +147,13 @@ class LoopBody:
         inputs = [c for c, is_used in zip(self.consts, used, strict=False) if is_used]
         return jax.tree.unflatten(jax.tree.structure(self.aux), run(jaxpr, *inputs))
 
-    def before(self, most: int | None, limit: int) -> Callable[[Any], list[Array]]:
+    def before(self, most: int | None, limit: int = DRAWN_AHEAD) -> Callable[[Any], list[Array]]:
         """What is drawn ahead (see there) for a loop of at most `most` turns, as a function of the turn; a value of all
         turns has at most `limit` bytes. None: nothing is."""
         rows = self.ahead(limit // most)(jnp.arange(most, dtype=jnp.int32)) if most else []
         return lambda i: [jax.lax.dynamic_index_in_dim(a, jnp.asarray(i, jnp.int32), keepdims=False) for a in rows]
 
-    def ahead(self, limit: int) -> Callable[[Array], list[Array]]:
+    def ahead(self, limit: int = DRAWN_AHEAD) -> Callable[[Array], list[Array]]:
         """A function that draws for several turns at once; from now on a turn is given its row of the result.
 
         Drawn are keys and random integers that do not depend on the carry, each of at most `limit` bytes;

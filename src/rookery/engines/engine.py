@@ -22,6 +22,7 @@ from rookery.language import hyperparameters
 from rookery.language.ledger import Amounts
 from rookery.plan import trace as plan
 from rookery.plan.computing import AS_IT_IS, Computing
+from rookery.plan.costs import counted_loops
 from rookery.plan.trace import Carry, Plan, Setting
 from rookery.problems.problems import Problem
 
@@ -186,7 +187,8 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients 
     )
     start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
     measure = more[0] if more else None
-    plan.traced_loops(start.body), plan.traced_loops(one_round.body)
+    for each in (start, one_round):
+        counted_loops(each.body)  # which refuses some
     if job.clients.held:  # else those check who hold the data
         check_features(job.problem, job.clients, job.start[0])
         check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)

@@ -26,7 +26,6 @@ C = TypeVar("C")
 Data = Batch | Chunks
 
 _RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
-_DRAWN_AHEAD = 2**17  # bytes of minibatches' indices that a local run may have drawn before its loop
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Client:
             if clients.test is not None:
                 self._views["test"] = clients.view("test", row)
         self._held = (clients, row)
-        self._bounds: dict[int, tuple[Array, int]] = {}  # numbers that are known to be at most so large, by identity
+        self._bounds: list[tuple[Array, int]] = []  # numbers of steps, each with an upper bound
         self._wholes: dict[str, Data] = {}
         self._replace = clients.replace
 
@@ -174,7 +173,7 @@ class Client:
 
     def _at_most(self, most: int, count: Array) -> Array:
         """The count, noted as being at most this many: a loop of that length can then draw ahead."""
-        self._bounds[id(count)] = (count, most)
+        self._bounds.append((count, most))
         return count
 
     # The oracles.
@@ -393,7 +392,7 @@ class Client:
         n may differ by client. `before` is the number of steps taken before the loop. With `go_on` it ends earlier, as
         soon as go_on(carry) does not hold. Work done inside is counted.
         """
-        most: int | None = n if isinstance(n, int) else self._bounds.get(id(n), (None, None))[1]
+        most: int | None = n if isinstance(n, int) else next((most for count, most in self._bounds if count is n), None)
         count, most = n - before, None if most is None else most - before
         if most is not None and most <= 0:
             return carry
@@ -409,7 +408,7 @@ class Client:
             return carry
         each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
         if each is not None:
-            drawn = turn.before(most, _DRAWN_AHEAD)
+            drawn = turn.before(most)
             carry = _for(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
             done = ledger.times(each, jnp.maximum(count, 0))
         else:
@@ -420,7 +419,7 @@ class Client:
 
             start = (carry, jnp.zeros((2, len(WORK)), jnp.uint32))
             if go_on is None:
-                drawn = turn.before(most, _DRAWN_AHEAD)
+                drawn = turn.before(most)
                 carry, done = _for(count, step, start)
             else:
                 drawn = lambda i: []

@@ -1,39 +1,51 @@
 """A plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
 from rookery.base import jaxprs
 from rookery.base.compat import Literal
-from rookery.language import fed, ledger
-
-
-def in_words(plan: Any) -> str:
-    """The plan, line by line."""
-    given = plan.given
-    lines = [f"{plan.title}, {given.ids.shape[0]} of {given.weights.shape[0]} clients"]
-    _Words(lines).body(plan.body, _named(plan), 1)
-    return "\n".join(lines)
-
-
-def _named(plan: Any) -> "dict[Any, _Value]":
-    """The plan's inputs by their names."""
-    names = [*[_CONSTANT] * len(plan.consts), *_input_names(plan.given)]
-    values = [_Value(name, name == _CONSTANT) for name in names]
-    return dict(zip(plan.body.inputs, values, strict=True))
-
+from rookery.language import ledger
+from rookery.plan.calls import (
+    CenterCall,
+    GatherCall,
+    LoopCall,
+    MapCall,
+    Read,
+    ReduceCall,
+    ScatterCall,
+    ServerWork,
+    Visitor,
+    WorkCall,
+)
 
 _CONSTANT = "constants"
 _KEY, _ROUND = "a key", "the round's number"
 
 
-class _Value:
-    """A value by its name; who has been sent it has it."""
+def in_words(plan: Any) -> str:
+    """Describe the plan, line by line."""
+    ids, weights = plan.given.ids, plan.given.weights
+    words = _Words()
+    words.visit(plan.body, _inputs(plan))
+    return "\n".join([f"{plan.title}, {ids.shape[0]} of {weights.shape[0]} clients", *words.lines])
 
-    def __init__(self, name: str, known: bool = False) -> None:
-        self.name, self.known = name, known
+
+@dataclass(eq=False)
+class _Value:
+    """A value by its name, and whether clients have it already."""
+
+    name: str
+    known: bool = False
+
+
+def _inputs(plan: Any) -> list[_Value]:
+    """The plan's inputs by their names."""
+    names = [*[_CONSTANT] * len(plan.consts), *_input_names(plan.given)]
+    return [_Value(name, name == _CONSTANT) for name in names]
 
 
 def _input_names(given: Any) -> list[str]:
@@ -52,90 +64,99 @@ def _input_names(given: Any) -> list[str]:
     return names
 
 
-class _Words:
-    def __init__(self, lines: list[str]) -> None:
-        self._lines, self._maps = lines, 0
+class _Named(Visitor[_Value]):
+    """Gives every value a name: what it was made of."""
 
-    def body(self, body: Any, values: dict[Any, _Value], depth: int) -> None:
-        """The lines of a body's steps; names of what it makes are added to `values`."""
+    def literal(self, literal: Literal) -> _Value:
+        """A constant."""
+        return _Value(_CONSTANT, known=True)
 
-        def of(v: Any) -> _Value:
-            return _Value(_CONSTANT, True) if isinstance(v, Literal) else values[v]
+    def server(self, step: ServerWork, read: Read) -> list[_Value]:
+        """Values named after all that they depend on."""
+        given = dict(zip(step.jaxpr.invars, read(step.operands), strict=True))
+        outputs = []
+        for variables in jaxprs.dependencies(step.jaxpr).values():
+            names = [given[v].name for v in variables]
+            if _KEY in names:  # drawn for this round: its number says nothing more
+                names = [name for name in names if name != _ROUND]
+            outputs.append(_Value(_joined(names)))
+        return outputs
 
-        for step in body.steps:
-            if not hasattr(step, "eqn"):
-                for v, read in jaxprs.dependencies(step.jaxpr).items():
-                    names = [of(u).name for u in read]
-                    if _KEY in names:  # drawn for this round: its number says nothing more
-                        names = [name for name in names if name != _ROUND]
-                    values[v] = _Value(_joined(names))
-                continue
-            eqn, params = step.eqn, step.eqn.params
-            name = params["exchange"].name if "exchange" in params else "what it was sent"
-            if eqn.primitive is fed.client_map:
-                self._maps += 1
-                name = f"#{self._maps}"
-                self._map(eqn, of, depth)
-            elif eqn.primitive is fed.scatter:
-                self._scatter(eqn, of, depth)
-            elif eqn.primitive is fed.center:
-                self._center(eqn, of, depth)
-            elif eqn.primitive is fed.loop:
-                self._loop(step, values, of, depth)
-                continue
-            else:
-                self._exchange(eqn, of, depth)
-            values.update((v, _Value(name)) for v in eqn.outvars)
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+        """What is carried is named after the exchange that makes it, or after what it starts as."""
+        body, start = call.body, read(call.carry)
+        exchanged = {v: c.exchange.name for c in body.steps if hasattr(c, "exchange") for v in c.outputs}
+        named = lambda value: value.name if value.name != _CONSTANT else "a value of the loop"
+        carried = [exchanged.get(v, named(value)) for v, value in zip(body.outputs, start, strict=True)]
+        self.visit(body, [*read(call.fixed), _Value("the turn"), *map(_Value, carried)])
+        return [_Value(name) for name in carried]
 
-    def _map(self, eqn: Any, of: Any, depth: int) -> None:
-        pad = "  " * depth
-        self._lines.append(f"{pad}#{self._maps} clients at {eqn.params['source']}")
-        given = _given(eqn.invars[1:], eqn.params["inputs"], of)
+
+class _Words(_Named):
+    """Writes a line or more for each call."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._maps, self._depth = 0, 1
+
+    def _write(self, line: str) -> None:
+        self.lines.append("  " * self._depth + line)
+
+    def map(self, call: MapCall, read: Read) -> list[_Value]:
+        """Say what clients are sent, have and keep."""
+        self._maps += 1
+        name = f"#{self._maps}"
+        self._write(f"{name} clients at {call.source}")
+        given = _given(call, read)
         if given.sent:
-            self._lines.append(f"{pad}     are sent: {given.sent} ({in_bytes(given.size)})")
+            self._write(f"     are sent: {given.sent} ({in_bytes(given.size)})")
         if given.used:
-            self._lines.append(f"{pad}     have: {given.used}")
-        shapes = ledger.shape_of([v.aval for v in eqn.params["work"].outvars[:-1]])
-        self._lines.append(f"{pad}     keep: {shapes or 'nothing'}")
+            self._write(f"     have: {given.used}")
+        self._write(f"     keep: {ledger.shape_of(call.reply) or 'nothing'}")
+        return [_Value(name) for _ in call.outputs]
 
-    def _scatter(self, eqn: Any, of: Any, depth: int) -> None:
-        self._lines.append(f"{'  ' * depth}   scatter: each client is sent its own row of {of(eqn.invars[1]).name}")
+    def scatter(self, call: ScatterCall, read: Read) -> list[_Value]:
+        """Say what the rows are."""
+        self._write(f"   scatter: each client is sent its own row of {read(call.rows).name}")
+        return [_Value("what it was sent")]
 
-    def _center(self, eqn: Any, of: Any, depth: int) -> None:
-        exchange, holder, pad = eqn.params["exchange"], eqn.params["holder"], "  " * depth
-        by = "the server" if holder is None else f"client {holder}"
-        self._lines.append(f'{pad}   "{exchange.name}" on the centre\'s data, at {eqn.params["source"]}, by {by}')
-        self._lines += [f"{pad}     {line}" for line in bookkeeping(exchange) if holder is not None]
+    def center(self, call: CenterCall, read: Read) -> list[_Value]:
+        """Say who computes it."""
+        by = "the server" if call.holder is None else f"client {call.holder}"
+        self._write(f'   "{call.exchange.name}" on the centre\'s data, at {call.source}, by {by}')
+        if call.holder is not None:
+            self._bookkeeping(call.exchange)
+        return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def _exchange(self, eqn: Any, of: Any, depth: int) -> None:
-        exchange, pad = eqn.params["exchange"], "  " * depth
-        rows = eqn.invars[1 + (eqn.primitive is fed.reduce) + eqn.params["lossy"] :]
-        seen = "aggregated before anyone sees it" if eqn.primitive is fed.reduce else "seen by the server one by one"
-        self._lines.append(
-            f'{pad}   {exchange.kind} "{exchange.name}" of {_joined(of(v).name for v in rows)}: each sends '
+    def reduce(self, call: ReduceCall, read: Read) -> list[_Value]:
+        """Say what each client sends."""
+        return self._exchange(call, read, "aggregated before anyone sees it")
+
+    def gather(self, call: GatherCall, read: Read) -> list[_Value]:
+        """Say what each client sends."""
+        return self._exchange(call, read, "seen by the server one by one")
+
+    def _exchange(self, call: ReduceCall | GatherCall, read: Read, seen: str) -> list[_Value]:
+        exchange = call.exchange
+        self._write(
+            f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
         )
-        self._lines += [f"{pad}     {line}" for line in bookkeeping(exchange)]
+        self._bookkeeping(exchange)
+        return [_Value(exchange.name) for _ in call.outputs]
 
-    def _loop(self, step: Any, values: dict[Any, _Value], of: Any, depth: int) -> None:
-        length, body = step.eqn.params["length"], step.body
-        self._turns(length, depth)
-        given = step.eqn.invars[length is None :]
-        fixed, start = given[: len(given) - len(body.outputs)], given[len(given) - len(body.outputs) :]
-        made = {v: s.eqn.params["exchange"].name for s in body.steps if "exchange" in _params(s) for v in s.eqn.outvars}
-        named = lambda v: of(v).name if of(v).name != _CONSTANT else "a value of the loop"
-        carried = [made.get(after, named(before)) for after, before in zip(body.outputs, start, strict=True)]
-        inside = [*map(of, fixed), _Value("the turn"), *map(_Value, carried)]
-        self.body(body, dict(zip(body.inputs, inside, strict=True)), depth + 2)
-        values.update((v, _Value(name)) for v, name in zip(step.eqn.outvars, carried, strict=True))
-        self._leave()
+    def _bookkeeping(self, exchange: ledger.Exchange) -> None:
+        for line in bookkeeping(exchange):
+            self._write(f"     {line}")
 
-    def _turns(self, length: int | None, depth: int) -> None:
-        turns = f"{length} times" if length is not None else "a number of times that is drawn"
-        self._lines.append(f"{'  ' * depth}   loop, {turns}:")
-
-    def _leave(self) -> None:
-        """A loop is over."""
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+        """Indent the body."""
+        turns = f"{call.length} times" if call.length is not None else "a number of times that is drawn"
+        self._write(f"   loop, {turns}:")
+        self._depth += 2
+        outputs = super().loop(call, read)
+        self._depth -= 2
+        return outputs
 
 
 def bookkeeping(exchange: ledger.Exchange) -> list[str]:
@@ -158,53 +179,67 @@ class Exchanged(NamedTuple):
     beside: tuple[str, ...] = ()  # the bookkeeping in it, in words
 
 
-class _Exchanges(_Words):
-    """Collects a client's exchanges."""
+class _Exchanges(_Named):
+    """Collects the exchanges of one client."""
 
     def __init__(self, client: int) -> None:
-        super().__init__([])
         self._client = client
         self.found: list[Exchanged] = []
         self.sent: list[str] = []  # since the last exchange
         self.down = 0
-        self._times: list[int | None] = [1]
+        self._times: int | None = 1
 
-    def _map(self, eqn: Any, of: Any, depth: int) -> None:
-        given = _given(eqn.invars[1:], eqn.params["inputs"], of)
+    def map(self, call: MapCall, read: Read) -> list[_Value]:
+        """Note what the client is sent."""
+        given = _given(call, read)
         self.sent += [given.sent] if given.sent else []
         self.down += given.size
+        return [_Value("a client's value") for _ in call.outputs]
 
-    def _scatter(self, eqn: Any, of: Any, depth: int) -> None:
-        row = eqn.invars[1].aval
-        self.sent.append(f"numbers of its own made of {of(eqn.invars[1]).name.replace(', ', ' and ')}")
-        self.down += ledger.nbytes([jax.ShapeDtypeStruct(row.shape[1:], row.dtype)])
+    def scatter(self, call: ScatterCall, read: Read) -> list[_Value]:
+        """Note the client's row."""
+        rows = call.rows.aval
+        self.sent.append(f"numbers of its own made of {read(call.rows).name.replace(', ', ' and ')}")
+        self.down += ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)])
+        return [_Value("what it was sent")]
 
-    def _center(self, eqn: Any, of: Any, depth: int) -> None:
-        if eqn.params["holder"] == self._client:
-            given = _given(eqn.invars, eqn.params["inputs"], of)
-            self._add(eqn.params["exchange"], given.sent, given.size, alone=True)
+    def center(self, call: CenterCall, read: Read) -> list[_Value]:
+        """An exchange, where this client holds the centre's data."""
+        if call.holder == self._client:
+            given = _given(call, read)
+            self._add(call.exchange, given.sent, given.size, alone=True)
+        return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def _exchange(self, eqn: Any, of: Any, depth: int) -> None:
-        self._add(eqn.params["exchange"], _joined(self.sent), self.down, alone=eqn.primitive is not fed.reduce)
+    def reduce(self, call: ReduceCall, read: Read) -> list[_Value]:
+        """An exchange whose replies are aggregated."""
+        return self._exchange(call, alone=False)
+
+    def gather(self, call: GatherCall, read: Read) -> list[_Value]:
+        """An exchange whose replies are seen one by one."""
+        return self._exchange(call, alone=True)
+
+    def _exchange(self, call: ReduceCall | GatherCall, alone: bool) -> list[_Value]:
+        self._add(call.exchange, _joined(self.sent), self.down, alone)
         self.sent, self.down = [], 0
+        return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def _add(self, own: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
-        times = self._times[-1]
-        reply = own.shape, own.reply_bytes, alone, times, tuple(bookkeeping(own))
-        self.found.append(Exchanged(own.name, own.kind, sent, down, *reply))
+    def _add(self, exchange: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
+        reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
+        self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
 
-    def _turns(self, length: int | None, depth: int) -> None:
-        before = self._times[-1]
-        self._times.append(None if length is None or before is None else before * length)
-
-    def _leave(self) -> None:
-        self._times.pop()
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+        """Its exchanges happen as often as it has turns."""
+        outer = self._times
+        self._times = None if call.length is None or outer is None else outer * call.length
+        outputs = super().loop(call, read)
+        self._times = outer
+        return outputs
 
 
 def exchanges(plan: Any, client: int) -> tuple[list[Exchanged], str, int]:
     """A client's exchanges in order; and what it is sent after the last one, with the bytes of that."""
     words = _Exchanges(client)
-    words.body(plan.body, _named(plan), 0)
+    words.visit(plan.body, _inputs(plan))
     return words.found, _joined(words.sent), words.down
 
 
@@ -216,20 +251,16 @@ class _Given(NamedTuple):
     used: str
 
 
-def _given(given: Any, inputs: Any, of: Any) -> _Given:
-    sent, own = given[: inputs.sent], given[inputs.sent + inputs.key :]
-    new = [v for v in dict.fromkeys(sent) if not of(v).known]
-    size = ledger.nbytes([v.aval for v in new]) + 8 * inputs.key
-    named = _joined([*(of(v).name for v in new), *["a key of its own"] * inputs.key])
+def _given(call: WorkCall, read: Read) -> _Given:
+    drawn = call.key is not None
+    new = [v for v in dict.fromkeys(call.sent) if not read(v).known]
+    size = ledger.nbytes([v.aval for v in new]) + 8 * drawn
+    named = _joined([*(read(v).name for v in new), *["a key of its own"] * drawn])
     named = named or ("numbers made of constants alone" if size else "")
-    used = _joined(of(v).name for v in (*sent, *own) if v not in new and of(v).name != _CONSTANT)
+    had = [read(v).name for v in (*call.sent, *call.local) if v not in new]
     for v in new:
-        of(v).known = True
-    return _Given(named, size, used)
-
-
-def _params(step: Any) -> dict[str, Any]:
-    return step.eqn.params if hasattr(step, "eqn") else {}
+        read(v).known = True
+    return _Given(named, size, _joined(name for name in had if name != _CONSTANT))
 
 
 def _joined(labels: Iterable[str]) -> str:

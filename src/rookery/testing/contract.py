@@ -23,9 +23,10 @@ from rookery.engines.checks import check_run
 from rookery.engines.engine import Job
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
-from rookery.language import fed, hyperparameters
+from rookery.language import hyperparameters
 from rookery.language.channel import Exchange, Plain
-from rookery.plan import trace as plan
+from rookery.plan.calls import Body, LoopCall, MapCall
+from rookery.plan.costs import costs, counted_loops
 from rookery.run.solve import NonFiniteWarning, RoundFailedError, Run, solve
 from rookery.testing import cases
 from rookery.testing.cases import HARD, VERY_UNEQUAL, Case
@@ -109,15 +110,7 @@ def engines_agree(job: Job, on: dict[str, Any] | None = None, rounds: int = 2, t
 
 def repeats(job: Job) -> bool:
     """Return whether a cohort of the method may have a client twice, which is then asked once."""
-    return any(call.eqn.params.get("repeats") for call in _calls(engine.traced(job).round.body))
-
-
-def _calls(body: Any) -> Iterator[Any]:
-    for step in body.steps:
-        if isinstance(step, plan.Call):
-            yield step
-            if step.body is not None:
-                yield from _calls(step.body)
+    return any(call.repeats for call in engine.traced(job).round.body.of(MapCall))
 
 
 def _with_replies(make: Callable[[int], V]) -> V:
@@ -153,15 +146,15 @@ def trace(subject: Subject) -> str:
         for own, dtype in ((what, np.float64), (narrow, np.float32)):
             traced = engine.traced(own)
             types_kept(traced, own, np.dtype(dtype))
-            if not plan.traced_loops(traced.round.body):
+            if not counted_loops(traced.round.body):
                 _stated(subject, [exchanges_of(traced)])
     return ""
 
 
 def exchanges_of(traced: Any) -> int:
     """Return how many exchanges the plan of a round has; a loop of random length counts as no turn."""
-    turns = [np.int32(0) for _ in plan.traced_loops(traced.round.body)]
-    return sum(entry.count for entry in plan.costs(traced.round, turns).values())
+    turns = [np.int32(0) for _ in counted_loops(traced.round.body)]
+    return sum(entry.count for entry in costs(traced.round, turns).values())
 
 
 def types_kept(traced: Any, job: Job, dtype: Any) -> None:
@@ -191,25 +184,22 @@ def keys(subject: Subject) -> str:
     return ""
 
 
-def _check_keys(title: str, body: Any, fixed: set[Any]) -> None:
+def _check_keys(title: str, body: Body, fixed: set[Any]) -> None:
     """`fixed`: the values that are the same in every turn of the loop that this is the body of."""
     used: dict[Any, str] = {}
     for step in body.steps:
-        if not isinstance(step, plan.Call):
+        if isinstance(step, LoopCall):
+            _check_keys(title, step.body, set(step.body.inputs[: len(step.fixed)]))
+        if not isinstance(step, MapCall) or step.key is None:
             continue
-        if step.body is not None:
-            _check_keys(title, step.body, set(step.body.inputs[: len(plan.loop_constants(step))]))
-        if step.eqn.primitive is not fed.client_map or not step.eqn.params["inputs"].key:
-            continue
-        key, source = step.eqn.invars[1 + step.eqn.params["inputs"].sent], step.eqn.params["source"]
-        assert key not in fixed, (
-            f"{title}: every turn of a fed.loop gives the same key to {source}; use jax.random.fold_in(key, i)."
+        assert step.key not in fixed, (
+            f"{title}: every turn of a fed.loop gives the same key to {step.source}; use jax.random.fold_in(key, i)."
         )
-        assert key not in used, (
-            f"{title}: two maps are given the same key, {used[key]} and {source}; split it with jax.random.split, or "
-            'skip "keys" if they draw the same minibatches on purpose.'
+        assert step.key not in used, (
+            f"{title}: two maps are given the same key, {used[step.key]} and {step.source}; split it with "
+            'jax.random.split, or skip "keys" if they draw the same minibatches on purpose.'
         )
-        used[key] = source
+        used[step.key] = step.source
 
 
 def equal_clients(subject: Subject) -> str:

@@ -17,6 +17,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.dataflow import ROW, SENT, sources
 from rookery.language.fed import PerClient
+from rookery.plan.calls import CenterCall
 from rookery.testing.runs import agree, outcome
 
 
@@ -70,7 +71,7 @@ def job(channel: Any = None, algorithm: Any = None, **given: Any) -> Job:
 
 def test_what_a_plan_allows_by_hand() -> None:
     plan = engine.traced(job()).round
-    named = {eqn.params["exchange"].name: number for number, eqn in plan.calls.items() if "exchange" in eqn.params}
+    named = {call.exchange.name: call.number for call in plan.body.calls if hasattr(call, "exchange")}
     found = sources(plan)
     maps = [number for number in sorted(found.sent) if number != named["judge"]]
     first, inner, back, fresh = maps
@@ -175,7 +176,7 @@ MEDDLING: dict[str, tuple[str, Any, str]] = {
 def test_what_the_plan_does_not_do_is_refused_and_changes_nothing() -> None:
     what = job(rk.clip(0.5), Two())
     plan = engine.traced(what).round
-    CALLS.update({e.params["exchange"].name: n for n, e in plan.calls.items() if "exchange" in e.params}, finish=-1)
+    CALLS.update({c.exchange.name: c.number for c in plan.body.calls if hasattr(c, "exchange")}, finish=-1)
     here = outcome(rk.Simulation(), what)
     own, done = hosts(what), set()
 
@@ -227,7 +228,7 @@ def test_the_center_is_for_its_holder_alone() -> None:
                 tried.append(said.get("why"))
         return own[i].handle(message)
 
-    named = [n for n, e in engine.traced(what).round.calls.items() if str(e.primitive) == "center"]
+    named = [call.number for call in engine.traced(what).round.body.of(CenterCall)]
     federation = in_memory(own)
     federation.transport._ask = ask
     outcome(federation, without_data(what), rounds=1, hosts=own)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import jaxprs
-from rookery.base.compat import Literal, Var
+from rookery.base.compat import Literal
 from rookery.base.printable import printable
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
@@ -20,10 +20,21 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Reply, Request, SiteError
 from rookery.engines.federation.site import client_program
 from rookery.language import fed, ledger
-from rookery.language.fed import Inputs
 from rookery.language.ledger import Amounts, Entries, Entry
-from rookery.plan import trace as plan
-from rookery.plan.trace import Body, Call, Given, Made, Plan, Server
+from rookery.plan import costs
+from rookery.plan.calls import (
+    CenterCall,
+    GatherCall,
+    LoopCall,
+    MapCall,
+    Read,
+    ReduceCall,
+    ScatterCall,
+    ServerWork,
+    Visitor,
+    WorkCall,
+)
+from rookery.plan.trace import Carry, Given, Made, Plan
 
 
 @dataclass(eq=False)
@@ -118,7 +129,7 @@ class Coordinator:
         keys = _round_keys(traced.seed, t, job.clients.n, job.cohort)
         before = traced.round.given.carry
         kept = lambda kind, value: _numbered(kind, value)
-        carry = plan.Carry(state, kept("memory", before.memory), kept("client", before.client), server, noise)
+        carry = Carry(state, kept("memory", before.memory), kept("client", before.client), server, noise)
         return self._phase(traced.round, (1, t), carry, keys)
 
     def measure(self, t: int, state: Any) -> dict[str, Any]:
@@ -126,7 +137,7 @@ class Coordinator:
         traced = self._traced
         keys = engine.measure_keys(traced.seed, t, traced.job.clients.n)
         memory = _numbered("memory", traced.measure.given.carry.memory)
-        made, _ = self._phase(traced.measure, (2, t), plan.Carry((state.x, state.y), memory), keys)
+        made, _ = self._phase(traced.measure, (2, t), Carry((state.x, state.y), memory), keys)
         return made.carry.state
 
     def _phase(
@@ -141,7 +152,7 @@ class Coordinator:
         phase = _Phase(self, traced, moment, ids)
         consts = [Value(c, constant=i) for i, c in enumerate(traced.consts)]
         inputs = [v if isinstance(v, Kept | Value) else Value(v) for v in leaves]
-        out = phase.run(traced.body, [*consts, *inputs])
+        out = phase.visit(traced.body, [*consts, *inputs])
         structure = jax.tree.structure(traced.made)
         made: Made = jax.tree.unflatten(structure, [v.array if isinstance(v, Value) else v for v in out])
         phase.finish(made)
@@ -151,7 +162,7 @@ class Coordinator:
         self.memory_finite = [all(leaf) for leaf in zip(*phase.finite, strict=True)]
         return made, phase.amounts(made)
 
-    def compiled(self, step: Server) -> Callable[..., list[Any]]:
+    def compiled(self, step: ServerWork) -> Callable[..., list[Any]]:
         """The server's equations between two exchanges, compiled once."""
         held = self._compiled.get(id(step.jaxpr))
         if held is None:
@@ -221,7 +232,7 @@ def _numbered(kind: str, value: Any) -> Any:
     return jax.tree.unflatten(structure, [Kept(kind, i) for i in range(len(leaves))])
 
 
-class _Phase:
+class _Phase(Visitor[Any]):
     """`init` or one round, as it is interpreted."""
 
     def __init__(self, coordinator: Coordinator, traced: Plan, moment: tuple[int, int], ids: Value) -> None:
@@ -240,52 +251,52 @@ class _Phase:
         self.lost: set[int] = set()
         self.wrote: set[int] = set()
 
-    def run(self, body: Body, inputs: list[Any]) -> list[Any]:
-        values: dict[Var, Any] = dict(zip(body.inputs, inputs, strict=True))
-        left = dict(body.uses)
-        read = lambda v: Value(jaxprs.literal(v)) if isinstance(v, Literal) else values[v]
+    def literal(self, literal: Literal) -> Value:
+        """See `Visitor`."""
+        return Value(jaxprs.literal(literal))
 
-        def used(variables: Any) -> None:  # what nobody reads any more is let go, and the sites let it go, too
-            for v in variables:
-                if isinstance(v, Var):
-                    left[v] -= 1
-                    if not left[v]:
-                        del values[v]
+    def server(self, step: ServerWork, read: Read) -> list[Value]:
+        """See `Visitor`."""
+        out = self._coordinator.compiled(step)(*(value.array for value in read(step.operands)))
+        return [Value(array) for array in out]
 
-        for step in body.steps:
-            if isinstance(step, Server):
-                out = self._coordinator.compiled(step)(*(values[v].array for v in step.inputs))
-                used(step.inputs)
-                values.update(zip(step.outputs, map(Value, out), strict=True))
-                continue
-            given = [read(v) for v in step.eqn.invars]
-            used(step.eqn.invars)
-            made = self._call(step, given)
-            values.update((v, value) for v, value in zip(step.eqn.outvars, made, strict=True) if left.get(v))
-        return [read(v) for v in body.outputs]
+    def map(self, call: MapCall, read: Read) -> list[Any]:
+        """See `Visitor`. The function goes out with the next exchange of its cohort."""
+        ids, key, sent = read(call.ids), read(call.key), read(call.sent)
+        keys = None if key is None else np.asarray(_client_keys(key.array, ids.array))
+        cohort, mapped = self._cohort(ids), self._mapped(call, sent, keys, read(call.local))
+        cohort.pending.append(mapped)
+        cohort.down += self._new_bytes(cohort, sent) + (0 if key is None else 8)
+        return [Own(mapped, i) for i in range(len(call.outputs))]
 
-    def _call(self, step: Call, given: list[Any]) -> list[Any]:
-        eqn, params = step.eqn, step.eqn.params
-        if eqn.primitive is fed.client_map:
-            cohort = self._cohort(given[0])
-            inputs: Inputs = params["inputs"]
-            sent, rest = given[1 : 1 + inputs.sent], given[1 + inputs.sent :]
-            keys = np.asarray(_client_keys(rest.pop(0).array, given[0].array)) if inputs.key else None
-            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
-            mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, rest, shapes)
-            cohort.pending.append(mapped)
-            self._alive.add(mapped)
-            cohort.down += 8 * inputs.key + self._new_bytes(cohort, sent)
-            return [Own(mapped, i) for i in range(len(eqn.outvars))]
-        if eqn.primitive is fed.scatter:
-            rows = np.asarray(given[1].array)
-            self._cohort(given[0]).down += rows.nbytes // max(len(rows), 1)
-            return [Rows(rows)]
-        if eqn.primitive in (fed.reduce, fed.gather):
-            return self._exchange(step.number, eqn.primitive, params, given)
-        if eqn.primitive is fed.center:
-            return self._at_center(step, given)
-        return self._loop(step, given)
+    def _mapped(self, call: WorkCall, sent: list[Value], keys: Any, local: list[Any]) -> Mapped:
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in call.reply]
+        mapped = Mapped(self._coordinator.next_number(), call.number, sent, keys, local, shapes)
+        self._alive.add(mapped)
+        return mapped
+
+    def scatter(self, call: ScatterCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        rows = np.asarray(read(call.rows).array)
+        self._cohort(read(call.ids)).down += rows.nbytes // max(len(rows), 1)
+        return [Rows(rows)]
+
+    def reduce(self, call: ReduceCall, read: Read) -> list[Value]:
+        """See `Visitor`."""
+        replies, present = self._exchange(call, read)
+        sums = _weighted(np.asarray(read(call.weights).array), read(call.rows), replies, present)
+        return self._received(call, sums, present)
+
+    def gather(self, call: GatherCall, read: Read) -> list[Value]:
+        """See `Visitor`."""
+        replies, present = self._exchange(call, read)
+        missing = [np.zeros(s.shape, s.dtype) for s in map(_shape, read(call.rows))]
+        each = [missing if reply is None else reply for reply in replies]
+        return self._received(call, [np.stack(leaf) for leaf in zip(*each, strict=True)], present)
+
+    def _received(self, call: ReduceCall | GatherCall, arrays: list[Any], present: np.ndarray) -> list[Value]:
+        also = [] if call.present is None else [present]
+        return [Value(jnp.asarray(a)) for a in (*arrays, *also)]
 
     def _cohort(self, ids: Value) -> Cohort:
         if id(ids) not in self._cohorts:
@@ -304,24 +315,16 @@ class _Phase:
                 count += ledger.nbytes([jax.typeof(value.array)])
         return count
 
-    def _exchange(self, call: int, primitive: Any, params: dict[str, Any], given: list[Any]) -> list[Any]:
-        cohort, rest = self._cohort(given[0]), given[1:]
-        weights = np.asarray(rest.pop(0).array) if primitive is fed.reduce else None
-        present = np.array(rest.pop(0).array) if params["lossy"] else np.ones(len(cohort.ids), bool)
-        exchange = params["exchange"]
+    def _exchange(self, call: ReduceCall | GatherCall, read: Read) -> tuple[list[Any], np.ndarray]:
+        """Each client's reply, or None, and who replied."""
+        cohort, exchange, present = self._cohort(read(call.ids)), call.exchange, read(call.present)
+        there = np.ones(len(cohort.ids), bool) if present is None else np.array(present.array)
         entry = self._entries.setdefault(exchange, Entry())
         entry.add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
-        found = self._ask_all(cohort, maps, Wanted(call, rest), exchange, self._least)
-        present &= [client in found for client in cohort.ids]
-        replies = [found[client] if there else None for client, there in zip(cohort.ids, present, strict=True)]
-        if primitive is fed.reduce:
-            out = _weighted(weights, rest, replies, present)
-        else:
-            shapes = [_shape(v) for v in rest]
-            rows = [reply if reply is not None else [np.zeros(s.shape, s.dtype) for s in shapes] for reply in replies]
-            out = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
-        return [Value(jnp.asarray(a)) for a in out] + [Value(jnp.asarray(present))] * params["lossy"]
+        found = self._ask_all(cohort, maps, Wanted(call.number, read(call.rows)), exchange, self._least)
+        there &= [client in found for client in cohort.ids]
+        return [found[client] if is_there else None for client, is_there in zip(cohort.ids, there, strict=True)], there
 
     def _ask_all(
         self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, exchange: Any, least: int | None
@@ -436,42 +439,35 @@ class _Phase:
             visit(m)
         return list(found.values())
 
-    def _at_center(self, step: Call, given: list[Value]) -> list[Value]:
-        params, inputs = step.eqn.params, step.eqn.params["inputs"]
-        exchange, holder = params["exchange"], params["holder"]
+    def center(self, call: CenterCall, read: Read) -> list[Value]:
+        """See `Visitor`."""
+        exchange, sent, key = call.exchange, read(call.sent), read(call.key)
         entry = self._entries.setdefault(exchange, Entry())
-        sent, key = given[: inputs.sent], given[inputs.sent :]
-        if holder is not None:
-            down = self._new_bytes(self._center, sent) + 8 * inputs.key
-            entry.add(Entry(1, exchange.reply_bytes, down))
-            keys = np.asarray(jax.random.key_data(key[0].array))[None] if key else None
-            shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in params["work"].outvars[:-1]]
-            mapped = Mapped(self._coordinator.next_number(), step.number, sent, keys, [], shapes)
-            self._alive.add(mapped)
-            wanted = Wanted(step.number, [Own(mapped, i) for i in range(len(shapes))])
-            self._center.ids = [holder]
-            return [
-                Value(jnp.asarray(a)) for a in self._ask_all(self._center, [mapped], wanted, exchange, None)[holder]
-            ]
+        if call.holder is not None:
+            entry.add(Entry(1, exchange.reply_bytes, self._new_bytes(self._center, sent) + (0 if key is None else 8)))
+            keys = None if key is None else np.asarray(jax.random.key_data(key.array))[None]
+            mapped = self._mapped(call, sent, keys, [])
+            wanted = Wanted(call.number, [Own(mapped, i) for i in range(len(mapped.shapes))])
+            self._center.ids = [call.holder]
+            replies = self._ask_all(self._center, [mapped], wanted, exchange, None)
+            return [Value(jnp.asarray(a)) for a in replies[call.holder]]
         clients = self._coordinator._traced.job.clients
-        data = jax.tree.leaves(clients.at_center())
-        who = [jnp.int32(clients.n)] * inputs.identity
-        program = client_program(self._plan, step.eqn)
-        *out, counts = program(*(v.array for v in sent), *(data[i] for i in inputs.data), *who, *(k.array for k in key))
+        arguments = call.arguments(
+            [value.array for value in sent],
+            jax.tree.leaves(clients.at_center()),
+            jnp.int32(clients.n),
+            None if key is None else key.array,
+        )
+        *out, counts = client_program(self._plan, call)(*arguments)
         self._work[self._coordinator.next_number()] = {clients.n: ledger.as_integers(counts)}
         return [Value(a) for a in out]
 
-    def _loop(self, step: Call, given: list[Any]) -> list[Any]:
-        body, length = step.body, step.eqn.params["length"]
-        assert body is not None
-        count = length if length is not None else int(given.pop(0).array)
-        split = len(given) - len(body.outputs)
-        fixed, carry = given[:split], given[split:]
-        del given
+    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        count = call.length if call.length is not None else int(read(call.count).array)
+        fixed, carry = read(call.fixed), read(call.carry)
         for i in range(count):
-            inputs = [*fixed, Value(jnp.int32(i)), *map(_anew, carry)]
-            carry = []
-            carry = self.run(body, inputs)
+            carry = self.visit(call.body, [*fixed, Value(jnp.int32(i)), *map(_anew, carry)])
         return carry
 
     def finish(self, made: Made) -> None:
@@ -482,7 +478,7 @@ class _Phase:
         if not (changed or cohort.pending):
             return
         if cohort.down or changed:
-            self._entries.setdefault(plan.FINISH, Entry()).add(Entry(0, 0, cohort.down))
+            self._entries.setdefault(costs.FINISH, Entry()).add(Entry(0, 0, cohort.down))
         stayed = np.ones(len(cohort.ids), bool) if made.stayed is None else np.array(made.stayed)
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
         requests: dict[int, Request] = {}

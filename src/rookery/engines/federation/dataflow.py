@@ -9,8 +9,21 @@ from rookery.base.compat import Literal
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.site import RefusedError, Sent
 from rookery.engines.federation.store import Moment
-from rookery.language import fed
-from rookery.plan.trace import Body, Call, Carry, Plan, Server
+from rookery.language.ledger import Exchange
+from rookery.plan.calls import (
+    Call,
+    CenterCall,
+    GatherCall,
+    LoopCall,
+    MapCall,
+    Read,
+    ReduceCall,
+    ScatterCall,
+    ServerWork,
+    Visitor,
+    WorkCall,
+)
+from rookery.plan.trace import Carry, Plan
 
 Source = Any  # SENT, ROW, ("c", constant), ("m", call, output), ("memory", leaf) or ("client", leaf)
 Operands = list[frozenset[Source]]  # for each operand what it may be
@@ -38,76 +51,90 @@ class Sources(NamedTuple):
 
 
 def sources(plan: Plan) -> Sources:
-    """What the plan allows. Of a loop it does not tell the turns apart: a value is that of any turn."""
-    found = Sources({}, {}, {}, {}, {})
-    count = len(plan.consts)
+    """What the plan allows. It does not tell a loop's turns apart: a value may be that of any turn."""
+    flow = _Flow()
     values: dict[Any, frozenset[Source]] = {v: _SERVER for v in plan.body.inputs}
-    values.update((v, frozenset([("c", i)])) for i, v in enumerate(plan.body.inputs[:count]))
-    carry = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[count:]).carry
+    values.update((v, frozenset([("c", i)])) for i, v in enumerate(plan.body.inputs[: len(plan.consts)]))
+    carry = plan.inputs.carry
     for kind in ("memory", "client") if isinstance(carry, Carry) else ():
         values.update((v, frozenset([(kind, i)])) for i, v in enumerate(jax.tree.leaves(getattr(carry, kind))))
-    _walk(plan.body, values, found, 1)
-    made = jax.tree.unflatten(jax.tree.structure(plan.made), plan.body.outputs).carry
+    outputs = flow.visit(plan.body, [values[v] for v in plan.body.inputs])
+    kept = jax.tree.unflatten(jax.tree.structure(plan.made), outputs).carry
     for kind in ("memory", "client"):
-        found.kept[kind] = [_of(values, v) for v in jax.tree.leaves(getattr(made, kind))]
-    return found
+        flow.found.kept[kind] = jax.tree.leaves(getattr(kept, kind), is_leaf=lambda v: isinstance(v, frozenset))
+    return flow.found
 
 
-def _of(values: dict[Any, frozenset[Source]], v: Any) -> frozenset[Source]:
-    return _SERVER if isinstance(v, Literal) else values[v]
+class _Flow(Visitor[frozenset[Source]]):
+    """Notes where the operands of every call may come from."""
+
+    def __init__(self) -> None:
+        self.found = Sources({}, {}, {}, {}, {})
+        self._times: int | None = 1  # how often the current step happens in a phase
+
+    def literal(self, literal: Literal) -> frozenset[Source]:
+        """A value of the server's."""
+        return _SERVER
+
+    def server(self, step: ServerWork, read: Read) -> Operands:
+        """Values of the server's."""
+        return [_SERVER] * len(step.outputs)
+
+    def map(self, call: MapCall, read: Read) -> Operands:
+        """Values of the client's own."""
+        self._note(self.found.sent, call, read(call.sent))
+        self._note(self.found.own, call, read(call.local))
+        return _made_by(call)
+
+    def scatter(self, call: ScatterCall, read: Read) -> Operands:
+        """A client's row."""
+        return [frozenset([ROW])]
+
+    def reduce(self, call: ReduceCall, read: Read) -> Operands:
+        """An exchange."""
+        return self._exchange(call, read)
+
+    def gather(self, call: GatherCall, read: Read) -> Operands:
+        """An exchange."""
+        return self._exchange(call, read)
+
+    def center(self, call: CenterCall, read: Read) -> Operands:
+        """An exchange with the client that holds the centre's data."""
+        if call.holder is not None:
+            self._note(self.found.sent, call, read(call.sent))
+            self.found.own[call.number] = []
+            self.found.replies[call.number] = _made_by(call)
+            self.found.times[call.number] = self._times
+        return [_SERVER] * len(call.outputs)
+
+    def loop(self, call: LoopCall, read: Read) -> Operands:
+        """Walk the body until what it carries is all that it may be."""
+        fixed, start, outer = read(call.fixed), read(call.carry), self._times
+        self._times = None if call.length is None or outer is None else call.length * outer
+        carry = [_carried(value) for value in start]
+        while True:
+            made = self.visit(call.body, [*fixed, _SERVER, *carry])
+            wider = [old | _carried(new) for old, new in zip(carry, made, strict=True)]
+            if wider == carry:
+                break
+            carry = wider
+        self._times = outer
+        if call.length is None:  # there may be no turn
+            return [a | b for a, b in zip(made, start, strict=True)]
+        return made
+
+    def _exchange(self, call: ReduceCall | GatherCall, read: Read) -> Operands:
+        self._note(self.found.replies, call, read(call.rows))
+        self.found.times[call.number] = self._times
+        return [_SERVER] * len(call.outputs)
+
+    def _note(self, where: dict[int, Operands], call: Call, operands: Operands) -> None:
+        before = where.get(call.number, [frozenset()] * len(operands))
+        where[call.number] = [old | new for old, new in zip(before, operands, strict=True)]
 
 
-def _walk(body: Body, values: dict[Any, frozenset[Source]], found: Sources, times: int | None) -> None:
-    """Note what the body's calls are given, and in `values` what they make."""
-
-    def note(where: dict[int, Operands], call: int, operands: Any) -> None:
-        given = [_of(values, v) for v in operands]
-        before = where.get(call, [frozenset()] * len(given))
-        where[call] = [old | new for old, new in zip(before, given, strict=True)]
-
-    for step in body.steps:
-        if isinstance(step, Server):
-            values.update((v, _SERVER) for v in step.outputs)
-            continue
-        eqn, params, call = step.eqn, step.eqn.params, step.number
-        own: Operands = [frozenset([("m", call, i)]) for i in range(len(eqn.outvars))]
-        made = [_SERVER] * len(eqn.outvars)
-        if eqn.primitive is fed.client_map:
-            inputs = params["inputs"]
-            note(found.sent, call, eqn.invars[1 : 1 + inputs.sent])
-            note(found.own, call, eqn.invars[1 + inputs.sent + inputs.key :])
-            made = own
-        elif eqn.primitive is fed.scatter:
-            made = [frozenset([ROW])]
-        elif eqn.primitive is fed.center:
-            if params["holder"] is not None:
-                note(found.sent, call, eqn.invars[: params["inputs"].sent])
-                found.own[call], found.replies[call], found.times[call] = [], own, times
-        elif eqn.primitive is fed.loop:
-            made = _loop(step, [_of(values, v) for v in eqn.invars], found, times)
-        else:
-            note(found.replies, call, eqn.invars[1 + (eqn.primitive is fed.reduce) + params["lossy"] :])
-            found.times[call] = times
-        values.update(zip(eqn.outvars, made, strict=True))
-
-
-def _loop(step: Call, given: Operands, found: Sources, times: int | None) -> Operands:
-    """What the loop makes: its body walked until what it carries is all that it may be."""
-    body, length = step.body, step.eqn.params["length"]
-    assert body is not None
-    given = given[length is None :]
-    split = len(given) - len(body.outputs)
-    fixed, start = given[:split], given[split:]
-    carry, turns = list(map(_carried, start)), None if length is None or times is None else length * times
-    while True:
-        inside = dict(zip(body.inputs, [*fixed, _SERVER, *carry], strict=True))
-        _walk(body, inside, found, turns)
-        made = [_of(inside, v) for v in body.outputs]
-        wider = [old | _carried(new) for old, new in zip(carry, made, strict=True)]
-        if wider == carry:
-            break
-        carry = wider
-    return [a | b for a, b in zip(made, start, strict=True)] if length is None else made  # there may be no turn
+def _made_by(call: Call) -> Operands:
+    return [frozenset([("m", call.number, i)]) for i in range(len(call.outputs))]
 
 
 def _carried(value: frozenset[Source]) -> frozenset[Source]:
@@ -186,8 +213,7 @@ class PlanGuard:
         call = header["call"]
         name, kind, aggregated = "finish", "finish", False
         if call != FINISH:
-            eqn = plan.calls[call]
-            exchange, aggregated = eqn.params["exchange"], eqn.primitive is fed.reduce
+            exchange, aggregated = exchange_of(plan, call), isinstance(plan.calls[call], ReduceCall)
             name, kind = exchange.name, exchange.kind
         self._log.replied(moment, call, name, kind, aggregated, request, sent)
         keep = set(header["keep"])
@@ -228,10 +254,11 @@ class PlanGuard:
     def _check_function(self, plan: Plan, found: Sources, wanted: Any, call: Any, with_key: Any) -> None:
         if type(call) is not int or call not in found.sent:
             raise RefusedError("it is asked to compute what is no function of a client's in the plan.")
-        eqn = plan.calls[call]
-        if eqn.primitive is fed.center and (eqn.params["holder"] != self._client or wanted != call):
+        asked = plan.calls[call]
+        assert isinstance(asked, WorkCall)
+        if isinstance(asked, CenterCall) and (asked.holder != self._client or wanted != call):
             raise RefusedError(f"{_name(plan, call)} is not this site's to compute here.")
-        if with_key is not eqn.params["inputs"].key:
+        if with_key is not (asked.key is not None):
             raise RefusedError(f"function {call} is to be given a key that the plan does not give, or none.")
 
     def _check_operands(self, found: Sources, moment: Moment, call: int, sent: Any, own: Any) -> None:
@@ -254,8 +281,8 @@ class PlanGuard:
             return
         if type(call) is not int or call not in found.replies:
             raise RefusedError("it is asked for a reply to what is no exchange of the plan.")
-        center = plan.calls[call].primitive is fed.center
-        if center and plan.calls[call].params["holder"] != self._client:
+        asked = plan.calls[call]
+        if isinstance(asked, CenterCall) and asked.holder != self._client:
             raise RefusedError(f"{_name(plan, call)} is not this site's to send.")
         if not _allowed([self._source(moment, ref) for ref in reply], found.replies[call]):
             raise RefusedError(f"the reply to {_name(plan, call)} would be something else than in the plan.")
@@ -283,9 +310,8 @@ def is_fixed(plan: Plan) -> bool:
 
 def asks_everyone(plan: Plan) -> bool:
     """Whether every client of the cohort replies in every round: to an exchange outside of loops and `resample`."""
-    given = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[len(plan.consts) :])
-    calls = [step.eqn for step in plan.body.steps if isinstance(step, Call)]
-    return any(eqn.primitive in (fed.reduce, fed.gather) and eqn.invars[0] is given.ids for eqn in calls)
+    exchanges = [step for step in plan.body.steps if isinstance(step, ReduceCall | GatherCall)]
+    return any(call.ids is plan.inputs.ids for call in exchanges)
 
 
 def _allowed(given: list[Source], operands: Operands) -> bool:
@@ -295,4 +321,11 @@ def _allowed(given: list[Source], operands: Operands) -> bool:
 
 def _name(plan: Plan, call: int) -> str:
     """An exchange in a message."""
-    return repr(plan.calls[call].params["exchange"].name)
+    return repr(exchange_of(plan, call).name)
+
+
+def exchange_of(plan: Plan, call: int) -> Exchange:
+    """The exchange with this number among the plan's calls."""
+    asked = plan.calls[call]
+    assert isinstance(asked, ReduceCall | GatherCall | CenterCall)
+    return asked.exchange

@@ -91,8 +91,8 @@ def _only_hello(site: int, reply: Reply) -> str | None:
 
 
 def _largest_reply(traced: Plan) -> int:
-    told = [eqn.params.get("exchange") for eqn in traced.calls.values()]
-    return max((exchange.reply_bytes for exchange in told if exchange is not None), default=0)
+    exchanges = [getattr(call, "exchange", None) for call in traced.body.calls]
+    return max((exchange.reply_bytes for exchange in exchanges if exchange is not None), default=0)
 
 
 def _differences(name: str, clients: Clients, told: Reply) -> str | None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from rookery.base.arguments import check_amounts, check_counts, check_positive
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.dataflow import FINISH, Rule, is_fixed
+from rookery.engines.federation.dataflow import FINISH, Rule, exchange_of, is_fixed
 from rookery.engines.federation.host import Opened
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.store import Moment
 from rookery.language import channel as channels
-from rookery.language import fed
+from rookery.plan.calls import CenterCall, GatherCall, ReduceCall
 from rookery.plan.trace import Plan
 
 EVALUATIONS = ("none", "together", "own")
@@ -173,13 +173,13 @@ def exchanges(opened: Opened) -> list[Seen]:
     """Those that this site takes part in."""
     found = []
     for plan in opened.plans[:2]:
-        for _, eqn in sorted(plan.calls.items()):
-            is_exchange = eqn.primitive in (fed.reduce, fed.gather)
-            if is_exchange or (eqn.primitive is fed.center and eqn.params["holder"] == opened.header["client"]):
-                own = eqn.params["exchange"]
-                unbounded = ", ".join(what for what, _, most in own.beside if most is None)
-                alone = eqn.primitive is not fed.reduce
-                found.append(Seen(plan.title, own.name, own.kind, own.shape, alone, unbounded))
+        for call in plan.body.calls:
+            center = isinstance(call, CenterCall) and call.holder == opened.header["client"]
+            if center or isinstance(call, ReduceCall | GatherCall):
+                exchange = exchange_of(plan, call.number)
+                unbounded = ", ".join(what for what, _, most in exchange.beside if most is None)
+                alone = not isinstance(call, ReduceCall)
+                found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded))
     return found
 
 
@@ -248,7 +248,7 @@ class Limits:
             "rounds": counts.rounds + (new and moment[0] < 2),
             "evaluations": counts.evaluations + (new and moment[0] == 2),
             "exchanges": counts.exchanges + (not finish),
-            "bytes_up": counts.bytes_up + (0 if finish else plan.calls[header["call"]].params["exchange"].reply_bytes),
+            "bytes_up": counts.bytes_up + (0 if finish else exchange_of(plan, header["call"]).reply_bytes),
         }
         for name, limit in self._limits.items():
             if after[name] > limit:

@@ -21,8 +21,8 @@ from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
 from rookery.engines.federation.store import Memory, Moment, Store, Version
-from rookery.language import fed, ledger
-from rookery.language.fed import Inputs
+from rookery.language import ledger
+from rookery.plan.calls import Call, CenterCall, WorkCall
 from rookery.plan.trace import Plan
 
 
@@ -244,11 +244,11 @@ class Site:
             self._sums.update((number, jaxprs.digest(self._values[number])) for number in header["values"])
         rest = iter(arrays[len(header["values"]) :])
         asked = []
-        for number, eqn, sent, with_key, own in header["maps"]:
+        for number, call, sent, with_key, own in header["maps"]:
             inputs = [["v", v] if isinstance(v, int) else v for v in sent]
             key = next(rest) if with_key else None
             rows = [next(rest) if ref == "row" else ref for ref in own]
-            asked.append((number, eqn, inputs, key, rows))
+            asked.append((number, call, inputs, key, rows))
         wanted = [*header["reply"], *header.get("memory", ()), *header.get("client", ())]
         coming = {number for number, *_ in asked}
         needed = [ref for number, _, inputs, _, own in asked if number not in self._kept for ref in (*inputs, *own)]
@@ -258,9 +258,9 @@ class Site:
         if self._guard is not None:
             request = self._request(asked, header)
             self._guard.admit(plan, moment, header, request)
-        for number, eqn, inputs, key, own in asked:
+        for number, call, inputs, key, own in asked:
             if number not in self._kept:
-                self._compute(plan, number, plan.calls[eqn], inputs, key, own)
+                self._compute(plan, number, plan.calls[call], inputs, key, own)
         work = [[number, self._work[number]] for number, *_ in asked]
         reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
         if "memory" in header and self._next is None:
@@ -331,30 +331,29 @@ class Site:
             return self._kept[number][ref[2]]
         return self._shown[kind][number]
 
-    def _compute(self, plan: Plan, number: int, eqn: Any, sent: list[Any], key: Any, own: list[Any]) -> None:
-        inputs: Inputs = eqn.params["inputs"]
-        at_center = eqn.primitive is fed.center
+    def _compute(self, plan: Plan, number: int, call: Call, sent: list[Any], key: Any, own: list[Any]) -> None:
+        assert isinstance(call, WorkCall)
+        at_center = isinstance(call, CenterCall)
         data = self._center if at_center else self._data
         assert data is not None
-        who = [jnp.int32(plan.given.weights.shape[0]) if at_center else self._identity][: inputs.identity]
-        given = [self._read(plan, ref) for ref in sent]
-        held, rest = [data[i] for i in inputs.data], [self._read(plan, ref) for ref in own]
-        *out, counts = client_program(plan, eqn)(*given, *held, *who, *[key] * inputs.key, *rest)
+        identity = jnp.int32(plan.given.weights.shape[0]) if at_center else self._identity
+        given, local = ([self._read(plan, ref) for ref in refs] for refs in (sent, own))
+        *out, counts = client_program(plan, call)(*call.arguments(given, data, identity, key, local))
         self._kept[number], self._work[number] = out, ledger.as_integers(counts)
 
 
-def client_program(plan: Plan, eqn: Any) -> Any:
+def client_program(plan: Plan, call: WorkCall) -> Any:
     """A client's function, compiled once for all plans that have it. Keys go in and come out as words."""
-    held = plan.__dict__.setdefault("_client_programs", {})
-    if id(eqn) not in held:
-        work = eqn.params["work"]
+    held = plan.derived.setdefault("client programs", {})
+    if call.number not in held:
+        work = call.work
 
         def run(*given: Any) -> list[Any]:
             typed = [_wrapped(a) if _is_key(v.aval) else a for a, v in zip(given, work.invars, strict=True)]
             return [jax.random.key_data(a) if _is_key(a) else a for a in jaxprs.run(work, *typed)]
 
-        held[id(eqn)] = PROGRAMS.find(("client", jaxprs.identified(work)), lambda: jax.jit(run))
-    return held[id(eqn)]
+        held[call.number] = PROGRAMS.find(("client", jaxprs.identified(work)), lambda: jax.jit(run))
+    return held[call.number]
 
 
 def _is_key(a: Any) -> bool:

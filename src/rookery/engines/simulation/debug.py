@@ -9,13 +9,12 @@ import numpy as np
 
 from rookery.base import jaxprs, tree
 from rookery.engines import engine
-from rookery.engines.interpreter import Interpreter
+from rookery.engines.interpreter import Interpreter, Mapped
 from rookery.engines.simulation import device
-from rookery.language import fed
 from rookery.language.client import client_loop
 from rookery.language.fed import NonFiniteError
 from rookery.language.ledger import Amounts
-from rookery.plan.trace import Call
+from rookery.plan.calls import CenterCall, GatherCall, LoopCall, Read, ReduceCall
 
 
 def check_finite(value: Any, where: str) -> None:
@@ -89,56 +88,62 @@ class _Program(device.Program):
 
 
 class _Stepwise(Interpreter):
-    def call(self, step: Call, given: list[Any], wanted: Any) -> list[Any]:
-        """The same, and what the server has then is checked."""
-        out = super().call(step, given, wanted)
-        if step.eqn.primitive in (fed.reduce, fed.gather, fed.center):
-            who = "the centre" if step.eqn.primitive is fed.center else "the server"
-            check_finite(out, f"{who}, exchange {step.eqn.params['exchange'].name!r}")
-        return out
+    """Goes client by client and turn by turn, and checks what the server and the centre get."""
 
-    def _compute(self, group: list[Any], wanted: Any, reduced: Any = None) -> list[Any]:
+    def reduce(self, call: ReduceCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        return _checked(super().reduce(call, read), "the server", call)
+
+    def gather(self, call: GatherCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        return _checked(super().gather(call, read), "the server", call)
+
+    def center(self, call: CenterCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        return _checked(super().center(call, read), "the centre", call)
+
+    def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
         for mapped in group:
-            own = [self._array(v) for v in mapped.own]
+            local = [self._array(v) for v in mapped.local]
             replies = []
             for j, identity in enumerate(np.asarray(mapped.ids)):
                 try:
-                    reply = self._on_one(mapped, jnp.int32(identity), [a[j] for a in own])
+                    reply = self._on_one(mapped, jnp.int32(identity), [a[j] for a in local])
                     check_finite(reply[:-1], "its result")
                 except NonFiniteError as error:
-                    where = mapped.eqn.params["source"]
-                    raise NonFiniteError(f"client {identity}, in the map at {where}, {error}") from None
+                    raise NonFiniteError(f"client {identity}, in the map at {mapped.call.source}, {error}") from None
                 replies.append(reply)
             *mapped.rows, counts = [jnp.stack(leaf) for leaf in zip(*replies, strict=True)]
             mapped.rows = mapped.rows or [None]
             self._worked(mapped, mapped.ids, counts)
         return []
 
-    def _on_one(self, mapped: Any, identity: Any, own: list[Any]) -> list[Any]:
-        inputs = mapped.eqn.params["inputs"]
-        axes, data = self._axes, jax.tree.leaves(self._clients.members(identity[None]))
-        given = [data[i] if axes[i] is None else data[i][0] for i in inputs.data]
-        who = [identity] * inputs.identity
-        key = [jax.random.fold_in(mapped.key, identity)] if inputs.key else []
-        return jaxprs.run(mapped.eqn.params["work"], *mapped.sent, *given, *who, *key, *own)
+    def _on_one(self, mapped: Mapped, identity: Any, local: list[Any]) -> list[Any]:
+        leaves = jax.tree.leaves(self._clients.members(identity[None]))
+        data = [leaf if axis is None else leaf[0] for leaf, axis in zip(leaves, self._axes, strict=True)]
+        key = None if mapped.key is None else jax.random.fold_in(mapped.key, identity)
+        return jaxprs.run(mapped.call.work, *mapped.call.arguments(mapped.sent, data, identity, key, local))
 
-    def _block_of(self, group: list[Any]) -> int:
+    def _block_of(self, group: list[Mapped]) -> int:
         return 2**30
 
-    def _loop(self, step: Call, given: list[Any]) -> list[Any]:
-        body, length = step.body, step.eqn.params["length"]
-        assert body is not None
-        count = length if length is not None else int(given.pop(0))
-        split = len(given) - len(body.outputs)
-        fixed, carry = given[:split], given[split:]
+    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+        """See `Visitor`."""
+        count = int(call.turns(read))
+        fixed, carry = ([self._array(value) for value in read(operands)] for operands in (call.fixed, call.carry))
         turns: dict[int, list[Any]] = {}
         for i in range(count):
             inside = _Stepwise(self._clients, self._axes, self._block)
-            carry = inside.run(body, [*fixed, jnp.int32(i), *carry])
+            carry = inside.run(call.body, [*fixed, jnp.int32(i), *carry])
             self._worked_in_loops.append(inside.work)
             for number, n in inside.turns.items():
                 turns.setdefault(number, []).append(n)
         self.turns.update({number: np.stack(each) for number, each in turns.items()})
-        if length is None:
-            self.turns[step.number] = np.int32(count)
+        if call.length is None:
+            self.turns[call.number] = np.int32(count)
         return carry
+
+
+def _checked(out: list[Any], who: str, call: ReduceCall | GatherCall | CenterCall) -> list[Any]:
+    check_finite(out, f"{who}, exchange {call.exchange.name!r}")
+    return out

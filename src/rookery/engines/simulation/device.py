@@ -20,12 +20,12 @@ from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import MemoryLimitError, Room, memory_of, words
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
-from rookery.plan import trace as plan
 from rookery.plan.computing import Computing
+from rookery.plan.costs import costs, counted_loops
 from rookery.plan.trace import Carry, Given, Plan
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
-DRAWN_TOGETHER, _DRAWN_AHEAD = 8, 2**17  # rounds whose draws are made at once, and bytes of one of a round's
+DRAWN_TOGETHER = 8  # rounds whose draws are made at once
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def room_for(traced: engine.Traced, devices: int, processes: Processes) -> Room:
     data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
-    bodies = [traced.start.body, traced.round.body]
-    return Room(limit, -(-data // among), state + -(-own // devices), bodies, traced.setting.clients.client_axes())
+    plans = [traced.start, traced.round]
+    return Room(limit, -(-data // among), state + -(-own // devices), plans, traced.setting.clients.client_axes())
 
 
 def minimum(job: Job) -> int:
@@ -228,11 +228,11 @@ def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
     """What a round has cost, from what it reports."""
     turns = tuple(np.asarray(n) for n in report["turns"])
     key = tuple((n.shape, n.tobytes()) for n in turns)
-    cache = traced.__dict__.setdefault("_costs", {})
+    cache = traced.derived.setdefault("costs", {})
     if key not in cache:
         if len(cache) > 1000:
             cache.clear()
-        cache[key] = plan.costs(traced, turns)
+        cache[key] = costs(traced, turns)
     return Amounts(cache[key], ledger.as_integers(report["work"]), int(report["missing"]))
 
 
@@ -244,7 +244,7 @@ class Program:
 
     def __init__(self, traced: Plan, clients: Clients, block: Block) -> None:
         self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
-        self.loops = plan.traced_loops(traced.body)
+        self.loops = counted_loops(traced.body)
         self.block = block
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
@@ -365,7 +365,7 @@ def advance(
         some = lambda held: noted(held, once(*held[:2]))
     else:
         turn = jaxprs.LoopBody(one, state)
-        draw, state, told = turn.ahead(_DRAWN_AHEAD), turn.carry, turn.aux
+        draw, state, told = turn.ahead(), turn.carry, turn.aux
 
         def some(held: Any) -> Any:
             first = held[0]

@@ -8,8 +8,9 @@ import jax
 
 from rookery.base import compat, jaxprs
 from rookery.base.compat import Jaxpr, Literal, Var
-from rookery.language import fed, ledger
-from rookery.plan.trace import Body, Call
+from rookery.language import ledger
+from rookery.plan.calls import MapCall
+from rookery.plan.trace import Plan
 
 
 class MemoryLimitError(MemoryError):
@@ -82,27 +83,19 @@ def peak(jaxpr: Jaxpr) -> int:
     return most
 
 
-def of_client(body: Body, axes: list[int | None]) -> tuple[int, int]:
-    """The bytes that one client's work takes in the most demanding exchange of a plan, and the least they can be.
+def of_client(plan: Plan, axes: list[int | None]) -> tuple[int, int]:
+    """The bytes that one client's work takes in the most demanding map of a plan, and the least they can be.
 
-    That is: its data, what it remembers, what it computes at one time. The least: what goes in and comes out. Data
-    without an axis for the clients (`Clients.client_axes`) are there once for all.
+    They hold its data, what it remembers, and what it computes at one time; the least holds what goes in and comes out.
+    Data without an axis for the clients (`Clients.client_axes`) exist once for all clients.
     """
     most = least = 0
-    for step in body.steps:
-        if not isinstance(step, Call):
-            continue
-        if step.body is not None:
-            inside = of_client(step.body, axes)
-            most, least = max(most, inside[0]), max(least, inside[1])
-        elif step.eqn.primitive is fed.client_map:
-            work, inputs = step.eqn.params["work"], step.eqn.params["inputs"]
-            given = [axes[i] for i in inputs.data]
-            rest = work.invars[inputs.sent + len(given) :]
-            data = [v for v, axis in zip(work.invars[inputs.sent :], given, strict=False) if axis is not None]
-            own = ledger.nbytes([v.aval for v in (*data, *rest)])
-            out = ledger.nbytes([v.aval for v in work.outvars])
-            most, least = max(most, own + peak(work)), max(least, own + out)
+    for call in plan.body.of(MapCall):
+        shared = [*[True] * len(call.sent), *(axes[i] is None for i in call.data)]
+        private = [v for i, v in enumerate(call.work.invars) if i >= len(shared) or not shared[i]]
+        inputs = ledger.nbytes([v.aval for v in private])
+        outputs = ledger.nbytes([v.aval for v in call.work.outvars])
+        most, least = max(most, inputs + peak(call.work)), max(least, inputs + outputs)
     return most, least
 
 
@@ -131,13 +124,13 @@ class Room:
         limit: the device's bytes.
         data: bytes of clients' data there.
         kept: bytes of the state and of what clients remember.
-        bodies: the plans.
+        plans: of the start, of a round, and so on.
         axes: see `of_client`.
     """
 
-    def __init__(self, limit: int, data: int, kept: int, bodies: list[Body], axes: list[int | None]) -> None:
+    def __init__(self, limit: int, data: int, kept: int, plans: list[Plan], axes: list[int | None]) -> None:
         self.limit, self.data, self.kept = limit, data, kept
-        self.each, least = map(max, zip(*(of_client(body, axes) for body in bodies), strict=True))
+        self.each, least = map(max, zip(*(of_client(plan, axes) for plan in plans), strict=True))
         # The state is there twice while a round goes on; half of the rest is left to the compiler's own copies.
         self.side_by_side = max(1, (limit - data - 2 * kept) // 2 // max(1, self.each))
         if data + kept + least > limit:

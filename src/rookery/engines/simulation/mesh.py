@@ -26,11 +26,12 @@ from rookery.data.source import Source
 from rookery.engines import engine
 from rookery.engines.checkpoints import Padded
 from rookery.engines.engine import Job
-from rookery.engines.interpreter import Block, Interpreter, inside, weighted_sum
+from rookery.engines.interpreter import Block, Interpreter, Mapped, is_within, weighted_sum
 from rookery.engines.simulation import device
-from rookery.language import fed, ledger
+from rookery.language import ledger
 from rookery.language.ledger import Amounts
-from rookery.plan.trace import Call, Carry, Plan
+from rookery.plan.calls import Read, ScatterCall
+from rookery.plan.trace import Carry, Plan
 
 AXIS = "clients"
 _EVERYBODY, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
@@ -404,20 +405,11 @@ class _Share(Interpreter):
         busiest = ledger.total(ledger.largest(jnp.moveaxis(most, 0, 1))[:, :, None])
         return jnp.concatenate([ledger.total(sums.reshape(-1, *sums.shape[2:])), busiest], axis=1)
 
-    def call(self, step: Call, given: list[Any], wanted: Any) -> list[Any]:
-        """See `Interpreter.call`. What is sent to each client is cut, what each has sent is put together."""
-        eqn, params = step.eqn, step.eqn.params
-        if eqn.primitive is fed.scatter:
-            own = Members(given[0], self._division)
-            return [own.of(a) for a in given[1:]]
-        if eqn.primitive is fed.gather:
-            lossy = params["lossy"]
-            arrays = [self._array(v) for v in given[1 + lossy :]]
-            return super().call(step, [*given[: 1 + lossy], *(self._gathered(given[0], a) for a in arrays)], wanted)
-        return super().call(step, given, wanted)
+    def scatter(self, call: ScatterCall, read: Read) -> list[Any]:
+        """See `Visitor`. Each device takes its members' rows."""
+        return [Members(read(call.ids), self._division).of(read(call.rows))]
 
     def _gathered(self, ids: Any, rows: Any) -> Any:
-        """A row for each of the cohort, of those that each device holds."""
         if _is_key(rows):
             words = self._gathered(ids, jax.random.key_data(rows))
             return jax.random.wrap_key_data(words, impl=jax.random.key_impl(rows))
@@ -427,77 +419,63 @@ class _Share(Interpreter):
         owner = ids // each
         return held[owner, jnp.arange(len(ids), dtype=jnp.int32) - begins[owner]]
 
-    def _reduce(self, ids: Any, weights: Any, present: Any, values: list[Any], wanted: Any) -> list[Any]:
-        if present is not None:
-            weights = jnp.where(present, weights, 0)
+    def _weighted_sums(self, ids: Any, weights: Any, values: list[Any]) -> list[Any]:
         group = self._group(values)
         if group:
-            return jax.lax.psum(self._compute(group, wanted, (weights, values)), AXIS)
+            return jax.lax.psum(self._compute(group, (weights, values)), AXIS)
         arrays = [self._array(v) for v in values]
-        own = Members(ids, self._division, repeats=len(arrays[0]) == len(ids))
-        masked = jnp.where(own.valid, own.of(weights), 0)
+        members = Members(ids, self._division, repeats=len(arrays[0]) == len(ids))
+        masked = jnp.where(members.valid, members.of(weights), 0)
         return jax.lax.psum([weighted_sum(masked, a) for a in arrays], AXIS)
 
-    def _compute(self, group: list[Any], wanted: Any, reduced: Any = None) -> list[Any]:
-        """See `Interpreter._compute`: of the members that are here, in as many blocks as they fill."""
-        ids, repeats = group[0].ids, group[0].eqn.params["repeats"]
-        own = Members(ids, self._division, repeats)
-        block = self._share_of(self._block_of(group), ids, own.room)
-        blocks = -(-own.room // block)
+    def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
+        """See `Interpreter._compute`: for the members that are here, in as many blocks as they fill."""
+        ids = group[0].ids
+        members = Members(ids, self._division, group[0].call.repeats)
+        block = self._share_of(self._block_of(group), ids, members.room)
+        blocks = -(-members.room // block)
         room = blocks * block
-        among = {id(m) for m in group}
         weights, values = reduced if reduced is not None else (jnp.zeros(len(ids)), [])
+        inside = [v for v in values if is_within(v, group)]
 
         def padded(a: Any) -> Any:
             return jnp.concatenate([a, jnp.broadcast_to(a[:1], (room - len(a), *a.shape[1:]))]) if room > len(a) else a
 
-        given = [[None if inside(v, among) else padded(self._array(v)) for v in m.own] for m in group]
-        keep = [wanted(m, among) for m in group]
-        who, valid = padded(own.ids), jnp.arange(room) < own.count
-        shares = jnp.where(valid, padded(own.of(weights)), 0)
+        local = [[None if is_within(v, group) else padded(self._array(v)) for v in m.local] for m in group]
+        keep = self._kept(group, reduced)
+        who, valid = padded(members.ids), jnp.arange(room) < members.count
+        shares = jnp.where(valid, padded(members.of(weights)), 0)
 
-        def some(at: Any) -> Any:
-            """What the members of one block make: what is added up, what is kept of each, and what they have done."""
-            cut = lambda a: a if blocks == 1 else jax.lax.dynamic_slice_in_dim(a, at, block)
-            there = cut(valid)
+        def on_block(begin: Any) -> Any:
+            """The sums, the rows to keep and the work of the members of one block."""
+            cut = lambda a: a if blocks == 1 else jax.lax.dynamic_slice_in_dim(a, begin, block)
+            there, here = cut(valid), cut(who)
+            rows = [[None if a is None else cut(a) for a in each] for each in local]
+            added, kept, counts = self._on_block(group, [here] * len(group), rows, inside, cut(shares), there, keep)
             masked = lambda a: jnp.where(there.reshape(-1, *(1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))
-            rows: dict[int, list[Any]] = {}
-            counts = []
-            for mapped, from_before in zip(group, given, strict=True):
-                pairs = zip(mapped.own, from_before, strict=True)
-                args = [rows[id(v[0])][v[1]] if g is None else cut(g) for v, g in pairs]
-                rows[id(mapped)], done = self._apply(mapped, cut(who), args)
-                counts.append(masked(done))
-            added = [weighted_sum(cut(shares), rows[id(v[0])][v[1]]) for v in values if inside(v, among)]
-            kept = [
-                [a if _is_key(a) else masked(a) for a, is_kept in zip(rows[id(m)], k, strict=True) if is_kept]
-                for m, k in zip(group, keep, strict=True)
-            ]
-            return added, (kept, counts)
+            return added, (jax.tree.map(lambda a: a if _is_key(a) else masked(a), kept), counts)
 
         if blocks == 1:
-            total, made = some(0)
+            total, made = on_block(0)
         else:
-            added, each = jax.eval_shape(some, jnp.int32(0))
+            added, each = jax.eval_shape(on_block, jnp.int32(0))
             empty = jax.tree.map(lambda a: _empty((room, *a.shape[1:]), a.dtype), each)
 
             def one(b: Any, state: Any) -> Any:
-                more, rows = some(b * block)
+                more, rows = on_block(b * block)
                 put = lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part, b * block, 0)
                 return jax.tree.map(jnp.add, state[0], more), jax.tree.map(put, state[1], rows)
 
             zeros = [jnp.zeros(a.shape, a.dtype) for a in added]
-            total, made = jax.lax.fori_loop(0, -(-own.count // block), one, (zeros, empty))
-        kept, counts = jax.tree.map(lambda a: a[: own.room], made)
+            total, made = jax.lax.fori_loop(0, -(-members.count // block), one, (zeros, empty))
+        kept, counts = jax.tree.map(lambda a: a[: members.room], made)
         for mapped, is_kept, rows, done in zip(group, keep, kept, counts, strict=True):
             found = iter(rows)
             mapped.rows = [next(found) if k else None for k in is_kept] or [None]
-            self._worked(mapped, own.ids, done)
-        sums, result = iter(total), []
-        for v in values:
-            rest = lambda v=v: weighted_sum(shares[: own.room], self._array(v))
-            result.append(next(sums) if inside(v, among) else rest())
-        return result
+            self._worked(mapped, members.ids, done)
+        sums = iter(total)
+        rest = lambda v: weighted_sum(shares[: members.room], self._array(v))
+        return [next(sums) if is_within(v, group) else rest(v) for v in values]
 
     def _share_of(self, block: int, ids: Any, room: int) -> int:
         """The block with which a device's share of a cohort wastes little."""
@@ -508,11 +486,9 @@ class _Share(Interpreter):
         expected = -(-len(ids) // self._division.devices)
         return min(block, room, -(-expected // _PIECES))
 
-    def _center(self, params: dict[str, Any], given: list[Any]) -> list[Any]:
-        out = super()._center(params, given)
-        counts = self._worked_here.pop()
-        self._worked_here.append(jnp.where(jax.lax.axis_index(AXIS) == 0, counts, 0))  # all compute it, one counts
-        return out
+    def _worked_at_center(self, counts: Any) -> None:
+        """All devices compute it, and one counts."""
+        self._worked_here.append(jnp.where(jax.lax.axis_index(AXIS) == 0, counts, 0))
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> Any:

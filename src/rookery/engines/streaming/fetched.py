@@ -19,7 +19,7 @@ from rookery.data.source import Source
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
 from rookery.engines.interpreter import AUTO_BLOCK, auto_block
-from rookery.language import fed
+from rookery.plan.calls import MapCall
 
 BYTES = 2**30  # of a block's rows, at most, unless a single client has more
 
@@ -142,8 +142,7 @@ def prepared(job: Job, block: int | str, debug: bool = False, convolve: str = "a
     traced = engine.traced(job, debug, convolve, data.seen())
     if block == "auto" and not debug:
         plans = [own for own in (traced.start, traced.round, traced.measure) if own is not None]
-        maps = [eqn for own in plans for eqn in own.calls.values() if eqn.primitive is fed.client_map]
-        fewer = min([size, *(auto_block([eqn]) for eqn in maps)])
+        fewer = min([size, *(auto_block([call]) for plan in plans for call in plan.body.of(MapCall))])
         if fewer < size:
             size, data = fewer, fetched(job.clients, fewer)
             traced = engine.traced(job, debug, convolve, data.seen())

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import placement
+from rookery.base.compat import Var
 from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
@@ -27,9 +28,9 @@ from rookery.engines.simulation import device
 from rookery.engines.simulation.device import Program
 from rookery.engines.streaming import fetched, pool
 from rookery.engines.streaming.fetched import Fetched, Level
-from rookery.language import fed
 from rookery.language.ledger import Amounts
-from rookery.plan.trace import Body, Call, Carry, Plan
+from rookery.plan.calls import Body, LoopCall, MapCall
+from rookery.plan.trace import Carry, Plan
 
 BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if nobody knows
 PIECE = 2**25  # bytes that are sent at once
@@ -440,8 +441,8 @@ def _stage(traced: engine.Traced, data: Fetched) -> Stage | None:
     held = fetched.levels(job.clients)
     marked = fetched.with_rows(data.described, lambda k, j, sample: ("row", k, j), data.samples)
     leaves = jax.tree.leaves(marked, is_leaf=lambda a: isinstance(a, tuple) and a[:1] == ("row",))
-    maps = [eqn for eqn in plan.calls.values() if eqn.primitive is fed.client_map]
-    looked_at = {leaves[i] for eqn in maps for i in eqn.params["inputs"].data if isinstance(leaves[i], tuple)}
+    read = {leaves[i] for call in plan.body.of(MapCall) for i in call.data}
+    looked_at = {leaf for leaf in read if isinstance(leaf, tuple)}
     names = list(data.described.levels())
     used = [
         Used(name, held[name], tuple(sorted(j for _, k, j in looked_at if names[k] == name)), 0)
@@ -471,20 +472,15 @@ def _rooms(used: list[Used], cohort: int, most: int) -> list[int]:
 
 def own_cohort(plan: Plan) -> bool:
     """Whether all work of a round is that of its own cohort: no other is drawn in it."""
-    given = jax.tree.unflatten(jax.tree.structure(plan.given), plan.body.inputs[len(plan.consts) :])
 
-    def holds(body: Body, ids: set[Any]) -> bool:
-        for step in body.steps:
-            if not isinstance(step, Call):
-                continue
-            if step.eqn.primitive is fed.client_map and step.eqn.invars[0] not in ids:
-                return False
-            if step.body is not None:
-                fixed = step.eqn.invars[step.eqn.params["length"] is None :]
-                pairs = zip(fixed[: len(fixed) - len(step.body.outputs)], step.body.inputs, strict=False)
-                same = {inner for outer, inner in pairs if not hasattr(outer, "val") and outer in ids}
-                if not holds(step.body, same):
-                    return False
-        return True
+    def holds(body: Body, cohort: set[Any]) -> bool:
+        loops = [step for step in body.steps if isinstance(step, LoopCall)]
+        within = lambda loop: {
+            inner
+            for outer, inner in zip(loop.fixed, loop.body.inputs, strict=False)
+            if isinstance(outer, Var) and outer in cohort
+        }
+        mapped = [step for step in body.steps if isinstance(step, MapCall)]
+        return all(call.ids in cohort for call in mapped) and all(holds(loop.body, within(loop)) for loop in loops)
 
-    return holds(plan.body, {given.ids})
+    return holds(plan.body, {plan.inputs.ids})
