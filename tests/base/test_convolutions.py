@@ -329,11 +329,11 @@ def test_a_plan_has_products_alone_and_the_flag_is_part_of_it() -> None:
 def test_work_that_is_rare_is_rewritten_too() -> None:
     """`Client.when`, whose branch is traced by itself."""
     image, kernel = drawn(7, (2, 1, 5, 5), (1, 1, 3, 3))
-    from rookery.language.client import _rarely
+    from rookery.language.loops import rarely
 
     convolve = lambda k: lax.conv(jnp.asarray(image), k, (1, 1), "VALID")
     zeros = jnp.zeros((2, 1, 3, 3))
-    program = lambda products: jax.vmap(lambda c, k: _rarely(c, lambda: convolve(k), zeros, products))
+    program = lambda products: jax.vmap(lambda c, k: rarely(c, lambda: convolve(k), zeros, products))
     kernels, holds = jnp.stack([kernel, 2 * kernel]), jnp.array([True, False])
     assert not left(program(True), holds, kernels)
     agree(program(True)(holds, kernels), program(False)(holds, kernels))

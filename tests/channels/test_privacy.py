@@ -13,7 +13,7 @@ import pytest
 
 import rookery as rk
 from rookery.engines import engine as engines
-from rookery.language.channel import Exchange
+from rookery.language.channel import ChannelExchange
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 ROWS = [np.array([[1.0, 2.0], [3.0, 1.0]]), np.array([[0.5, -1.0]]), np.array([[2.0, 2.0], [0.0, 1.0], [1.0, 1.0]])]
@@ -104,7 +104,7 @@ def test_the_noise_has_its_size() -> None:
 
 def clipped(bound: float, value: Any) -> Any:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
-    return rk.clip(bound).encode(Exchange("x", "mean", shapes), value, jax.random.key(0), ())[0]
+    return rk.clip(bound).encode(ChannelExchange("x", "mean", shapes), value, jax.random.key(0), ())[0]
 
 
 def norm(value: Any) -> float:

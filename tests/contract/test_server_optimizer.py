@@ -13,7 +13,7 @@ import pytest
 import rookery as rk
 from rookery.engines import engine
 from rookery.engines.federation import wire
-from rookery.language import fed
+from rookery.language.primitives import PRIMITIVES
 from rookery.plan import trace as plan
 from rookery.plan.costs import costs, counted_loops
 from rookery.testing.runs import agree, outcome
@@ -35,7 +35,7 @@ def reached(traced: plan.Plan, begin: Any) -> tuple[set[Any], set[str]]:
     for eqn in traced.jaxpr.eqns:
         if any(v in found for v in eqn.invars if not hasattr(v, "val")):
             found.update(eqn.outvars)
-            asked |= {str(eqn.primitive)} if eqn.primitive in fed.PRIMITIVES else set()
+            asked |= {str(eqn.primitive)} if eqn.primitive in PRIMITIVES else set()
     return found, asked
 
 

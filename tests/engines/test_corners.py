@@ -16,7 +16,7 @@ import rookery as rk
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
-from rookery.language.channel import Exchange
+from rookery.language.channel import ChannelExchange
 
 ENGINES = {
     "whole": rk.Simulation(),
@@ -316,10 +316,10 @@ def test_clipping_survives_large_numbers() -> None:
     """The square of 1e30 does not fit into float32; that of 1e-30 is 0."""
     for size in (1e30, 1e-30):
         value = {"a": jnp.array([3 * size, 4 * size], jnp.float32)}
-        sent, _ = rk.clip(size).encode(Exchange("e", "mean", value), value, jax.random.key(0), ())
+        sent, _ = rk.clip(size).encode(ChannelExchange("e", "mean", value), value, jax.random.key(0), ())
         np.testing.assert_allclose(sent["a"], np.array([0.6, 0.8]) * size, rtol=1e-6)
     value = jnp.zeros(3, jnp.float32)
-    sent, _ = rk.clip(1.0).encode(Exchange("e", "mean", value), value, jax.random.key(0), ())
+    sent, _ = rk.clip(1.0).encode(ChannelExchange("e", "mean", value), value, jax.random.key(0), ())
     np.testing.assert_array_equal(sent, np.zeros(3))
 
 
@@ -407,15 +407,15 @@ def test_the_centres_reply_is_clipped_around_what_it_was_sent_and_its_bookkeepin
 class Remembering:
     """Adds to what a client sends what it sent before."""
 
-    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), exchange.shapes)
         return (), zeros
 
-    def encode(self, exchange: Exchange, value: Any, key: Any, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Any, state: Any) -> tuple[Any, Any]:
         sent = jax.tree.map(jnp.add, value, state)
         return sent, sent
 
-    def decode(self, exchange: Exchange, total: Any, key: Any, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Any, state: Any) -> tuple[Any, Any]:
         return total, state
 
 

@@ -20,7 +20,7 @@ from rookery.base import jaxprs
 from rookery.engines import engine as engines
 from rookery.engines.engine import PROGRAMS, Programs
 from rookery.engines.federation.site import Site
-from rookery.language.client import _rarely
+from rookery.language.loops import rarely
 
 X, Y = jnp.arange(3.0), jnp.ones((2, 2))
 
@@ -101,7 +101,7 @@ def test_rules_for_batching_are_told_apart() -> None:
         return of(lambda a: same(a), X)
 
     assert scaled(2.0) != scaled(3.0)
-    rare = lambda by: of(lambda a: _rarely(a[0] > 0, lambda: a * by, a), X)
+    rare = lambda by: of(lambda a: rarely(a[0] > 0, lambda: a * by, a), X)
     assert rare(2.0) == rare(2.0)
     assert rare(2.0) != rare(3.0)
 

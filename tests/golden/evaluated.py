@@ -7,7 +7,8 @@ from jaxtyping import Array
 from rookery.base import jaxprs
 from rookery.data.clients import Clients
 from rookery.engines.interpreter import Interpreter
-from rookery.language.fed import Book, Fed, Threaded
+from rookery.language.fed import Fed
+from rookery.language.tracing import Threaded, Tracing
 from rookery.plan.calls import body_of
 
 
@@ -15,7 +16,7 @@ class EvaluatedFed(Fed):
     """The cohort `ids` of these clients. `memory` is what they remember, a row for each."""
 
     def __init__(self, problem: Any, clients: Clients, ids: Array, memory: Any = None) -> None:
-        super().__init__(problem, clients, clients.weights, ids, Book(threaded=Threaded(memory)))
+        super().__init__(problem, clients, clients.weights, ids, Tracing(threaded=Threaded(memory)))
         self._interpreter = Interpreter(clients, clients.client_axes(), 128)
 
     def _bind(self, primitive: Any, *args: Any, **params: Any) -> list[Any]:

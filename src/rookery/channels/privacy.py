@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from rookery.base import draws
 from rookery.base.arguments import is_number
-from rookery.language.channel import Exchange, Plain
+from rookery.language.channel import ChannelExchange, Plain
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Clip(Plain):
 
     bound: float
 
-    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """value·min(1, bound/‖value‖), or zero where an entry is not finite."""
         leaves = [a.astype(_precise(a)) for a in _numbers(exchange, value, "clip") if a.size]
         if not leaves:
@@ -55,7 +55,7 @@ class Gaussian(Plain):
             raise ValueError("rk.gaussian hides values of a known size: put rk.clip(bound) before it in the chain.")
         return replace(self, received=bound)
 
-    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """The total plus noise of the standard deviation multiplier · bound · the largest weight of one client."""
         if self.received is None:
             self.bounded_by(None)
@@ -100,7 +100,7 @@ def _positive(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def _numbers(exchange: Exchange, value: Any, owner: str) -> list[Array]:
+def _numbers(exchange: ChannelExchange, value: Any, owner: str) -> list[Array]:
     """The leaves, all of which are real or complex numbers; TypeError otherwise."""
     leaves = jax.tree.leaves(value)
     for leaf in leaves:

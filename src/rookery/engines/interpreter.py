@@ -11,7 +11,8 @@ from jaxtyping import Array
 from rookery.base import jaxprs
 from rookery.base.compat import Jaxpr, Literal
 from rookery.data.clients import Clients
-from rookery.language import fed, ledger
+from rookery.language import ledger
+from rookery.language.primitives import accumulator
 from rookery.plan.calls import (
     Body,
     CenterCall,
@@ -273,7 +274,7 @@ class Interpreter(Visitor[Any]):
             added, kept, counts = self._on_block(group, ids, local, inside, masked, valid, keep)
             return jax.tree.map(jnp.add, total, added), (kept, counts)
 
-        zeros = [jnp.zeros(v.aval.shape[1:], fed.accumulator(v.aval.dtype)) for v in inside]
+        zeros = [jnp.zeros(v.aval.shape[1:], accumulator(v.aval.dtype)) for v in inside]
         xs = ([cut(m.ids) for m in group], outside, cut(weights), valid)
         total, (kept, counts) = jax.lax.scan(one, zeros, xs)
         whole = lambda a: a.reshape(blocks * block, *a.shape[2:])[:size]
@@ -365,7 +366,7 @@ def weighted_sum(weights: Array, rows: Array) -> Array:
 
     It is not a product of matrices, because a GPU would round that to fewer bits.
     """
-    kind = fed.accumulator(rows.dtype)
+    kind = accumulator(rows.dtype)
     w = weights.astype(kind).reshape(-1, *(1,) * (rows.ndim - 1))
     product = w * rows.astype(kind)
     return jnp.sum(jnp.where(w != 0, product, 0), axis=0)

@@ -12,7 +12,7 @@ from rookery.base import draws
 from rookery.base.arguments import is_number
 
 
-class Exchange(NamedTuple):
+class ChannelExchange(NamedTuple):
     """An exchange as a channel sees it."""
 
     name: str
@@ -58,13 +58,13 @@ class Channel(Protocol):
     the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
     """
 
-    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         """What the server and what each client remembers of this exchange from round to round; () for nothing."""
 
-    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the client: what is sent, and the client's new state."""
 
-    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the server: the result, and the server's new state.
 
         `key` comes from the server's own entropy: nothing that a client sees leads to it.
@@ -75,15 +75,15 @@ class Channel(Protocol):
 class Plain:
     """The plain mean: nothing is done to a value. What a run without a channel has."""
 
-    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         """Nothing."""
         return (), ()
 
-    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """The value."""
         return value, state
 
-    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """The total."""
         return total, state
 
@@ -107,12 +107,12 @@ class Chain:
         """That of the one member that has one; None: the weighted sum."""
         return next((own.reduce for own in self.members if getattr(own, "reduce", None) is not None), None)
 
-    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         """A state for each member."""
         server, client = zip(*(own.init(exchange) for own in self.members), strict=True) if self.members else ((), ())
         return server, client
 
-    def encode(self, exchange: Exchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """Through all members."""
         after = []
         for i, (own, before) in enumerate(zip(self.members, state, strict=True)):
@@ -120,7 +120,7 @@ class Chain:
             after.append(new)
         return value, tuple(after)
 
-    def decode(self, exchange: Exchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """Through all members, the last first."""
         after = []
         for i, (own, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):

@@ -3,39 +3,28 @@
 import functools
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
-from fractions import Fraction
 from math import ceil
 from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.base import compat, convolutions, draws, jaxprs, tree
+from rookery.base import draws, jaxprs, tree
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
 from rookery.data.source import Batch, Chunks, Count, Rows
 from rookery.language import ledger
+from rookery.language.epochs import Epochs, as_written, steps_in
 from rookery.language.ledger import WORK
+from rookery.language.loops import fixed_loop, rarely, stepwise
 from rookery.problems.problems import Problem, call
 
 C = TypeVar("C")
 Data = Batch | Chunks
 
 _RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """A number of local steps given as passes over the client's data: τ_i = ⌈passes · size_i / batch⌉, exactly.
-
-    A client with fewer samples than the batch takes ⌈passes⌉ steps, as does every client without minibatches.
-    """
-
-    passes: float
 
 
 class Client:
@@ -161,14 +150,14 @@ class Client:
             low, high = local_steps
             return self._at_most(high, draws.integers(key, (), low, high + 1))
         if isinstance(local_steps, Epochs):
-            view, passes = self._views[level], _as_written(local_steps.passes)
+            view, passes = self._views[level], as_written(local_steps.passes)
             most = ceil(passes if size is None else passes * view.widest / min(size, view.widest))
             if most >= 2**31:
                 batches = "" if size is None else f" with batches of {size}"
                 raise ValueError(f"{local_steps}{batches} makes {most} steps; at most 2**31 - 1 are possible.")
             if size is None or view.widest == view.narrowest or view.widest <= size:
                 return most
-            return self._at_most(most, _steps_in(passes, size, view))
+            return self._at_most(most, steps_in(passes, size, view))
         return jnp.asarray(local_steps)[self.id]
 
     def _at_most(self, most: int, count: Array) -> Array:
@@ -403,13 +392,13 @@ class Client:
         self._counts, self._looped = outside
         carry = turn.carry
         if self._debug:
-            carry, done = _stepwise(turn, count, before, go_on, carry)
+            carry, done = stepwise(turn, count, before, go_on, carry)
             self._looped = done if self._looped is None else ledger.add(self._looped, done)
             return carry
         each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
         if each is not None:
             drawn = turn.before(most)
-            carry = _for(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
+            carry = fixed_loop(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
             done = ledger.times(each, jnp.maximum(count, 0))
         else:
 
@@ -420,7 +409,7 @@ class Client:
             start = (carry, jnp.zeros((2, len(WORK)), jnp.uint32))
             if go_on is None:
                 drawn = turn.before(most)
-                carry, done = _for(count, step, start)
+                carry, done = fixed_loop(count, step, start)
             else:
                 drawn = lambda i: []
                 more = lambda s: (s[0] < count) & go_on(s[1][0])
@@ -449,7 +438,7 @@ class Client:
             return value, client.counts
 
         start = (otherwise, jnp.zeros((2, len(WORK)), jnp.uint32))
-        value, work = _rarely(condition, both, start, self._products)
+        value, work = rarely(condition, both, start, self._products)
         self._looped = work if self._looped is None else ledger.add(self._looped, work)
         return value
 
@@ -498,129 +487,10 @@ def _given(key: Array | None) -> Array:
     return key
 
 
-def _as_written(passes: float) -> Fraction:
-    """The number that a float stands for: 1/2500 for .0004, 5/3 for 5/3. What rounding added makes no step."""
-    exact = Fraction(float(str(passes)))
-    for bits in range(64):
-        near = exact.limit_denominator(2**bits)
-        if abs(near - exact) <= exact / 2**50:
-            return near
-    return exact
-
-
-def _steps_in(passes: Fraction, batch: int, view: Any) -> Array:
-    """⌈passes · size / min(batch, size)⌉ for a traced size, exactly and in 32 bits."""
-    size = jnp.asarray(view.size, jnp.int32)
-    whole, part = divmod(passes / batch, 1)
-    part = _at_least(part, view.widest)  # for no size that there is does it make a difference
-    a, b = part.numerator, part.denominator
-    if a * view.widest < 2**31:
-        count = -(-a * size // b)
-    else:  # ⌊a · size / b⌋ bit by bit: the quotient so far, and a remainder below b
-        quotient, rest = jnp.zeros_like(size), jnp.zeros(size.shape, jnp.uint32)
-        bound = np.uint32(b)
-        for bit in reversed(range(view.widest.bit_length())):
-            quotient, rest = 2 * quotient, 2 * rest
-            for more in (np.uint32(0), (size.astype(jnp.uint32) >> bit & 1) * np.uint32(a)):
-                rest = rest + more
-                quotient, rest = quotient + (rest >= bound), jnp.where(rest >= bound, rest - bound, rest)
-        count = quotient + (rest > 0)
-    count = whole * size + count.astype(jnp.int32)
-    return count if view.narrowest >= batch else jnp.where(size < batch, ceil(passes), count)
-
-
-def _at_least(number: Fraction, most: int) -> Fraction:
-    """The smallest fraction that is not below the number, of those whose denominator is at most `most`."""
-    near = number.limit_denominator(most)
-    if near >= number:
-        return near
-    p, q = near.numerator, near.denominator  # the next after p/q of these fractions is r/s with rq − ps = 1
-    s = most - (most + pow(p, -1, q)) % q
-    return Fraction((1 + p * s) // q, s)
-
-
 def _real(value: Any) -> Any:
     """A number that can be averaged."""
     value = jnp.asarray(value)
     return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
-
-
-def _for(count: Any, step: Callable[[Any, C], C], start: C) -> C:
-    """`count` steps; of a number known before the run, in a loop of fixed length."""
-    first: Any = np.int32(0)
-    last: Any = np.int32(count) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
-    return jax.lax.fori_loop(first, last, step, start)
-
-
-# A client's loop in a debugging run, which takes it turn by turn: engines/debug.py gives it its meaning.
-client_loop = compat.Primitive("client_loop")
-client_loop.multiple_results = True
-client_loop.def_abstract_eval(lambda *_, body, carried, **__: [v.aval for v in body.outvars])
-
-
-def _compiled_loop(count: Any, *given: Any, body: Any, go_on: Any, carried: int, before: int) -> list[Any]:
-    """The same in a part of a program that is compiled all the same: a branch, say."""
-    fixed, carry = given[: len(given) - carried], list(given[len(given) - carried :])
-
-    def more(state: Any) -> Any:
-        i, carry = state
-        return (i < count) & (True if go_on is None else jaxprs.run(go_on[0], *(fixed[j] for j in go_on[1]), *carry)[0])
-
-    step = lambda s: (s[0] + 1, jaxprs.run(body, *fixed, s[0], *s[1]))
-    return jax.lax.while_loop(more, step, (jnp.int32(0), carry))[1]
-
-
-compat.lower_as(client_loop, _compiled_loop)
-
-
-def _stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry: C) -> tuple[C, Array]:
-    """The loop as a `client_loop`, whose carry counts the work, too."""
-
-    def counting(i: Any, both: Any) -> tuple[Any, Any]:
-        carry, added = turn(i, both[0])
-        return (carry, ledger.add(both[1], added)), ()
-
-    looped = jaxprs.LoopBody(counting, (carry, jnp.zeros((2, len(WORK)), jnp.uint32)))
-    leaves, structure = jax.tree.flatten(looped.carry)
-    body, fixed, more = looped.jaxpr, list(looped.consts), None
-    if go_on is not None:
-        traced, _ = jaxprs.trace(lambda *a: go_on(jax.tree.unflatten(structure, a)[0]), *leaves)
-        condition, count_fixed = jaxprs.open_up(traced), len(fixed)
-        more = (condition, tuple(range(count_fixed, count_fixed + len(traced.consts))))
-        spare = condition.invars[: len(traced.consts)]  # what the condition alone reads goes along
-        inputs = [*body.invars[:count_fixed], *spare, *body.invars[count_fixed:]]
-        body, fixed = jaxprs.part(body, body.eqns, inputs, body.outvars), [*fixed, *traced.consts]
-    turns = jnp.asarray(count, jnp.int32)
-    out = client_loop.bind(turns, *fixed, *leaves, body=body, go_on=more, carried=len(leaves), before=before)
-    return jax.tree.unflatten(structure, out)
-
-
-def _rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bool = False) -> C:
-    """compute() if the condition holds, else `otherwise`; vectorised, one by one where it holds."""
-    closed = jax.make_jaxpr(compute)()  # what it closes over becomes an argument, that a batching rule can see
-    jaxpr = convolutions.rewrite(closed.jaxpr) if products else closed.jaxpr
-    leaves, structure = jax.tree.flatten(otherwise)
-
-    @jax.custom_batching.custom_vmap
-    def choose(condition: Any, inputs: list[Any], otherwise: list[Any]) -> list[Any]:
-        return jax.lax.cond(condition, lambda: compat.eval_jaxpr(jaxpr, inputs), lambda: otherwise)
-
-    @choose.def_vmap
-    def clients_one_by_one(size: int, batched: Any, condition: Any, inputs: list[Any], otherwise: list[Any]) -> Any:
-        per_client = lambda a, own: a if own else jnp.broadcast_to(a, (size, *a.shape))
-        holds = per_client(condition, batched[0])
-        first = jnp.argsort(~holds)  # those for whom it holds, then the others
-
-        def of_one(i: Array, values: list[Any]) -> list[Any]:
-            j = first[i]
-            own = [a[j] if per else a for a, per in zip(inputs, batched[1], strict=True)]
-            new = compat.eval_jaxpr(jaxpr, own)
-            return [value.at[j].set(one) for value, one in zip(values, new, strict=True)]
-
-        start = [per_client(a, own) for a, own in zip(otherwise, batched[2], strict=True)]
-        return jax.lax.fori_loop(0, jnp.sum(holds), of_one, start), [True] * len(start)
-
-    return jax.tree.unflatten(structure, choose(condition, closed.consts, leaves))
 
 
 def _over(total: C, count: Int[Array, ""]) -> C:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from rookery.base import jaxprs
 from rookery.base.compat import Jaxpr, Literal, Var
-from rookery.language import fed, ledger
+from rookery.language import ledger, primitives
 
 V = TypeVar("V")
 Atom = Any  # an operand of the program: a Var or a Literal
@@ -296,7 +296,7 @@ def body_of(jaxpr: Jaxpr, numbers: Iterator[int] | None = None) -> Body:
             pending.clear()
 
     for i, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive in fed.PRIMITIVES:
+        if eqn.primitive in primitives.PRIMITIVES:
             flush()
             steps.append(_call(eqn, numbers))
         else:
@@ -310,21 +310,21 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
     rest, params, number = list(eqn.invars), eqn.params, next(numbers)
     common = number, list(eqn.invars), list(eqn.outvars)
     take = rest.pop
-    if eqn.primitive is fed.loop:
+    if eqn.primitive is primitives.loop:
         counted = None if params["length"] is not None else take(0)
         fixed = len(rest) - len(eqn.outvars)
         body = body_of(without_unused_maps(params["body"]), numbers)
         return LoopCall(*common, params["length"], counted, rest[:fixed], rest[fixed:], body)
-    if eqn.primitive is fed.center:
+    if eqn.primitive is primitives.center:
         return CenterCall(*common, **_work(rest, params), exchange=params["exchange"], holder=params["holder"])
     ids = take(0)
-    if eqn.primitive is fed.client_map:
+    if eqn.primitive is primitives.client_map:
         return MapCall(*common, **_work(rest, params), ids=ids, repeats=params["repeats"])
-    if eqn.primitive is fed.scatter:
+    if eqn.primitive is primitives.scatter:
         return ScatterCall(*common, ids, take(0))
-    weights = take(0) if eqn.primitive is fed.reduce else None
+    weights = take(0) if eqn.primitive is primitives.reduce else None
     present = take(0) if params["lossy"] else None
-    if eqn.primitive is fed.reduce:
+    if eqn.primitive is primitives.reduce:
         return ReduceCall(*common, params["exchange"], ids, weights, present, rest)
     return GatherCall(*common, params["exchange"], ids, present, rest)
 
@@ -342,12 +342,12 @@ def with_literals_inside(jaxpr: Jaxpr) -> Jaxpr:
     """Move literals that clients' functions and loops' bodies are given into them: nobody is sent a constant."""
     eqns = []
     for eqn in jaxpr.eqns:
-        if eqn.primitive in (fed.client_map, fed.center):
-            begin, inputs = int(eqn.primitive is fed.client_map), eqn.params["inputs"]
+        if eqn.primitive in (primitives.client_map, primitives.center):
+            begin, inputs = int(eqn.primitive is primitives.client_map), eqn.params["inputs"]
             work, operands, left = _moved_in(eqn.params["work"], eqn.invars, begin, inputs.sent)
             params = {**eqn.params, "work": work, "inputs": inputs._replace(sent=left)}
             eqn = eqn.replace(invars=operands, params=params)
-        elif eqn.primitive is fed.loop:
+        elif eqn.primitive is primitives.loop:
             begin = int(eqn.params["length"] is None)
             fixed = len(eqn.invars) - begin - len(eqn.outvars)
             body, operands, _ = _moved_in(eqn.params["body"], eqn.invars, begin, fixed)
@@ -378,7 +378,7 @@ def without_unused_maps(jaxpr: Jaxpr) -> Jaxpr:
     needed = {v for v in jaxpr.outvars if isinstance(v, Var)}
     kept = []
     for eqn in reversed(jaxpr.eqns):
-        mapped = eqn.primitive in (fed.client_map, fed.scatter)
+        mapped = eqn.primitive in (primitives.client_map, primitives.scatter)
         if mapped and not any(v in needed for v in eqn.outvars):
             continue
         kept.append(eqn)

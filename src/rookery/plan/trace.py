@@ -14,9 +14,11 @@ from rookery.base.arguments import kind_of
 from rookery.base.compat import Jaxpr
 from rookery.data.clients import Clients
 from rookery.language import channel as channels
-from rookery.language import fed, hyperparameters
-from rookery.language.fed import Book, Fed, Keys, PerClient, Threaded
+from rookery.language import hyperparameters
+from rookery.language.fed import Fed
 from rookery.language.metrics import check_numbers
+from rookery.language.primitives import accumulator
+from rookery.language.tracing import ExchangeKeys, PerClient, Threaded, Tracing
 from rookery.plan import words
 from rookery.plan.calls import Body, Call, body_of, with_literals_inside, without_unused_maps
 from rookery.problems.problems import Problem, unconstrained
@@ -62,7 +64,7 @@ class Made(NamedTuple):
     """A plan's outputs."""
 
     carry: Carry
-    missing: Any = None  # of the faults: see fed.Threaded
+    missing: Any = None  # of the faults: see `Threaded`
     least: Any = None
     stayed: Any = None
 
@@ -89,7 +91,7 @@ class Plan:
     given: Given
     made: Made
     sample_by_sample: frozenset[str]
-    exchanges: dict[str, channels.Exchange]
+    exchanges: dict[str, channels.ChannelExchange]
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -147,22 +149,24 @@ class Plan:
 def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any] = ((), ())) -> Plan:
     """The plan of `init`. `states`: what the channel's two sides remember at first: see `channel_states`."""
 
-    def init(given: Given) -> tuple[Book, Made]:
+    def init(given: Given) -> tuple[Tracing, Made]:
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), 0)
         x, y = given.carry
-        keys = None if setting.channel is None else Keys(given.chance, _public(given.key), _noise(given.noise, 0))
-        book = Book(setting.channel, None, keys, debug=setting.debug, products=setting.products)
-        everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
+        keys = None
+        if setting.channel is not None:
+            keys = ExchangeKeys(given.chance, _public(given.key), _noise(given.noise, 0))
+        tracing = Tracing(setting.channel, None, keys, debug=setting.debug, products=setting.products)
+        everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         if hasattr(algorithm, "memory"):
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
-            book.threaded = book.threaded._replace(memory=memory)
+            tracing.threaded = tracing.threaded._replace(memory=memory)
         state = jax.tree.map(jaxprs.strong, algorithm.init(everyone, x, y, given.key))
         if not (hasattr(state, "x") and hasattr(state, "y")):
             name = type(setting.algorithm).__name__
             raise TypeError(f"{name}.init returns {kind_of(state)}; a state is a NamedTuple with x and y.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         server = jax.tree.map(jnp.asarray, states[1])
-        return book, Made(Carry(state, book.threaded.memory, client, server, given.noise))
+        return tracing, Made(Carry(state, tracing.threaded.memory, client, server, given.noise))
 
     noise = () if setting.channel is None else jax.ShapeDtypeStruct((2,), jnp.uint32)
     given = _given(setting, start, hyper, setting.clients.n)._replace(noise=noise)
@@ -202,7 +206,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
     rows = lambda a: jax.ShapeDtypeStruct((setting.cohort, *a.shape[1:]), a.dtype)
     cohorts = carry._replace(memory=jax.tree.map(rows, carry.memory), client=jax.tree.map(rows, carry.client))
 
-    def one_round(given: Given) -> tuple[Book, Made]:
+    def one_round(given: Given) -> tuple[Tracing, Made]:
         name = type(setting.algorithm).__name__
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), given.t)
         state, *threaded, noise = given.carry
@@ -212,14 +216,14 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
         keys = None
         if lossy or setting.channel is not None:
             own = None if setting.channel is None else _noise(noise, given.t + 1)
-            keys = Keys(given.chance, _public(given.key), own)
-        book = Book(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
-        cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
+            keys = ExchangeKeys(given.chance, _public(given.key), own)
+        tracing = Tracing(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
+        cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
-        after = book.threaded
+        after = tracing.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
         made = Carry(state, memory, after.client, after.server, noise)
-        return book, Made(made, after.missing, after.least, after.stayed)
+        return tracing, Made(made, after.missing, after.least, after.stayed)
 
     return _traced(
         f"{type(setting.algorithm).__name__}.round", one_round, _given(setting, cohorts, hyper, setting.cohort)
@@ -234,16 +238,16 @@ def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hy
     state = carry.state
     seen = Carry((state.x, state.y), carry.memory)
 
-    def measured(given: Given) -> tuple[Book, Made]:
-        book = Book(debug=setting.debug, products=setting.products)
-        everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, book)
+    def measured(given: Given) -> tuple[Tracing, Made]:
+        tracing = Tracing(debug=setting.debug, products=setting.products)
+        everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         (x, y), memory = given.carry.state, given.carry.memory
 
         def on_client(client: Any, key: Array, memory: Any) -> Any:
             return _numbers(measure(client.with_key(key), x, y, memory))
 
         values = everyone.map(on_client, given.key, None if memory is None else PerClient(memory))
-        return book, Made(Carry(everyone.gather(values, "evaluation"), memory))
+        return tracing, Made(Carry(everyone.gather(values, "evaluation"), memory))
 
     return _traced(
         f"{type(setting.algorithm).__name__}.evaluation", measured, _given(setting, seen, hyper, setting.clients.n)
@@ -252,7 +256,7 @@ def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hy
 
 def _numbers(metrics: Any) -> dict[str, Array]:
     check_numbers("evaluate_client", metrics)
-    return {name: jnp.asarray(value, fed.accumulator(jnp.result_type(value))) for name, value in metrics.items()}
+    return {name: jnp.asarray(value, accumulator(jnp.result_type(value))) for name, value in metrics.items()}
 
 
 def _public(key: Array) -> Array:
@@ -299,12 +303,12 @@ def _like(before: Any, after: Any, name: str) -> Any:
     return jax.tree_util.tree_map_with_path(same, before, after)
 
 
-def _traced(title: str, fn: Callable[[Given], tuple[Book, Made]], given: Given) -> Plan:
-    books: list[Book] = []
+def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Given) -> Plan:
+    tracings: list[Tracing] = []
 
     def whole(given: Given) -> Made:
-        book, made = fn(given)
-        books.append(book)
+        tracing, made = fn(given)
+        tracings.append(tracing)
         return made
 
     traced, shapes = jaxprs.trace(whole, given)
@@ -316,6 +320,6 @@ def _traced(title: str, fn: Callable[[Given], tuple[Book, Made]], given: Given) 
         body=body_of(jaxpr),
         given=given,
         made=shapes,
-        sample_by_sample=frozenset(books[-1].sample_by_sample),
-        exchanges=books[-1].exchanges,
+        sample_by_sample=frozenset(tracings[-1].sample_by_sample),
+        exchanges=tracings[-1].exchanges,
     )

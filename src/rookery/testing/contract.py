@@ -24,7 +24,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.language import hyperparameters
-from rookery.language.channel import Exchange, Plain
+from rookery.language.channel import ChannelExchange, Plain
 from rookery.plan.calls import Body, LoopCall, MapCall
 from rookery.plan.costs import costs, counted_loops
 from rookery.run.solve import NonFiniteWarning, RoundFailedError, Run, solve
@@ -276,11 +276,11 @@ class Recorder(Plain):
 
     scalars: bool
 
-    def init(self, exchange: Exchange) -> tuple[Any, Any]:
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         """The largest norm so far."""
         return jnp.zeros((), jnp.result_type(float)), ()
 
-    def encode(self, exchange: Exchange, value: Any, key: Any, state: Any) -> tuple[Any, Any]:
+    def encode(self, exchange: ChannelExchange, value: Any, key: Any, state: Any) -> tuple[Any, Any]:
         """The value and its norm."""
         leaves = jax.tree.leaves(value)
         arrays = leaves if self.scalars else [a for a in leaves if a.ndim] or leaves
@@ -288,13 +288,13 @@ class Recorder(Plain):
         kind = self.init(exchange)[0].dtype
         return (value, jnp.sqrt(sum(squares, jnp.zeros((), kind))).astype(kind)), state
 
-    def reduce(self, exchange: Exchange, rows: Any, weights: Any, present: Any) -> Any:
+    def reduce(self, exchange: ChannelExchange, rows: Any, weights: Any, present: Any) -> Any:
         """The weighted sum of the values, and the largest norm."""
         values, norms = rows
         add = lambda a: jnp.tensordot(weights.astype(a.dtype), a, axes=1)
         return jax.tree.map(add, values), norms
 
-    def decode(self, exchange: Exchange, total: Any, key: Any, state: Any) -> tuple[Any, Any]:
+    def decode(self, exchange: ChannelExchange, total: Any, key: Any, state: Any) -> tuple[Any, Any]:
         """The value, and the largest norm so far."""
         value, norms = total
         return value, jnp.maximum(state, jnp.max(norms))

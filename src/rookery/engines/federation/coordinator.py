@@ -19,8 +19,9 @@ from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Reply, Request, SiteError
 from rookery.engines.federation.site import client_program
-from rookery.language import fed, ledger
+from rookery.language import ledger
 from rookery.language.ledger import Amounts, Entries, Entry
+from rookery.language.primitives import accumulator
 from rookery.plan import costs
 from rookery.plan.calls import (
     CenterCall,
@@ -550,7 +551,7 @@ def _excess(name: str, reply: Reply) -> str | None:
     for array in reply.arrays:
         if jnp.issubdtype(array.dtype, jnp.inexact) and array.size:
             # As in float32, for a float16's squares are added up in that.
-            most = math.sqrt(float(jnp.finfo(fed.accumulator(array.dtype)).max))
+            most = math.sqrt(float(jnp.finfo(accumulator(array.dtype)).max))
             largest = float(np.max(np.abs(array)))  # NaN if one of them is
             if not math.isfinite(largest):
                 return f"replies to {name!r} with a value that is not finite"
@@ -596,7 +597,7 @@ def _words_type(dtype: Any) -> Any:
 
 def _weighted(weights: Any, values: list[Any], replies: list[Any], present: np.ndarray) -> list[Any]:
     """Σ w_j v_j over those present, in float32 or better, one reply after the other."""
-    totals = [np.zeros(s.shape, fed.accumulator(s.dtype)) for s in map(_shape, values)]
+    totals = [np.zeros(s.shape, accumulator(s.dtype)) for s in map(_shape, values)]
     for weight, reply, there in zip(weights, replies, present, strict=True):
         if there and weight != 0:
             for total, leaf in zip(totals, reply, strict=True):

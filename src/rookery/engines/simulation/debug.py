@@ -11,9 +11,9 @@ from rookery.base import jaxprs, tree
 from rookery.engines import engine
 from rookery.engines.interpreter import Interpreter, Mapped
 from rookery.engines.simulation import device
-from rookery.language.client import client_loop
 from rookery.language.fed import NonFiniteError
 from rookery.language.ledger import Amounts
+from rookery.language.loops import client_loop
 from rookery.plan.calls import CenterCall, GatherCall, LoopCall, Read, ReduceCall
 
 

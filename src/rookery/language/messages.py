@@ -1,0 +1,102 @@
+"""A message and its parts: the updates that a channel acts on, and the bookkeeping that it leaves alone."""
+
+from collections import OrderedDict
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from rookery.language import ledger
+from rookery.language.channel import Bookkeeping, ChannelExchange
+from rookery.language.tracing import PerClient
+
+
+class Parts:
+    """Takes messages apart and puts them together again.
+
+    Arguments:
+        like: a message's shapes.
+        name: of the exchange.
+        marks, around: see `bookkeeping` and `around` in `Fed.mean`.
+    """
+
+    def __init__(self, like: Any, name: str, marks: Any, around: Any) -> None:
+        self._like = jax.tree.leaves(like)
+        self._structure = cast(Any, jax.tree.structure(like))
+        self._marks = _marks(marks, like, name)
+        start = self._structure.flatten_up_to(_spread(around, like))
+        self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]
+
+    def split(self, value: Any) -> tuple[Any, list[Any]]:
+        """The updates, a tree with None in the place of bookkeeping; and the bookkeeping."""
+        leaves = self._structure.flatten_up_to(value)
+        updates = [a if mark is None else None for a, mark in zip(leaves, self._marks, strict=True)]
+        bookkeeping = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]
+        return jax.tree.unflatten(self._structure, updates), bookkeeping
+
+    def at_client(self, value: Any) -> tuple[Any, list[Any]]:
+        """What a channel is given at the client: updates as differences to `around`, and bookkeeping within bounds."""
+        both = zip(self._structure.flatten_up_to(value), self._around, strict=True)
+        moves = jax.tree.unflatten(self._structure, [a if s is None else a - s for a, s in both])
+        updates, bookkeeping = self.split(moves)
+        marks = [mark for mark in self._marks if mark is not None]
+        return updates, [mark.bounded(a) for a, mark in zip(bookkeeping, marks, strict=True)]
+
+    def at_server(self, updates: Any, bookkeeping: list[Any]) -> Any:
+        """The value that these parts make at the server."""
+        first, second = iter(jax.tree.leaves(updates)), iter(bookkeeping)
+        leaves = [next(first) if mark is None else next(second) for mark in self._marks]
+        both = zip(leaves, self._around, strict=True)
+        moved = [a if s is None else (s + a).astype(a.dtype) for a, s in both]
+        return jax.tree.unflatten(self._structure, moved)
+
+    def described(self) -> tuple[tuple[str, str, float | None], ...]:
+        """The bookkeeping in words: what it is, its shape, and its bound."""
+        both = zip(self._like, self._marks, strict=True)
+        return tuple((mark.what, ledger.shape_of([a]), mark.most) for a, mark in both if mark is not None)
+
+
+class Encoded(NamedTuple):
+    """What clients send in an exchange."""
+
+    value: PerClient  # with a channel: what it made of the updates, and a list of the bookkeeping
+    exchange: ChannelExchange
+    channel: Any
+    parts: Parts
+
+    def described(self, kind: str, name: str) -> ledger.Exchange:
+        """The exchange as the ledger has it."""
+        shapes = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
+        return described(name, kind, shapes)._replace(beside=self.parts.described())
+
+
+def described(name: str, kind: str, shapes: Any) -> ledger.Exchange:
+    """An exchange as the ledger has it, whose replies have these shapes and types."""
+    return ledger.Exchange(name, kind, ledger.shape_of(shapes), ledger.nbytes(shapes))
+
+
+def _marks(marks: Any, like: Any, name: str) -> list[Any]:
+    """For each leaf of `like` its mark, or None; `marks` is a tree like it, or a prefix of it."""
+    if marks is None or isinstance(marks, Bookkeeping):
+        return [marks] * len(jax.tree.leaves(like))
+    if isinstance(marks, tuple | list) and isinstance(like, tuple | list) and len(marks) == len(like):
+        return [leaf for mark, part in zip(marks, like, strict=True) for leaf in _marks(mark, part, name)]
+    if isinstance(marks, dict) and isinstance(like, dict) and marks.keys() <= like.keys():
+        keys = list(like) if isinstance(like, OrderedDict) else sorted(like)  # in JAX's order
+        return [leaf for key in keys for leaf in _marks(marks.get(key), like[key], name)]
+    raise TypeError(
+        f"bookkeeping of the exchange {name!r} must be a tree like the value, with rk.Bookkeeping(...) or None in it; "
+        f"got {marks!r}."
+    )
+
+
+def _spread(around: Any, like: Any) -> Any:
+    """Spread `around`, a tree like `like` or a prefix of it, to a tree of leaves, with None where it says nothing."""
+    if around is None:
+        return jax.tree.map(lambda _: None, like)
+    if isinstance(around, tuple | list) and isinstance(like, tuple | list):
+        parts = [_spread(a, l) for a, l in zip(around, like, strict=True)]
+        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+    if isinstance(around, dict) and isinstance(like, dict):
+        kind = OrderedDict if isinstance(like, OrderedDict) else dict
+        return kind((k, _spread(around.get(k), like[k])) for k in like)
+    return around
