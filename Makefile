@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow gpu browser flare bench docs linkcheck docs-setup setup clean
+.PHONY: demo test lint slow gpu browser flare test-oldest bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -31,6 +31,14 @@ flare: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
 	$(BIN)/python -m pytest -m slow tests/engines/federation/test_nvflare.py
 
+test-oldest: .venv-oldest/.installed
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
+
+.venv-oldest/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
+
 bench: setup
 	$(BIN)/rookery bench
 
@@ -54,4 +62,4 @@ docs-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 
 clean:
-	rm -rf .venv docs/_build
+	rm -rf .venv .venv-oldest docs/_build
