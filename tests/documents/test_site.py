@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,17 @@ def test_the_reference_has_every_public_name_once() -> None:
 def test_the_version_is_the_same_everywhere() -> None:
     assert f'version = "{rk.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {rk.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_oldest_versions_are_the_lower_bounds() -> None:
+    """What `make test-oldest` installs is what pyproject.toml allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    bounds = dict(re.match(r"([\w-]+)>=([\d.]+)", text).groups() for text in needed)  # type: ignore[union-attr]
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    oldest = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert oldest.pop("jaxlib") == oldest["jax"]
+    assert {name: re.sub(r"(\.0)*$", "", version) for name, version in oldest.items()} == {
+        name: re.sub(r"(\.0)*$", "", bounds[name]) for name in oldest
+    }
+    assert {re.match(r"[\w-]+", text)[0] for text in project["dependencies"]} <= oldest.keys()  # type: ignore[index]
