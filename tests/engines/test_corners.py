@@ -184,7 +184,7 @@ class Misplaced(Method):
 
 @pytest.mark.parametrize("what", ["map", "mean", "sum", "gather"])
 def test_values_of_another_cohort_are_refused(what: str) -> None:
-    with pytest.raises(ValueError, match=f"^fed.{what} is given a value of another cohort's clients"):
+    with pytest.raises(ValueError, match=f"^fed.{what} must be given a value of its own cohort"):
         solve(Misplaced(what), cohort=2)
 
 
@@ -223,7 +223,7 @@ def drawn_by_chance(chances: Any) -> Any:
 
 
 def test_no_rows_for_clients_that_may_be_drawn_twice() -> None:
-    with pytest.raises(ValueError, match=r"^scatter on a cohort in which a client may be twice"):
+    with pytest.raises(ValueError, match=r"^fed.scatter must not be used on a cohort of resample"):
         solve(ByChance(scattered=True), cohort=3)
 
 
@@ -439,6 +439,6 @@ def test_exchanges_of_one_name_share_what_a_channel_remembers(engine: Any) -> No
 
 
 def test_exchanges_of_one_name_that_differ_are_refused_by_a_channel_that_remembers() -> None:
-    with pytest.raises(ValueError, match="two exchanges are named 'v' and send values of different shapes"):
+    with pytest.raises(ValueError, match="got two exchanges 'v' with values of different shapes"):
         solve(OneName(alike=False), channel=Remembering())
     assert float(solve(OneName(alike=False)).x) == 2 + 30
