@@ -83,7 +83,7 @@ def test_an_algorithm_documents_itself(name: str) -> None:
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     text = inspect.getdoc(cls) or ""
-    for part in ("Departures:", "Exchanges a round:", "Reference:"):
+    for part in ("Departures from the paper:", "Exchanges per round:", "Reference:"):
         assert part in text, f"{name}: no {part!r} in its docstring"
 
 

@@ -421,8 +421,8 @@ def test_the_oracles_of_single_samples(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (rk.FastDRO(objective="kl"), r"FastDRO: objective='kl' has a penalty, its λ, and no size: give penalty"),
-        (rk.FastDRO(penalty=1.0), r"FastDRO: objective='cvar' has a size, its α, and no penalty: leave penalty out"),
+        (rk.FastDRO(objective="kl"), r"FastDRO: objective='kl' needs penalty"),
+        (rk.FastDRO(penalty=1.0), r"FastDRO: objective='cvar' takes size, its α, but no penalty"),
         (rk.FastDRO(objective="max"), r"FastDRO: objective must be one of 'cvar', 'chi2', 'kl'.*; got 'max'"),  # type: ignore[arg-type]
         (rk.PDSGD(penalty=None), r"PDSGD: penalty must be a positive number.*; got None"),
         (rk.AFL(output="random"), r"AFL: output must be one of 'last', 'average'.*; got 'random'"),  # type: ignore[arg-type]

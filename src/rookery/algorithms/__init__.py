@@ -1,4 +1,4 @@
-"""Algorithms: one paper or family to a file, each a frozen record of hyperparameters with `init` and `round`."""
+"""The algorithms, one paper or family per file: frozen records of hyperparameters with `init` and `round`."""
 
 from rookery.algorithms.asfbo import ASFBO, LAASFBO, ShroFBO, SimFBO
 from rookery.algorithms.commfedbio import CommFedBiO
@@ -19,62 +19,14 @@ from rookery.algorithms.weighted_nodes import LocalSVRG, WeightedNodesABA, Weigh
 from rookery.base.arguments import naming_fields as _naming_fields
 
 __all__ = [
-    "AFL",
-    "ALSET",
-    "ASFBO",
-    "BSA",
-    "DRFA",
-    "FCSG",
-    "GCIVR",
-    "LAASFBO",
-    "MBSGD",
-    "MRBO",
-    "NASA",
-    "PDSGD",
-    "SCGD",
-    "TTSA",
-    "AccFCSGM",
-    "AdaFBiO",
-    "AggITD",
-    "ComFedL",
-    "CommFedBiO",
-    "CompositionalFedAvg",
-    "DSFedDRO",
-    "Ditto",
-    "FastDRO",
-    "FedAvg",
-    "FedAvgSaddle",
-    "FedBiO",
-    "FedBiOAcc",
-    "FedBiOAccLocal",
-    "FedBiOLocal",
-    "FedDRO",
-    "FedDRSCGD",
-    "FedMBO",
-    "FedNest",
-    "FedNestSGD",
-    "FedProx",
-    "FedSVRG",
-    "FineTuned",
-    "LFedNest",
-    "LFedNestNonAlt",
-    "LFedNestSVRG",
-    "LocalBSGM",
-    "LocalBSGVR",
-    "LocalSCGDM",
-    "LocalSVRG",
-    "LocalTrain",
-    "PFedMe",
-    "ParallelSGD",
-    "QFedAvg",
-    "Scaffold",
-    "ScaffoldSaddle",
-    "ShroFBO",
-    "SimFBO",
-    "StocBiO",
-    "WeightedNodesABA",
-    "WeightedNodesProx",
-]
+    "AFL", "ALSET", "ASFBO", "BSA", "DRFA", "FCSG", "GCIVR", "LAASFBO", "MBSGD", "MRBO", "NASA", "PDSGD",
+    "SCGD", "TTSA", "AccFCSGM", "AdaFBiO", "AggITD", "ComFedL", "CommFedBiO", "CompositionalFedAvg", "DSFedDRO",
+    "Ditto", "FastDRO", "FedAvg", "FedAvgSaddle", "FedBiO", "FedBiOAcc", "FedBiOAccLocal", "FedBiOLocal",
+    "FedDRO", "FedDRSCGD", "FedMBO", "FedNest", "FedNestSGD", "FedProx", "FedSVRG", "FineTuned", "LFedNest",
+    "LFedNestNonAlt", "LFedNestSVRG", "LocalBSGM", "LocalBSGVR", "LocalSCGDM", "LocalSVRG", "LocalTrain",
+    "PFedMe", "ParallelSGD", "QFedAvg", "Scaffold", "ScaffoldSaddle", "ShroFBO", "SimFBO", "StocBiO",
+    "WeightedNodesABA", "WeightedNodesProx",
+]  # fmt: skip
 
 for _name in __all__:
     _naming_fields(globals()[_name])

@@ -1,4 +1,4 @@
-"""Methods for one machine that the FedDRO paper compares with, run in parallel: a minibatch each, one common step."""
+"""Baselines of the FedDRO paper: single-machine methods, with a minibatch of every client in each common step."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -11,6 +11,7 @@ from jaxtyping import Array
 from rookery.base import tree
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Fed, Share, Step
 from rookery.parts.compositional import first_value, plus_h, slope
+from rookery.parts.momentum import moving_average
 from rookery.problems.problems import Compositional
 
 
@@ -24,12 +25,14 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ParallelSGD:
-    """SGD on the plain part h alone: the composition f(g) is left out, as a constraint that is ignored.
+    """SGD on the plain part h only: the composition f(g) is left out, as if a constraint were ignored.
 
-    Runs on compositional problems with an `extra` part h, such as a loss with a fairness penalty, and shows what the
-    penalty changes: x ← x − η mean ∇h_k(x; ξ). y stays at its start.
+    The method runs on compositional problems with an `extra` part h, such as a loss with a fairness penalty, and shows
+    what the penalty changes. A round is x ← x − η mean ∇h_k(x; ξ). y stays at its start.
 
-    Departures: none, it is one line of the paper ("unconstrained"). Exchanges a round: 1.
+    Departures from the paper: none; the paper has one line on it ("unconstrained").
+
+    Exchanges per round: 1.
 
     Reference: Khanduri et al., On Federated Compositional Optimization: Algorithms, Analysis, and Guarantees, Sec. 6.
     """
@@ -41,11 +44,9 @@ class ParallelSGD:
     needs: ClassVar[tuple[str, ...]] = ("extra",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """One step."""
         gradient = lambda c, k: c.f_x(state.x, state.y, c.upper(k, self.batch_size))
         return state._replace(x=_stepped(fed, state.x, self.step, fed.mean(fed.map(gradient, key), name="gradient")))
 
@@ -54,15 +55,16 @@ class ParallelSGD:
 class MBSGD:
     """Minibatch SGD for compositions: the inner value is that of the minibatch.
 
-    Solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all: y = mean
-    g_k(x; ζ_k), then x ← x − η mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)), on the same ζ_k. The gradient is biased by the
-    noise of y, the less the larger the minibatches.
+    MBSGD solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. A
+    round is y = mean g_k(x; ζ_k), then x ← x − η mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)) on the same ζ_k. The noise of
+    y biases the gradient, less so with larger minibatches.
 
-    `inner="own"`: every client takes its own g_k(x; ζ_k) for y and saves an exchange. That is FedAvg's case I with one
-    local step and, with more than one client, ends at a wrong point; y then stays at its start.
+    With `inner="own"`, every client uses its own g_k(x; ζ_k) for y, which saves an exchange. That is case I of FedAvg
+    with one local step: with more than one client it converges to a wrong point. y then stays at its start.
 
-    Departures: the paper says "minibatch SGD customised for CO" and no more; this is our reading.
-    Exchanges a round: 2, with inner="own" 1.
+    Departures from the paper: the paper says only "minibatch SGD customised for CO"; this is our reading.
+
+    Exchanges per round: 2, with inner="own" 1.
 
     Reference: Ghadimi and Lan, Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming, 2013.
     """
@@ -75,11 +77,9 @@ class MBSGD:
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """One step."""
         if self.inner == "shared":
             return _two_exchanges(self, fed, state, 1.0, key)
         x = state.x
@@ -96,11 +96,13 @@ class MBSGD:
 class SCGD:
     """Stochastic compositional gradient descent: a running average of the inner value.
 
-    Solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all:
-    y ← (1−β)y + β mean g_k(x; ζ_k), then x ← x − α mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)), with the new y and the same
-    ζ_k. It needs two time scales, β ≫ α; in the theory α_t ~ t^{−3/4}, β_t ~ t^{−1/2}. MBSGD is β = 1.
+    SCGD solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. A round
+    is y ← (1−β)y + β mean g_k(x; ζ_k), then x ← x − α mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)) with the new y and the
+    same ζ_k. It needs two time scales, β ≫ α; in the theory α_t ~ t^{−3/4} and β_t ~ t^{−1/2}. MBSGD is β = 1.
 
-    Departures: clients in parallel; the plain part h; y starts at mean g_k(x). Exchanges a round: 2. At the start: 1.
+    Departures from the paper: clients in parallel; the plain part h; y starts at mean g_k(x).
+
+    Exchanges per round: 2. At the start: 1.
 
     Reference: Wang, Fang and Liu, Stochastic Compositional Gradient Descent, Mathematical Programming 161, 2017.
     """
@@ -114,11 +116,10 @@ class SCGD:
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start: y = mean g_k(x)."""
+        """Start at y = mean g_k(x)."""
         return State(x, first_value(fed, x, key, self.first_batch))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """One step."""
         return _two_exchanges(self, fed, state, self.momentum, key)
 
 
@@ -126,14 +127,16 @@ class SCGD:
 class NASA:
     """Nested averaged stochastic approximation: running averages of the inner value and of the gradient.
 
-    Solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. With
-    (2.5)–(2.8)'s a, b, β and τ_t: x ← x − (τ/β)z; z ← (1 − aτ)z + aτ mean(∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(y)); and
-    y ← (1 − bτ)y + bτ mean g_k(x; ζ'): at the new x, with the old y. One time scale, τ_t ~ 1/√T.
+    NASA solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all.
 
-    Departures: clients in parallel; the plain part h; with a set, x is projected after its step (the paper moves
-    towards the projection, which is the same without one); y starts at mean g_k(x), z at 0.
+    With a, b, β and τ_t of (2.5)–(2.8), a round is x ← x − (τ/β)z; z ← (1 − aτ)z + aτ mean(∇h_k(x; ξ) + ∇g_k(x;
+    ζ)ᵀ∇f(y)); y ← (1 − bτ)y + bτ mean g_k(x; ζ'). Both averages use the new x and the old y. There is one time scale,
+    τ_t ~ 1/√T.
 
-    Exchanges a round: 1, of the gradient and the inner value. At the start: 1.
+    Departures from the paper: clients in parallel; the plain part h; x is projected onto the problem's set after its
+    step (the paper moves towards the projection, which is the same without a set); y starts at mean g_k(x) and z at 0.
+
+    Exchanges per round: 1, of the gradient and the inner value. At the start: 1.
 
     Reference: Ghadimi, Ruszczyński and Wang, A Single Timescale Stochastic Approximation Method for Nested Stochastic
     Optimization, SIAM Journal on Optimization 30, 2020.
@@ -149,11 +152,10 @@ class NASA:
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start: y = mean g_k(x), z = 0."""
+        """Start at y = mean g_k(x) and z = 0."""
         return State(x, first_value(fed, x, key, self.first_batch), tree.zeros_like(x))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """One step."""
         x = _stepped(fed, state.x, self.step, state.z)
         f_y = slope(fed.problem, state.y)
 
@@ -164,25 +166,25 @@ class NASA:
             return gradient, c.r(x, c.lower(k3, self.batch_size))
 
         gradient, value = fed.mean(fed.map(both, key), name="gradient, y")
-        y = tree.step(state.y, self.momentum, tree.sub(state.y, value))
-        return State(x, y, tree.step(state.z, self.gradient_momentum, tree.sub(state.z, gradient)))
+        y = moving_average(state.y, value, self.momentum)
+        return State(x, y, moving_average(state.z, gradient, self.gradient_momentum))
 
 
 @dataclass(frozen=True)
 class GCIVR:
     """SPIDER estimates of the inner value, of its Jacobian and of ∇h: a full batch, then differences on minibatches.
 
-    Solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all; the inner
-    value should be small, for its whole Jacobian is sent.
+    GCIVR solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. The
+    inner value should be small, since its whole Jacobian is sent.
 
-    Round (one epoch of τ steps): y = g(x), Z = ∇g(x), u = ∇h(x) on full batches, and x ← x − η(u + Zᵀ∇f(y)); then τ − 1
-    times, with x⁻ the x of the step before and one minibatch for both, y += g(x; ζ) − g(x⁻; ζ), likewise Z and u, and
-    the same step on x.
+    A round is an epoch of τ steps. It starts with y = g(x), Z = ∇g(x) and u = ∇h(x) on full batches and the step x ← x
+    − η(u + Zᵀ∇f(y)). Then, τ − 1 times, y += g(x; ζ) − g(x⁻; ζ), Z and u alike, where x⁻ is the x of the step before,
+    and the same step on x.
 
-    Departures: clients in parallel. The authors' published code differs and is not followed: there the full batch that
-    starts an epoch is never taken, and an Adagrad step is put on top.
+    Departures from the paper: clients in parallel. The authors' published code differs and is not followed: it never
+    takes the full batch that starts an epoch, and it adds an Adagrad step.
 
-    Exchanges a round: τ (one a step), each of d_g + d_g·d + d numbers.
+    Exchanges per round: τ, one per step, each of d_g + d_g·d + d numbers.
 
     Reference: Haddadpour, Kamani, Mahdavi and Karbasi, Learning Distributionally Robust Models at Scale via Composite
     Optimization, ICLR 2022.
@@ -197,11 +199,9 @@ class GCIVR:
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """One epoch."""
         first, rest = jax.random.split(key)
 
         def anchor(c: Client, k: Array) -> Any:
@@ -230,11 +230,11 @@ def _stepped(fed: Fed, x: tree.Tree, step: Any, direction: tree.Tree) -> tree.Tr
 
 
 def _two_exchanges(h: MBSGD | SCGD, fed: Fed, state: State, momentum: Any, key: Array) -> State:
-    """y ← (1−β)y + β mean g_k(x; ζ_k), then a step on x with that y and the same ζ_k."""
+    """Update y ← (1−β)y + β mean g_k(x; ζ_k), then x by a step with that y and the same ζ_k."""
     x = state.x
     inner_batch = lambda c, k: c.lower(jax.random.split(k)[1], h.batch_size)
     value = fed.mean(fed.map(lambda c, k: c.r(x, inner_batch(c, k)), key), name="y")
-    y = tree.step(state.y, momentum, tree.sub(state.y, value))
+    y = moving_average(state.y, value, momentum)
     f_y = slope(fed.problem, y)
 
     def gradient(c: Client, k: Array) -> tree.Tree:
@@ -244,7 +244,7 @@ def _two_exchanges(h: MBSGD | SCGD, fed: Fed, state: State, momentum: Any, key: 
     return State(_stepped(fed, x, h.step, fed.mean(fed.map(gradient, key), name="gradient")), y)
 
 
-# GCIVR's three estimates, (y, Z, u), or two where there is no h.
+# GCIVR's estimates: (y, Z, u), or (y, Z) without h.
 
 
 def _upper(c: Client, key: Array, size: int | None, step: Any = 0) -> Data | None:

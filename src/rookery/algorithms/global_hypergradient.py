@@ -1,4 +1,4 @@
-"""Federated bilevel methods whose hypergradient is the global one, in the mean: FedMBO and FBO-AggITD (ICML 2023)."""
+"""Federated bilevel methods with an unbiased global hypergradient: FedMBO and FBO-AggITD (both ICML 2023)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -10,8 +10,8 @@ from jaxtyping import Array
 from rookery.base import draws, tree
 from rookery.data.source import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
-from rookery.parts import features
-from rookery.parts.local import svrg
+from rookery.parts import features, hypergradient
+from rookery.parts.local import descend
 from rookery.problems.problems import Bilevel
 
 
@@ -24,26 +24,27 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMBO:
-    """Large-batch steps at the lower level, and a hypergradient whose every factor comes from another client.
+    """Large-batch steps at the lower level, and a hypergradient whose factors all come from different clients.
 
-    Solves bilevel problems whose clients count equally.
+    FedMBO solves bilevel problems whose clients have equal weights.
 
-    Round (Alg. 1): T times, with a fresh cohort each, y ← y − β mean ∇_y g_i. Then the hypergradient at the new y
-    (Alg. 2), in P *slots*: a slot starts as p = (N/ℓ)∇_y f_i at some client and draws its own N_j from 0..N−1; N_j
-    times it goes to another client, drawn afresh, who returns p − (1/ℓ)∇²_y g_i·p; a last client returns
-    ∇_x f_i − ∇²_xy g_i·p. x steps along the slots' mean. Each slot estimates the global N-term series without bias (one
-    that stayed with its client would estimate the client's own), and the variance falls with the number of slots.
+    Each round (Alg. 1) takes T steps y ← y − β mean ∇_y g_i, with a fresh cohort for each, and then a step on x along
+    the hypergradient at the new y (Alg. 2). The hypergradient is built in P *slots*. A slot starts as p = (N/ℓ)∇_y f_i
+    at some client and draws its own N_j from 0..N−1. N_j times it goes to a freshly drawn client, which returns p −
+    (1/ℓ)∇²_y g_i·p. A last client returns ∇_x f_i − ∇²_xy g_i·p. x steps along the mean of the slots. Each slot is an
+    unbiased estimate of the global N-term series (a slot that stayed with one client would estimate that client's
+    series), and the variance falls with the number of slots.
 
-    Departures:
-        ∇_x f_i is asked in the last exchange, not in the first, so that the P vectors of x's size need not be kept (the
-        same mean; Alg. 2 line 4 prints ∇_y f there, equation (6) has ∇_x f);
-        the clients of one exchange are drawn without replacement and dealt out to the slots at random, so that the
-        slots are not quite independent; a slot's own clients are;
-        a slot that is done travels on unchanged: nothing is asked of its client, but its bytes are counted;
-        clients are drawn uniformly: the paper's problem has no weights. Unequal ones are refused: the hypergradient
-        would not be that of the weighted problem.
+    Departures from the paper:
+        ∇_x f_i is computed in the last exchange instead of the first, so that P vectors of the size of x need not be
+        kept (the mean is the same; Alg. 2 line 4 prints ∇_y f there, equation (6) has ∇_x f);
+        the clients of one exchange are drawn without replacement and assigned to the slots at random, so that the slots
+        are not quite independent; the clients of one slot are;
+        a finished slot travels on unchanged: its client computes nothing, but its bytes count;
+        clients are drawn uniformly, since the paper's problem has no weights. Unequal weights are refused, because the
+        hypergradient would not be that of the weighted problem.
 
-    Exchanges a round: T + max_j N_j + 2, at most T + N + 1. While p is built, its vectors are gathered, not averaged.
+    Exchanges per round: T + max_j N_j + 2, at most T + N + 1. While p is built, its vectors are gathered, not averaged.
 
     Reference: Huang, Zhang and Ji, Achieving Linear Speedup in Non-IID Federated Bilevel Learning, ICML 2023, Alg. 1–2.
     """
@@ -59,11 +60,9 @@ class FedMBO:
     needs: ClassVar[tuple[str, ...]] = ("equal weights",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1."""
         lower, upper = jax.random.split(key)
         x = state.x
 
@@ -101,24 +100,19 @@ class FedMBO:
             return jax.tree.map(lambda a, b: _where(there, a, b), new, dealt[0]), dealt[1]
 
         p, _ = fed.loop(jnp.max(counts), once, (p, counts))
-
-        def last(c: Client, k: Array, p: tree.Tree) -> tree.Tree:
-            ku, kl = jax.random.split(k)
-            direct = c.f_x(x, y, c.upper(ku, self.batch_size))
-            return tree.sub(direct, c.g_xy(x, y, c.lower(kl, self.batch_size), p))
-
+        last = lambda c, k, p: hypergradient.given_vector(c, x, y, p, k, self.batch_size)
         cohort, noise, order = _fresh(fed, k3)
         return cohort.mean(cohort.map(last, noise, cohort.scatter(_in_order(order, p))), name="h")
 
 
 def _fresh(fed: Fed, key: Array) -> tuple[Fed, Array, Array]:
-    """A fresh cohort, a key for its noise, and a random order in which the slots are dealt out to it."""
+    """Draw a fresh cohort, a key for its noise, and the random order in which it gets the slots."""
     who, noise, order = jax.random.split(key, 3)
     return fed.resample(who), noise, jax.random.permutation(order, jnp.arange(fed.cohort_size, dtype=jnp.int32))
 
 
 def _where(there: Array, new: Array, old: Array) -> Array:
-    """The rows of those who replied, and the old ones of the others."""
+    """Return the new rows of the clients that replied, and the old rows of the others."""
     return jnp.where(there.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
@@ -127,27 +121,28 @@ def _in_order(order: Array, rows: Any) -> Any:
 
 
 def _if(condition: Any) -> Count:
-    """How often a loop runs that is an `if`."""
+    """Return the number of turns of a loop that acts as an `if`."""
     return jnp.where(condition, 1, 0)
 
 
 @dataclass(frozen=True)
 class AggITD:
-    """FBO-AggITD: the hypergradient is built on the way to y, in the exchanges that y needs anyway.
+    """FBO-AggITD: the hypergradient is built along the iterations on y, in exchanges that y needs anyway.
 
-    Solves bilevel problems.
+    AggITD solves bilevel problems.
 
-    Round (Alg. 1–4): draw Q from 0..N. For t = 0..N, one exchange gives the anchor q = mean ∇_y g_i(x, y^t) (t < N) and
-    the vector z: mean ∇_y f_i(x, y^t) at t = Q, then z ← mean (z − λ∇²_y g_i(x, y^t)·z); for t < N a second one gives
-    y^{t+1} by FedNest's FedInn. With p = λ(N + 1)z, h = mean (∇_x f_i − ∇²_xy g_i·p) at y^N; x moves by FedNest's
-    FedOut. The mean over Q is λ Σ_Q Π_{t=Q+1}^{N} (I − λ∇²_y g(x, y^t))∇_y f(x, y^Q): N + 1 terms along the iterates.
+    Each round (Alg. 1–4) draws Q from 0..N. For t = 0..N, one exchange gives the anchor q = mean ∇_y g_i(x, y^t) (t <
+    N) and the vector z, which is mean ∇_y f_i(x, y^t) at t = Q and then z ← mean (z − λ∇²_y g_i(x, y^t)·z). For t < N a
+    second exchange gives y^{t+1} by FedNest's FedInn. With p = λ(N + 1)z, h = mean (∇_x f_i − ∇²_xy g_i·p) at y^N, and
+    x moves by FedNest's FedOut. The mean over Q is λ Σ_Q Π_{t=Q+1}^{N} (I − λ∇²_y g(x, y^t))∇_y f(x, y^Q): N + 1 terms
+    along the iterates.
 
-    Departures:
+    Departures from the paper:
         p is λ(N + 1)z^N: Alg. 1 drops λ in line 6 and has z^{N−1} in line 15, against the paper's own formulas;
         the anchor q_i is the full local gradient unless `anchor_batch` is given (the paper's is stochastic);
-        before t = Q there is no z yet and zeros are sent in its place, which count as bytes.
+        before t = Q there is no z, and zeros are sent instead, which count as bytes.
 
-    Exchanges a round: 2N + 3.
+    Exchanges per round: 2N + 3.
 
     Reference: Xiao and Ji, Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative
     Differentiation, ICML 2023, Alg. 1–4.
@@ -166,20 +161,19 @@ class AggITD:
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1."""
         k0, k1, k2, k3, k4 = jax.random.split(key, 5)
         x, n = state.x, self.lower_rounds
         chosen = draws.integers(k0, (), 0, n + 1)  # Q
         seen = features.seen(fed, x, key)
+        shared: Any = {"batch_size": self.batch_size, "scale_steps": self.scale_steps}
 
-        def track(c: Client, k: Array, t: Any, y: tree.Tree, z: tree.Tree, own: Any) -> tree.Tree:
-            """z_i of step t."""
+        def track(c: Client, k: Array, t: Any, y: tree.Tree, z: tree.Tree, local_features: Any) -> tree.Tree:
+            """Return z_i of step t."""
             ku, kl = jax.random.split(k)
-            product = lambda z: c.g_yy(x, y, c.lower(kl, self.batch_size, seen=own), z)
+            product = lambda z: c.g_yy(x, y, c.lower(kl, self.batch_size, seen=local_features), z)
             z = c.loop(_if(t > chosen), lambda _, z: tree.step(z, self.hessian_step, product(z)), z)
             return c.loop(_if(t == chosen), lambda _, z: c.f_y(x, y, c.upper(ku, self.batch_size)), z)
 
@@ -187,37 +181,29 @@ class AggITD:
             y, z = pair
             ka, kb = jax.random.split(jax.random.fold_in(k1, t))
 
-            def both(c: Client, k: Array, own: Any) -> tuple[tree.Tree, tree.Tree]:
+            def both(c: Client, k: Array, local_features: Any) -> tuple[tree.Tree, tree.Tree]:
                 kq, kz = jax.random.split(k)
-                return c.g_y(x, y, c.lower(kq, self.anchor_batch, seen=own)), track(c, kz, t, y, z, own)
+                q_i = c.g_y(x, y, c.lower(kq, self.anchor_batch, seen=local_features))
+                return q_i, track(c, kz, t, y, z, local_features)
 
             q, z = fed.mean(fed.map(both, ka, seen), name="q, z", around=(None, z))
 
-            def local(c: Client, k: Array, own: Any) -> tree.Tree:
-                count, order = jax.random.split(k)
-                steps = c.steps(self.lower_local_steps, count, self.batch_size, "lower")
-                gradient = lambda y, v: c.g_y(x, y, c.lower(order, self.batch_size, v, seen=own))
-                return svrg(c, gradient, y, q, self._scaled(self.lower_step, steps), steps)
+            def local(c: Client, k: Array, local_features: Any) -> tree.Tree:
+                steps: Any = {"level": "lower", "step": self.lower_step, "local_steps": self.lower_local_steps}
+                return descend(c, lambda y, b: c.g_y(x, y, b), y, k, anchor=q, seen=local_features, **steps, **shared)
 
             return fed.mean(fed.map(local, kb, seen), name="y", around=y), z
 
         y, z = fed.loop(n, inner, (state.y, tree.zeros_like(state.y)))
-        z = fed.mean(fed.map(lambda c, k, own: track(c, k, n, y, z, own), k2, seen), name="z", around=z)
+        z = fed.mean(
+            fed.map(lambda c, k, local_features: track(c, k, n, y, z, local_features), k2, seen), name="z", around=z
+        )
         p = tree.scale(self.hessian_step * (n + 1), z)
-
-        def local_part(c: Client, k: Array) -> tree.Tree:
-            ku, kl = jax.random.split(k)
-            return tree.sub(c.f_x(x, y, c.upper(ku, self.batch_size)), c.g_xy(x, y, c.lower(kl, self.batch_size), p))
-
+        local_part = lambda c, k: hypergradient.given_vector(c, x, y, p, k, self.batch_size)
         h = fed.mean(fed.map(local_part, k3), name="h")
 
         def outer(c: Client, k: Array) -> tree.Tree:
-            count, order = jax.random.split(k)
-            steps = c.steps(self.upper_local_steps, count, self.batch_size, "upper")
-            gradient = lambda x, v: c.f_x(x, y, c.upper(order, self.batch_size, v))
-            return svrg(c, gradient, x, h, self._scaled(self.upper_step, steps), steps)
+            steps: Any = {"level": "upper", "step": self.upper_step, "local_steps": self.upper_local_steps}
+            return descend(c, lambda x, b: c.f_x(x, y, b), x, k, anchor=h, **steps, **shared)
 
         return State(fed.problem.project_upper(fed.mean(fed.map(outer, k4), name="x", around=x)), y)
-
-    def _scaled(self, step: Any, steps: Count) -> Any:
-        return step / steps if self.scale_steps else step

@@ -1,4 +1,4 @@
-"""Robust and fair over clients: AFL (Mohri et al. 2019), DRFA (Deng et al. 2020), q-FedAvg (Li et al. 2020)."""
+"""Robustness and fairness over clients: AFL (Mohri et al. 2019), DRFA (Deng et al. 2020), q-FedAvg (Li et al. 2020)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,7 +15,7 @@ from rookery.problems.problems import SingleLevel
 
 
 class State(NamedTuple):
-    """The output, and the clients' weights λ; `last`: the current iterate, where the output is an average."""
+    """The output, the clients' weights λ, and the last iterate if the output is an average."""
 
     x: tree.Tree
     weights: Float[Array, " n"]
@@ -39,17 +39,18 @@ def _equal_weights(fed: Fed, x: tree.Tree) -> Float[Array, " n"]:
 class AFL:
     """Agnostic federated learning: descent on x and projected ascent on one weight λ_k for every client.
 
-    Solves single-level problems for the worst mixture of the clients: min over x, max over λ in the simplex of
-    Σ λ_k F_k(x), so that no client is served worse than need be.
+    AFL solves single-level problems for the worst mixture of the clients, min over x, max over λ in the simplex of Σ
+    λ_k F_k(x), so that no client is served worse than necessary.
 
-    Round, both at the old values: x ← x − γ_x Σ λ_k ∇F_k(x; ξ_k) ("per domain"), and λ ← the nearest point of the
-    simplex to λ + γ_λ(F_1(x; ξ_1), …, F_n(x; ξ_n)). Returns the average of the x's after each round, as the paper does,
-    or with output="last" the last; the method itself goes on from the last.
+    A round updates both from the old values: x ← x − γ_x Σ λ_k ∇F_k(x; ξ_k) ("per domain"), and λ ← the projection onto
+    the simplex of λ + γ_λ(F_1(x; ξ_1), …, F_n(x; ξ_n)). The output is the average of x over the rounds, as in the
+    paper, or the last x with output="last"; the method itself continues from the last.
 
-    Departures: λ starts uniform. The clients' own weights (`Clients(weights=...)`) play no part. With a cohort, both
-    sums are over the cohort with the factor n/P, which leaves them unbiased; the paper has all clients take part.
+    Departures from the paper: λ starts uniform. The clients' own weights (`Clients(weights=...)`) are not used. With a
+    cohort, both sums are over the cohort with the factor n/P, which keeps them unbiased; the paper uses all clients.
 
-    Exchanges a round: 1, of the weighted gradient and the loss, in its client's place of a vector of n.
+    Exchanges per round: 1, of the weighted gradient and the loss, which is placed at the client's entry of a vector of
+    n.
 
     Reference: Mohri, Sivek and Suresh, Agnostic Federated Learning, ICML 2019.
     """
@@ -62,12 +63,11 @@ class AFL:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        """The start: λ uniform."""
+        """Start with uniform λ."""
         start = State(x, _equal_weights(fed, x))
         return start if self.output == "last" else start._replace(done=jnp.int32(0), last=x)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """A step on both."""
         x = state.x if state.last is None else state.last
         places = jnp.arange(fed.n)
 
@@ -82,7 +82,7 @@ class AFL:
         if self.output == "last":
             return State(new, weights)
         done = state.done + 1
-        average = jax.tree.map(lambda mean, own: mean + (own - mean) / done.astype(own.dtype), state.x, new)
+        average = jax.tree.map(lambda mean, last: mean + (last - mean) / done.astype(last.dtype), state.x, new)
         return State(average, weights, done=done, last=new)
 
 
@@ -90,19 +90,20 @@ class AFL:
 class DRFA:
     """Distributionally robust federated averaging: AFL's problem with local steps, and clients drawn by their weights.
 
-    Solves single-level problems for the worst mixture of the clients: min over x, max over λ in the simplex of
-    Σ λ_k F_k(x).
+    DRFA solves single-level problems for the worst mixture of the clients, min over x, max over λ in the simplex of Σ
+    λ_k F_k(x).
 
-    Round: P clients are drawn by λ, with replacement, and t' uniformly from 1..τ, one for all. Each takes τ steps of
-    SGD from x; x ← the mean of where they end, x' = the mean of where they are after t' steps. Then P clients, drawn
-    uniformly, evaluate F_k(x'; ξ_k); v_k = (n/P)F_k for these and 0 for the others; λ ← the nearest point of the
-    simplex to λ + τγv. With t' random, τv is unbiased for the sum of the losses along the way.
+    Each round draws P clients by λ, with replacement, and one t' uniformly from 1..τ. Each client takes τ steps of SGD
+    from x. x becomes the mean of their last points, and x' the mean of their points after t' steps. Then P clients,
+    drawn uniformly, evaluate F_k(x'; ξ_k). With v_k = (n/P)F_k for these clients and 0 for the others, λ becomes the
+    projection onto the simplex of λ + τγv. With t' random, τv is an unbiased estimate of the sum of the losses along
+    the way.
 
-    Departures: none from the paper, whose authors' code does otherwise: it draws the first clients uniformly and weighs
-    their mean by λ, draws a t' for each of them, and keeps λ above 0.001. Here λ starts uniform, a set that x is kept
-    in is projected on after the mean, and the clients' own weights play no part.
+    Departures from the paper: none. The authors' code differs from the paper: it draws the first clients uniformly and
+    weights their mean by λ, draws a t' for each of them, and keeps λ above 0.001. Here λ starts uniform, x is projected
+    onto the problem's set after the mean, and the clients' own weights are not used.
 
-    Exchanges a round: 2, of x and x', by clients of their own; and of the losses (gathered, with the client's number).
+    Exchanges per round: 2: x and x', by the clients drawn by λ; and the losses (gathered, with the client's number).
 
     Reference: Deng, Kamani and Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
     """
@@ -115,11 +116,11 @@ class DRFA:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        """The start: λ uniform."""
+        """Start with uniform λ."""
         return State(x, _equal_weights(fed, x))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps by clients drawn by λ; then λ, from the losses of others."""
+        """Local steps by clients drawn by λ; then λ from the losses of others."""
         choice, pick, local, look = jax.random.split(key, 4)
         snapshot = draws.integers(pick, (), 1, self.local_steps + 1)  # t'
 
@@ -145,19 +146,19 @@ class DRFA:
 
 @dataclass(frozen=True)
 class QFedAvg:
-    """q-FedAvg: FedAvg whose clients count the more, the larger their loss.
+    """q-FedAvg: FedAvg in which clients count more, the larger their loss.
 
-    Solves single-level problems for fairness: min over x of Σ p_k F_k(x)^{q+1}/(q+1), for losses F_k ≥ 0. With q = 0
-    it is FedAvg; a large q looks at the worst client alone.
+    q-FedAvg solves single-level problems for fairness: min over x of Σ p_k F_k(x)^{q+1}/(q+1), for losses F_k ≥ 0. q =
+    0 is FedAvg; a large q considers the worst client only.
 
-    Round: client k has F_k = F_k(x) on all its data, and x_k by SGD with the step 1/L from x. With w_k = L(x − x_k) it
-    sends Δ_k = F_k^q w_k and h_k = qF_k^{q−1}‖w_k‖² + LF_k^q, an estimate of the curvature; x ← x − Σ p_kΔ_k/Σ p_k h_k.
-    q-FedSGD is one local step on all the data.
+    In each round, client k computes F_k = F_k(x) on all its data, and x_k by SGD with the step 1/L from x. With w_k =
+    L(x − x_k) it sends Δ_k = F_k^q w_k and h_k = qF_k^{q−1}‖w_k‖² + LF_k^q, an estimate of the curvature. Then x ← x −
+    Σ p_kΔ_k/Σ p_k h_k. q-FedSGD is one local step on all the data.
 
-    Departures: a uniform cohort whose sums have the weights p_k, where the paper draws clients by p_k and adds plainly:
-    both are the same in the mean. As in the authors' code, F_k + 1e-10 in the powers.
+    Departures from the paper: a uniform cohort whose sums have the weights p_k, where the paper draws clients by p_k
+    and sums without weights; both have the same mean. As in the authors' code, the powers are those of F_k + 1e-10.
 
-    Exchanges a round: 1, of Δ_k and h_k.
+    Exchanges per round: 1, of Δ_k and h_k.
 
     Reference: Li, Sanjabi, Beirami and Smith, Fair Resource Allocation in Federated Learning, ICLR 2020.
     """
@@ -170,11 +171,10 @@ class QFedAvg:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> Point:
-        """The start."""
         return Point(x)
 
     def round(self, fed: Fed, state: Point, key: Array) -> Point:
-        """Local steps, weighed by the losses before them."""
+        """Local steps, weighted by the losses before them."""
         x, q = state.x, self.fairness
 
         def local(c: Client, k: Array) -> tuple[tree.Tree, Array]:

@@ -1,4 +1,4 @@
-"""Local steps with momentum at both levels and the client's own hypergradient: Gao 2022, and AdaFBiO of Huang 2022."""
+"""Local steps with momentum at both levels and local hypergradients: Gao (2022), and AdaFBiO of Huang (2022)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -11,10 +11,10 @@ from rookery.base import tree
 from rookery.data.source import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import hypergradient, inverse_hessian
-from rookery.parts.storm import storm
+from rookery.parts.momentum import moving_average, storm
 from rookery.problems.problems import Bilevel
 
-Pair = tuple[tree.Tree, tree.Tree]  # one for x, one for y
+Pair = tuple[tree.Tree, tree.Tree]  # for x and y
 
 
 class State(NamedTuple):
@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class _Estimator:
-    """What the family shares: how a client estimates its own hypergradient and its lower gradient."""
+    """The hyperparameters of the family, and a client's estimates of its hypergradient and lower gradient."""
 
     upper_step: Step = 0.01  # β₁η, γ
     lower_step: Step = 0.01  # β₂η, λ
@@ -42,7 +42,7 @@ class _Estimator:
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
     def estimates(self, c: Client, points: tuple[Pair, ...], key: Array) -> list[Pair]:
-        """∇̄f_i and ∇_y g_i at each point (x, y), on the same minibatches at all of them."""
+        """Return ∇̄f_i and ∇_y g_i at each point (x, y), with the same minibatches at all points."""
         ku, kl = jax.random.split(key)
         series: dict[str, Any] = {"method": self.neumann, "terms": self.neumann_terms, "step": self.hessian_step}
         series |= {"upper_batch": self.batch_size, "lower_batch": self.batch_size}
@@ -54,12 +54,12 @@ class _Estimator:
 
 @dataclass(frozen=True)
 class _Gao(_Estimator):
-    """The steps of Gao's two methods."""
+    """The steps shared by Gao's two methods."""
 
-    momentum: Share = 0.3  # α₁η = α₂η, for LocalBSGVR α₁η² = α₂η²: the weight of what is new
+    momentum: Share = 0.3  # α₁η = α₂η, for LocalBSGVR α₁η² = α₂η²: the weight of the new estimate
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start. The momenta are not used before there is an estimate."""
+        """Start with zero momenta, which are not used before the first estimate."""
         return State(x, y, tree.zeros_like(x), tree.zeros_like(y), jnp.int32(0))
 
     def descend(self, z: Pair, m: Pair) -> Pair:
@@ -71,7 +71,7 @@ class _Gao(_Estimator):
         return c.steps(self.local_steps, key, self.batch_size, "lower")
 
     def weight(self, state: State, v: Any) -> Any:
-        """The momentum's parameter at local step v: 1 at the very first, where only the estimate is there."""
+        """The momentum's parameter at local step v: 1 at the very first, where there is no momentum yet."""
         return jnp.where((state.rounds == 0) & (v == 0), 1, self.momentum)
 
 
@@ -79,22 +79,24 @@ class _Gao(_Estimator):
 class LocalBSGM(_Gao):
     """Local SGD with momentum at both levels, each client with its own hypergradient.
 
-    Solves bilevel problems whose lower level is the same, in distribution, on all clients (otherwise the mean of the
-    clients' hypergradients is not the hypergradient of the mean). Each client, at each of its p steps, at its own
-    (x, y): u ← (1 − α₁η)u + α₁η∇̄f_i, v ← (1 − α₂η)v + α₂η∇_y g_i, then x ← x − β₁ηu, y ← y − β₂ηv; ∇̄f_i with the
-    random Neumann series of its own Hessian. After p steps x, y, u and v are averaged.
+    LocalBSGM solves bilevel problems whose lower level has the same distribution on all clients (otherwise the mean of
+    the clients' hypergradients is not the hypergradient of the mean).
 
-    Departures: unverified, for the paper's algorithm box was not at hand: this is its outline, with the estimators of
-    its decentralised sibling (Gao, Gu and Thai, AISTATS 2023, Alg. 1–2); the series draws its length from 0..J−1 (the
-    sibling prints 0..J with the factor J/ℓ); one `momentum` for both levels; a cohort in the place of all clients.
+    Each client takes p steps at its own (x, y): u ← (1 − α₁η)u + α₁η∇̄f_i, v ← (1 − α₂η)v + α₂η∇_y g_i, then x ← x −
+    β₁ηu, y ← y − β₂ηv. ∇̄f_i uses the random Neumann series of the client's own Hessian. Then x, y, u and v are
+    averaged.
 
-    Exchanges a round: 1, which carries x, y, u and v.
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline,
+    with the estimators of its decentralised sibling (Gao, Gu and Thai, AISTATS 2023, Alg. 1–2); the length of the
+    series is drawn from 0..J−1 (the sibling prints 0..J with the factor J/ℓ); one `momentum` for both levels; cohorts
+    instead of all clients.
+
+    Exchanges per round: 1, which carries x, y, u and v.
 
     Reference: Gao, On the Convergence of Momentum-Based Algorithms for Federated Bilevel Optimization Problems, 2022.
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
 
         def local(c: Client, k: Array) -> tuple[Pair, Pair]:
             count, noise = jax.random.split(k)
@@ -102,7 +104,7 @@ class LocalBSGM(_Gao):
             def one(v: Any, carry: tuple[Pair, Pair]) -> tuple[Pair, Pair]:
                 z, m = carry
                 (new,) = self.estimates(c, (z,), jax.random.fold_in(noise, v))
-                m = tree.step(m, self.weight(state, v), tree.sub(m, new))
+                m = moving_average(m, new, self.weight(state, v))
                 return self.descend(z, m), m
 
             return c.loop(self.steps(c, count), one, ((state.x, state.y), (state.u, state.v)))
@@ -114,34 +116,35 @@ class LocalBSGM(_Gao):
 
 @dataclass(frozen=True)
 class LocalBSGVR(_Gao):
-    """LocalBSGM with STORM in the place of momentum: u ← ∇̄f_i(new) + (1 − α₁η²)(u − ∇̄f_i(old)), v alike.
+    """LocalBSGM with STORM instead of momentum: u ← ∇̄f_i(new) + (1 − α₁η²)(u − ∇̄f_i(old)), v alike.
 
-    Solves bilevel problems whose lower level is the same, in distribution, on all clients. `old` is where the client's
-    last estimate was taken, on the same minibatch (and with the same length of the series). After a synchronisation
-    that is the client's own point before the average, which it remembers.
+    LocalBSGVR solves bilevel problems whose lower level has the same distribution on all clients. `old` is the point of
+    the client's last estimate, evaluated on the same minibatch (and with the same length of the series). After a
+    synchronisation it is the client's own point before the average, which the client remembers.
 
-    Departures: unverified, as for `LocalBSGM`; the first estimate is on the usual batch, not on a larger one; a client
-    that was not in the last round takes the mean of the others' last points, x + β₁ηu and y + β₂ηv, for its own (the
-    paper has all clients in every round; with a tenth of unlike clients in each, a `momentum` of .1 can diverge).
+    Departures from the paper: unverified, as for `LocalBSGM`; the first estimate uses the usual batch size, not a
+    larger one; a client that was not in the last round uses the mean of the others' last points, x + β₁ηu and y + β₂ηv,
+    as its own (the paper has all clients in every round; with a tenth of heterogeneous clients in each, a `momentum` of
+    .1 can diverge).
 
-    Exchanges a round: 1, which carries x, y, u and v.
+    Exchanges per round: 1, which carries x, y, u and v.
 
     Reference: Gao 2022.
     """
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[Pair, Int[Array, ""]]:
-        """What a client remembers: where it took its last estimate, and in which round."""
+        """A client's memory: the point of its last estimate, and the round of it."""
         return (x, y), jnp.int32(-1)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
         momenta = state.u, state.v
         others = tree.step(state.x, -self.upper_step, state.u), tree.step(state.y, -self.lower_step, state.v)
 
-        def local(c: Client, k: Array, own: Any) -> tuple[Any, Any]:
+        def local(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
             count, noise = jax.random.split(k)
-            mine = own[1] == state.rounds - 1
-            old = jax.tree.map(lambda a, b: jnp.where(mine, a, b), own[0], others)
+            point, when = memory
+            recent = when == state.rounds - 1
+            old = jax.tree.map(lambda a, b: jnp.where(recent, a, b), point, others)
 
             def one(v: Any, carry: tuple[Pair, Pair, Pair]) -> tuple[Pair, Pair, Pair]:
                 z, old, m = carry
@@ -171,19 +174,20 @@ class AdaptiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class AdaFBiO(_Estimator):
-    """STORM at both levels under step sizes that adapt, the same for all clients from one synchronisation to the next.
+    """STORM at both levels with adaptive step sizes, which all clients share between two synchronisations.
 
-    Solves bilevel problems. Each client, at each of its q steps: x⁺ = x − γη_t A⁻¹w, y⁺ = y − λη_t B⁻¹v, then
-    w ← ∇̄f_i(x⁺, y⁺) + (1 − c₂η_t²)(w − ∇̄f_i(x, y)) and v ← ∇_y g_i(x⁺, y⁺) + (1 − c₁η_t²)(v − ∇_y g_i(x, y)), each on
-    one minibatch; η_t = δ/(m + t)^{1/3}; ∇̄f_i with the client's own Neumann series. After q steps the server averages
-    x, y, w and v, and refreshes a ← ϱa + (1 − ϱ)w² (entry by entry), A = diag(√a + ρ), b ← ϱb + (1 − ϱ)‖v‖,
-    B = (b + ρ)I.
+    AdaFBiO solves bilevel problems.
 
-    Departures: unverified, for the paper's algorithm box was not at hand: this is its outline, with the adaptive
-    matrices of AdaGDA (Huang, Wu and Hu, AISTATS 2023, (5)–(6)). The start is ours: w and v are the clients' mean
-    estimates, a and b their first refresh from 0. c₁η_t² and c₂η_t² are cut off at 1.
+    Each client takes q steps: x⁺ = x − γη_t A⁻¹w, y⁺ = y − λη_t B⁻¹v, then w ← ∇̄f_i(x⁺, y⁺) + (1 − c₂η_t²)(w −
+    ∇̄f_i(x, y)) and v ← ∇_y g_i(x⁺, y⁺) + (1 − c₁η_t²)(v − ∇_y g_i(x, y)), each on one minibatch. η_t = δ/(m +
+    t)^{1/3}, and ∇̄f_i uses the client's own Neumann series. Then the server averages x, y, w and v, and updates a ← ϱa
+    + (1 − ϱ)w² (entry by entry), A = diag(√a + ρ), b ← ϱb + (1 − ϱ)‖v‖ and B = (b + ρ)I.
 
-    Exchanges a round: 1, which carries x, y, w and v; one more before the first round.
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline,
+    with the adaptive matrices of AdaGDA (Huang, Wu and Hu, AISTATS 2023, (5)–(6)). The start is ours: w and v are the
+    clients' mean estimates, a and b their first update from 0. c₁η_t² and c₂η_t² are capped at 1.
+
+    Exchanges per round: 1, which carries x, y, w and v; one more before the first round.
 
     Reference: Huang, Fast Adaptive Federated Bilevel Optimization, 2022.
     """
@@ -197,12 +201,11 @@ class AdaFBiO(_Estimator):
     floor: Positive = 0.1  # ρ
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> AdaptiveState:
-        """The start: a first estimate."""
+        """Start with a first estimate."""
         w, v = fed.mean(fed.map(lambda c, k: self.estimates(c, ((x, y),), k)[0], key), name="w, v")
         return AdaptiveState(x, y, w, v, *self._refreshed(tree.zeros_like(x), 0.0, w, v), jnp.int32(0))
 
     def round(self, fed: Fed, state: AdaptiveState, key: Array) -> AdaptiveState:
-        """Local steps, then the mean and the new step sizes."""
         root = jax.tree.map(lambda a: jnp.sqrt(a) + self.floor, state.a)  # the diagonal of A
 
         def local(c: Client, k: Array) -> tuple[Pair, Pair]:

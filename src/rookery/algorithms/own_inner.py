@@ -1,4 +1,4 @@
-"""Federated compositional methods with the client's own inner function, and Fed-DR-SCGD, where it is shared.
+"""Federated compositional methods: inner functions that differ by client, and Fed-DR-SCGD, where g is shared.
 
 After Huang, Li and Huang 2021; Gao, Li and Huang 2022; Wu et al. 2023; Gao 2024.
 """
@@ -15,36 +15,36 @@ from rookery.base import tree
 from rookery.data.source import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fed, Positive, Share, Step
 from rookery.parts.compositional import first_value, slope
+from rookery.parts.momentum import moving_average, storm
 from rookery.parts.projection import ball
-from rookery.parts.storm import storm
 from rookery.problems.problems import Compositional, takes_key
 
 
 class State(NamedTuple):
-    """What the server has. y is empty where the inner value is the clients' own."""
+    """The server's state. y is empty if the inner value belongs to the clients."""
 
     x: tree.Tree
     y: tree.Tree = ()
-    m: tree.Tree = None  # the running gradient, where there is one
-    rounds: Any = None  # so far, where they are counted
+    m: tree.Tree = None  # the running gradient, if the method has one
+    rounds: Any = None  # number of rounds done, if it is counted
 
 
 @dataclass(frozen=True)
 class ComFedL:
-    """Local SGD on the composition, the inner value being that of a large minibatch.
+    """Local SGD on the composition, with the inner value of a large minibatch.
 
-    Solves compositional problems whose inner function is each client's own, min over x of mean h_k(x) + f_k(g_k(x)).
-    f_k may take data, f(value, batch), or be known to all, f(value).
+    ComFedL solves compositional problems whose inner function differs by client, min over x of mean h_k(x) +
+    f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
 
-    Round: `local_steps` times x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then x ← mean x_k. The
-    gradient is biased by the noise of g_k(x_k; B), the less the larger `inner_batch`. It is SCGD with momentum 1, run
-    by each client.
+    Each round takes `local_steps` steps x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then x ←
+    mean x_k. The noise of g_k(x_k; B) biases the gradient, less so with a larger `inner_batch`. It is SCGD with
+    momentum 1, run by each client.
 
-    Departures: unverified, for the paper's algorithm box was not at hand: the step is as a later paper describes it
-    (Gao et al. 2022, who call it theirs with γ = 1), the averaging that of FedAvg; the plain part h; a cohort in the
-    place of all clients.
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; the step follows the
+    description in a later paper (Gao et al. 2022, where it is their method with γ = 1), and the averaging is that of
+    FedAvg; the plain part h; cohorts instead of all clients.
 
-    Exchanges a round: 1.
+    Exchanges per round: 1.
 
     Reference: Huang, Li and Huang, Compositional Federated Learning: Applications in Distributionally Robust Averaging
     and Meta Learning, 2021.
@@ -59,11 +59,9 @@ class ComFedL:
     scope: ClassVar = "client"
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
 
         def local(c: Client, k: Array) -> tree.Tree:
             step = lambda t, x: tree.step(x, self.step, _estimates(self, c, (x,), k, t)[0])
@@ -76,22 +74,24 @@ class ComFedL:
 class LocalSCGDM:
     """Local SCGD with momentum: a running inner value u_k and a running gradient m_k.
 
-    Meant for compositional problems whose inner function is each client's own, min over x of mean h_k(x) + f_k(g_k(x)).
-    f_k may take data, f(value, batch), or be known to all, f(value).
+    Local-SCGDM is meant for compositional problems whose inner function differs by client, min over x of mean h_k(x) +
+    f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
 
-    Round (Alg. 1): p times u_k ← (1−γη)u_k + γη g_k(x_k; ζ), z_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; ζ)ᵀ∇f_k(u_k; ξ) with the
-    new u_k, m_k ← (1−αη)m_k + αη z_k, x_k ← x_k − βη m_k; then x, u and m are averaged. At the very first step
-    u_k = g_k(x; ζ) and m_k = z_k. Without m_k (`gradient_momentum=None`) it is Local-SCGD.
+    Each round takes p steps (Alg. 1):
+        u_k ← (1−γη)u_k + γη g_k(x_k; ζ),
+        z_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; ζ)ᵀ∇f_k(u_k; ξ) with the new u_k,
+        m_k ← (1−αη)m_k + αη z_k, x_k ← x_k − βη m_k;
+    then x, u and m are averaged. At the very first step u_k = g_k(x; ζ) and m_k = z_k. Without m_k
+    (`gradient_momentum=None`) it is Local-SCGD.
 
-    Caution: the averaged u tracks mean g_k and not g_k. With a large `momentum` the clients soon forget it (the paper's
-    experiments have γη ≥ 0.7); with γη → 0 and p fixed, as in its theory, the method solves another problem,
-    min mean f_k(mean g_k(x)). `share_inner=False` leaves u_k with the client, and that solves the problem stated; y is
-    then empty.
+    Caution: the averaged u tracks mean g_k, not g_k. With a large `momentum` the clients soon forget it (the paper's
+    experiments have γη ≥ 0.7). With γη → 0 and p fixed, as in its theory, the method solves another problem, min mean
+    f_k(mean g_k(x)). `share_inner=False` leaves u_k with the client and solves the stated problem; y is then empty.
 
-    Departures: the plain part h; `share_inner`; a cohort in the place of all clients: with `share_inner=False` a client
-    goes on from the u_k it had when it last took part, and the first time from g_k(x; ζ).
+    Departures from the paper: the plain part h; `share_inner`; cohorts instead of all clients: with `share_inner=False`
+    a client continues from the u_k of its last round, and at first from g_k(x; ζ).
 
-    Exchanges a round: 1, which carries x, u and m (x and m; x and u; x).
+    Exchanges per round: 1, which carries x, u and m (x and m; x and u; x).
 
     Reference: Gao, Li and Huang, On the Convergence of Local Stochastic Compositional Gradient Descent with Momentum,
     ICML 2022, Alg. 1.
@@ -102,21 +102,21 @@ class LocalSCGDM:
     gradient_momentum: Share | None = 0.8  # αη; None: no running gradient, Local-SCGD
     local_steps: AtLeastOne = 5  # p
     batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
-    share_inner: bool = True  # u is averaged, as in the paper; or stays with the client
+    share_inner: bool = True  # average u, as in the paper; or leave it with the client
 
     solves: ClassVar[tuple[type, ...]] = (Compositional,)
     scope: ClassVar = "client"
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start. u and m are not used before there is an estimate."""
+        """Start with u and m that are not used before the first estimate."""
         return State(x, y if self.share_inner else (), _no_gradient_yet(self, x), jnp.int32(0))
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> Any:
-        """What a client remembers where u is its own: u_k, and whether there is one."""
+        """A client's memory if u stays with it: u_k, and whether it has been computed."""
         return None if self.share_inner else (y, jnp.bool_(False))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1, p times its steps, then the means."""
+        """Alg. 1: p steps, then the means."""
         new = state.rounds == 0
 
         def local(c: Client, k: Array, u: tree.Tree, new_u: Bool[Array, ""]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
@@ -132,40 +132,40 @@ class LocalSCGDM:
 
             return c.loop(self.local_steps, one, (state.x, u, state.m))
 
-        def with_own_inner(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
-            u, has = memory
-            x, u, m = local(c, k, u, ~has)
+        def with_local_inner(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
+            u, computed = memory
+            x, u, m = local(c, k, u, ~computed)
             return (x, m), (u, jnp.bool_(True))
 
         if self.share_inner:
-            both = fed.map(lambda c, k: local(c, k, state.y, new), key)
-            x, u, m = fed.mean(both, name="x, u, m", around=(state.x, state.y, state.m))
+            replies = fed.map(lambda c, k: local(c, k, state.y, new), key)
+            x, u, m = fed.mean(replies, name="x, u, m", around=(state.x, state.y, state.m))
         else:
-            u, (x, m) = (), fed.mean(fed.map_state(with_own_inner, key), name="x, m", around=(state.x, state.m))
+            u, (x, m) = (), fed.mean(fed.map_state(with_local_inner, key), name="x, m", around=(state.x, state.m))
         return State(fed.problem.project_upper(x), u, m, state.rounds + 1)
 
 
 @dataclass(frozen=True)
 class FCSG:
-    """Local SGD, or with momentum FCSG-M, for conditional problems: the inner mean depends on the outer sample.
+    """Local SGD, or FCSG-M with momentum, for conditional problems: the inner mean depends on the outer sample.
 
-    Solves compositional problems whose inner function is each client's own, min over x of
-    mean_k E_ξ[h_k(x; ξ) + f_k(E_{η|ξ} g_k(x; η, ξ); ξ)]: conditional ones, with inner(x, batch, sample), and others,
-    with inner(x, batch), where FCSG is ComFedL.
+    FCSG solves compositional problems whose inner function differs by client, min over x of mean_k E_ξ[h_k(x; ξ) +
+    f_k(E_{η|ξ} g_k(x; η, ξ); ξ)]. The problem may be conditional, with inner(x, batch, sample), or not, with inner(x,
+    batch), where FCSG is ComFedL.
 
-    Round: q times an estimate v_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; B, ξ)ᵀ∇f_k(g_k(x_k; B, ξ); ξ), where B are m fresh inner
-    samples for each outer sample ξ, which cannot be tracked from step to step; x_k ← x_k − ηv_k; then x ← mean x_k.
-    FCSG-M, with `gradient_momentum`: d_k ← (1−a)d_k + a v_k, x_k ← x_k − ηd_k; then x and d are averaged. At the very
-    first step d_k = v_k. v_k is biased, by O(1/m).
+    Each round takes q steps x_k ← x_k − ηv_k along the estimate v_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; B, ξ)ᵀ∇f_k(g_k(x_k; B,
+    ξ); ξ), then x ← mean x_k. B are m fresh inner samples for each outer sample ξ; they cannot be tracked from step to
+    step. v_k has a bias of order 1/m. FCSG-M, with `gradient_momentum`, takes d_k ← (1−a)d_k + a v_k and x_k ← x_k −
+    ηd_k, and averages x and d. At the very first step d_k = v_k.
 
-    The outer samples of a conditional problem are taken one after another: the theory has few of them, each with a
+    The outer samples of a conditional problem are processed one after another: the theory has few of them, each with a
     large `inner_batch`.
 
-    Departures: after the authors' published code and another paper's summary, the paper's own text was not at hand;
-    the first estimate is on the usual minibatch, not on a larger one; where the problem is not conditional one B serves
-    all outer samples of a step; the plain part h; a cohort in the place of all clients.
+    Departures from the paper: we had no access to the paper and follow the authors' published code and another paper's
+    summary; the first estimate uses the usual batch size, not a larger one; if the problem is not conditional, one B
+    serves all outer samples of a step; the plain part h; cohorts instead of all clients.
 
-    Exchanges a round: 1, which carries x, with momentum x and d.
+    Exchanges per round: 1, which carries x, with momentum x and d.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -191,11 +191,10 @@ class FCSG:
     conditional: ClassVar = True
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start. d is not used before there is an estimate."""
+        """Start with a d that is not used before the first estimate."""
         return State(x, (), _no_gradient_yet(self, x), jnp.int32(0))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
 
         def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
             def one(t: Any, carry: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
@@ -215,14 +214,15 @@ class FCSG:
 class AccFCSGM:
     """Acc-FCSG-M: FCSG with STORM, d_k ← v_k(x_k) + (1−a)(d_k − v_k(x_k⁻)) on the same samples, x_k ← x_k − ηd_k.
 
-    Solves the problems of `FCSG`, conditional ones and plain ones, with its estimate v_k. x_k⁻ is where the client's
-    last estimate was taken; after a synchronisation, its own point before the average, which it remembers. At the very
-    first step d_k = v_k. After q steps x and d are averaged.
+    Acc-FCSG-M solves the problems of `FCSG`, conditional or not, with the same estimate v_k.
 
-    Departures: as for `FCSG`; a client that was not in the last round takes the mean of the others' last points,
-    x + ηd, for its own (the paper has all clients in every round).
+    Each round takes q steps, then averages x and d. x_k⁻ is the point of the client's last estimate; after a
+    synchronisation, its own point before the average, which it remembers. At the very first step d_k = v_k.
 
-    Exchanges a round: 1, which carries x and d.
+    Departures from the paper: as for `FCSG`; a client that was not in the last round uses the mean of the others' last
+    points, x + ηd, as its own (the paper has all clients in every round).
+
+    Exchanges per round: 1, which carries x and d.
 
     Reference: Wu et al., Federated Conditional Stochastic Optimization, NeurIPS 2023.
     """
@@ -238,15 +238,14 @@ class AccFCSGM:
     conditional: ClassVar = True
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start. d is not used before there is an estimate."""
+        """Start with a d that is not used before the first estimate."""
         return State(x, (), tree.zeros_like(x), jnp.int32(0))
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[tree.Tree, Int[Array, ""]]:
-        """What a client remembers: where it took its last estimate, and in which round."""
+        """A client's memory: the point of its last estimate, and the round of it."""
         return x, jnp.int32(-2)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
         others = tree.step(state.x, -self.step, state.m)
 
         def local(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
@@ -267,23 +266,26 @@ class AccFCSGM:
 class FedDRSCGD:
     """Fed-DR-SCGD with two levels: STORM on the inner value and on the Jacobian–vector product.
 
-    Solves compositional problems whose inner function is shared, min over x of h(x) + f(g(x)) with g = mean g_k (the
-    paper's levels are all distributed so), and whose f is known to all, if the clients' g_k are near to each other
-    ("bounded functional heterogeneity"). u_k moves towards the client's own g_k until it is averaged: with fixed β and
-    p there is an error of order βp in the limit, large where the g_k differ, and it converges as βp → 0.
+    Fed-DR-SCGD solves compositional problems whose inner function is shared, min over x of h(x) + f(g(x)) with g = mean
+    g_k (as all levels of the paper), and whose f is known to all, if the clients' g_k are close to each other ("bounded
+    functional heterogeneity"). Between two averages u_k moves towards the client's own g_k. Fixed β and p leave an
+    error of order βp in the limit, which is large if the g_k differ; the method converges as βp → 0.
 
-    Round: p times u_k ← g_k(x_k; ζ) + (1−β)(u_k − g_k(x_k⁻; ζ)), w_k ← Π[v_k(x_k, u_k) + (1−α)(w_k − v_k(x_k⁻, u_k⁻))]
-    with v_k(x, u) = ∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(u), x_k ← x_k − ηw_k; then x, u and w are averaged. Π is the projection
-    onto the ball of `radius`, the product of the Lipschitz constants of f and g. x_k⁻, u_k⁻ are those of the client's
-    last step; after a synchronisation, its own before the average, which it remembers.
+    Each round takes p steps:
+        u_k ← g_k(x_k; ζ) + (1−β)(u_k − g_k(x_k⁻; ζ)),
+        w_k ← Π[v_k(x_k, u_k) + (1−α)(w_k − v_k(x_k⁻, u_k⁻))] with v_k(x, u) = ∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(u),
+        x_k ← x_k − ηw_k;
+    then x, u and w are averaged. Π is the projection onto the ball of `radius`, the product of the Lipschitz constants
+    of f and g. x_k⁻ and u_k⁻ are those of the client's last step; after a synchronisation, its own before the average,
+    which it remembers.
 
-    Departures: the updates are unverified: of the paper the problem and the idea were at hand, not its algorithm box,
-    and this is a sketch after a summary. Two levels of any number; f known to all, for with f_k of the clients' own the
-    mean of ∇g_kᵀ∇f_k is not the gradient; the plain part h. The start is ours: u = mean g_k(x), and w_k = v_k at the
-    very first step. A client that was not in the last round takes the means of the others' last points, x + ηw and u,
-    for its own (the paper has all clients in every round).
+    Departures from the paper: the updates are unverified, since we had no access to the paper's algorithm box; they
+    follow its statement of the problem and the idea, and a summary. Two levels, where the paper has any number; f known
+    to all, because with clients' own f_k the mean of ∇g_kᵀ∇f_k is not the gradient; the plain part h. The start is
+    ours: u = mean g_k(x), and w_k = v_k at the very first step. A client that was not in the last round uses the means
+    of the others' last points, x + ηw and u, as its own (the paper has all clients in every round).
 
-    Exchanges a round: 1, which carries x, u and w. At the start: 1.
+    Exchanges per round: 1, which carries x, u and w. At the start: 1.
 
     Reference: Gao, A Doubly Recursive Stochastic Compositional Gradient Descent Method for Federated Multi-Level
     Compositional Optimization, ICML 2024.
@@ -293,7 +295,7 @@ class FedDRSCGD:
     momentum: Share = 0.1  # β, of u
     gradient_momentum: Share = 0.1  # α, of w
     local_steps: AtLeastOne = 5  # p
-    radius: Positive | None = None  # of the ball that w is kept in; None: it is not
+    radius: Positive | None = None  # of the ball for w; None: no projection
     batch_size: BatchSize = None  # of ξ and ζ; None: all the client's data
     first_batch: BatchSize = None  # of the first u; None: all the client's data
 
@@ -301,15 +303,14 @@ class FedDRSCGD:
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start: u = mean g_k(x). w is not used before there is an estimate."""
+        """Start at u = mean g_k(x), with a w that is not used before the first estimate."""
         return State(x, first_value(fed, x, key, self.first_batch), tree.zeros_like(x), jnp.int32(0))
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[Any, Int[Array, ""]]:
-        """What a client remembers: x_k and u_k of its last step, and in which round that was."""
+        """A client's memory: x_k and u_k of its last step, and the round of it."""
         return (x, y), jnp.int32(-2)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
         others = tree.step(state.x, -self.step, state.m), state.y
 
         def local(c: Client, k: Array, memory: Any) -> tuple[Any, Any]:
@@ -335,7 +336,7 @@ class FedDRSCGD:
 
 
 def _gradient(c: Client, x: tree.Tree, u: tree.Tree, pullback: Any, upper: Data | None) -> tree.Tree:
-    """∇h(x; ξ) + ∇g(x)ᵀ∇f(u; ξ); without ξ where the problem has no h and its f is known to all."""
+    """Return ∇h(x; ξ) + ∇g(x)ᵀ∇f(u; ξ); no ξ is needed if the problem has no h and its f is known to all."""
     if upper is None:
         return pullback(slope(c.problem, u))
     h_x, f_u = c.f_x_and_y(x, u, upper)
@@ -350,7 +351,7 @@ def _outer_batch(c: Client, key: Array, size: int | None, step: Count) -> Data |
 def _estimates(
     h: ComFedL | FCSG | AccFCSGM, c: Client, points: tuple[tree.Tree, ...], key: Array, step: Count
 ) -> list[tree.Tree]:
-    """v_k = ∇h(x; ξ) + ∇g(x; B)ᵀ∇f(g(x; B); ξ) at each point, on the same samples at all of them."""
+    """Return v_k = ∇h(x; ξ) + ∇g(x; B)ᵀ∇f(g(x; B); ξ) at each point, with the same samples at all points."""
     ku, kl = jax.random.split(key)
 
     def at(c: Client, x: tree.Tree, lower: Data, upper: Data | None) -> tree.Tree:
@@ -362,7 +363,7 @@ def _estimates(
         lower, upper = c.lower(kl, h.inner_batch, step), _outer_batch(c, ku, h.batch_size, step)
         return [at(c, x, lower, upper) for x in points]
 
-    count = c.steps(Epochs(1), ku, 1, "upper")  # one by one, all the client has
+    count = c.steps(Epochs(1), ku, 1, "upper")  # one step for each of the client's samples
     if h.batch_size is not None:
         count = min(h.batch_size, count) if isinstance(count, int) else jnp.minimum(h.batch_size, count)
 
@@ -370,25 +371,25 @@ def _estimates(
         place = step * count + j
         upper = c.upper(ku, 1, place)
         sample = jax.tree.map(lambda a: a[0], upper.rows)  # type: ignore[union-attr]
-        given = copy(c)  # the same client, whose inner function is that of this sample
-        given.problem = replace(problem, inner=_of_sample(problem.inner, sample))
+        conditioned = copy(c)  # the same client with the inner function of this sample
+        conditioned.problem = replace(problem, inner=_of_sample(problem.inner, sample))
         lower = c.lower(kl, h.inner_batch, place)
-        return tree.add(total, [at(given, x, lower, upper) for x in points])
+        return tree.add(total, [at(conditioned, x, lower, upper) for x in points])
 
     total = c.loop(count, one, [tree.zeros_like(x) for x in points])
     return jax.tree.map(lambda a: a / jnp.asarray(count, a.dtype), total)
 
 
 def _of_sample(inner: Any, sample: Any) -> Any:
-    """The inner function of one outer sample, which takes a key if that does."""
+    """The inner function for one outer sample; it takes a key if the given function does."""
     if takes_key(inner):
         return lambda x, batch, key: inner(x, batch, sample, key=key)
     return lambda x, batch: inner(x, batch, sample)
 
 
 def _running(old: tree.Tree, new: tree.Tree, momentum: Any, first: Bool[Array, ""]) -> tree.Tree:
-    """(1 − momentum)·old + momentum·new; only what is new at the very first, and where there is no momentum."""
-    return new if momentum is None else tree.step(old, jnp.where(first, 1, momentum), tree.sub(old, new))
+    """Return (1 − momentum)·old + momentum·new; `new` if it is the first, or without momentum."""
+    return new if momentum is None else moving_average(old, new, jnp.where(first, 1, momentum))
 
 
 def _no_gradient_yet(h: LocalSCGDM | FCSG, x: tree.Tree) -> tree.Tree:
@@ -400,6 +401,6 @@ def _kept(h: LocalSCGDM | FCSG, gradient: tree.Tree) -> tree.Tree:
 
 
 def _last(memory: tuple[Any, Int[Array, ""]], state: State, others: Any) -> Any:
-    """What the client remembers of the last round; if it was not in it, the others' mean."""
-    own, when = memory
-    return jax.tree.map(lambda a, b: jnp.where(when == state.rounds - 1, a, b), own, others)
+    """Return what the client remembers if it was in the last round, else the others' mean."""
+    value, when = memory
+    return jax.tree.map(lambda a, b: jnp.where(when == state.rounds - 1, a, b), value, others)

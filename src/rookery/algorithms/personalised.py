@@ -1,4 +1,4 @@
-"""Single-level methods with a model for each client, and training alone: the rivals of learning whom to trust."""
+"""Baselines for weighted nodes: single-level methods with a model for each client, and training at the centre only."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -10,12 +10,12 @@ from jaxtyping import Array
 from rookery.base import tree
 from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Positive, Share, Step, Steps
 from rookery.parts import local_svrg
-from rookery.parts.local import sgd
+from rookery.parts.local import descend, sgd
 from rookery.problems.problems import SingleLevel
 
 
 class State(NamedTuple):
-    """The model of all; y is empty. The clients' own models are their memory."""
+    """The common model; y is empty. The clients' own models are in their memory."""
 
     x: tree.Tree
     y: tuple[()] = ()
@@ -23,25 +23,24 @@ class State(NamedTuple):
 
 def _local(c: Client, key: Array, x: tree.Tree, step: Any, local_steps: Steps, batch_size: int | None) -> tree.Tree:
     """FedAvg's local steps from x."""
-    count, order = jax.random.split(key)
-    steps = c.steps(local_steps, count, batch_size, "upper")
-    return sgd(c, lambda x, v: c.f_x(x, (), c.upper(order, batch_size, v)), x, step, steps)
+    gradient = lambda x, batch: c.f_x(x, (), batch)
+    return descend(c, gradient, x, key, level="upper", step=step, local_steps=local_steps, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
 class Ditto:
-    """FedAvg, and beside it each client's own model v_k, which is held near the common one.
+    """FedAvg, together with a model v_k of each client that stays near the common one.
 
-    Solves single-level problems: w minimises mean F_k, and v_k minimises F_k(v) + λ/2‖v − w‖². `Run.x` is w, and
-    `Run.memory` holds the v_k.
+    Ditto solves single-level problems: w minimises mean F_k, and v_k minimises F_k(v) + λ/2‖v − w‖². `Run.x` is w, and
+    `Run.memory` holds the v_k, which start at w^0.
 
-    Round t (Alg. 2), on each client of the cohort: w_k ← w_k − η_g ∇F_k(w_k), r times from w^t;
-    v_k ← v_k − η_l(∇F_k(v_k) + λ(v_k − w^t)), s times from the v_k of before; then w^(t+1) is the mean of the w_k. The
-    v_k start at w^0.
+    In round t (Alg. 2) each client of the cohort takes r steps w_k ← w_k − η_g ∇F_k(w_k) from w^t, and s steps v_k ←
+    v_k − η_l(∇F_k(v_k) + λ(v_k − w^t)) from its last v_k. Then w^(t+1) is the mean of the w_k.
 
-    Departures: unverified, for the paper's algorithm box was not at hand; the mean has the clients' weights; the two
-    runs of steps have minibatches of their own.
-    Exchanges a round: 1, and it carries w_k alone.
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
+    clients' weights; the two runs of steps use separate minibatches.
+
+    Exchanges per round: 1, which carries only w_k.
 
     Reference: Li, Hu, Beirami and Smith, Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
     """
@@ -56,45 +55,44 @@ class Ditto:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        """The start."""
         return State(x)
 
     def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """What a client remembers: v_k, x at first."""
+        """A client's memory: v_k, at first x."""
         return x
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps on both models, then the mean of one."""
 
-        def local(c: Client, k: Array, own: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
+        def local(c: Client, k: Array, v_k: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
             common, order = jax.random.split(k)
 
             def direction(v: tree.Tree, i: Any) -> tree.Tree:
                 pull = tree.scale(self.proximal, tree.sub(v, state.x))
                 return tree.add(c.f_x(v, (), c.upper(order, self.batch_size, i)), pull)
 
-            own = sgd(c, direction, own, self.personal_step, self.personal_steps)
-            return _local(c, common, state.x, self.step, self.local_steps, self.batch_size), own
+            v_k = sgd(c, direction, v_k, self.personal_step, self.personal_steps)
+            return _local(c, common, state.x, self.step, self.local_steps, self.batch_size), v_k
 
         return State(fed.problem.project_upper(fed.mean(fed.map_state(local, key), name="x", around=state.x)))
 
 
 @dataclass(frozen=True)
 class PFedMe:
-    """Descent on the Moreau envelopes of the clients' losses; the points where these are attained are their models.
+    """Descent on the Moreau envelopes of the clients' losses, whose minimisers are the clients' models.
 
-    Solves single-level problems, as min over w of mean_k min over θ of F_k(θ) + λ/2‖θ − w‖². `Run.x` is w, and
+    pFedMe solves single-level problems as min over w of mean_k min over θ of F_k(θ) + λ/2‖θ − w‖². `Run.x` is w, and
     `Run.memory` holds the θ_k.
 
-    Round t (Alg. 1), on each client of the cohort, R times from w_k = w^t: a minibatch, θ_k ≈ argmin of its loss +
-    λ/2‖θ − w_k‖², w_k ← w_k − ηλ(w_k − θ_k); then w^(t+1) = (1 − β)w^t + β·mean w_k.
+    In round t (Alg. 1) each client of the cohort starts at w_k = w^t and, R times, draws a minibatch, finds θ_k ≈
+    argmin of its loss + λ/2‖θ − w_k‖², and steps w_k ← w_k − ηλ(w_k − θ_k). Then w^(t+1) = (1 − β)w^t + β·mean w_k.
 
-    Departures: unverified, for the paper's algorithm box was not at hand; the mean has the clients' weights; only the
-    cohort does local work, where the paper's clients all do and some are heard. θ_k comes from gradient steps of size
-    `inner_step`, at most `inner_steps` of them, on one minibatch, the first time from w^t and then from the θ_k of
-    before, as we remember its authors' code. They end where the gradient's norm is at most λδ: where the loss is
-    convex, θ_k is then within δ of the minimiser.
-    Exchanges a round: 1.
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
+    clients' weights; only the cohort works, where in the paper all clients work and some of their results are used. θ_k
+    comes from at most `inner_steps` gradient steps of size `inner_step` on one minibatch. They start at w^t the first
+    time and then at the last θ_k, as we remember the authors' code, and end when the gradient's norm is at most λδ. If
+    the loss is convex, θ_k is then within δ of the minimiser.
+
+    Exchanges per round: 1.
 
     Reference: T. Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
     """
@@ -105,21 +103,20 @@ class PFedMe:
     server_step: Step = 1.0  # β
     accuracy: Positive = 0.005  # δ
     inner_step: Step = 0.05  # of the gradient steps to θ_k; below 2/(λ + the loss's smoothness)
-    inner_steps: AtLeastOne = 20  # how many, at most
+    inner_steps: AtLeastOne = 20  # their number, at most
     batch_size: BatchSize = None  # None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        """The start."""
         return State(x)
 
     def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """What a client remembers: θ_k, x at first."""
+        """A client's memory: θ_k, at first x."""
         return x
 
     def _attain(self, c: Client, theta: tree.Tree, w: tree.Tree, batch: Any) -> tree.Tree:
-        """θ near the minimiser of the loss on the batch + λ/2‖θ − w‖²."""
+        """Return θ near the minimiser of the loss on the batch + λ/2‖θ − w‖²."""
 
         def descend(_: Any, carry: tuple[tree.Tree, Any]) -> tuple[tree.Tree, Any]:
             theta, _ = carry
@@ -131,7 +128,6 @@ class PFedMe:
         return c.loop(self.inner_steps, descend, (theta, jnp.array(True)), go_on=lambda carry: carry[1])[0]
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """R local rounds, then the mean."""
 
         def local(c: Client, k: Array, _: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
             count, order = jax.random.split(k)
@@ -149,16 +145,18 @@ class PFedMe:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """FedAvg, and of its model a copy that each client trains further on its own data.
+    """FedAvg, together with a copy of its model that each client trains further on its own data.
 
-    Solves single-level problems. `Run.x` is FedAvg's model, and `Run.memory` holds the clients' copies.
+    The method solves single-level problems. `Run.x` is FedAvg's model, and `Run.memory` holds the clients' copies.
 
-    Round: FedAvg's local steps and mean; then, on each client of the cohort, v_k ← the new model, and s times
-    v_k ← v_k − η_l ∇F_k(v_k). So the copies can be looked at after every round, and never enter the common model. Who
-    is not in the cohort keeps the copy of before.
+    Each round takes FedAvg's local steps and mean. Then each client of the cohort sets v_k to the new model and takes s
+    steps v_k ← v_k − η_l ∇F_k(v_k). So the copies can be inspected after every round, and never enter the common model.
+    A client that is not in the cohort keeps its last copy.
 
-    Departures: fine-tuning has no paper of its own; here it takes place in every round, not after the last one alone.
-    Exchanges a round: 1. The new model is sent to the cohort at once, not with the next round's broadcast.
+    Departures from the paper: fine-tuning has no paper of its own; here it happens in every round, not only after the
+    last.
+
+    Exchanges per round: 1. The new model is sent to the cohort immediately, not with the next round's broadcast.
 
     Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017;
     fine-tuned as in Wang et al., Federated Evaluation of On-device Personalization, 2019.
@@ -173,15 +171,13 @@ class FineTuned:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        """The start."""
         return State(x)
 
     def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """What a client remembers: its copy, x at first."""
+        """A client's memory: its copy, at first x."""
         return x
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, the mean, and the copies."""
         k1, k2 = jax.random.split(key)
         local = lambda c, k: _local(c, k, state.x, self.step, self.local_steps, self.batch_size)
         x = fed.problem.project_upper(fed.mean(fed.map(local, k1), name="x", around=state.x))
@@ -194,7 +190,7 @@ class FineTuned:
 
 
 class AloneState(NamedTuple):
-    """The model, and what SVRG keeps at the centre."""
+    """The model, and SVRG's reference point at the centre."""
 
     x: tree.Tree
     y: tuple[()]
@@ -203,16 +199,18 @@ class AloneState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalTrain:
-    """SVRG on the centre's data alone: what the centre can do without the others.
+    """SVRG on the centre's data only: what the centre can achieve without the clients.
 
-    Solves single-level problems, min L_0(x) with L_0 the loss on `Clients(..., center=rows)`.
+    The method solves single-level problems, min L_0(x) with L_0 the loss on `Clients(..., center=rows)`.
 
-    Round: `local_steps` times x ← x − γ(∇L_{0,B}(x) − ∇L_{0,B}(r) + ∇L_0(r)), where r ← x, the value before the step,
-    with probability q: the steps of `LocalSVRG` with one node. ∇L_0(r) is computed when r has moved.
+    Each round takes `local_steps` steps x ← x − γ(∇L_{0,B}(x) − ∇L_{0,B}(r) + ∇L_0(r)), where r ← x, the value before
+    the step, with probability q. These are the steps of `LocalSVRG` with one node. ∇L_0(r) is computed only when r has
+    moved.
 
-    Departures: SVRG with a reference point that moves at random times, where the paper says SVRG and gives q;
-    minibatches without replacement within a round unless the clients say so.
-    Exchanges a round: 0, and 1 where a client holds the centre's data.
+    Departures from the paper: SVRG with a reference point that moves at random times, where the paper says SVRG and
+    gives q; minibatches are drawn without replacement within a round unless `Clients(replace=True)`.
+
+    Exchanges per round: 0, and 1 if a client holds the centre's data.
 
     Reference: Local-train in Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Section 5.
     """
@@ -226,11 +224,9 @@ class LocalTrain:
     needs: ClassVar[tuple[str, ...]] = ("center",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> AloneState:
-        """The start."""
         return AloneState(x, (), local_svrg.start(x))
 
     def round(self, fed: Fed, state: AloneState, key: Array) -> AloneState:
-        """Steps at the centre."""
         loss, pace = local_svrg.upper_loss(self.batch_size), local_svrg.pace(self.step, self.refresh, "last", None)
 
         def steps(c: Client, k: Array) -> tuple[Any, local_svrg.Reference]:

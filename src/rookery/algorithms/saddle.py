@@ -20,18 +20,21 @@ class State(NamedTuple):
 
 
 def _directions(c: Client, z: tuple[tree.Tree, tree.Tree], batch: Any) -> tuple[tree.Tree, tree.Tree]:
-    """∇_x f and −∇_y f at z = (x, y): the gradient of each player's own loss."""
+    """Return ∇_x f and −∇_y f at z = (x, y), the gradients of the two players' losses."""
     f_x, f_y = c.f_x_and_y(*z, batch)
     return f_x, tree.scale(-1.0, f_y)
 
 
 @dataclass(frozen=True)
 class FedAvgSaddle:
-    """FedAvg-S: local steps on both variables at once, then the mean. With one client it is SGDA.
+    """FedAvg-S: local steps on both variables simultaneously, then the mean. With one client it is SGDA.
 
-    Solves minimax problems: x ← x − α ∇_x f_i, y ← y − β (−∇_y f_i), both at the values before the step.
+    FedAvg-S solves minimax problems. A local step is x ← x − α ∇_x f_i and y ← y − β (−∇_y f_i), both from the values
+    before the step.
 
-    Departures: none. Exchanges a round: 1.
+    Departures from the paper: none.
+
+    Exchanges per round: 1.
 
     Reference: Hou, Thekumparampil, Fanti and Oh, Efficient Algorithms for Federated Saddle Point Optimization, 2021.
     """
@@ -44,21 +47,19 @@ class FedAvgSaddle:
     solves: ClassVar[tuple[type, ...]] = (Minimax,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps, then the mean."""
 
         def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
             count, order = jax.random.split(k)
             steps = c.steps(self.local_steps, count, self.batch_size, "upper")
 
-            def both(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+            def step(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
                 d_x, d_y = _directions(c, z, c.upper(order, self.batch_size, v))
                 return tree.step(z[0], self.upper_step, d_x), tree.step(z[1], self.lower_step, d_y)
 
-            return c.loop(steps, both, (state.x, state.y))
+            return c.loop(steps, step, (state.x, state.y))
 
         x, y = fed.mean(fed.map(local, key), name="x, y", around=(state.x, state.y))
         return State(fed.problem.project_upper(x), y)
@@ -66,14 +67,15 @@ class FedAvgSaddle:
 
 @dataclass(frozen=True)
 class ScaffoldSaddle:
-    """SCAFFOLD-S: FedAvg-S with control variates kept by the clients (c_i) and the server (c). One client: SGDA.
+    """SCAFFOLD-S: FedAvg-S with control variates on the clients (c_i) and the server (c). With one client it is SGDA.
 
-    Solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i); afterwards
-    c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + Σ_S p_i (c_i⁺ − c_i), so that c = Σ p_i c_i
-    throughout (with equal weights, SCAFFOLD's c + (1/n) Σ_S).
+    SCAFFOLD-S solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i).
+    Then c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + Σ_S p_i (c_i⁺ − c_i), which keeps c =
+    Σ p_i c_i (with equal weights, SCAFFOLD's c + (1/n) Σ_S).
 
-    Departures: the weights; server step 1.
-    Exchanges a round: 1, which carries the variables and the change of the control variates.
+    Departures from the paper: client weights; a server step of 1.
+
+    Exchanges per round: 1, which carries the variables and the change of the control variates.
 
     Reference: Hou et al. 2021, with Karimireddy et al., SCAFFOLD, ICML 2020.
     """
@@ -86,36 +88,33 @@ class ScaffoldSaddle:
     solves: ClassVar[tuple[type, ...]] = (Minimax,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start: c = 0."""
+        """Start at c = 0."""
         return State(x, y, tree.zeros_like((x, y)))
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
-        """What a client remembers: c_i, 0 at first."""
+        """A client's memory: c_i, at first 0."""
         return tree.zeros_like((x, y))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Local steps with both corrections, then the mean."""
         z = (state.x, state.y)
 
-        def local(c: Client, k: Array, own: Any) -> tuple[Any, Any]:
+        def local(c: Client, k: Array, c_i: Any) -> tuple[Any, Any]:
             count, order = jax.random.split(k)
             steps = c.steps(self.local_steps, count, self.batch_size, "upper")
-            correction = tree.sub(state.control, own)
+            correction = tree.sub(state.control, c_i)
 
-            def both(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
+            def step(v: Any, z: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
                 d_x, d_y = tree.add(_directions(c, z, c.upper(order, self.batch_size, v)), correction)
                 return tree.step(z[0], self.upper_step, d_x), tree.step(z[1], self.lower_step, d_y)
 
-            last = c.loop(steps, both, z)
+            last = c.loop(steps, step, z)
             moved = tree.sub(z, last)
-            progress = (
-                tree.scale(1 / (steps * self.upper_step), moved[0]),
-                tree.scale(1 / (steps * self.lower_step), moved[1]),
-            )
+            sizes = self.upper_step, self.lower_step
+            progress = tuple(tree.scale(1 / (steps * size), d) for size, d in zip(sizes, moved, strict=True))
             change = tree.sub(progress, state.control)  # c_i⁺ − c_i
-            return (last, change), tree.add(own, change)
+            return (last, change), tree.add(c_i, change)
 
-        both = fed.map_state(local, key)
-        ((x, y), change), heard = fed.mean(both, name="x, y, c", around=(z, None), heard=True)
+        replies = fed.map_state(local, key)
+        ((x, y), change), heard = fed.mean(replies, name="x, y, c", around=(z, None), heard=True)
         control = tree.add(state.control, tree.scale(heard.weight, change))  # c + Σ_S p_i (c_i⁺ − c_i)
         return State(fed.problem.project_upper(x), y, control)

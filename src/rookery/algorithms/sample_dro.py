@@ -15,13 +15,13 @@ from rookery.problems.problems import SingleLevel
 
 
 def _shares(batch: Batch, losses: Float[Array, " rows"]) -> Float[Array, " rows"]:
-    """What each row counts of the batch's mean: 1/n, or 0 where there is no sample."""
+    """Each row's share in the batch's mean: 1/n, or 0 for padding."""
     marked = jnp.ones_like(losses) if batch.mask is None else batch.mask.astype(losses.dtype)
     return marked / jnp.sum(marked)
 
 
 class FastState(NamedTuple):
-    """The variable; for the worst case over all clients' batches, the clients' weights."""
+    """The variable; and the clients' weights, if the worst case is over all clients' batches."""
 
     x: tree.Tree
     y: tuple[()] = ()
@@ -30,30 +30,30 @@ class FastState(NamedTuple):
 
 @dataclass(frozen=True)
 class FastDRO:
-    """SGD on the worst case of a minibatch: the samples' weights p are those that are worst for the batch's losses.
+    """SGD on the worst case of a minibatch: the samples' weights p are the worst ones for the batch's losses.
 
-    Solves single-level problems, whose loss of one sample is that of a batch of it alone. It minimises, for a large
-    batch, the maximum over p of Σ p_i ℓ_i(x), where
+    FastDRO solves single-level problems whose loss of one sample is that of a batch of one. For a large batch it
+    minimises the maximum over p of Σ p_i ℓ_i(x), where
+        "cvar": every p_i ≤ 1/(αm), which gives the mean over the worst samples, a share α of them (`size`);
+        "chi2": ½ mean (m p_i − 1)² ≤ ρ (`size`); or, with a `penalty`, minus λ·½ mean (m p_i − 1)²;
+        "kl": minus λ Σ p_i log(m p_i) (`penalty`).
 
-        "cvar": every p_i ≤ 1/(αm), the mean over the worst samples, a share α of them (`size`);
-        "chi2": ½ mean (m p_i − 1)² ≤ ρ (`size`); or, with a `penalty`, less λ·½ mean (m p_i − 1)²;
-        "kl": less λ Σ p_i log(m p_i) (`penalty`).
+    In each round every client draws a batch, the server computes p from all their losses in closed form, and x ← x − η
+    Σ p_i ∇ℓ_i(x), with p held fixed. With `pool=False` each client takes the worst case of its own batch, and the
+    server the mean of their gradients. That saves an exchange and changes the objective to the mean over clients of the
+    worst case within each. A smaller batch has a milder worst case: with n samples the bias falls with n, and CVaR
+    needs αn of at least a few.
 
-    Round: every client draws a batch; p from all their losses, in closed form; x ← x − η Σ p_i ∇ℓ_i(x), p held fixed.
-    With `pool=False` each client takes the worst case of its own batch, and the server the mean of their gradients: one
-    exchange less, and another objective, the mean over clients of what is worst within each. The batch's worst case is
-    the milder the smaller the batch: with n samples the bias falls with n, and CVaR needs αn of at least a few.
+    Departures from the paper: clients in parallel; a sample of client k has the weight w_k/n_k before the worst case
+    (w_k is the client's weight, n_k its batch), where the paper has equal weights; plain SGD, where the published code
+    adds momentum and weight decay and returns an average. Of the paper's other estimators, the dual one is a
+    single-level problem in (x, level), which FedAvg solves (`rk.objectives.cvar`, and `chi2` with exact=True). The
+    multilevel one has the same mean as the batch of its largest size and draws fewer samples; it is left out, because
+    its batches change size from round to round, and each size would need a program of its own.
 
-    Departures: clients in parallel; a sample of client k counts w_k/n_k before the worst case (w_k the client's weight,
-    n_k its batch), where the paper's count the same; plain SGD, where the published code adds momentum and weight decay
-    and returns an average. Of the paper's other estimators, the dual one is a single-level problem in (x, level), which
-    FedAvg solves (`rk.objectives.cvar`, and `chi2` with exact=True). The multilevel one has the same mean as the batch
-    of its largest size and draws fewer samples; it is left out, since its batches differ in size from round to round,
-    each size a program of its own.
-
-    Exchanges a round: 2, the losses (gathered, one number for each sample) and the direction; with pool=False 1. At the
-    start: 1 with pool=True, the clients' weights. Over a network the pooled batches must be of one size: give
-    batch_size, where clients differ.
+    Exchanges per round: 2, the losses (gathered, one number for each sample) and the direction; with pool=False 1. At
+    the start: 1 with pool=True, the clients' weights. Over a network the pooled batches must have one size: set
+    batch_size if clients differ.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -71,49 +71,51 @@ class FastDRO:
     size: Positive = 0.1  # α of CVaR, at most 1; ρ of χ²; not used with a penalty
     penalty: Positive | None = None  # λ of χ² and KL
     batch_size: BatchSize = None  # of one client; None: all its data
-    pool: bool = True  # the worst case over all clients' batches together; or each client's own
+    pool: bool = True  # the worst case over all clients' batches together, or within each client's
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> FastState:
-        """The start; pooled, with the clients' weights."""
+        """Start with the clients' weights, if the batches are pooled."""
         if self.objective == "kl" and self.penalty is None:
-            raise ValueError("FastDRO: objective='kl' has a penalty, its λ, and no size: give penalty=....")
+            raise ValueError("FastDRO: objective='kl' needs penalty, its λ; got None. Set penalty=….")
         if self.objective == "cvar" and self.penalty is not None:
-            raise ValueError("FastDRO: objective='cvar' has a size, its α, and no penalty: leave penalty out.")
+            raise ValueError(
+                f"FastDRO: objective='cvar' takes size, its α, but no penalty; got {self.penalty!r}. Leave it out."
+            )
         if not self.pool:
             return FastState(x)
-        own = lambda c, k: jax.nn.one_hot(c.id, fed.n, dtype=jnp.result_type(*jax.tree.leaves(x)))
-        return FastState(x, shares=fed.sum(fed.map(own, key), name="shares", bookkeeping=Bookkeeping("who it is", 1.0)))
+        place = lambda c, k: jax.nn.one_hot(c.id, fed.n, dtype=jnp.result_type(*jax.tree.leaves(x)))
+        mark = Bookkeeping("who it is", 1.0)
+        return FastState(x, shares=fed.sum(fed.map(place, key), name="shares", bookkeeping=mark))
 
     def round(self, fed: Fed, state: FastState, key: Array) -> FastState:
-        """The losses, their worst case, and a step."""
         x = state.x
         if not self.pool:
 
-            def alone(c: Client, k: Array) -> tree.Tree:
+            def direction(c: Client, k: Array) -> tree.Tree:
                 batch = c.samples(k, self.batch_size)
                 losses, weighted = c.losses_and_pullback(x, batch)
                 return weighted(self.worst(losses, _shares(batch, losses)))
 
-            return self._stepped(fed, state, fed.mean(fed.map(alone, key), name="direction"))
+            return self._stepped(fed, state, fed.mean(fed.map(direction, key), name="direction"))
 
-        def first(c: Client, k: Array) -> tuple[Array, Array]:
+        def evaluate(c: Client, k: Array) -> tuple[Array, Array]:
             batch = c.samples(k, self.batch_size)
             losses = c.losses(x, batch)
             return losses, state.shares[c.id].astype(losses.dtype) * _shares(batch, losses)
 
-        def then(c: Client, k: Array, own: Array) -> tree.Tree:
-            return c.losses_and_pullback(x, c.samples(k, self.batch_size))[1](own)
+        def weighted(c: Client, k: Array, p: Array) -> tree.Tree:
+            return c.losses_and_pullback(x, c.samples(k, self.batch_size))[1](p)
 
         marks = (None, Bookkeeping("the samples' shares", most=1.0))
-        losses, shares = fed.gather(fed.map(first, key), name="losses", bookkeeping=marks)
+        losses, shares = fed.gather(fed.map(evaluate, key), name="losses", bookkeeping=marks)
         p = self.worst(losses.ravel(), (shares / jnp.sum(shares)).ravel()).reshape(losses.shape)
-        parts = fed.map(then, key, fed.scatter(fed.cohort_size * p))  # the same key: the same batch
+        parts = fed.map(weighted, key, fed.scatter(fed.cohort_size * p))  # the same key: the same batch
         return self._stepped(fed, state, fed.mean(parts, name="direction", weights=jnp.ones(fed.n)))
 
     def worst(self, losses: Float[Array, " m"], shares: Float[Array, " m"]) -> Float[Array, " m"]:
-        """p, for samples that count `shares` in the mean."""
+        """Return p for samples with these shares in the mean."""
         if self.objective == "kl":
             assert self.penalty is not None
             return kl_risk(losses, self.penalty, reference=shares).weights
@@ -129,7 +131,7 @@ class FastDRO:
 
 
 class PrimalDualState(NamedTuple):
-    """The variable, and the logarithm of what the clients' weights add up to."""
+    """The variable, and the logarithm of the sum of the clients' weights."""
 
     x: tree.Tree
     y: tuple[()] = ()
@@ -140,23 +142,23 @@ class PrimalDualState(NamedTuple):
 class PDSGD:
     """Primal-dual SGD over samples: descent on x, and mirror ascent on one weight for every sample of every client.
 
-    Solves single-level problems, whose loss of one sample is that of a batch of it alone, as KL-regularised DRO: min
+    PDSGD solves single-level problems whose loss of one sample is that of a batch of one, as KL-regularised DRO: min
     over x, max over p of Σ p_i ℓ_i(x) − λ Σ p_i log(m p_i).
 
-    With the ratio r_i = m p_i, every client keeps its own samples' log r_i for good. Round, on a minibatch B of n_k of
-    its m_k samples, both at the old values: x ← x − η mean_B r_i ∇ℓ_i(x); and
-    log r_i ← (1 − γλ) log r_i + γ(m_k/n_k)ℓ_i(x)·1[i ∈ B], then normalised: the mean of r over all samples is 1.
+    With the ratio r_i = m p_i, every client keeps log r_i of its samples. A round, on a minibatch B of n_k of its m_k
+    samples, updates both from the old values: x ← x − η mean_B r_i ∇ℓ_i(x), and log r_i ← (1 − γλ) log r_i +
+    γ(m_k/n_k)ℓ_i(x)·1[i ∈ B], then normalised so that the mean of r over all samples is 1.
 
-    Departures:
-        uniform draws, with r_i as a factor, where the published code draws i ~ p: the same mean, and its p-step is then
-        unbiased, too, with the factor m_k/n_k that the code leaves out: its γ and λ are our γm_k/n_k and λn_k/m_k;
-        clients: a sample of client k counts w_k/m_k to begin with (w_k the client's weight) in the place of 1/m;
-        the normaliser goes with the direction, since both steps are at the old values. A client stores log r_i plus the
-        server's `level`, the logarithm of the normalisers' product, so that those who sit out are normalised with the
-        others; the normaliser is then 1 + Σ w_k (mean r new − mean r old) over the cohort, exactly;
-        the classical method of the name (Xu 2020, an augmented Lagrangian for many constraints) is another one.
+    Departures from the paper:
+        uniform draws with the factor r_i, where the published code draws i ~ p. The mean is the same. The step on p is
+        then unbiased, too, with the factor m_k/n_k that the code leaves out: its γ and λ are our γm_k/n_k and λn_k/m_k;
+        clients: a sample of client k starts with the weight w_k/m_k instead of 1/m (w_k is the client's weight);
+        the normaliser travels with the direction, since both steps start from the old values. A client stores log r_i
+        plus the server's `level`, the logarithm of the product of the normalisers, so that clients that sit out are
+        normalised with the others. The normaliser is then exactly 1 + Σ w_k (mean r new − mean r old) over the cohort;
+        the classical method of this name (Xu 2020, an augmented Lagrangian for many constraints) is a different one.
 
-    Exchanges a round: 1, of the direction and the weights' change.
+    Exchanges per round: 1, of the direction and the weights' change.
 
     Reference: the baseline of this name in Qi et al., Stochastic Constrained DRO, 2022.
     """
@@ -169,21 +171,20 @@ class PDSGD:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> PrimalDualState:
-        """The start: log r_i = 0 for every sample."""
+        """Start at log r_i = 0 for every sample."""
         kind = jnp.result_type(*jax.tree.leaves(x))
         fed.map_state(lambda c, k, _: ((), jnp.zeros(len(c.places), kind)), key)
         return PrimalDualState(x, level=jnp.zeros((), kind))
 
     def round(self, fed: Fed, state: PrimalDualState, key: Array) -> PrimalDualState:
-        """Both steps, at the old values."""
         x, level = state.x, state.level
 
-        def both(c: Client, k: Array, own: Array) -> tuple[tuple[tree.Tree, Array], Array]:
+        def both(c: Client, k: Array, stored: Array) -> tuple[tuple[tree.Tree, Array], Array]:
             here, batch = c.places, c.samples(k, self.batch_size)
             mean = lambda log_r: jnp.sum(jnp.exp(log_r), where=here) / jnp.sum(here)
             losses, weighted = c.losses_and_pullback(x, batch)
             shares = _shares(batch, losses)  # 1/n_k
-            old = own - level
+            old = stored - level
             gains = jnp.zeros_like(old).at[batch.places].add(jnp.sum(here) * shares * losses)
             new = (1 - self.dual_step * self.penalty) * old + self.dual_step * gains
             return (weighted(shares * jnp.exp(old[batch.places])), mean(new) - mean(old)), new + level

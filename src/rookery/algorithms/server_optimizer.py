@@ -1,4 +1,4 @@
-"""`with_server_optimizer`: any method with an optimizer at the server, whose gradient is what a round has changed."""
+"""`with_server_optimizer`: an optimizer at the server, for any method, that takes a round's change as its gradient."""
 
 import dataclasses
 import functools
@@ -20,29 +20,29 @@ _UPPER, _LOWER = "server_upper_optimizer", "server_lower_optimizer"
 
 
 class Moments(NamedTuple):
-    """What the server's optimizers remember, of x and of y; None where there is none."""
+    """The states of the server's optimizers for x and y; None without one."""
 
     upper: Any
     lower: Any
 
 
 def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = None) -> Any:
-    """The method and an optimizer of optax's at the server: FedAdam, FedYogi, server momentum, of any method.
+    """Return the method with an optax optimizer at the server: FedAdam, FedYogi or server momentum, for any method.
 
-    After a round of the method, which takes x to x⁺, the optimizer is given x − x⁺ as the gradient at x, and its update
-    is added to x. With `optax.sgd(1.0)` that is the method itself. What the optimizer remembers is
-    `Run.state.server_optimizer`. It stays at the server: no client is sent it.
+    After a round of the method, which takes x to x⁺, the optimizer receives x − x⁺ as the gradient at x, and its update
+    is added to x. With `optax.sgd(1.0)` that is the method itself. The optimizer's state is
+    `Run.state.server_optimizer`. It stays at the server and is never sent to a client.
 
-    The result is a record with all the method's own hyperparameters, `dataclasses.replace` and `tune` included.
+    The result is a record with all the hyperparameters of the method; `dataclasses.replace` and `tune` work on it.
 
     Arguments:
-        method: any of the library's or of one's own, a frozen dataclass.
+        method: any method of the library or a user's, a frozen dataclass.
         upper: optax.adam(1e-3), optax.yogi(1e-2), optax.sgd(1.0, momentum=0.9), … for x; None: x as the method has it.
-        lower: the same for y. Not for methods whose y is empty, or each client's own.
+        lower: the same for y. Not for methods whose y is empty or belongs to the clients.
 
-    The rest of a method's state (momenta, control variates, estimates) and what its clients remember is as the method
-    leaves it: it belongs to x⁺, not to where the optimizer went. The numbers given to optax are part of the compiled
-    program, and another one compiles anew; with `optax.inject_hyperparams` the rounds compile once.
+    The rest of the method's state (momenta, control variates, estimates) and its clients' memory stay as the method
+    leaves them: they belong to x⁺, not to the optimizer's x. The numbers given to optax are part of the compiled
+    program, so that other numbers compile again; with `optax.inject_hyperparams` the rounds compile once.
 
     Example:
         >>> import jax.numpy as jnp, optax, rookery as rk
@@ -59,47 +59,49 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
         what = f"the class {method.__name__}" if isinstance(method, type) else kind_of(method)
         raise TypeError(f"with_server_optimizer: method must be an algorithm, such as rk.FedAvg(step=0.1); got {what}.")
     if not cls.__dataclass_params__.frozen:
-        raise TypeError(f"with_server_optimizer needs a frozen dataclass: give {cls.__name__} @dataclass(frozen=True).")
+        raise TypeError(
+            f"with_server_optimizer: {cls.__name__} must be a frozen dataclass. Use @dataclass(frozen=True)."
+        )
     if hasattr(method, _UPPER):
-        raise ValueError(f"{cls.__name__} has a server optimizer already: chain two with optax.chain(...).")
+        raise ValueError(f"{cls.__name__} has a server optimizer already. Chain two with optax.chain(...).")
     if upper is None and lower is None:
-        raise ValueError("with_server_optimizer needs an optimizer: give upper=optax.adam(1e-3), or lower=….")
-    for name, given in (("upper", upper), ("lower", lower)):
-        if given is not None and not hyperparameters.is_optimizer(given):
-            way = "Call it with a step size" if callable(given) else "Use for example optax.adam(1e-3)"
-            raise TypeError(f"with_server_optimizer: {name} must be an optax optimizer; got {given!r}. {way}.")
-    own = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
-    return _extended(cls)(**own, **{_UPPER: upper, _LOWER: lower})
+        raise ValueError("with_server_optimizer needs an optimizer; got none. Set upper=optax.adam(1e-3), or lower=….")
+    for name, value in (("upper", upper), ("lower", lower)):
+        if value is not None and not hyperparameters.is_optimizer(value):
+            fix = "Call it with a step size" if callable(value) else "Use for example optax.adam(1e-3)"
+            raise TypeError(f"with_server_optimizer: {name} must be an optax optimizer; got {value!r}. {fix}.")
+    settings = {field.name: getattr(method, field.name) for field in dataclasses.fields(method) if field.init}
+    return _extended(cls)(**settings, **{_UPPER: upper, _LOWER: lower})
 
 
 @functools.cache
 def _extended(cls: Any) -> Any:
-    """The class of the method with two more fields, and a step of the server's after the round."""
+    """The class of the method with two more fields, and the server's step after each round."""
 
     def init(self: Any, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> Any:
-        """The method's start, and the optimizers'."""
+        """Start the method and the optimizers."""
         state = cls.init(self, fed, x, y, key)
         lower = getattr(self, _LOWER)
         if any(getattr(state, name, None) is not None for name in ("last", "last_model")):
             raise ValueError(
-                f"{cls.__name__} reports another x than it goes on from, and a server optimizer would step on what is "
-                'reported: give output="last" (of LocalSVRG, average="last").'
+                f"{cls.__name__} reports another x than it continues from, and a server optimizer would step on the "
+                'reported one. Set output="last" (for LocalSVRG, average="last").'
             )
         if lower is not None and not jax.tree.leaves(state.y):
             raise ValueError(
-                f"{cls.__name__} keeps no y at the server (it is empty, or each client's own), and "
-                "with_server_optimizer(lower=…) would step on it: leave lower out."
+                f"{cls.__name__} keeps no y at the server (it is empty, or belongs to the clients), and "
+                "with_server_optimizer(lower=…) would step on it. Leave lower out."
             )
         upper = _start(getattr(self, _UPPER), state.x, "upper")
         return _with_moments(state, Moments(upper, _start(lower, state.y, "lower")))
 
     def one_round(self: Any, fed: Fed, state: Any, key: Array) -> Any:
-        """The method's round, then the server's steps from where it began."""
+        """Run the method's round, then step from where it began."""
         after = cls.round(self, fed, _without_moments(state), key)
         x, upper = _stepped(getattr(self, _UPPER), state.x, after.x, state.server_optimizer.upper)
         y, lower = _stepped(getattr(self, _LOWER), state.y, after.y, state.server_optimizer.lower)
         if isinstance(fed.problem, WeightedNodes) and getattr(self, _UPPER) is not None:
-            x = capped_simplex(x, fed.problem.cap)  # what other sets x is in, the engine knows
+            x = capped_simplex(x, fed.problem.cap)  # the engine projects onto other sets
         return _with_moments(after._replace(x=x, y=y), Moments(upper, lower))
 
     methods = {"init": init, "round": one_round, "__doc__": cls.__doc__}
@@ -113,14 +115,14 @@ def _start(optimizer: Any, z: tree.Tree, name: str) -> Any:
 
 
 def _stepped(optimizer: Any, before: tree.Tree, after: tree.Tree, moments: Any) -> tuple[tree.Tree, Any]:
-    """Where the server's step leads, and what its optimizer then remembers."""
+    """Return the point after the server's step, and the optimizer's new state."""
     if optimizer is None:
         return after, None
     direction, moments = optimizers.direction(optimizer, tree.sub(before, after), moments, before)
     return tree.step(before, 1.0, direction), moments
 
 
-# The state is the method's own with one field more.
+# The state is the method's state with one more field.
 
 
 def _with_moments(state: Any, moments: Moments) -> Any:
@@ -129,7 +131,7 @@ def _with_moments(state: Any, moments: Moments) -> Any:
 
 
 def _without_moments(state: Any) -> Any:
-    """The state as the method knows it."""
+    """The method's own state."""
     return type(state).of_method(*state[:-1])
 
 
@@ -142,12 +144,12 @@ def _state_class(cls: Any) -> Any:
     base: Any = namedtuple(cls.__name__, [*cls._fields, "server_optimizer"])  # type: ignore[misc]
 
     class State(base):
-        """The method's state, with its properties, and what the server's optimizers remember."""
+        """The method's state with its properties, and the states of the server's optimizers."""
 
         __slots__ = ()
         of_method = cls
 
-        def __reduce__(self) -> Any:  # the class is made when it is needed, and pickle would look for it by name
+        def __reduce__(self) -> Any:  # pickle cannot find a class that is made on demand
             return _unpickled, (cls, tuple(self))
 
         def __getattr__(self, name: str) -> Any:

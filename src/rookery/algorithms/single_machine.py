@@ -1,7 +1,7 @@
 """Bilevel methods published for one machine, in synchronous form: every oracle is the mean of the clients' oracles.
 
-With one client each is the published method. Oracles that do not wait for each other share an exchange. The form and
-its exchanges are ours, not the papers'.
+With one client each is the published method. Independent oracles share an exchange. The form and its exchanges are
+ours, not the papers'.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 from rookery.base import tree
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Step
 from rookery.parts import features, inverse_hessian
-from rookery.parts.storm import storm
+from rookery.parts.momentum import storm
 from rookery.problems.problems import Bilevel
 
 Point = tuple[tree.Tree, tree.Tree]  # (x, y)
@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class _Synchronous:
-    """What the family shares: T steps on y, then one step on x along the hypergradient at the new y."""
+    """The family's hyperparameters and round: T steps on y, then one on x along the hypergradient at the new y."""
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.01  # β
@@ -42,17 +42,15 @@ class _Synchronous:
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
-        """The start."""
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """T steps on y, one on x."""
         lower, upper = jax.random.split(key)
         draws = None if self.batch_size is None else self.batch_size * (self.lower_rounds + self.neumann_terms)
         seen = features.seen(fed, state.x, key, draws)
 
         def one_step(t: Any, y: tree.Tree) -> tree.Tree:
-            gradient = lambda c, k, own: c.g_y(state.x, y, c.lower(k, self.batch_size, seen=own))
+            gradient = lambda c, k, z: c.g_y(state.x, y, c.lower(k, self.batch_size, seen=z))
             mean = fed.mean(fed.map(gradient, jax.random.fold_in(lower, t), seen), name="g_y")
             return tree.step(y, self.lower_step, mean)
 
@@ -64,7 +62,7 @@ class _Synchronous:
 def _directions(
     h: Any, fed: Fed, points: tuple[Point, ...], seen: PerClient | None, key: Array, lower: bool = False
 ) -> list[tuple[tree.Tree, tree.Tree]]:
-    """The hypergradient at each point, and ∇_y g if `lower`; all points on the same minibatches.
+    """Return the hypergradient at each point, and ∇_y g if `lower`; all points use the same minibatches.
 
     One ξ serves both parts of ∇f; the minibatches of the products are independent. Exchanges: N + 2 (N' if random).
     """
@@ -80,9 +78,9 @@ def _directions(
     both, g_y = fed.mean(fed.map(gradients, k0), name="f_x, f_y, g_y" if lower else "f_x, f_y")
 
     def product(p: list[tree.Tree], n: Any) -> list[tree.Tree]:
-        def hessian(c: Client, k: Array, own: Any) -> list[tree.Tree]:
-            batch = c.lower(k, h.batch_size, seen=own)
-            return [c.g_yy(*z, batch, v) for z, v in zip(points, p, strict=True)]
+        def hessian(c: Client, k: Array, z: Any) -> list[tree.Tree]:
+            batch = c.lower(k, h.batch_size, seen=z)
+            return [c.g_yy(*point, batch, v) for point, v in zip(points, p, strict=True)]
 
         return fed.mean(fed.map(hessian, jax.random.fold_in(k1, n), seen), name="Hp")
 
@@ -99,15 +97,16 @@ def _directions(
 
 @dataclass(frozen=True)
 class BSA(_Synchronous):
-    """Bilevel stochastic approximation: many steps on y for each one on x.
+    """Bilevel stochastic approximation: many steps on y for each step on x.
 
-    Solves bilevel problems: t_k times y ← y − β∇_y g(x, y); at the new y, x ← Proj(x − α∇̄f) with the random Neumann
-    series. The paper's steps fall like k^{−1/2}: give schedules, `upper_step=lambda k: 0.1 * (k + 1) ** -0.5`.
+    BSA solves bilevel problems. A round is t_k times y ← y − β∇_y g(x, y); then, at the new y, x ← Proj(x − α∇̄f) with
+    the random Neumann series. The paper's steps fall like k^{−1/2}: use schedules, `upper_step=lambda k: 0.1 * (k + 1)
+    ** -0.5`.
 
-    Departures: synchronous over the clients; y goes on from its last value, as in the public benchmark
+    Departures from the paper: synchronous over the clients; y continues from its last value, as in the public benchmark
     (benchopt/benchmark_bilevel; in the paper every iteration starts from the same y₀: unverified); t_k is constant.
 
-    Exchanges a round: t_k + N' + 2.
+    Exchanges per round: t_k + N' + 2.
 
     Reference: Ghadimi and Wang, Approximation Methods for Bilevel Programming, 2018.
     """
@@ -117,13 +116,14 @@ class BSA(_Synchronous):
 class TTSA(_Synchronous):
     """Two-timescale stochastic approximation: one step on y, one on x, with step sizes that fall at different rates.
 
-    Solves bilevel problems: y⁺ = y − β_k∇_y g(x, y); x⁺ = Proj(x − α_k∇̄f(x, y⁺)) with the random Neumann series. The
-    two timescales are schedules, β_k ∝ k^{−2/5} and α_k ∝ k^{−3/5}: `lower_step=lambda k: 0.1 * (k + 1) ** -0.4`.
+    TTSA solves bilevel problems. A round is y⁺ = y − β_k∇_y g(x, y); x⁺ = Proj(x − α_k∇̄f(x, y⁺)) with the random
+    Neumann series. The two timescales are schedules, β_k ∝ k^{−2/5} and α_k ∝ k^{−3/5}: `lower_step=lambda k: 0.1 * (k
+    + 1) ** -0.4`.
 
-    Departures: synchronous over the clients. The form is that of the public benchmark (benchopt/benchmark_bilevel), but
-    with a minibatch of its own for every product.
+    Departures from the paper: synchronous over the clients. The form is that of the public benchmark
+    (benchopt/benchmark_bilevel), but each product has its own minibatch.
 
-    Exchanges a round: N' + 3.
+    Exchanges per round: N' + 3.
 
     Reference: Hong, Wai, Wang and Yang, A Two-Timescale Framework for Bilevel Optimization, 2020.
     """
@@ -133,14 +133,15 @@ class TTSA(_Synchronous):
 
 @dataclass(frozen=True)
 class ALSET(_Synchronous):
-    """Alternating SGD: a few steps on y, one on x, both step sizes of the same order.
+    """Alternating SGD: a few steps on y, one on x, with step sizes of the same order.
 
-    Solves bilevel problems: T times y ← y − β∇_y g(x, y) from the last y; at the new y, x ← x − α(∇_x f − ∇²_xy g·p), p
-    by the random Neumann series, one ξ for both parts of ∇f. FedNest with one client, τ = 1 and full batches is ALSET.
+    ALSET solves bilevel problems. A round is T times y ← y − β∇_y g(x, y) from the last y; then, at the new y, x ← x −
+    α(∇_x f − ∇²_xy g·p), with p by the random Neumann series and one ξ for both parts of ∇f. FedNest with one client, τ
+    = 1 and full batches is ALSET.
 
-    Departures: synchronous over the clients.
+    Departures from the paper: synchronous over the clients.
 
-    Exchanges a round: T + N' + 2.
+    Exchanges per round: T + N' + 2.
 
     Reference: Chen, Sun and Yin, Closing the Gap: Tighter Analysis of Alternating Stochastic Gradient Methods for
     Bilevel Problems, NeurIPS 2021, Alg. 1.
@@ -151,13 +152,15 @@ class ALSET(_Synchronous):
 class StocBiO(_Synchronous):
     """Warm-started steps on y, and a hypergradient from the whole Neumann series.
 
-    Solves bilevel problems: D times y ← y − step·∇_y g from the last y; p = η Σ_{k=0}^{Q} r_k with r_0 = ∇_y f,
-    r_k = r_{k−1} − η∇²_y g·r_{k−1}, a fresh minibatch for each product; x ← x − β(∇_x f − ∇²_xy g·p).
+    stocBiO solves bilevel problems. A round is D times y ← y − step·∇_y g from the last y; then p = η Σ_{k=0}^{Q} r_k
+    with r_0 = ∇_y f and r_k = r_{k−1} − η∇²_y g·r_{k−1}, a fresh minibatch for each product; then x ← x − β(∇_x f −
+    ∇²_xy g·p).
 
-    Departures: synchronous over the clients; all minibatches have the same size (the theory's shrink along the series).
-    The authors' code reuses one minibatch for all products and sums the series differently: this is the paper's.
+    Departures from the paper: synchronous over the clients; all minibatches have the same size (the theory's shrink
+    along the series). The authors' code reuses one minibatch for all products and sums the series differently; this
+    follows the paper.
 
-    Exchanges a round: D + Q + 2.
+    Exchanges per round: D + Q + 2.
 
     Reference: Ji, Yang and Liang, Bilevel Optimization: Convergence Analysis and Enhanced Design, ICML 2021, Alg. 2–3.
     """
@@ -166,7 +169,7 @@ class StocBiO(_Synchronous):
 
 
 class MomentumState(NamedTuple):
-    """The variables, their momenta, the point where the last estimates were taken, and the number of rounds so far."""
+    """The variables, their momenta, the point of the last estimates, and the number of rounds so far."""
 
     x: tree.Tree
     y: tree.Tree
@@ -180,17 +183,18 @@ class MomentumState(NamedTuple):
 class MRBO:
     """STORM on both levels, in a single loop.
 
-    Solves bilevel problems: at (x_k, y_k), on the same minibatches at the point before,
-    u_k = ∇_y g + (1 − β_k)(u_{k−1} − ∇_y g(before)), v_k = ∇̄f + (1 − α_k)(v_{k−1} − ∇̄f(before)), ∇̄f by the whole
-    Neumann series; then x ← x − γη_k v and y ← y − λη_k u at once; η_k = d/(m + k)^{1/3}, α_{k+1} = c₁η_k² and
-    β_{k+1} = c₂η_k², at most 1; u_0 and v_0 are plain estimates. With `neumann="random"` the estimator is
-    SUSTAIN's (Khanduri et al., NeurIPS 2021).
+    MRBO solves bilevel problems. A round at (x_k, y_k) is
+        u_k = ∇_y g + (1 − β_k)(u_{k−1} − ∇_y g(before)), v_k = ∇̄f + (1 − α_k)(v_{k−1} − ∇̄f(before)),
+        x ← x − γη_k v and y ← y − λη_k u,
+    where `before` is the previous point, evaluated on the same minibatches, and ∇̄f uses the whole Neumann series. η_k
+    = d/(m + k)^{1/3}; α_{k+1} = c₁η_k² and β_{k+1} = c₂η_k², at most 1; u_0 and v_0 are plain estimates. With
+    `neumann="random"` the estimator is that of SUSTAIN (Khanduri et al., NeurIPS 2021).
 
-    Departures: synchronous over the clients. The recursions agree with the public benchmark's (benchopt/
-    benchmark_bilevel), which starts from 0 where the paper starts from plain estimates; the form of α_k, β_k and η_k is
-    unverified, and k counts from 0.
+    Departures from the paper: synchronous over the clients. The recursions agree with the public benchmark's
+    (benchopt/benchmark_bilevel), which starts from 0 where the paper starts from plain estimates; the form of α_k, β_k
+    and η_k is unverified, and k counts from 0.
 
-    Exchanges a round: Q + 2.
+    Exchanges per round: Q + 2.
 
     Reference: Yang, Ji and Liang, Provably Faster Algorithms for Bilevel Optimization, NeurIPS 2021, Alg. 1.
     """
@@ -209,11 +213,10 @@ class MRBO:
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> MomentumState:
-        """The start. The momenta are not used before there is an estimate."""
+        """Start with zero momenta, which are not used before the first estimate."""
         return MomentumState(x, y, tree.zeros_like(x), tree.zeros_like(y), (x, y), jnp.int32(0))
 
     def round(self, fed: Fed, state: MomentumState, key: Array) -> MomentumState:
-        """One step on both."""
         eta = lambda k: self.delta / (self.offset + k) ** (1 / 3)
         forget = lambda c: jnp.where(state.rounds == 0, 1.0, jnp.minimum(c * eta(state.rounds - 1) ** 2, 1.0))
         new, old = _directions(self, fed, ((state.x, state.y), state.before), None, key, lower=True)

@@ -1,7 +1,7 @@
 """Federated learning on adaptively weighted nodes by bilevel optimization (anonymous, under review).
 
-Local-SVRG (Gorbunov et al. 2021) solves a finite sum over weighted nodes; two calls of it make a hypergradient, and the
-weights take a proximal or an accelerated step on it.
+Local-SVRG (Gorbunov et al. 2021) minimises a finite sum over weighted nodes. Two calls of it give a hypergradient,
+along which the weights take a proximal or an accelerated step.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery.base import draws, tree
+from rookery.base import tree
 from rookery.data.source import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Share, Step
-from rookery.parts import local_svrg
+from rookery.parts import local_svrg, output
 from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import SingleLevel, WeightedNodes
@@ -26,26 +26,24 @@ def _local_svrg(
     """Algorithm 1, LOCAL-SVRG({f_k}, w, x, γ, τ, q, T), in ⌈T/τ⌉ exchanges."""
 
     def window(first: Count, count: int, carry: tuple[Any, PerClient]) -> tuple[Any, PerClient]:
-        z, own = carry
-        local = lambda c, k, own: local_svrg.steps(c, f, z, own, k, pace, count, first, first)
-        both = fed.map(local, key, own)
+        z, references = carry
+        local = lambda c, k, reference: local_svrg.steps(c, f, z, reference, k, pace, count, first, first)
+        both = fed.map(local, key, references)
         iterates = fed.map(lambda c, k, both: both[0], key, both)
         references = fed.map(lambda c, k, both: both[1], key, both)
         return fed.mean(iterates, name=name, weights=w, around=z), references
 
-    start: tuple[Any, PerClient] = (
-        (x, None if pace.decay is None else x),
-        fed.map(lambda c, k: local_svrg.start(x), key),
-    )
-    z, own = fed.loop(steps // sync_every, lambda i, carry: window(i * sync_every, sync_every, carry), start)
+    z = x, None if pace.decay is None else x
+    carry = z, fed.map(lambda c, k: local_svrg.start(x), key)
+    carry = fed.loop(steps // sync_every, lambda i, carry: window(i * sync_every, sync_every, carry), carry)
     if steps % sync_every:
-        z, own = window(steps - steps % sync_every, steps % sync_every, (z, own))
-    last, average = z
+        carry = window(steps - steps % sync_every, steps % sync_every, carry)
+    (last, average), _ = carry
     return last if average is None else average
 
 
 class SingleLevelState(NamedTuple):
-    """What Local-SVRG returns; with average="theory" also the iterate, and the steps taken."""
+    """The output of Local-SVRG; with average="theory", also the last iterate and the number of steps."""
 
     x: tree.Tree
     y: tuple[()] = ()
@@ -55,20 +53,21 @@ class SingleLevelState(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalSVRG:
-    """Local steps against a gradient of the node's own, taken anew at random times; then the weighted mean.
+    """Local SVRG steps, with a full local gradient recomputed at random times; then the weighted mean.
 
-    Solves single-level problems, min over x of Σ w_k f_k(x), with w the clients' weights.
+    Local-SVRG solves single-level problems, min over x of Σ w_k f_k(x), with w the clients' weights.
 
-    Round (Alg. 1, τ times lines 3–14): x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where r_k ← x_k, the
-    value before the step, with probability q (line 7); after τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k), on all the
-    data, is computed when r_k has moved, and no other time.
+    Each round takes τ steps (Alg. 1, lines 3–14) x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where r_k ←
+    x_k, the value before the step, with probability q (line 7). After τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k), on all
+    the data, is computed only when r_k has moved.
 
-    Departures: minibatches, of which the paper's single samples are one; without replacement within a round unless the
-    clients say so. The paper returns the average of line 15 (`average="theory"`, where the nodes send the average of
-    their own iterates in the same exchange) and its experiments the last iterate (`average="last"`). With a cohort, the
-    others keep their r_k. With `batch_size=None` the terms at r_k cancel and are left out.
+    Departures from the paper: minibatches, where the paper has single samples, drawn without replacement within a round
+    unless `Clients(replace=True)`. The paper returns the average of line 15 (`average="theory"`, where the nodes send
+    the average of their own iterates in the same exchange), and its experiments return the last iterate
+    (`average="last"`). With a cohort, the other clients keep their r_k. With `batch_size=None` the terms at r_k cancel
+    and are left out.
 
-    Exchanges a round: 1. Steps in all: rounds·τ.
+    Exchanges per round: 1. Steps in all: rounds·τ.
 
     Reference: Gorbunov, Hanzely and Richtárik, Local SGD: Unified Theory and New Efficient Methods, AISTATS 2021;
     Algorithm 1 of Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization.
@@ -84,22 +83,20 @@ class LocalSVRG:
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> SingleLevelState:
-        """The start."""
         return SingleLevelState(x) if self.average == "last" else SingleLevelState(x, (), x, jnp.int32(0))
 
     def memory(self, x: tree.Tree, y: tuple[()]) -> Reference:
-        """What a client remembers: its reference point, x at first."""
+        """A client's memory: its reference point, at first x."""
         return local_svrg.start(x)
 
     def round(self, fed: Fed, state: SingleLevelState, key: Array) -> SingleLevelState:
-        """τ local steps, then the mean."""
         pace = local_svrg.pace(self.step, self.refresh, self.average, self.strong_convexity)
         losses = local_svrg.upper_loss(self.batch_size)
         averaged = state.last is not None
         z, done = ((state.last, state.x), state.done) if averaged else ((state.x, None), 0)
 
-        def local(c: Client, k: Array, own: Reference) -> tuple[Any, Reference]:
-            return local_svrg.steps(c, losses, z, own, k, pace, self.sync_every, 0, done)
+        def local(c: Client, k: Array, reference: Reference) -> tuple[Any, Reference]:
+            return local_svrg.steps(c, losses, z, reference, k, pace, self.sync_every, 0, done)
 
         project = fed.problem.project_upper
         x, average = fed.mean(fed.map_state(local, key), name="x", around=z)
@@ -111,7 +108,7 @@ class LocalSVRG:
 def _hypergradient(
     method: "WeightedNodesProx | WeightedNodesABA", fed: Fed, w: Array, theta: tree.Tree, key: Array
 ) -> tuple[tree.Tree, Float[Array, " k"]]:
-    """θ(w) and ∇F(w), both approximate: (14)–(15), lines 4–10 of Algorithm 3 and 6–12 of Algorithm 2."""
+    """Approximate θ(w) and ∇F(w): (14)–(15), lines 4–10 of Algorithm 3 and 6–12 of Algorithm 2."""
     k1, k2, k3, k4 = jax.random.split(key, 4)
     draw = None if method.batch_size is None else lambda c, k, t: c.lower(k, method.batch_size, t)
     numbers = (method.refresh, method.average, method.strong_convexity)
@@ -135,12 +132,12 @@ def _hypergradient(
 
     slopes = fed.map(lambda c, k: tree.dot(c.g_y(w, y, c.lower(k)), h), k4)
     slope, there = fed.gather(slopes, name="slopes", replied=True)
-    slope = jnp.where(there, slope, jnp.mean(slope, where=there))  # who did not reply keeps its weight, but for the sum
+    slope = jnp.where(there, slope, jnp.mean(slope, where=there))  # missing slopes are replaced by the mean
     return y, -slope.astype(w.dtype)
 
 
 class ProxState(NamedTuple):
-    """The output, weights x = w and model y = θ; `last_…`: the current iterate, where the output is a random one."""
+    """The output, weights x = w and model y = θ; and the last iterate, if the output is a random one."""
 
     x: Float[Array, " k"]
     y: tree.Tree
@@ -158,18 +155,21 @@ class ProxState(NamedTuple):
 class WeightedNodesProx:
     """Proximal gradient steps on the nodes' weights, with a hypergradient from two calls of Local-SVRG.
 
-    Solves weighted-nodes problems, min over w in the capped simplex of L_0(θ(w)), θ(w) = argmin Σ w_k L_k(θ).
+    The method solves weighted-nodes problems, min over w in the capped simplex of L_0(θ(w)), θ(w) = argmin Σ w_k
+    L_k(θ).
 
-    Round s (Alg. 3): θ ← LOCAL-SVRG(L_k, w, θ) from the θ of before (lines 4–5); ∇L_0(θ) at the centre (line 6);
-    h ← LOCAL-SVRG(½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), w, ∇L_0(θ)) (lines 7–8), both of T_s steps; ∂_k F = −⟨∇L_k(θ), h⟩ (lines
-    9–10); w ← Proj(w − η∇F) (line 11). The model that is returned is that of the weights before this step.
+    Round s (Alg. 3) is
+        θ ← LOCAL-SVRG(L_k, w, θ) from the last θ (lines 4–5), and ∇L_0(θ) at the centre (line 6);
+        h ← LOCAL-SVRG(½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), w, ∇L_0(θ)) (lines 7–8), both with T_s steps;
+        ∂_k F = −⟨∇L_k(θ), h⟩ (lines 9–10), and w ← Proj(w − η∇F) (line 11).
+    The returned model belongs to the weights before this step.
 
-    Departures: a node sends its own number ⟨∇L_k(θ), h⟩, not the vector ∇L_k(θ) (line 9); these replies are not
-    aggregated. Two steps γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s does
-    not change with s. `output="last"` returns the last weights, as the experiments do, and "random" line 13's: one of
-    w^(0), …, w^(S−1), each as likely, with its θ. Local-SVRG as in `LocalSVRG`.
+    Departures from the paper: a node sends the number ⟨∇L_k(θ), h⟩, not the vector ∇L_k(θ) (line 9); these replies are
+    not aggregated. There are two steps γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s is the
+    same in all rounds. `output="last"` returns the last weights, as in the experiments, and "random" those of line 13:
+    one of w^(0), …, w^(S−1), each equally likely, with its θ. Local-SVRG as in `LocalSVRG`.
 
-    Exchanges a round: 2⌈T_s/τ⌉ + 1, and 1 more where a client holds the centre's data. All clients take part.
+    Exchanges per round: 2⌈T_s/τ⌉ + 1, and 1 more if a client holds the centre's data. All clients take part.
 
     Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 3.
     """
@@ -189,11 +189,9 @@ class WeightedNodesProx:
     needs: ClassVar[tuple[str, ...]] = ("all clients",)
 
     def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ProxState:
-        """The start."""
         return ProxState(x, y) if self.output == "last" else ProxState(x, y, x, y, jnp.int32(0))
 
     def round(self, fed: Fed, state: ProxState, key: Array) -> ProxState:
-        """One outer iteration."""
         inner, pick = jax.random.split(key)
         last = self.output == "last"
         w, before = (state.x, state.y) if last else (state.last_weights, state.last_model)
@@ -201,13 +199,12 @@ class WeightedNodesProx:
         w_new = capped_simplex(tree.step(w, self.weight_step, gradient), fed.problem.cap)
         if last:
             return ProxState(w_new, theta)
-        take = draws.coins(pick, 1 / (state.done + 1))
-        x, y = jax.tree.map(lambda a, b: jnp.where(take, a, b), (w, theta), (state.x, state.y))
+        x, y = output.one_of(state.done + 1, (w, theta), (state.x, state.y), pick)
         return ProxState(x, y, w_new, theta, state.done + 1)
 
 
 class ABAState(NamedTuple):
-    """x = w_ag, which the method returns, and y = θ; the weights w beside it, and the rounds done."""
+    """The output x = w_ag and its model y = θ, the weights w, and the number of rounds done."""
 
     x: Float[Array, " k"]
     y: tree.Tree
@@ -224,15 +221,15 @@ class ABAState(NamedTuple):
 class WeightedNodesABA:
     """Accelerated steps on the nodes' weights (ABA of Ghadimi and Wang 2018), for convex F.
 
-    Solves weighted-nodes problems, as `WeightedNodesProx` does.
+    The method solves weighted-nodes problems, like `WeightedNodesProx`.
 
-    Round s = 0, 1, … (Alg. 2): w_md = 2/(s+2)·w + s/(s+2)·w_ag (line 4); ∇F(w_md) as in `WeightedNodesProx` (lines
-    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). Returns w_ag; the model is that of
+    Round s = 0, 1, … (Alg. 2) is w_md = 2/(s+2)·w + s/(s+2)·w_ag (line 4); ∇F(w_md) as in `WeightedNodesProx` (lines
+    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). It returns w_ag, with the model of
     w_md.
 
-    Departures: those of `WeightedNodesProx`.
+    Departures from the paper: those of `WeightedNodesProx`.
 
-    Exchanges a round: 2⌈T_s/τ⌉ + 1, and 1 more where a client holds the centre's data. All clients take part.
+    Exchanges per round: 2⌈T_s/τ⌉ + 1, and 1 more if a client holds the centre's data. All clients take part.
 
     Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 2.
     """
@@ -251,11 +248,10 @@ class WeightedNodesABA:
     needs: ClassVar[tuple[str, ...]] = ("all clients",)
 
     def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ABAState:
-        """The start: w_ag = w (line 2)."""
+        """Start at w_ag = w (line 2)."""
         return ABAState(x, y, x, jnp.int32(0))
 
     def round(self, fed: Fed, state: ABAState, key: Array) -> ABAState:
-        """One outer iteration."""
         s, cap = state.done.astype(state.x.dtype), fed.problem.cap
         share = 2 / (s + 2)
         w_md = share * state.last_weights + (1 - share) * state.x

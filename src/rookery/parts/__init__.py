@@ -1,1 +1,1 @@
-"""Parts: what two algorithms share."""
+"""Building blocks that two or more algorithms share."""

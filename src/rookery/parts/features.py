@@ -1,4 +1,4 @@
-"""What the clients see of their lower data at a fixed x, where the problem has features: computed once for a round."""
+"""Features of the clients' lower data at a fixed x, computed once per round."""
 
 from jaxtyping import Array
 
@@ -7,5 +7,5 @@ from rookery.language.fed import Fed, PerClient
 
 
 def seen(fed: Fed, x: tree.Tree, key: Array, uses: int | None = None) -> PerClient | None:
-    """Each client's own (see `Client.seen`), to be handed on to its maps; None without features."""
+    """Return each client's features (see `Client.seen`), to be passed to later maps; None if the problem has none."""
     return None if fed.problem.features is None else fed.map(lambda c, k: c.seen(x, uses), key)

@@ -1,4 +1,4 @@
-"""The hypergradient of one client alone: ∇_x f_i − ∇²_xy g_i·p with p ≈ [∇²_y g_i]⁻¹∇_y f_i, both of the client."""
+"""A client's part of the hypergradient, ∇_x f_i − ∇²_xy g_i·p, for a given p or for p ≈ [∇²_y g_i]⁻¹∇_y f_i."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +12,11 @@ from rookery.parts import inverse_hessian
 from rookery.problems.problems import Bilevel, Minimax
 
 
-def local(c: Client, x: tree.Tree, y: tree.Tree, key: Array, **how: Any) -> tree.Tree:
-    """∇_x f_i − ∇²_xy g_i·p at (x, y); the rest as in `local_at`."""
-    return local_at(c, [(x, y)], key, **how)[0]
+def given_vector(c: Client, x: tree.Tree, y: tree.Tree, p: tree.Tree, key: Array, size: int | None) -> tree.Tree:
+    """Return ∇_x f_i − ∇²_xy g_i·p at (x, y) for the p that the server sends; ∇_x f_i if p is None."""
+    ku, kl = jax.random.split(key)
+    direct = c.f_x(x, y, c.upper(ku, size))
+    return direct if p is None else tree.sub(direct, c.g_xy(x, y, c.lower(kl, size), p))
 
 
 def local_at(
@@ -29,11 +31,11 @@ def local_at(
     lower_batch: int | None,
     guard: bool = False,
 ) -> list[tree.Tree]:
-    """∇_x f_i − ∇²_xy g_i·p at each point (x, y), on the same minibatches (and random number of terms) at all of them.
+    """Return ∇_x f_i − ∇²_xy g_i·p at each point (x, y), with p from the client's own Hessian.
 
-    One ξ serves both parts of ∇f_i; the batches of all products are independent. `method`, `terms`, `step` and `guard`
-    as in `inverse_hessian.solve`; for several points the guard looks at all their vectors together, and "cg", whose
-    steps depend on the vector, is for one point only.
+    All points share their minibatches and the random number of terms. One ξ serves both parts of ∇f_i; the minibatches
+    of the products are independent. For `method`, `terms`, `step` and `guard` see `inverse_hessian.solve`. The guard
+    looks at the vectors of all points together. "cg" is for one point only, since its steps depend on the vector.
     """
     assert method != "cg" or len(points) == 1
     k0, k1, k2, k3 = jax.random.split(key, 4)

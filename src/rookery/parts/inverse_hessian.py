@@ -1,4 +1,4 @@
-"""Products with an inverse Hessian from Hessian-vector products alone, on one client or over the federation."""
+"""Inverse-Hessian products by Hessian-vector products, on one client or over the federation."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from rookery.base import draws, tree
 
 Product = Callable[[tree.Tree, Any], tree.Tree]  # (v, n) -> H·v, on the n-th minibatch
-Loop = Callable[..., Any]  # fed.loop where a product is an exchange, client.loop where it is not
+Loop = Callable[..., Any]  # fed.loop if a product is an exchange, else client.loop
 Method = Literal["sum", "random", "cg"]
 
 
@@ -24,14 +24,14 @@ def solve(
     key: Array,
     guard: bool = False,
 ) -> tree.Tree:
-    """About H⁻¹b, by `terms` products (fewer in the random case).
+    """Approximate H⁻¹b by `terms` products (fewer in the random case).
 
     "sum": the Neumann series step·Σ_{n=0}^{terms} (I − step·H)ⁿ b.
-    "random": terms·step·(I − step·H)^{N'} b with N' uniform in 0..terms−1: in the mean, the series with `terms` terms.
-    "cg": `terms` iterations of conjugate gradients. Every product then uses the same minibatch, for one fixed system.
+    "random": terms·step·(I − step·H)^{N'} b with N' uniform in 0..terms−1. Its mean is the series with `terms` terms.
+    "cg": `terms` iterations of conjugate gradients. All products use one minibatch, so that the system is fixed.
 
-    `guard` is for an estimated step. I − step·H lengthens no vector as long as step·H ≤ 2; where one grows, the
-    step was too large for that minibatch, and the vector is cut back to its length before.
+    `guard` is for an estimated step. I − step·H never lengthens a vector while step·H ≤ 2. If one grows, the step was
+    too large for that minibatch, and the vector is scaled back to its previous length.
     """
 
     def contract(p: tree.Tree, n: Any) -> tree.Tree:
@@ -60,7 +60,7 @@ def _neumann_sum(loop: Loop, contract: Product, p: tree.Tree, terms: int) -> tre
 
 def _conjugate_gradients(loop: Loop, product: Product, b: tree.Tree, terms: int) -> tree.Tree:
     def ratio(a: Float[Array, ""], over: Float[Array, ""]) -> Float[Array, ""]:
-        return jnp.where(over > 0, a / jnp.where(over > 0, over, 1), 0)  # 0 once the residual has vanished
+        return jnp.where(over > 0, a / jnp.where(over > 0, over, 1), 0)  # 0 once the residual is 0
 
     def iterate(_: Any, carry: tuple[tree.Tree, tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
         p, residual, direction = carry
@@ -74,7 +74,7 @@ def _conjugate_gradients(loop: Loop, product: Product, b: tree.Tree, terms: int)
 
 
 def power_iteration(loop: Loop, product: Product, like: tree.Tree, iterations: int, key: Array) -> tree.Tree:
-    """H·u after `iterations` power iterations from a random vector in the shape of `like`; its norm nears ‖H‖."""
+    """Return H·u after `iterations` power iterations from a random vector like `like`; its norm approaches ‖H‖."""
     leaves, structure = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
     start = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
@@ -82,5 +82,5 @@ def power_iteration(loop: Loop, product: Product, like: tree.Tree, iterations: i
 
 
 def unit(v: tree.Tree) -> tree.Tree:
-    """v in unit length."""
+    """Scale v to unit length."""
     return tree.scale(1 / tree.norm(v), v)

@@ -1,4 +1,4 @@
-"""Local-SVRG's steps on one node, Algorithm 1 of the paper on adaptively weighted nodes (Gorbunov et al. 2021)."""
+"""The steps of Local-SVRG on one node (Gorbunov et al. 2021): Algorithm 1 of the paper on adaptively weighted nodes."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -15,15 +15,15 @@ Average = Literal["last", "theory"]
 
 
 class FiniteSum(NamedTuple):
-    """A node's f_k, the mean of its f_{k,i}, as Local-SVRG sees it."""
+    """A node's f_k, the mean of its f_{k,i}, by the gradients that Local-SVRG needs."""
 
     whole: Callable[[Client, tree.Tree, Array], tree.Tree]  # ∇f_k(x)
     difference: Callable[[Client, tree.Tree, tree.Tree, Data], tree.Tree]  # ∇f_{k,B}(x) − ∇f_{k,B}(r)
-    draw: Callable[[Client, Array, Count], Data] | None  # the t-th minibatch B; None: all of the data
+    draw: Callable[[Client, Array, Count], Data] | None  # the t-th minibatch B; None: all the data
 
 
 def upper_loss(batch_size: int | None) -> FiniteSum:
-    """The loss of a single-level problem, on the client's data or the centre's."""
+    """Return the loss of a single-level problem on the client's or the centre's data."""
     return FiniteSum(
         whole=lambda c, x, k: c.f_x(x, (), c.upper(k)),
         difference=lambda c, x, r, batch: tree.sub(c.f_x(x, (), batch), c.f_x(r, (), batch)),
@@ -32,7 +32,7 @@ def upper_loss(batch_size: int | None) -> FiniteSum:
 
 
 class Reference(NamedTuple):
-    """What a node keeps: r_k (the paper's y_k), ∇f_k(r_k), and whether r_k has moved since that was computed."""
+    """A node's memory: r_k (the paper's y_k), ∇f_k(r_k), and whether r_k has moved since that was computed."""
 
     point: tree.Tree
     gradient: tree.Tree
@@ -40,7 +40,7 @@ class Reference(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """The numbers of Local-SVRG."""
+    """Step size and probabilities of Local-SVRG."""
 
     step: Any  # γ
     refresh: Any  # q
@@ -48,21 +48,23 @@ class Pace(NamedTuple):
 
 
 def pace(step: Any, refresh: Any, average: Average, strong_convexity: Any) -> Pace:
-    """The numbers as an algorithm's hyperparameters give them."""
+    """Return the numbers that follow from a method's hyperparameters."""
     if average == "last":
         return Pace(step, refresh, None)
     if strong_convexity is None:
-        raise ValueError('average="theory" weighs the iterates by μ: give strong_convexity=μ, that of the losses.')
+        raise ValueError(
+            'average="theory" needs strong_convexity, the μ of the losses; got None. Set strong_convexity=….'
+        )
     return Pace(step, refresh, jnp.minimum(step * strong_convexity, refresh / 4))
 
 
 def start(x: tree.Tree) -> Reference:
-    """r_k = x, and the gradient there is yet to be computed (line 2)."""
+    """Return r_k = x, with its gradient still to be computed (line 2)."""
     return Reference(x, tree.zeros_like(x), jnp.array(True))
 
 
 def _averaged(average: tree.Tree, x: tree.Tree, decay: Any, t: Count) -> tree.Tree:
-    """Line 15 as it goes: the average with x^(t), whose share is u_t/U_t = decay/(1 − (1 − decay)^(t+1))."""
+    """Update the average of line 15 with x^(t), whose share is u_t/U_t = decay/(1 − (1 − decay)^(t+1))."""
     if decay is None:
         return None
     share = -decay / jnp.expm1((t + 1) * jnp.log1p(-decay))
@@ -70,25 +72,25 @@ def _averaged(average: tree.Tree, x: tree.Tree, decay: Any, t: Count) -> tree.Tr
 
 
 def steps(
-    c: Client, f: FiniteSum, z: Any, own: Reference, key: Array, pace: Pace, count: int, first: Count, done: Count
+    c: Client, f: FiniteSum, z: Any, reference: Reference, key: Array, pace: Pace, count: int, first: Count, done: Count
 ) -> tuple[Any, Reference]:
-    """Lines 5–7 and 11 on one node: `count` steps from z = (x, average).
+    """Take `count` steps from z = (x, average) on one node (lines 5–7 and 11).
 
-    `first` is the number of the first one's minibatch, `done` the steps before it.
+    `first` is the number of the first step's minibatch, `done` the number of steps before it.
     """
     order, coins = jax.random.split(key)
     moves = draws.coins(jax.random.fold_in(coins, first), pace.refresh, (count,))
 
     def one(v: Count, carry: tuple[Any, Reference]) -> tuple[Any, Reference]:
-        (x, average), own = carry
+        (x, average), reference = carry
         if f.draw is None:  # f_B = f_k, and the terms at r_k cancel
-            direction, after = f.whole(c, x, order), own
+            direction, after = f.whole(c, x, order), reference
         else:
-            gradient = c.when(own.moved, lambda c: f.whole(c, own.point, order), own.gradient)
-            direction = tree.add(f.difference(c, x, own.point, f.draw(c, order, first + v)), gradient)
-            point = jax.tree.map(lambda new, old: jnp.where(moves[v], new, old), x, own.point)
+            gradient = c.when(reference.moved, lambda c: f.whole(c, reference.point, order), reference.gradient)
+            direction = tree.add(f.difference(c, x, reference.point, f.draw(c, order, first + v)), gradient)
+            point = jax.tree.map(lambda new, old: jnp.where(moves[v], new, old), x, reference.point)
             after = Reference(point, gradient, moves[v])
         x = tree.step(x, pace.step, direction)
         return (x, _averaged(average, x, pace.decay, done + v + 1)), after
 
-    return c.loop(count, one, (z, own))
+    return c.loop(count, one, (z, reference))

@@ -1,4 +1,4 @@
-"""Steps by any optimizer of optax's kind, a pair of functions `init` and `update`; optax itself is not imported."""
+"""Steps by an optax optimizer, or by any pair of functions `init` and `update`; optax itself is not imported."""
 
 from typing import Any
 
@@ -9,30 +9,30 @@ from rookery.base import jaxprs, tree
 
 
 def start(optimizer: Any, z: tree.Tree, name: str) -> Any:
-    """The optimizer's state before its first step; ValueError, about `name`, if it can't take steps on z."""
+    """Return the optimizer's state before its first step; raise ValueError, naming `name`, if it cannot step on z."""
     try:
         state = jax.tree.map(jaxprs.strong, optimizer.init(z))
         update, after = jax.eval_shape(optimizer.update, z, state, z)
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{name}: the optimizer fails on the variable, {type(error).__name__}: {told} (Its update is given the "
-            "gradient, its own state and the variable, and nothing else.)"
+            f"{name}: the optimizer fails on the variable, {type(error).__name__}: {message} (Its update receives the "
+            "gradient, its state and the variable.)"
         ) from error
     if not _alike(after, state):
         raise ValueError(
-            f"{name}: an update changes the structure, shapes or types of the optimizer's state; they must stay as "
-            "its init makes them."
+            f"{name}: an update must keep the structure, shapes and types of the optimizer's state as its init made "
+            "them."
         )
     if not _alike(update, z):
-        raise ValueError(f"{name}: the optimizer's updates have not the variable's structure and shapes; they must.")
+        raise ValueError(f"{name}: the optimizer's updates must have the structure and shapes of the variable.")
     return state
 
 
 def direction(optimizer: Any, gradient: tree.Tree, state: Any, z: tree.Tree) -> tuple[tree.Tree, Any]:
-    """What to take a step of size 1 against, in the place of the gradient at z; and the state after it."""
+    """Return the direction against which a step of size 1 is the optimizer's update, and the state after it."""
     update, after = optimizer.update(gradient, state, z)
-    return jax.tree.map(lambda u, own: -_cast(u, own), update, z), jax.tree.map(_cast, after, state)
+    return jax.tree.map(lambda u, leaf: -_cast(u, leaf), update, z), jax.tree.map(_cast, after, state)
 
 
 def _cast(new: Any, old: Any) -> Any:
@@ -41,7 +41,7 @@ def _cast(new: Any, old: Any) -> Any:
 
 
 def _alike(new: Any, old: Any) -> bool:
-    """Whether one can take the other's place: structures and shapes agree, and types but for their width."""
+    """Whether structures and shapes agree, and dtypes up to the width of floats."""
     structures: Any = jax.tree.structure(new), jax.tree.structure(old)
     if structures[0] != structures[1]:
         return False

@@ -1,21 +1,21 @@
-"""What single-loop methods descend along: x, y and a third variable z ≈ [∇²_y g]⁻¹∇_y f, all at once."""
+"""The directions of single-loop methods, which move x, y and z ≈ [∇²_y g]⁻¹∇_y f simultaneously."""
 
 from typing import Any
 
 from rookery.base import tree
 from rookery.language.fed import Client
 
-Three = tuple[tree.Tree, tree.Tree, tree.Tree]  # of x, y and z, in this order: variables, directions or their sums
+Three = tuple[tree.Tree, tree.Tree, tree.Tree]  # for x, y and z: variables, directions or sums of directions
 
 
 def directions(
     c: Client, points: list[Three], orders: Any, step: Any, upper: int | None, lower: int | None, shared: bool
 ) -> list[Three]:
-    """∇_x f − ∇²_xy g z, ∇_y g and ∇²_y g z − ∇_y f at each of the points (x, y, z), on the same minibatches.
+    """Return ∇_x f − ∇²_xy g z, ∇_y g and ∇²_y g z − ∇_y f at each point (x, y, z), on the same minibatches.
 
-    These are the step-th of five orders (keys), two of f and three of g: `lower` samples for ∇_y g and `upper` for the
-    others, None for all there are. If `shared`, or where they are all the data, one of f and one of g serve throughout,
-    and each loss is evaluated once a point.
+    Five keys (`orders`) order the minibatches, two of f and three of g; the step-th of each order is used. `lower` is
+    the batch size of ∇_y g and `upper` that of the rest, None for all the data. If `shared`, or with full batches, one
+    minibatch of f and one of g serve all terms, and each loss is evaluated once per point.
     """
     one_upper, one_lower = shared or upper is None, shared or (upper is None and lower is None)
     f_1, g_1 = c.upper(orders[0], upper, step), c.lower(orders[1], lower, step)
@@ -23,7 +23,7 @@ def directions(
     g_2, g_3 = (g_1, g_1) if one_lower else (c.lower(orders[k], upper, step) for k in (3, 4))
 
     def at(x: tree.Tree, y: tree.Tree, z: tree.Tree) -> Three:
-        if one_lower:  # and then one of f, too
+        if one_lower:  # which implies one_upper
             return c.f_and_g(x, y, z, f_1, g_1)
         f_x, f_y = c.f_x_and_y(x, y, f_1) if one_upper else (c.f_x(x, y, f_1), c.f_y(x, y, f_2))
         g_y, g_yy, g_xy = c.g_y(x, y, g_1), c.g_yy(x, y, g_3, z), c.g_xy(x, y, g_2, z)

@@ -38,7 +38,7 @@ def page() -> str:
     parts = [_INTRODUCTION.format(count=len(methods))]
     for kind, title in KINDS.items():
         rows = [_row(method) for method in sorted(methods, key=lambda m: m.__name__.lower()) if _kind(method) == kind]
-        head = "| method | | also solves | exchanges a round | reference |\n|---|---|---|---|---|"
+        head = "| method | | also solves | exchanges per round | reference |\n|---|---|---|---|---|"
         parts.append("\n".join([f"## {title}\n", head, *rows, ""]))
     return "\n".join(parts)
 
@@ -50,7 +50,7 @@ def _kind(method: Any) -> tuple[str, str]:
 def _row(method: Any) -> str:
     text = inspect.getdoc(method) or ""
     title, others = text.splitlines()[0], ", ".join(cls.__name__ for cls in method.solves[1:])
-    exchanges = re.split(r"\.(?:\s|$)", _said(text, "Exchanges a round"))[0]
+    exchanges = re.split(r"\.(?:\s|$)", _said(text, "Exchanges per round"))[0]
     cells = (f"`{method.__name__}`", title, others, exchanges, _said(text, "Reference").removesuffix("."))
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 

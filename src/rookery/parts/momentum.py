@@ -1,6 +1,11 @@
-"""STORM: a recursive momentum whose error shrinks as the steps do (Cutkosky and Orabona 2019)."""
+"""Running estimates: the moving average, and STORM (Cutkosky and Orabona 2019)."""
 
 from rookery.base import tree
+
+
+def moving_average(old: tree.Tree, new: tree.Tree, share: tree.Scalar) -> tree.Tree:
+    """(1 − share)·old + share·new."""
+    return tree.step(old, share, tree.sub(old, new))
 
 
 def storm(new: tree.Tree, momentum: tree.Tree, old: tree.Tree, forget: tree.Scalar) -> tree.Tree:
