@@ -10,7 +10,7 @@ from jax._src import config
 
 import rookery as rk
 from rookery.base import jaxprs
-from rookery.data.source import minibatch
+from rookery.data.rows import minibatch
 from rookery.engines import engine
 from rookery.engines.simulation import device as simulation
 

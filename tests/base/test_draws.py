@@ -14,7 +14,7 @@ import pytest
 import rookery as rk
 from rookery.algorithms.commfedbio import random_places
 from rookery.base import draws
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 
 KEYS = jax.random.split(jax.random.key(7), 500)
 SPANS = [(0, 1), (0, 2), (0, 5), (1, 8), (-7, 30_000), (3, 65_538), (0, 65_535), (-70_000, -60_000), (5, 5), (5, 2)]

@@ -448,7 +448,7 @@ def test_what_clients_tell_of_themselves() -> None:
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_threads_that_share_a_copy(monkeypatch: pytest.MonkeyPatch, dtype: Any, order: str) -> None:
     monkeypatch.setattr(placement, "_threads", lambda: 5)
-    monkeypatch.setattr(placement, "_WORTH", 64)
+    monkeypatch.setattr(placement, "_SHARE", 64)
     rng = np.random.default_rng(4)
     rows = np.asarray(rng.integers(100, size=(402, 3)), dtype, order=order)
     runs = [(rng.integers(0, 390, count), rng.integers(0, 9, count)) for count in (0, 1, 2, 7, 40)]
@@ -475,11 +475,11 @@ def test_a_diagnosis() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"placement": "disk"}, ValueError, 'placement=\'disk\' is not known: give "device", or "host"'),
-        ({"placement": None}, ValueError, "placement=None is not known"),
-        ({"rows": [[1.0, 2.0]]}, TypeError, "is a float; rows that stay on the host are NumPy arrays"),
-        ({"rows": jnp.ones(2)}, TypeError, "give one of those, or leave placement out"),
-        ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy arrays or numpy.memmap"),
+        ({"placement": "disk"}, ValueError, 'placement must be "device", or "host" for .*; got \'disk\''),
+        ({"placement": None}, ValueError, "placement must be .*; got None"),
+        ({"rows": [[1.0, 2.0]]}, TypeError, "must be a NumPy array or numpy.memmap; got a float"),
+        ({"rows": jnp.ones(2)}, TypeError, "Give one of those, or leave placement out"),
+        ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy array or numpy.memmap"),
         ({"rows": np.array([1.0, np.nan])}, ValueError, "is not finite .* sample 0 of client 1"),
         ({"sizes": [1, 2]}, ValueError, "has 2 rows, and the sizes add up to 3"),
     ],

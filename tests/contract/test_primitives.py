@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 from rookery.engines.engine import Job
 from rookery.testing.runs import outcome
 

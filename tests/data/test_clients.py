@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 
 import rookery as rk
 from rookery.base import tree
-from rookery.data.source import Batch, Chunks
+from rookery.data.rows import Batch, Chunks
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device as simulation
 from rookery.language.fed import Client
@@ -137,9 +137,9 @@ def test_epochs(sizes: list[int], passes: float, batch: int | None, expected: li
 
 def steps_of(sizes: list[int], passes: float, batch: int | None) -> list[int]:
     """Each client's number of steps, as a traced program finds it."""
-    told = rk.Clients.like(upper=np.zeros(()), n=len(sizes)).told({"upper": sizes})
+    told = rk.Clients.like(upper=np.zeros(()), n=len(sizes)).with_sizes({"upper": sizes})
     rows = jnp.zeros(1)  # not looked at: the steps follow from the sizes
-    clients = told._each(lambda source: source.member(rows, source.offsets, source.sizes), told.weights)
+    clients = told.map_levels(lambda source: source.member(rows, source.offsets, source.sizes), told.weights)
     count = lambda i: Client(rk.SingleLevel(robust), clients, i, i).steps(rk.Epochs(passes), KEY, batch, "upper")
     return jax.vmap(lambda i: jnp.asarray(count(i)))(jnp.arange(len(sizes))).tolist()
 
@@ -566,7 +566,7 @@ def test_clients_like_a_sample() -> None:
     sample = {"a": np.zeros(2), "t": np.int32(0)}
     clients = rk.Clients.like(lower=sample, upper=jax.tree.map(jnp.asarray, sample), n=3, weights="size")
     assert (clients.n, clients.held) == (3, False)
-    told = clients.told({"lower": [3, 1, 4], "upper": [2, 2, 2]})
+    told = clients.with_sizes({"lower": [3, 1, 4], "upper": [2, 2, 2]})
     assert told.weights.tolist() == [0.375, 0.125, 0.5]
     assert (told.lower.widest, told.lower.narrowest, told.upper.widest) == (4, 1, 2)
     with pytest.raises(ValueError, match="holds no data"):
@@ -613,7 +613,7 @@ CONSTRUCTORS: dict[str, Callable[..., rk.Clients]] = {
     ),
     "like": lambda rows, sizes, weights, center: rk.Clients.like(
         lower=rows[0], n=2, weights=weights, center=center
-    ).told({"lower": sizes}),
+    ).with_sizes({"lower": sizes}),
 }
 
 

@@ -269,10 +269,10 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made(label="dead"), r"no column 'dead' \(label or target\)"),
         (lambda: made(features=["age", "weight"]), r"features: the table has no column 'weight'"),
         (lambda: made(drop=["weight"]), r"drop: the table has no column 'weight'"),
-        (lambda: made(features=["age", "ill"], categories={}), r"features: 'ill' is the column of the clients, the la"),
+        (lambda: made(features=["age", "ill"], categories={}), r"features: 'ill' is already the column of the clients"),
         (lambda: made(features=[]), r"no column is left for the features"),
         (lambda: made(pd.concat([FRAME, FRAME[FRAME["hospital"] == "east"].assign(hospital="alone")[:1]]), upper=0.3),
-         r"'alone' \(column 'hospital'\) has one row, and both levels need one"),
+         r"'alone' \(column 'hospital'\) has 1 row, and both levels need one"),
         (lambda: made(categories={}), r"column 'sex' holds text \('[fm]', '[fm]'\).*drop=\['sex'\].*categories="),
         (lambda: made(without(seen=pd.Timestamp("2020-01-01"))), r"column 'seen' holds dates .*a feature is a number"),
         (lambda: made(with_gap("age", "north", 3)), r"column 'age' has missing values in 3 rows of 'north': drop"),
@@ -288,16 +288,17 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made(FRAME[:0]), r"the table has no rows"),
         (lambda: made(DOUBLE), r"more than one column 'v': rename"),
         (lambda: made(label="pressure", drop=["ill"]), r"'pressure' holds fractions.*give target='pressure'"),
-        (lambda: made(upper=1.0), r"upper=1.0 is not a share between 0 and 1"),
-        (lambda: made(upper=30), r"upper=30 is not a share between 0 and 1"),
-        (lambda: made(standardize="all"), r"standardize='all' is not known: give \"client\""),
+        (lambda: made(upper=1.0), r"upper must be a share between 0 and 1, .*; got 1.0"),
+        (lambda: made(upper=30), r"upper must be a share between 0 and 1, .*; got 30"),
+        (lambda: made(standardize="all"), r"standardize must be \"client\", .*; got 'all'"),
         (lambda: made(standardize={"sex": (0, 1)}), r"standardize: 'sex' is not a numeric feature"),
-        (lambda: made(standardize={"age": (0, 0)}), r"standardize\['age'\]=\(0, 0\) is not \(mean, scale\)"),
+        (lambda: made(standardize={"age": (0, 0)}), r"standardize\['age'\] must be \(mean, scale\).*; got \(0, 0\)"),
         (lambda: made(standardize="client", upper=0.3), r"'east' has one row to train on.*would make it zero"),
-        (lambda: made(center="west"), r"center='west' is not a client: column 'hospital' has east, north, south"),
+        (lambda: made(center="west"),
+         r"center must be a client of column 'hospital', which has east, north, south; got"),
         (lambda: made({"hospital": ["a", "b"], "v": [1]}), r"the columns differ in length: hospital: 2, v: 1"),
         (lambda: made({"hospital": [1, "1"], "v": [1, 2]}, label=None, categories=None), r"both a number and a word"),
-        (lambda: made("rows.xlsx"), r"rows.xlsx ends neither in .csv nor in .parquet: read it with pandas"),
+        (lambda: made("rows.xlsx"), r"rows.xlsx must end in .csv or .parquet. Read it with pandas"),
         (lambda: made("rows.csv"), r"there is no file rows.csv"),
         (lambda: rk.Clients.from_frame({"by": [1, 2], "v": [[1, 2], [3]]}, "by"), r"column 'v' holds arrays"),
         (lambda: made(by="ill"), r"label must be another column than by; got 'ill' for both"),
@@ -306,7 +307,7 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made({"hospital": ["a", "b"], "v": list(np.array(["f", "m"]))}, label=None, categories=None),
          r"column 'v' holds text \('f', 'm'\)"),
         (lambda: made(classes=[1, 2], label="age", drop=["ill"]), r"column 'age' has \d+, which classes does not list"),
-        (lambda: made(without(v=[[1, 2], [3]] * 14 + [[1]])), r"column 'v' holds arrays that are no vectors of one"),
+        (lambda: made(without(v=[[1, 2], [3]] * 14 + [[1]])), r"column 'v' holds arrays that are not vectors of one"),
     ],
 )  # fmt: skip
 def test_bad_tables(call: Any, message: str) -> None:
@@ -338,7 +339,7 @@ def test_all_faults_of_a_table_at_once() -> None:
         made(table, upper=2, classes=[0, 1, 0], standardize="all", center="west", drop=["weight"])
     lines = str(caught.value).splitlines()
     assert len(lines) == 7
-    assert lines[1].startswith("- upper=2 is not a share")
+    assert lines[1].startswith("- upper must be a share")
     assert lines[2].startswith("- classes must be a list with every class once; got [0, 1, 0].")
     assert lines[-1] == "- and 4 more."
     with pytest.raises(ValueError, match=r"^2 faults in the table") as caught:
@@ -433,7 +434,7 @@ def test_an_id_and_different_scales_are_warnings() -> None:
     with pytest.warns(UserWarning, match="column 'patient_id'") as caught:
         rk.Clients.from_frame(patients(), by="hospital")
     (one,) = [str(warning.message) for warning in caught]
-    assert one.startswith("column 'patient_id' holds whole numbers that are different in nearly every row")
+    assert one.startswith("column 'patient_id' is a feature and looks like an ID: its whole numbers differ")
     assert "drop=['patient_id']" in one
     assert "\n" not in one
     assert caught[0].filename == __file__
@@ -480,7 +481,7 @@ def test_the_number_of_the_client_in_a_sample() -> None:
 def test_bad_kinds_of_tables() -> None:
     with pytest.raises(TypeError, match="the table is an int; give a pandas DataFrame"):
         made(3)
-    with pytest.raises(TypeError, match=re.escape("drop='sex' is one word; give a list of columns: drop=['sex']")):
+    with pytest.raises(TypeError, match=re.escape("drop must be a list of columns; got 'sex'. Give drop=['sex']")):
         made(drop="sex")
     parts = Columns(FRAME)
     parts.column_names = {"train": ["a"], "test": ["a"]}  # type: ignore[assignment]
@@ -506,7 +507,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_one_class_is_a_warning() -> None:
-    with pytest.warns(UserWarning, match="column 'ill' has one class only, 'no'"):
+    with pytest.warns(UserWarning, match="column 'ill' has only one class, 'no'"):
         made(without(ill="no"))
 
 

@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
-from rookery.data.source import shuffled
+from rookery.data.cohort import sample_cohort
+from rookery.data.rows import shuffled
 
 LEAST_P = 1e-4  # keys are fixed, so a test that passes once passes always
 

@@ -216,7 +216,7 @@ def test_the_noise_hides_a_client_that_is_drawn_three_times(engine: Any) -> None
 
 
 def drawn_by_chance(chances: Any) -> Any:
-    from rookery.data.clients import sample_cohort
+    from rookery.data.cohort import sample_cohort
 
     key = engine.round_keys(jax.random.key(0), 0, 4, 3).key
     return sample_cohort(key, 4, 3, jnp.array(chances))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 
 Vector = np.ndarray
 Matrix = np.ndarray

@@ -17,7 +17,7 @@ from evaluated import EvaluatedFed
 import rookery as rk
 from rookery.algorithms import asfbo
 from rookery.base import tree
-from rookery.data.clients import View
+from rookery.data.rows import View
 from rookery.language import hyperparameters
 from rookery.parts import projection
 from rookery.tasks.quadratic import solution

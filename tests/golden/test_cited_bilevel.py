@@ -15,7 +15,7 @@ from evaluated import EvaluatedFed
 from transcription import Vector, mean
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 from rookery.tasks.quadratic import Solution, solution
 
 OURS, CLIENTS = q.bilevel(lower=(2,) * 5, upper=(3,) * 5)  # of one size, for smaller programs; of unequal weights

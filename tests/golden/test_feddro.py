@@ -14,7 +14,7 @@ import quadratics as q
 
 import rookery as rk
 from rookery.algorithms import feddro
-from rookery.data.clients import View
+from rookery.data.rows import View
 from rookery.language.fed import Client
 
 Vector = np.ndarray

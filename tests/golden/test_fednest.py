@@ -12,7 +12,7 @@ import quadratics as q
 import transcription as golden
 
 import rookery as rk
-from rookery.data.clients import View
+from rookery.data.rows import View
 
 METHODS = [rk.FedNest, rk.LFedNest, rk.FedNestSGD, rk.LFedNestSVRG, rk.LFedNestNonAlt]
 INNER, OUTER = [3, 1, 2, 4, 1], [2, 3, 1, 1, 2]  # τ_i

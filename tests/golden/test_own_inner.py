@@ -13,7 +13,7 @@ import pytest
 import quadratics as q
 
 import rookery as rk
-from rookery.data.clients import View
+from rookery.data.rows import View
 
 Vector = np.ndarray
 Trajectory = Iterator[tuple[Vector, ...]]  # x, and y where there is a common one

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 
 Vector = NDArray[np.float64]
 SIZES, D, RIDGE, BATCH = (5, 7, 4, 6), 3, 0.1, 2

@@ -12,7 +12,7 @@ import quadratics as q
 from scipy.optimize import brentq
 
 import rookery as rk
-from rookery.data.clients import sample_cohort
+from rookery.data.cohort import sample_cohort
 from rookery.language.fed import Client
 from rookery.parts.projection import simplex
 

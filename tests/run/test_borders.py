@@ -79,12 +79,13 @@ def test_a_start_of_objects() -> None:
 
 @pytest.mark.parametrize("weights", [["1", "2", "3", "4"], [True] * 4, [1j] * 4, [1, 2, 3, "4"], {1, 2, 3, 4}])
 def test_weights_that_are_not_numbers(weights: Any) -> None:
-    refused(lambda: four(weights), r'^weights=.*: give one number per client, "size" or None\.$')
+    refused(lambda: four(weights), r'^weights must be one number per client, "size" or None; got .*\.$')
 
 
 @pytest.mark.parametrize("replace", ["yes", 1, None])
 def test_replace(replace: Any) -> None:
-    refused(lambda: rk.Clients(upper=[rows(1.0)], replace=replace), rf"^replace={replace!r} is not True or False\.$")
+    message = rf"^replace must be True or False; got {replace!r}\.$"
+    refused(lambda: rk.Clients(upper=[rows(1.0)], replace=replace), message)
 
 
 def test_a_cohort_is_a_number() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import BatchSize, Bookkeeping, Bounds, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import projection
 from rookery.parts.local import most_steps

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Share, Step
 from rookery.parts import output
 from rookery.parts.compositional import first_value, plus_h, slope

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import draws, tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
 from rookery.parts import features, hypergradient
 from rookery.parts.local import descend

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import hypergradient, inverse_hessian
 from rookery.parts.momentum import moving_average, storm

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fed, Positive, Share, Step
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.momentum import moving_average, storm

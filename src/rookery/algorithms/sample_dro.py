@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery.base import tree
-from rookery.data.source import Batch
+from rookery.data.rows import Batch
 from rookery.language.fed import BatchSize, Bookkeeping, Client, Fed, Positive, Step
 from rookery.problems.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
 from rookery.problems.problems import SingleLevel

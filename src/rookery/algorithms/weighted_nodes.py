@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Share, Step
 from rookery.parts import local_svrg, output
 from rookery.parts.local_svrg import Average, FiniteSum, Pace, Reference

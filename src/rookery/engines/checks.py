@@ -17,7 +17,8 @@ from rookery.base import jaxprs
 from rookery.base.arguments import check_counts, check_seed, kind_of, nearest
 from rookery.base.placement import check_types
 from rookery.data.clients import Clients
-from rookery.data.source import Source, overflows
+from rookery.data.joining import overflows
+from rookery.data.rows import ClientRows
 from rookery.language import hyperparameters
 from rookery.language.client import Client
 from rookery.language.fed import Algorithm
@@ -291,7 +292,7 @@ class _Loss(NamedTuple):
 
     name: str  # "Bilevel.upper"
     function: Callable[..., Any]  # of (x, y, batch)
-    source: Source
+    source: ClientRows
 
 
 def _losses(problem: Any, clients: Clients) -> list[_Loss]:
@@ -398,7 +399,7 @@ def _batch_sizes(clients: Clients, x: Any, y: Any) -> list[int]:
     return [next(free), next(free)]
 
 
-def _batch(source: Source, count: int) -> Any:
+def _batch(source: ClientRows, count: int) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((count, *a.shape[1:]), a.dtype), source.rows)
 
 
@@ -793,7 +794,7 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
     x, y = _nudged(z)
     together, alone = (
         jax.jit(lambda data: measure(Client(problem, data, 0, 0).with_key(jax.random.key(0)), x, y, own))(
-            clients.few(_TRIED, ragged)
+            clients.subset(_TRIED, ragged)
         )
         for ragged in (False, True)
     )
@@ -807,14 +808,14 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
             )
 
 
-def _largest(source: Source, here: range | None) -> tuple[int, int]:
+def _largest(source: ClientRows, here: range | None) -> tuple[int, int]:
     """The client with the most samples among those whose data are here, and how many they are."""
     here = range(len(source.sizes)) if here is None else here
     sizes = np.asarray(source.sizes)[here.start : here.stop]
     return here.start + int(np.argmax(sizes)), int(sizes.max())
 
 
-def _few_samples(source: Source, here: range | None, count: int, least: int = 2, of_one: bool = True) -> Any:
+def _few_samples(source: ClientRows, here: range | None, count: int, least: int = 2, of_one: bool = True) -> Any:
     """Return up to `count` samples of the largest client that is here, if possible ones that differ from the first.
 
     None if it has fewer than `least`. With of_one=False they may be those of several clients.

@@ -14,7 +14,8 @@ from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
 from rookery.base.processes import Processes
-from rookery.data.clients import Clients, sample_cohort
+from rookery.data.clients import Clients
+from rookery.data.cohort import sample_cohort
 from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure
 from rookery.language import channel as channels

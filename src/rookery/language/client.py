@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.base import draws, jaxprs, tree
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
-from rookery.data.source import Batch, Chunks, Count, Rows
+from rookery.data.rows import Batch, Chunks, Count, Rows
 from rookery.language import ledger
 from rookery.language.epochs import Epochs, as_written, steps_in
 from rookery.language.ledger import WORK

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Int
 from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
-from rookery.data.clients import Clients, sample_cohort
-from rookery.data.source import Count
+from rookery.data.clients import Clients
+from rookery.data.cohort import sample_cohort
+from rookery.data.rows import Count
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import Bookkeeping, ChannelExchange

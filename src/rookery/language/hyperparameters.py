@@ -16,7 +16,7 @@ import numpy as np
 
 from rookery.base.arguments import is_number
 from rookery.base.content import is_cached
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.client import Epochs
 
 Schedule = Callable[[Count], Any]

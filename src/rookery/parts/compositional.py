@@ -4,7 +4,7 @@ import jax
 from jaxtyping import Array
 
 from rookery.base import tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import Client, Fed
 from rookery.problems.problems import Problem
 

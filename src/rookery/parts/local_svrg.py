@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery.base import draws, tree
-from rookery.data.source import Count
+from rookery.data.rows import Count
 from rookery.language.fed import Client, Data
 
 Average = Literal["last", "theory"]

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from rookery.base.arguments import check_positive, is_number
 from rookery.base.placement import on_host
 from rookery.data.clients import Clients
-from rookery.data.source import Rows
+from rookery.data.rows import Rows
 from rookery.problems.problems import Compositional, SingleLevel
 
 __all__ = [

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from rookery.base.arguments import check_counts, check_seed
 from rookery.base.placement import on_host
 from rookery.data.clients import Clients
-from rookery.data.source import Source
+from rookery.data.rows import ClientRows
 from rookery.engines import checks
 from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
 from rookery.problems.variables import taken
@@ -164,7 +164,7 @@ def _sample(problem: Problem, clients: Clients, at_most: int, samples: int) -> _
     return _Sample(ids, weights, rows[0], rows[1], center, whole)
 
 
-def _rows(source: Source, ids: Iterable[int], most: int) -> Any:
+def _rows(source: ClientRows, ids: Iterable[int], most: int) -> Any:
     """As many samples of each, spread over its data."""
     ids = np.asarray(ids)
     sizes, offsets = np.asarray(source.sizes)[ids], np.asarray(source.offsets)[ids]
@@ -208,7 +208,7 @@ def _precision(init: Any, x: Any) -> list[Line]:
     return [Line("precision", "init is float64, and runs compute in float32, JAX's default", "note", advice)]
 
 
-def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Source, Callable[..., Any]]]:
+def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, ClientRows, Callable[..., Any]]]:
     """Each loss by name, its data, and (z, rows) -> a number, at z = (x, y)."""
     f = lambda z, rows: problem.f(*z, rows)
     if isinstance(problem, Bilevel):
@@ -282,7 +282,7 @@ def _read(rows: Any, index: np.ndarray) -> Any:
     return jax.tree.map(lambda a: a[index], rows)
 
 
-def _blocks(source: Source) -> tuple[np.ndarray, np.ndarray]:
+def _blocks(source: ClientRows) -> tuple[np.ndarray, np.ndarray]:
     """Batches of one length that cover the clients' samples (the first of them, if there are many); whose they are."""
     sizes, offsets = np.asarray(source.sizes), np.asarray(source.offsets)
     length = min(_BLOCK, source.narrowest)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from rookery.base.arguments import check_counts, check_seed
 from rookery.data import PARTITIONS, load
 from rookery.data.clients import Clients
-from rookery.data.source import Rows
+from rookery.data.rows import Rows
 from rookery.problems.objectives import Objective, equal_opportunity, group_shares
 from rookery.problems.problems import SingleLevel
 from rookery.tasks.task import Task, choice

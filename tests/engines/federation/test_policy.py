@@ -83,7 +83,7 @@ FAST = rk.FastDRO(step=0.1, size=0.5, batch_size=2)
 def test_a_gather_is_refused_before_data_are_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Site 1 refuses FastDRO's losses of single samples; the coordinator says which site, which exchange, and why."""
     held: list[int] = []
-    monkeypatch.setattr(Clients, "holding", lambda own, data, was=Clients.holding: held.append(1) or was(own, data))
+    monkeypatch.setattr(Clients, "at_site", lambda own, data, was=Clients.at_site: held.append(1) or was(own, data))
     audit = Audit(tmp_path / "audit.jsonl")
     rules = lambda i: guard_of(Policy(aggregated=i == 1), audit if i == 1 else None)
     TOUCHED.clear()

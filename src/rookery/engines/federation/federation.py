@@ -132,7 +132,7 @@ def _sites(traced: engine.Traced, run: str) -> list[Site]:
         data = clients.site(i, _padded(clients, i))
         shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(data))
         if shapes not in plans:
-            plans[shapes] = _traced_by(traced, clients.seen_by_site(data))
+            plans[shapes] = _traced_by(traced, clients.site_shapes(data))
         center = clients.at_center() if clients.center_client == i else None
         sites.append(Site(run, plans[shapes], i, data, center))
     return sites

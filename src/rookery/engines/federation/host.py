@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from rookery.base.jaxprs import digest
 from rookery.base.printable import failure, printable
 from rookery.data.clients import Clients
-from rookery.data.source import Source
+from rookery.data.rows import ClientRows
 from rookery.engines.checks import check_features, check_means, check_measure, start_values
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
@@ -89,7 +89,7 @@ def fingerprint(plans: tuple[Plan, ...]) -> str:
     return digest(*(p.fingerprint for p in plans), *(c for p in plans for c in p.consts))[:32]
 
 
-def sample_of(source: Source) -> list[Any]:
+def sample_of(source: ClientRows) -> list[Any]:
     """What a sample looks like: for each array its name, shape and type."""
     leaves = jax.tree_util.tree_leaves_with_path(source.rows)
     return [[jax.tree_util.keystr(path), list(a.shape[1:]), str(a.dtype)] for path, a in leaves]
@@ -279,7 +279,7 @@ class Host:
         if set(levels) != {name for name, source in data.levels().items() if source is not None}:
             raise RefusedError(f"the coordinator has data at the levels {sorted(levels)!r}, this site at others.")
 
-        def of(name: str, source: Source | None) -> Source | None:
+        def of(name: str, source: ClientRows | None) -> ClientRows | None:
             if source is None:
                 return None
             widest, narrowest, chunk = levels[name]
@@ -287,7 +287,7 @@ class Host:
                 raise RefusedError(f"its number of samples ({name}) has changed since it said hello.")
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
             everyone: Any = jax.ShapeDtypeStruct((n,), jnp.int32)
-            return Source(rows, everyone, everyone, widest, narrowest, chunk)
+            return ClientRows(rows, everyone, everyone, widest, narrowest, chunk)
 
         sources = [of(name, source) for name, source in data.levels().items()]
         weights, center = jax.ShapeDtypeStruct((n,), jnp.result_type(float)), header["center"]
@@ -296,7 +296,7 @@ class Host:
             structure = None if data.center is None else data.center.rows
             rows = _center(center["sample"], center["size"], structure, data)
             one: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
-            held = Source(rows, one, one, center["size"], center["size"], None)
+            held = ClientRows(rows, one, one, center["size"], center["size"], None)
         fixed = (header["replace"], header["center_client"])
         return Clients.tree_unflatten(fixed, (*sources, weights, held))
 
@@ -319,9 +319,9 @@ class Host:
     def _make(self, header: dict[str, Any], opened: Opened, described: Clients, guard: Guard, opening: str) -> Site:
         """The run's site, with plans of its own data's shapes."""
         study = self._study
-        own = described.holding(study.data)
+        own = described.at_site(study.data)
         setting, start = self._setting(
-            header, described.seen_by_site(own), opened.algorithm, opened.channel, opened.faults
+            header, described.site_shapes(own), opened.algorithm, opened.channel, opened.faults
         )
         plans = self._plans(header, setting, start)
         (x, y), sampled = start[0], plans[0].sample_by_sample | plans[1].sample_by_sample

@@ -124,7 +124,7 @@ def _clients(like: Clients, told: list[dict[str, Any]]) -> Clients:
         center = told[like.center_client]["center"]
         if center is None:
             raise ValueError(f"The site of client {like.center_client} is to hold the centre's data, and has none.")
-    return like.told(sizes, center)
+    return like.with_sizes(sizes, center)
 
 
 def _words(traced: engine.Traced) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Session:
 
     def __init__(self, traced: engine.Traced, simulation: Settings, devices: int = 1) -> None:
         self._traced, self._job = traced, traced.job
-        self._data = traced.job.clients.unnamed()
+        self._data = traced.job.clients.without_names()
         self.clients = traced.job.clients
         self.rounds = 0
         self.stopped: Stopped | None = None

@@ -22,7 +22,7 @@ from rookery.base.draws import seed_key
 from rookery.base.jaxprs import digest
 from rookery.base.processes import ONE_PROCESS, HostError, Processes
 from rookery.data.clients import Clients
-from rookery.data.source import Source
+from rookery.data.rows import ClientRows
 from rookery.engines import engine
 from rookery.engines.checkpoints import Padded
 from rookery.engines.engine import Job
@@ -98,7 +98,7 @@ class Division:
         """The shapes of divided clients as one device sees them."""
         shape = lambda a, *lead: jax.ShapeDtypeStruct((*lead, *a.shape[1:]), a.dtype)
 
-        def own(source: Source) -> Source:
+        def own(source: ClientRows) -> ClientRows:
             rows = jax.tree.map(lambda a: shape(a, self._longest(source)), source.rows)
             return source.member(rows, shape(source.offsets, self.n), shape(source.sizes, self.n))
 
@@ -110,12 +110,12 @@ class Division:
         levels = [None if source is None else _DIVIDED for source in clients.levels().values()]
         return _with(clients, levels, _EVERYBODY, None if clients.center is None else _EVERYBODY)
 
-    def _longest(self, source: Source) -> int:
+    def _longest(self, source: ClientRows) -> int:
         """The most samples that a device has."""
         ends = np.concatenate([[0], np.cumsum(np.asarray(source.sizes, np.int64))])
         return max(int(ends[last] - ends[first]) for first, last in map(self.bounds, range(self.devices)))
 
-    def _source(self, source: Source, begin: int) -> Source:
+    def _source(self, source: ClientRows, begin: int) -> ClientRows:
         """A level's data on the devices, of rows that begin with those of client `begin`."""
         sizes = np.asarray(source.sizes, np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes)])
@@ -163,7 +163,7 @@ class Division:
 def _as_on_one(clients: Clients) -> Clients:
     """The shapes of the clients' data, as one device would hold them all."""
 
-    def own(source: Source) -> Source:
+    def own(source: ClientRows) -> ClientRows:
         total = int(np.asarray(source.sizes, np.int64).sum())
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), source.rows)
         return source.member(rows, source.offsets, source.sizes)

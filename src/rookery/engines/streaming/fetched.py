@@ -15,7 +15,7 @@ from jaxtyping import Array
 from rookery.base import placement
 from rookery.base.placement import HostArray
 from rookery.data.clients import Clients
-from rookery.data.source import Source
+from rookery.data.rows import ClientRows
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
 from rookery.engines.interpreter import AUTO_BLOCK, auto_block
@@ -87,7 +87,7 @@ class Fetched:
 
         rows = with_rows(self.described, read, self.samples)
 
-        def own(level: str, source: Source) -> Source:
+        def own(level: str, source: ClientRows) -> ClientRows:
             offsets = fetch(partial(_offsets, level), numbers, self.number, ids)
             return source.member(source.rows, offsets[:, None], source.sizes[ids][:, None])
 
@@ -99,7 +99,7 @@ class Fetched:
 def with_rows(described: Clients, make: Callable[[int, int, Sample], Any], samples: tuple[Any, ...]) -> Clients:
     """The clients with rows: make(level, array, sample)."""
 
-    def own(k: int, source: Source | None) -> Source | None:
+    def own(k: int, source: ClientRows | None) -> ClientRows | None:
         if source is None:
             return None
         structure, each = samples[k]
@@ -121,7 +121,7 @@ def fetched(clients: Clients, block: int) -> Fetched:
     return Fetched(jnp.int32(_number(clients)), described, tuple(map(_samples, sources)), rooms)
 
 
-def _samples(source: Source | None) -> Any:
+def _samples(source: ClientRows | None) -> Any:
     if source is None:
         return None
     leaves, structure = jax.tree.flatten(source.rows)
