@@ -231,8 +231,8 @@ COMMANDS = [
     ("compare done --out done.txt", "a picture's name ends in .png, .pdf or .svg"),
     # Searches.
     (f"{TUNE} --candidates 0", "candidates must be an integer of at least 1; got 0"),
-    (f"{TUNE} --candidates 4", "with 3 step sizes to search give at least 9"),
-    (f"{TUNE} --over upper_step=1:0.1", "give the lower end first"),
+    (f"{TUNE} --candidates 4", "candidates must be at least 9 to search 3 step sizes; got 4"),
+    (f"{TUNE} --over upper_step=1:0.1", "Give the lower end first"),
     (f"{TUNE} --over upper_step=a:b", "must have the form name=low:high"),
     (f"{TUNE} --over neumann_terms", "needs a range of integers, (low, high), or a list of values"),
     (f"{TUNE} --over upper_step --over upper_step=1:2", "upper_step is named twice"),
@@ -345,12 +345,12 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("block 1.5", lambda: solve(engine=rk.Simulation(block=1.5)), "got 1.5"),  # type: ignore[arg-type]
     ("debug", lambda: solve(engine=rk.Simulation(debug="no")), "debug must be True or False; got 'no'"),  # type: ignore[arg-type]
     ("cohort True", lambda: solve(cohort=True), "got True"),
-    ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint is 3; give the name of a folder"),
-    ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint is True; give the name of a folder"),
+    ("checkpoint 3", lambda: solve(checkpoint=3), "checkpoint must be the name of a folder; got 3"),
+    ("checkpoint True", lambda: solve(checkpoint=True), "checkpoint must be the name of a folder; got True"),
     ("epochs of a word", fedavg(local_steps=rk.Epochs("2")), "for each client; got Epochs("),  # type: ignore[arg-type]
     ("epochs of nothing", fedavg(local_steps=rk.Epochs(None)), "for each client; got Epochs("),  # type: ignore[arg-type]
     ("epochs True", fedavg(local_steps=rk.Epochs(True)), "for each client; got Epochs("),
-    ("tune without evaluate", tuned(evaluate=None), "nothing measures 'loss': give evaluate="),
+    ("tune without evaluate", tuned(evaluate=None), "metric='loss' needs evaluate="),
     ("tune by a number", tuned(evaluate=3), "evaluate must be a function of (x, y) or (x, y, memory); got 3"),
     ("tune by words", tuned(evaluate=lambda x, y: {"loss": "low"}), "'loss' is a str (low)"),
     ("projection 3", projected(3), "Bilevel.project_upper must be a function of (x); got 3"),
@@ -385,8 +385,8 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("a method's name", lambda: solve(algorithm="FedAvg"), "must be the method itself, rk.FedAvg(...); got its name"),
     ("no method", lambda: solve(algorithm=None), "algorithm must be a method, e.g. rk.FedNest(...); got None"),
     ("a class", lambda: solve(algorithm=rk.FedAvg), "algorithm must be an instance, FedAvg(...); got the class itself"),
-    ("callbacks 3", lambda: solve(callbacks=3), "callbacks is 3; give a list of functions"),
-    ("callbacks of numbers", lambda: solve(callbacks=[3]), "callbacks holds 3; give functions, or trackers"),
+    ("callbacks 3", lambda: solve(callbacks=3), "(\"run.jsonl\"); got 3"),
+    ("callbacks of numbers", lambda: solve(callbacks=[3]), "(\"run.jsonl\"); it holds 3"),
     ("callbacks of two", lambda: solve(callbacks=[lambda a, b: 0]), "must be a function of (run); it takes (a, b)"),
     ("channel 3", lambda: solve(channel=3), "channel must be a channel such as rk.clip(1.0), or a dict from exchange"),
     ("channel by name", lambda: solve(channel={"x": 3}), "names to channels; got 3"),

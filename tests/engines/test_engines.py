@@ -29,7 +29,7 @@ from rookery.engines.simulation import device as simulation
 from rookery.language import ledger
 from rookery.plan.calls import WorkCall
 from rookery.plan.costs import costs
-from rookery.run.solve import Pace
+from rookery.run.progress import Pace
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
@@ -605,7 +605,7 @@ def test_a_run_stops_before_the_first_value_that_is_not_finite(engine: Any) -> N
     assert np.isfinite(run.history["first"]).all()
     assert 1e299 < run.x["a"][0] == run.history["first"].iloc[-1] < 1e301
     assert "stopped" in repr(run)
-    with pytest.warns(rk.NonFiniteWarning, match=r"^round 4: x\['a'\] is not finite\. The run went on\.$"):
+    with pytest.warns(rk.NonFiniteWarning, match=r"^round 4: x\['a'\] is not finite\. The run continued\.$"):
         run = rk.solve(PAIR, THREE, rk.FedAvg(step=1e100), PAIR_START, 9, on_nonfinite="warn", **how)
     assert (run.rounds, run.stopped) == (9, None)
     assert np.isnan(run.x["a"]).all()
@@ -621,7 +621,7 @@ def test_memory_that_diverges_stops_a_run_too(engine: Any) -> None:
     assert run.stopped == "round 4: what a client remembers (['a']) is not finite."
     assert run.rounds == 3
     assert run.memory is None or np.isfinite(run.memory["a"]).all()
-    with pytest.warns(rk.NonFiniteWarning, match=r"^round 4: what a client remembers .* went on\.$"):
+    with pytest.warns(rk.NonFiniteWarning, match=r"^round 4: what a client remembers .* continued\.$"):
         run = rk.solve(PAIR, THREE, method, PAIR_START, 9, on_nonfinite="warn", engine=engine)
     assert run.rounds == 9
     assert np.isfinite(run.x["a"]).all()
@@ -646,11 +646,11 @@ class Broken(Method):
 @on_both
 @pytest.mark.parametrize(("where", "named"), [("state", "x['b']"), ("memory", "what a client remembers (['own'])")])
 def test_a_start_that_is_not_finite(where: str, named: str, engine: Any) -> None:
-    with pytest.warns(rk.NonFiniteWarning, match="^before the first round: .* No round was run. Look at the start"):
+    with pytest.warns(rk.NonFiniteWarning, match="^before the first round: .* No round was run. Check the start"):
         run = rk.solve(PAIR, THREE, Broken(where), PAIR_START, 3, engine=engine)
     assert run.stopped == f"before the first round: {named} is not finite."
     assert run.rounds == 0
-    with pytest.warns(rk.NonFiniteWarning, match="went on"):
+    with pytest.warns(rk.NonFiniteWarning, match="continued"):
         assert rk.solve(PAIR, THREE, Broken(where), PAIR_START, 3, engine=engine, on_nonfinite="warn").rounds == 3
 
 

@@ -14,7 +14,7 @@ from rookery.algorithms import FedNest
 from rookery.engines.engine import PROGRAMS
 from rookery.experiments import Claim, Config, Experiment, Finding, reproduce
 from rookery.experiments import experiment as machinery
-from rookery.run.solve import NonFiniteWarning
+from rookery.run.result import NonFiniteWarning
 from rookery.tasks import quadratic
 
 METHOD = FedNest(upper_step=0.1, lower_step=0.2, hessian_step=0.2)

@@ -14,7 +14,7 @@ import pytest
 import rookery as rk
 from rookery.language import hyperparameters
 from rookery.language.fed import Share
-from rookery.run.tune import step_sizes
+from rookery.run.search import step_sizes
 
 SQUARES = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 CLIENTS = rk.Clients(upper=[np.array([1.0, 2.0]), np.array([3.0])])

@@ -13,7 +13,7 @@ import pytest
 
 import rookery as rk
 from rookery.report.status import StatusPage
-from rookery.run.solve import Tracker
+from rookery.run.trackers import Tracker
 
 
 @pytest.fixture

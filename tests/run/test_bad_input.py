@@ -298,7 +298,7 @@ def test_keep_best_of_no_metric() -> None:
 
 
 def test_a_metric_with_a_taken_name() -> None:
-    with pytest.raises(ValueError, match="evaluate returns 'seconds', a name that the history uses itself; call it"):
+    with pytest.raises(ValueError, match="evaluate must not return 'seconds', a column of the history"):
         solve(SINGLE, ONE_LEVEL, rk.FedAvg(), np.ones(2), evaluate=lambda x, y: {"seconds": 1.0})
 
 
@@ -309,8 +309,8 @@ def test_other_slips_at_the_border(tmp_path: Path) -> None:
     refused(lambda: rk.Clients(upper=[rows()], weights=["a"]), "weights must be one number per client")
     refused(lambda: rk.Clients(upper=[{"a": np.ones(2, complex)}]), "complex128; data are arrays of real numbers")
     refused(lambda: solve(**given, seed=1.5), r"seed must be an integer from 0 to 2\*\*64 - 1; got 1.5")
-    refused(lambda: solve(**given, engine=rk.Simulation), "give rk.Simulation", TypeError)
-    refused(lambda: solve(**given, callbacks=print), "callbacks is a function; give a list", TypeError)
+    refused(lambda: solve(**given, engine=rk.Simulation), "engine must be rk.Simulation", TypeError)
+    refused(lambda: solve(**given, callbacks=print), "callbacks must be a list of functions", TypeError)
     refused(
         lambda: solve(**given | {"algorithm": rk.FedAvg(local_steps=lambda t: 1)}),
         "got the function <lambda>. Only a field .* may be a sch",
@@ -569,7 +569,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (runs(keep_best="loss"), "loss"),
         (runs(callbacks=3), "3"),
         (runs(callbacks=[3]), "3"),
-        (runs(callbacks=print), "function"),
+        (runs(callbacks=print), "got <built-in function print>"),
         (runs(on_nonfinite="raise"), "raise"),
     ],
     "checkpoint": [

@@ -11,7 +11,7 @@ import rookery as rk
 from rookery.engines.federation import wire
 from rookery.language.client import Client
 from rookery.language.metrics import direction
-from rookery.run.solve import metrics_of
+from rookery.run.result import metrics_of
 
 SIZES = (5, 9, 3, 40)  # so unequal that a whole data set comes in pieces
 RNG = np.random.default_rng(0)
@@ -194,7 +194,7 @@ def test_tune_by_a_metric_of_the_clients() -> None:
     )  # fmt: skip
     run = rk.solve(PROBLEM, clients(), found.best, START, 4, evaluate_client=measured, cohort=2)
     assert found.value == pytest.approx(run.history["loss_q90"].iloc[-1], rel=1e-9)
-    with pytest.raises(ValueError, match="nothing measures 'loss'"):
+    with pytest.raises(ValueError, match="metric='loss' needs evaluate"):
         rk.tune(PROBLEM, clients(), METHOD, START, 4, metric="loss")
 
 
@@ -202,7 +202,7 @@ def test_tune_by_a_metric_of_the_clients() -> None:
     ("own", "message"),
     [
         (lambda c, x, y: {"loss": y}, "evaluate_client must return a dict of numbers"),
-        (lambda c, x, y: {"seconds": x}, "'seconds', a name that the history uses itself"),
+        (lambda c, x, y: {"seconds": x}, "must not return 'seconds', a column of the history"),
         (lambda c, x, y: {"norm": x}, "evaluate and evaluate_client both return 'norm'"),
         (lambda c, x, y: {"loss": c.f(x, y, c.lower(size=2))}, "is drawn by a key"),
         ("loss", "must be a function of"),

@@ -202,7 +202,7 @@ def test_a_run_advanced_by_hand_stops() -> None:
         assert "is not finite" in str(stepped.stopped)
         assert np.isfinite(stepped.state.x).all()
         assert stepped.advance(2) == 0
-    with pytest.raises(TypeError, match=r"give rk\.Simulation"):
+    with pytest.raises(TypeError, match=r"engine must be rk\.Simulation"):
         rk.session(SINGLE, CLIENTS, rk.FedAvg(), START, engine=rk.Simulation)  # type: ignore[arg-type]
 
 
@@ -227,7 +227,7 @@ def test_a_run_is_saved(tmp_path: Path) -> None:
     settings = json.loads((folder / "settings.json").read_text())
     assert (settings["algorithm"], settings["hyperparameters"]["step"], settings["rounds"]) == ("FedAvg", 0.1, 6)
     assert settings["best"] == {"round": found.best.round, "value": found.best.value}
-    with pytest.raises(ValueError, match=r"folder must be a new folder; .*run holds .* already\. Give another"):
+    with pytest.raises(ValueError, match=r"folder must be a new folder; .*run already holds .*\. Choose another"):
         found.save(folder)
 
 

@@ -24,7 +24,9 @@ import rookery as rk
 from rookery import algorithms, cli
 from rookery.engines.engine import PROGRAMS, Job
 from rookery.engines.simulation.sweep import Sweep
-from rookery.run.tune import _candidates, _Race, _ranges
+from rookery.run.race import Race
+from rookery.run.search import all_candidates
+from rookery.run.search import ranges as search_ranges
 
 TASK = rk.tasks.quadratic(clients=3, upper_dim=2, lower_dim=2)
 METHOD = rk.LFedNest(upper_step=0.01, lower_step=0.1, lower_local_steps=2, neumann_terms=3, hessian_step=0.2)
@@ -42,7 +44,7 @@ def search(method: Any = METHOD, rounds: int = ROUNDS, **given: Any) -> rk.Tunin
 def race(tried: Any = TRIED, **given: Any) -> rk.Tuning:
     """The search of these candidates, in slots of 4: 20 that behave, and 5 that overflow in the first round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: tried)
+        patch.setattr(sys.modules["rookery.run.tune"], "all_candidates", lambda *_: tried)
         return search(search={"upper_step": (0.01, 0.3), "lower_step": (0.05, 5.0)}, slots=4, **given)
 
 
@@ -169,7 +171,7 @@ def excess(x: Any, y: Any = None) -> Any:
 def trying(name: str, values: list[float]) -> Iterator[dict[str, Any]]:
     """A search of these values."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: [{name: value} for value in values])
+        patch.setattr(sys.modules["rookery.run.tune"], "all_candidates", lambda *_: [{name: value} for value in values])
         yield {name: (min(values), max(values))}
 
 
@@ -303,7 +305,7 @@ def on(mesh: Any, tried: list[dict[str, float]], **given: Any) -> rk.Tuning:
     asked = {"evaluate": score, "metric": "-norm", "cohort": 3, "slots": 3} | given
     engine = None if mesh is None else rk.Simulation(mesh=mesh)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["rookery.run.tune"], "_candidates", lambda *_: tried)
+        patch.setattr(sys.modules["rookery.run.tune"], "all_candidates", lambda *_: tried)
         return rk.tune(rk.Minimax(saddle), LOPSIDED, method, (np.ones(2), np.ones(2)), 8, engine=engine, **asked)
 
 
@@ -357,8 +359,8 @@ def test_each_device_runs_its_own_candidates() -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        (rk.Federation(), r"engine=Federation.*tune runs compiled and in this process; give rk.Simulation\(mesh"),
-        (rk.Simulation(debug=True), "tune runs compiled"),
+        (rk.Federation(), r"engine must be a compiled rk.Simulation\(mesh=...\) to tune; got Federation"),
+        (rk.Simulation(debug=True), "engine must be a compiled"),
         (rk.Simulation(mesh=5), "mesh=5 is not .* of which there are 4"),
     ],
 )
@@ -380,7 +382,7 @@ def test_devices_of_other_processes_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_any_two_values_of_any_two_step_sizes_meet_once(names: int, most: int, levels: int) -> None:
     ranges = {f"s{k}": (0.01, 1.0) for k in range(names)}
     own = type("Own", (), dict.fromkeys(ranges, 0.1))()
-    frame = pd.DataFrame(_candidates(ranges, own, most))
+    frame = pd.DataFrame(all_candidates(ranges, own, most))
     assert len(frame) == levels**2
     for a in ranges:
         assert frame[a].nunique() == levels
@@ -393,8 +395,8 @@ def test_any_two_values_of_any_two_step_sizes_meet_once(names: int, most: int, l
 
 def test_one_step_size_and_the_values_themselves() -> None:
     own = rk.FedAvg(step=0.0123456)
-    ranges = _ranges(own, None)
-    values = [one["step"] for one in _candidates(ranges, own, 49)]
+    ranges = search_ranges(own, None)
+    values = [one["step"] for one in all_candidates(ranges, own, 49)]
     assert len(values) == 13
     assert values[6] == 0.0123456
     assert all(len(f"{value:.12g}".lstrip("0.")) <= 3 for value in values if value != 0.0123456)
@@ -404,11 +406,11 @@ def test_one_step_size_and_the_values_themselves() -> None:
 @pytest.mark.parametrize("name", algorithms.__all__)
 def test_every_algorithm_has_step_sizes_to_search(name: str) -> None:
     method = getattr(rk, name)()
-    ranges = _ranges(method, None)
+    ranges = search_ranges(method, None)
     assert 1 <= len(ranges) <= 6
     for step, (low, high) in ranges.items():
         assert low < getattr(method, step) < high
-    assert len(_candidates(ranges, method, 49)) in (13, 49)
+    assert len(all_candidates(ranges, method, 49)) in (13, 49)
 
 
 # When all goes wrong, or is broken off.
@@ -416,7 +418,7 @@ def test_every_algorithm_has_step_sizes_to_search(name: str) -> None:
 
 def test_if_all_that_go_on_diverge_the_next_best_take_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The metric of the four that go on to the last rung is not finite there."""
-    original = _Race._run
+    original = Race._run
 
     def run(self: Any, entrants: Any, begin: int, end: int, *rest: Any) -> Any:
         if end == 24:
@@ -430,7 +432,7 @@ def test_if_all_that_go_on_diverge_the_next_best_take_their_places(monkeypatch: 
 
     entrants_seen: list[int] = []
     calls: list[int] = []
-    monkeypatch.setattr(_Race, "_run", run)
+    monkeypatch.setattr(Race, "_run", run)
     result = race(evaluate=evaluate)
     assert entrants_seen == [4, 4]
     assert result.table["status"].tolist()[:4] == ["finished"] * 4
@@ -483,7 +485,7 @@ class NoSteps:
     ("given", "said"),
     [
         ({"search": ["uper_step"]}, "LFedNest has no hyperparameter 'uper_step'; it has: upper_step"),
-        ({"search": {"upper_step": (1.0, 0.1)}}, "goes from 1 to 0.1; give the lower end first"),
+        ({"search": {"upper_step": (1.0, 0.1)}}, "got 1 to 0.1. Give the lower end first"),
         ({"search": {"upper_step": (0.0, 0.1)}}, "must be of positive numbers, since it is logarithmic; got 0 to 0.1"),
         ({"search": {"upper_step": (-1, 0.1)}}, "must be of positive numbers"),
         ({"search": {"upper_step": (0.1, float("inf"))}}, "must be of positive numbers"),
@@ -494,15 +496,15 @@ class NoSteps:
         ({"search": {"lower_rounds": [1, 0]}}, "lower_rounds"),
         ({"search": {"lower_rounds": [1, 2, 1]}}, r"must be a list of different values; got \[1, 2, 1\]"),
         ({"search": {"lower_rounds": []}}, "must be a list of different values"),
-        ({"search": {"lower_rounds": [*range(1, 30)]}}, "candidates=25: the listed values have 29 combinations"),
-        ({"search": {"lower_rounds": (1, 9), "upper_step": None}, "candidates": 14}, "and 5 comb.* give at least 15"),
+        ({"search": {"lower_rounds": [*range(1, 30)]}}, "candidates must be at least 29, .*; got 25"),
+        ({"search": {"lower_rounds": (1, 9), "upper_step": None}, "candidates": 14}, "at least 15 .*; got 14"),
         ({"search": {}}, "search must be names"),
         ({"search": "upper_step"}, "search must be names"),
         ({"method": replace(METHOD, upper_step=lambda t: 0.1 / (t + 1))}, "upper_step is a schedule"),
         ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "'auto' is not a number"),
-        ({"method": NoSteps()}, "NoSteps has no step sizes; name what to search, with its range. It has: size"),
-        ({"candidates": 8}, "candidates=8: with 3 step sizes to search give at least 9"),
-        ({"candidates": 1, "search": ["upper_step"]}, "candidates=1: with 1 step size to search give at least 3"),
+        ({"method": NoSteps()}, "must name what to search, with its range: NoSteps has no step sizes. It has: size"),
+        ({"candidates": 8}, "candidates must be at least 9 to search 3 step sizes; got 8"),
+        ({"candidates": 1, "search": ["upper_step"]}, "candidates must be at least 3 to search 1 step size; got 1"),
         ({"rounds": -1}, "rounds must be an integer of at least 1; got -1"),
         ({"candidates": 0}, "candidates must be an integer of at least 1; got 0"),
         ({"rounds": 0}, "rounds must be an integer of at least 1; got 0"),
@@ -526,7 +528,7 @@ def test_bad_input(given: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("names", [1, 2, 3, pytest.param(6, marks=pytest.mark.slow)])
 def test_pictures(names: int) -> None:
     ranges = {f"s{k}": (0.01, 1.0) for k in range(names)}
-    frame = pd.DataFrame(_candidates(ranges, type("Own", (), dict.fromkeys(ranges, 0.1))(), 25))
+    frame = pd.DataFrame(all_candidates(ranges, type("Own", (), dict.fromkeys(ranges, 0.1))(), 25))
     frame = frame.assign(status="stopped", rounds=3, last=np.geomspace(1e-6, 1e3, len(frame)))
     frame.loc[0, "status"], frame.loc[0, "rounds"] = "finished", 24
     frame.loc[9:11, ["status", "last"]] = "diverged", np.nan
@@ -637,14 +639,14 @@ def test_the_command_tries_as_many_as_the_function() -> None:
     ("arguments", "said"),
     [
         (["--over", "uper_step=0.1:1"], "did you mean upper_step"),
-        (["--over", "upper_step=1:0.1"], "give the lower end first"),
+        (["--over", "upper_step=1:0.1"], "Give the lower end first"),
         (["--over", "upper_step=-1:1"], "must be of positive numbers"),
         (["--over", "upper_step=0.1"], "must have the form name=low:high"),
         (["--over", "upper_step=a:b"], "must have the form name=low:high"),
         (["--over", "lower_rounds=1,,2"], "must have the form name=low:high"),
         (["--over", "lower_rounds=1:4.5"], "must be of integers"),
         (["--over", "lower_rounds=1,0"], "lower_rounds"),
-        (["--candidates", "2"], "give at least 9"),
+        (["--candidates", "2"], "must be at least 9"),
         (["--rounds", "0"], "rounds must be"),
         (["--metric", "zz"], "must name a metric that evaluate returns; it returns distance"),
         (["--metric", "loss"], "must name a metric that evaluate returns; it returns distance"),

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from rookery import report
 from rookery.algorithms import FedAvg, FedBiO, FedDRO, FineTuned, LocalTrain, WeightedNodesProx
-from rookery.run.solve import Run, solve
+from rookery.run.result import Run
+from rookery.run.solve import solve
 from rookery.tasks import Task, data_cleaning, weighted_nodes, worst_group
 
 SEEDS = 3

@@ -69,7 +69,7 @@ def submit(
     from rookery import report
     from rookery.engines.federation import supervisor
     from rookery.engines.federation.transports import nvflare
-    from rookery.run.solve import metrics_of
+    from rookery.run.result import metrics_of
 
     with border():
         writable(out)

@@ -142,7 +142,7 @@ def _new_folder(asked: Asked) -> Path:
 def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, Any] | None:
     """What to search, each with its range or its list of values if it has one; None if there is nothing."""
     from rookery.cli.registry import key
-    from rookery.run.tune import step_sizes
+    from rookery.run.search import step_sizes
 
     if over is None:
         names = [name for name in step_sizes(method) if name not in given]

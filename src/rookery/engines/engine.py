@@ -36,7 +36,7 @@ class Job:
     clients: Clients
     algorithm: Any
     start: tuple[Any, Any]  # x and y
-    cohort: int
+    cohort: Any  # clients per round
     seed: int = 0
     channel: Any = None
     faults: channels.Faults | None = None

@@ -26,7 +26,8 @@ from rookery.experiments.claims import KINDS, REPRODUCED, Claim, judge
 from rookery.experiments.grid import Edge, Grid
 from rookery.experiments.sources import Sources, package
 from rookery.language.fed import Algorithm
-from rookery.run.solve import Run, solve
+from rookery.run.result import Run
+from rookery.run.solve import solve
 from rookery.tasks.task import Task
 
 LONG = 100  # a table of the search with more rows than this is left to its file

@@ -13,7 +13,7 @@ from rookery.base.drawing import save
 from rookery.base.printing import to_json
 from rookery.language.ledger import COUNTED
 from rookery.report.pictures import metrics, picture
-from rookery.run.solve import Run
+from rookery.run.result import Run
 
 
 def summary(run: Run) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rookery.base.drawing import BLUE, COLOURS, FILLS, GREY, band, figure, label, legend, scale, styles
 from rookery.data.clients import Clients
 from rookery.language.metrics import direction
-from rookery.run.solve import metrics_of
+from rookery.run.result import metrics_of
 
 ACROSS = {
     "rounds": "rounds",

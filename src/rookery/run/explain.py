@@ -1,13 +1,13 @@
-"""`explain`: the plan of a round, to be read."""
+"""`explain`: the plan of a round."""
 
 from typing import Any
 
 from rookery.data.clients import Clients
-from rookery.engines.checks import check_run, start_values
 from rookery.engines.engine import Job, traced
-from rookery.language.channel import Faults, check_kind
+from rookery.language.channel import Faults
 from rookery.plan.trace import Plan
 from rookery.problems.variables import taken
+from rookery.run.arguments import checked
 
 
 def explain(
@@ -20,7 +20,7 @@ def explain(
     channel: Any = None,
     faults: Faults | None = None,
 ) -> Plan:
-    """The plan of a round: `print` it to see what is exchanged. Nothing is run. The arguments are those of `solve`.
+    """Return the plan of a round, without running it; print it to see every exchange. The arguments are as in `solve`.
 
     >>> import numpy as np, rookery as rk
     >>> problem = rk.SingleLevel(lambda x, b: ((x - b) ** 2).mean())
@@ -32,11 +32,6 @@ def explain(
            keep: (5)
          mean "x" of #1: each sends (5) (... bytes), aggregated before anyone sees it
     """
-    check_kind(channel)
-    if faults is not None and not isinstance(faults, Faults):
-        raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {faults!r}.")
     models = taken(problem, init)
-    problem = models.problem
-    x, y = start_values(problem, clients, models.init)
-    size = check_run(problem, clients, algorithm, x, y, 0, cohort, 1, 0)
-    return traced(Job(problem, clients, algorithm, (x, y), size, 0, channel, faults)).round
+    job = Job(models.problem, clients, algorithm, models.init, cohort, channel=channel, faults=faults)
+    return traced(checked(job)).round

@@ -13,7 +13,7 @@ from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.transports import grpc
 from rookery.problems.problems import Problem
 from rookery.problems.variables import taken
-from rookery.run.solve import Evaluate, measuring
+from rookery.run.evaluation import Evaluate, measuring
 
 
 def study(

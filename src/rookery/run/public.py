@@ -29,7 +29,9 @@ from rookery.problems import objectives
 from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.run.check import Diagnosis, check
 from rookery.run.explain import explain
-from rookery.run.solve import Best, NonFiniteWarning, RoundFailedError, Run, Stepped, session, solve
+from rookery.run.result import Best, NonFiniteWarning, RoundFailedError, Run
+from rookery.run.session import Stepped, session
+from rookery.run.solve import solve
 from rookery.run.tune import Tuning, tune
 from rookery.run.weights import load_weights, save_weights
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rookery.base.printing import plain
-from rookery.run.solve import Run, Tracker
+from rookery.run.progress import Tracker
+from rookery.run.result import Run
 
 __all__ = ["JsonLines", "MLflow", "TensorBoard", "Tracker", "Wandb"]
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings without the dicts in them.
+    """Return settings with nested dicts flattened into dotted names.
 
     >>> flat({"seed": 0, "hyperparameters": {"step": 0.1}})
     {'seed': 0, 'hyperparameters.step': 0.1}
@@ -27,7 +28,7 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _need(module: str, package: str) -> Any:
-    """A module that Rookery does not bring along."""
+    """Import an optional module."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -39,20 +40,20 @@ def _writing(argument: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{argument} must be one that can be written to; got {path}: {error.strerror}.") from error
+        raise ValueError(f"{argument} must be writable; got {path}: {error.strerror}.") from error
 
 
 def _ended(run: Run | None) -> bool:
-    """Whether a run got to its end."""
+    """Return whether a run reached its end."""
     return run is not None and run.stopped is None and not run.interrupted
 
 
 class JsonLines:
-    """A run in a file, a JSON object a line; `rookery report` reads it.
+    """Write a run to a file, one JSON object per line; `rookery report` reads it.
 
-    The first has `"event": "start"` and the settings; then one `"event": "row"` for each row of the history; the last
-    has `"event": "end"` and the exchanges of a round. A number that is not finite is null. Every line is written at
-    once. A file that is there is added to: it may hold several runs, one after the other.
+    The first object has `"event": "start"` and the settings, the last `"event": "end"` and the exchanges of a round. In
+    between there is one `"event": "row"` for each row of the history. A number that is not finite becomes null. Every
+    line is flushed when it is written. An existing file is appended to, so it may hold several runs.
 
     Arguments:
         path: the file.
@@ -70,7 +71,7 @@ class JsonLines:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.is_dir():
-            raise ValueError(f"JsonLines: {self.path} is a folder; give a file.")
+            raise ValueError(f"JsonLines: {self.path} must be a file; it is a folder.")
         self._file: TextIO | None = None
 
     def start(self, settings: dict[str, Any]) -> None:
@@ -85,14 +86,14 @@ class JsonLines:
         self._write({"event": "row", **row})
 
     def end(self, run: Run | None) -> None:
-        """Write how it ended, and close the file."""
+        """Write how the run ended and close the file."""
         if self._file is None:
             return
-        said: dict[str, Any] = {"event": "end", "rounds": None, "interrupted": True, "stopped": None, "exchanges": []}
+        entry: dict[str, Any] = {"event": "end", "rounds": None, "interrupted": True, "stopped": None, "exchanges": []}
         if run is not None:
-            own = {"rounds": run.rounds, "interrupted": run.interrupted, "stopped": run.stopped}
-            said |= {**own, "exchanges": run.exchanges.to_dict("records")}
-        self._write(said)
+            entry |= {"rounds": run.rounds, "interrupted": run.interrupted, "stopped": run.stopped}
+            entry["exchanges"] = run.exchanges.to_dict("records")
+        self._write(entry)
         self._file.close()
         self._file = None
 
@@ -103,13 +104,13 @@ class JsonLines:
 
 
 class TensorBoard:
-    """A run as TensorBoard shows it: a curve for each column of the history, over rounds, and the settings as text.
+    """Log a run to TensorBoard: a curve over rounds for each column of the history, and the settings as text.
 
-    A run that goes on from a checkpoint replaces what the folder showed before. Give each run a folder of its own:
-    the folders in one folder are compared.
+    A run that continues from a checkpoint replaces what the folder showed before. Give each run its own folder;
+    TensorBoard compares the folders inside one folder.
 
     Arguments:
-        folder: where the event file goes.
+        folder: the folder of the event file.
 
     Needs tensorboard: pip install tensorboard
     """
@@ -128,7 +129,7 @@ class TensorBoard:
         with _writing("folder", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._writer = self._writers.EventFileWriter(str(self.folder))
-        begun = self._events.SessionLog(status=self._events.SessionLog.START)  # what was there from step 0 on is void
+        begun = self._events.SessionLog(status=self._events.SessionLog.START)  # discards earlier events from step 0 on
         self._add(0, session_log=begun)
         lines = [f"| {name} | {value} |" for name, value in flat(plain(settings)).items()]
         text = "\n".join(["| setting | |", "|---|---|", *lines])
@@ -157,12 +158,12 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow's: the settings are its parameters, the columns of the history its metrics, over rounds.
+    """Log a run to MLflow: the settings as parameters, the columns of the history as metrics over rounds.
 
     Arguments:
-        experiment: MLflow's experiment, made if there is none of that name.
-        name: of the run; None: the algorithm's.
-        uri: the tracking server or folder; None: as MLflow is set (MLFLOW_TRACKING_URI).
+        experiment: the name of the MLflow experiment, created if it does not exist.
+        name: the run's name; None: the algorithm's.
+        uri: the tracking server or folder; None: MLflow's setting (MLFLOW_TRACKING_URI).
 
     Needs mlflow: pip install mlflow
     """
@@ -190,23 +191,23 @@ class MLflow:
             for name, value in row.items()
             if name != "round"
         ]
-        for first in range(0, len(metrics), 1000):  # the most that a batch may have
+        for first in range(0, len(metrics), 1000):  # MLflow's limit per batch
             self._client.log_batch(self.run_id, metrics=metrics[first : first + 1000])
 
     def end(self, run: Run | None) -> None:
-        """End MLflow's run, as finished, killed or failed."""
+        """End the MLflow run as finished, killed or failed."""
         if self.run_id is not None:
             killed = run is not None and run.interrupted
             self._client.set_terminated(self.run_id, "FINISHED" if _ended(run) else "KILLED" if killed else "FAILED")
 
 
 class Wandb:
-    """A run of Weights & Biases: the settings are its config, the columns of the history its metrics, over rounds.
+    """Log a run to Weights & Biases: the settings as config, the columns of the history as metrics over rounds.
 
     Arguments:
-        project: of Weights & Biases.
-        name: of the run; None: the algorithm's.
-        options: for `wandb.init`, as group="seeds" or mode="offline".
+        project: the Weights & Biases project.
+        name: the run's name; None: the algorithm's.
+        options: passed to `wandb.init`, e.g. group="seeds" or mode="offline".
 
     Needs wandb: pip install wandb
     """
@@ -218,15 +219,15 @@ class Wandb:
 
     def start(self, settings: dict[str, Any]) -> None:
         """Begin a run with the settings as its config."""
-        given = {"project": self.project, "name": self.name or settings["algorithm"], "config": plain(settings)}
-        self._run = self._wandb.init(**given | self.options)
+        options = {"project": self.project, "name": self.name or settings["algorithm"], "config": plain(settings)}
+        self._run = self._wandb.init(**options | self.options)
 
     def row(self, row: dict[str, Any]) -> None:
         """Log a row of the history."""
         self._run.log(row, step=row["round"])
 
     def end(self, run: Run | None) -> None:
-        """End the run of Weights & Biases; code 1 if it broke off."""
+        """Finish the run, with exit code 1 if it did not reach its end."""
         if self._run is not None:
             self._run.finish(exit_code=0 if _ended(run) else 1)
             self._run = None

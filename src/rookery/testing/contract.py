@@ -27,7 +27,8 @@ from rookery.language import hyperparameters
 from rookery.language.channel import ChannelExchange, Plain
 from rookery.plan.calls import Body, LoopCall, MapCall
 from rookery.plan.costs import costs, counted_loops
-from rookery.run.solve import NonFiniteWarning, RoundFailedError, Run, solve
+from rookery.run.result import NonFiniteWarning, RoundFailedError, Run
+from rookery.run.solve import solve
 from rookery.testing import cases
 from rookery.testing.cases import HARD, VERY_UNEQUAL, Case
 from rookery.testing.runs import Outcome, TooFewRepliesError, difference, disagreement, outcome

@@ -19,7 +19,7 @@ from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.host import Host
 from rookery.engines.federation.transports.memory import Memory
 from rookery.problems.variables import taken
-from rookery.run.solve import measuring
+from rookery.run.evaluation import measuring
 
 STUDY = (EXAMPLE / "study.py").read_text()
 Loader = Callable[..., ModuleType]

@@ -181,7 +181,7 @@ def test_a_coordinator_that_is_stopped_between_two_evaluations_goes_on(
     stopped = solved(watch=watch)
     assert stopped.interrupted
     assert stopped.rounds == 4
-    assert "Ctrl-C again stops at once" in capfd.readouterr().err
+    assert "Ctrl-C again to stop immediately" in capfd.readouterr().err
     resumed = solved()
     assert (resumed.rounds, resumed.history["round"].tolist()) == (10, [0, 5, 10])
 

@@ -23,7 +23,7 @@ from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.site import RefusedError
 from rookery.language.channel import Chain
-from rookery.run.solve import over_clients
+from rookery.run.evaluation import over_clients
 
 TOUCHED: list[Any] = []
 

@@ -21,7 +21,7 @@ import rookery
 from rookery.language.metrics import direction
 from rookery.report import plain
 from rookery.report.html import fill
-from rookery.run.solve import Run, is_metric
+from rookery.run.result import Run, is_metric
 from rookery.run.trackers import flat
 
 __all__ = ["StatusPage"]

@@ -1,0 +1,62 @@
+"""Validate the arguments that `solve`, `session`, `tune` and `explain` share."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from rookery.base.arguments import check_seed
+from rookery.engines import default_engine
+from rookery.engines.checks import check_function, check_run, start_values
+from rookery.engines.engine import Job
+from rookery.language.channel import Faults, check_kind
+from rookery.run.progress import Tracker
+from rookery.run.result import Run
+
+
+def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
+    """Return the job with its start as arrays and its cohort as a number; raise at the first wrong argument.
+
+    Arguments:
+        job: with `start` and `cohort` as the user gave them: `init`, and None for all clients.
+    """
+    check_kind(job.channel)
+    if job.faults is not None and not isinstance(job.faults, Faults):
+        raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {job.faults!r}.")
+    x, y = start_values(job.problem, job.clients, job.start)
+    cohort = check_run(job.problem, job.clients, job.algorithm, x, y, rounds, job.cohort, every, job.seed)
+    if job.faults is not None and job.faults.minimum > cohort:
+        raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {job.faults.minimum}.")
+    if job.noise_seed is not None:
+        check_seed(job.noise_seed, "noise_seed")
+        if job.channel is None:
+            raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
+    if job.on_nonfinite not in ("stop", "warn"):
+        raise ValueError(f'on_nonfinite must be "stop" or "warn"; got {job.on_nonfinite!r}.')
+    return replace(job, start=(x, y), cohort=cohort, seed=int(job.seed))
+
+
+def checked_engine(engine: Any) -> Any:
+    """Return the engine, or the default one for None; raise TypeError if it is not an engine."""
+    engine = default_engine() if engine is None else engine
+    if isinstance(engine, type) or not hasattr(engine, "open"):
+        raise TypeError(f"engine must be rk.Simulation(...) or rk.Federation(); got {engine!r}.")
+    return engine
+
+
+def checked_callbacks(callbacks: Any) -> tuple[list[Callable[[Run], Any]], list[Tracker]]:
+    """Return the functions and the trackers among the callbacks; raise TypeError if there is anything else."""
+    wanted = 'a list of functions and of trackers such as rk.trackers.JsonLines("run.jsonl")'
+    if not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks must be {wanted}; got {callbacks!r}.")
+    functions, trackers = [], []
+    for callback in list(callbacks):
+        if isinstance(callback, type) and isinstance(callback, Tracker):
+            raise TypeError(f"callbacks must be {wanted}; it holds the class {callback.__name__} itself.")
+        if isinstance(callback, Tracker):
+            trackers.append(callback)
+        elif callable(callback):
+            check_function("a callback", callback, "run")
+            functions.append(callback)
+        else:
+            raise TypeError(f"callbacks must be {wanted}; it holds {callback!r}.")
+    return functions, trackers

@@ -1,0 +1,104 @@
+"""`session`: a run advanced by hand, for loops that `solve` does not have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rookery.base.arguments import check_counts
+from rookery.data.clients import Clients
+from rookery.engines.engine import Engine, Job, Session
+from rookery.language.channel import Channel, Faults
+from rookery.language.fed import Algorithm
+from rookery.language.ledger import Ledger
+from rookery.problems.problems import Problem
+from rookery.problems.variables import Taken, taken
+from rookery.run.arguments import checked, checked_engine
+from rookery.run.record import copied
+
+
+class Stepped:
+    """A run that is advanced by hand; see `rk.session`.
+
+    Attributes:
+        rounds: the rounds completed so far.
+        stopped: why the run cannot be advanced any further; None if it can.
+        counts: the cost of the rounds so far, by the columns of `Run.history`.
+    """
+
+    def __init__(self, models: Taken, session: Session, cohort: int) -> None:
+        self._models, self._session, self._cohort, self._ledger = models, session, cohort, Ledger()
+        self._ledger.add([session.init()], session.clients.n)
+
+    def advance(self, rounds: int = 1) -> int:
+        """Compute more rounds and return how many were completed: fewer only if the run has stopped."""
+        check_counts(0, rounds=rounds)
+        costs = self._session.advance(int(rounds)) if rounds and self._session.stopped is None else []
+        self._ledger.add(costs, self._cohort)
+        return len(costs)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds completed so far."""
+        return self._session.rounds
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run cannot be advanced any further; None if it can."""
+        return None if self._session.stopped is None else self._session.stopped.reason
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The cost of the rounds so far."""
+        return dict(self._ledger.counts)
+
+    @property
+    def state(self) -> Any:
+        """A copy of the algorithm's state, with x and y."""
+        return self._models.whole(copied(self._session.state))
+
+    @property
+    def memory(self) -> Any:
+        """A copy of the clients' memory; see `Run.memory`."""
+        return self._models.whole(copied(self._session.memory))
+
+    def close(self) -> None:
+        """Release the engine's resources."""
+        self._session.close()
+
+    def __enter__(self) -> "Stepped":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def session(
+    problem: Problem,
+    clients: Clients,
+    algorithm: Algorithm,
+    init: Any,
+    *,
+    cohort: int | None = None,
+    seed: int = 0,
+    noise_seed: int | None = None,
+    engine: Engine | None = None,
+    channel: "Channel | Mapping[str, Channel] | None" = None,
+    faults: Faults | None = None,
+) -> Stepped:
+    """Open a run and advance it by hand, for loops that `solve` does not have.
+
+    The arguments and the numbers are those of `solve`. The run stops before the first round that makes a value infinite
+    or NaN, and before a round with too few replies.
+
+    >>> import jax.numpy as jnp, rookery as rk
+    >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+    >>> clients = rk.Clients(upper=[jnp.array([1.0]), jnp.array([3.0])])
+    >>> with rk.session(problem, clients, rk.FedAvg(step=0.1), jnp.zeros(())) as run:
+    ...     while abs(run.state.x - 2) > 0.1:
+    ...         completed = run.advance(5)
+    >>> run.rounds, run.counts["exchanges"]
+    (15, 15)
+    """
+    models = taken(problem, init)
+    job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, noise_seed=noise_seed)
+    job = checked(job)
+    return Stepped(models, checked_engine(engine).open(job), job.cohort)
