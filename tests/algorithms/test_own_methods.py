@@ -15,7 +15,7 @@ from tests.engines.federation.studies import study, without_data
 
 import rookery as rk
 from rookery.engines.engine import Job
-from rookery.engines.federation.host import Host
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
 from rookery.testing import NAMES, check_method
 from rookery.testing.cases import VERY_UNEQUAL, job, ragged
@@ -143,11 +143,11 @@ def over_grpc(what: Job) -> Any:
     """Run a job between a coordinator and sites over gRPC; every site has the class, as if its module imported it."""
     names = tuple(f"site-{i}" for i in range(what.clients.n))
     transport = network.Server("127.0.0.1:0", names, None, True)
-    sites = [Host(name, study(what, i)) for i, name in enumerate(names)]
-    join = lambda host: network.join(
-        host.handle, lambda: host.done, host.name, transport.address, None, str, patience=60
+    sites = [Responder(name, study(what, i)) for i, name in enumerate(names)]
+    join = lambda responder: network.join(
+        responder.handle, lambda: responder.done, responder.name, transport.address, None, str, patience=60
     )
-    threads = [threading.Thread(target=join, args=(host,), daemon=True) for host in sites]
+    threads = [threading.Thread(target=join, args=(responder,), daemon=True) for responder in sites]
     for thread in threads:
         thread.start()
     engine = rk.Federation(transport=transport, deadline=60.0, patience=60.0)

@@ -169,11 +169,11 @@ def _check_files(options: dict[str, Any]) -> None:
             raise ValueError(f"The {kind} {options[kind]} is a file; of a job, name a module: package.module:{kind}.")
 
 
-def host(own: nvflare.Own, name: str) -> Any:
+def responder(own: nvflare.Own, name: str) -> Any:
     """What answers at a site: by the site's own settings alone."""
     from rookery.engines.federation.audit import FILE, Audit
-    from rookery.engines.federation.host import Host
     from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.responder import Responder
     from rookery.engines.federation.transports import nvflare
 
     if "module" not in own.said:
@@ -181,7 +181,7 @@ def host(own: nvflare.Own, name: str) -> Any:
     task, brings, names = read_module(own.root / own.said["module"])
     folder = own.folder("folder", "rookery/memory")
     rules = Policy.read(own.root / own.said["policy"]) if "policy" in own.said else Policy()
-    return Host(name, brings, folder, guard_of(rules, Audit(folder / FILE)), fitting(task, names))
+    return Responder(name, brings, folder, guard_of(rules, Audit(folder / FILE)), fitting(task, names))
 
 
 def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:

@@ -18,8 +18,8 @@ from rookery.cli.program import Command, Quiet, app, border, complain
 from rookery.cli.serve import Address, AllowOtherStudy, Insecure, KitFolder, told
 
 if TYPE_CHECKING:
-    from rookery.engines.federation.host import Opened, Study
     from rookery.engines.federation.policy import Policy
+    from rookery.engines.federation.responder import Opened, Study
     from rookery.tasks.task import Task
 
 _LINE = 3000  # characters of a line about the run, some of which may be the coordinator's
@@ -81,7 +81,7 @@ def site(
         if explain:
             tell("Waiting for the coordinator to open the run, which it does when all sites are connected.")
         try:
-            host = sites.join(
+            responder = sites.join(
                 own.address if own else address or "127.0.0.1:9443",
                 called,
                 brings,
@@ -102,8 +102,8 @@ def site(
                 audit.close()
         if explain:
             return
-        if host.reason:
-            complain(f"The coordinator has ended the run: {host.reason}")
+        if responder.reason:
+            complain(f"The coordinator has ended the run: {responder.reason}")
             raise typer.Exit(1)
         tell("The run is over.")
 
@@ -160,7 +160,7 @@ def _defining(module: ModuleType) -> list[Any]:
 
 def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
     """What makes of a site's study the same data for its task as a method takes it."""
-    from rookery.engines.federation.host import Study
+    from rookery.engines.federation.responder import Study
     from rookery.run import join as sites
 
     def fitted(before: Study, algorithm: Any) -> Study:

@@ -8,8 +8,8 @@ from typing import Any
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
-from rookery.engines.federation.host import Host, Study
 from rookery.engines.federation.kits import Kit, load_kit
+from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports import grpc
 from rookery.problems.problems import Problem
 from rookery.problems.variables import taken
@@ -41,7 +41,7 @@ def study(
     each: dict[str, Any] = {name: rows if name in ("center", "replace") else [rows] for name, rows in data.items()}
     brings = described(problem, init, evaluate_client)
     agreed = declared(problem, evaluate_client)
-    return replace(brings, data=Clients(**each), own=own or {}, declared=agreed)
+    return replace(brings, data=Clients(**each), names=own or {}, declared=agreed)
 
 
 def described(problem: Problem, init: Any, evaluate_client: Evaluate | None = None) -> Study:
@@ -63,7 +63,7 @@ def join(
     tell: Callable[[str], None] = print,
     patience: float | None = None,
     allow_other_study: bool = False,
-) -> Host:
+) -> Responder:
     """Take part in a run, until the coordinator says that it is over.
 
     Arguments:
@@ -72,14 +72,14 @@ def join(
         brings: see `study`.
         kit: its folder of certificates, made by `rookery federation init`. None: without, on this machine alone.
         folder: where it keeps what it remembers from round to round, and finds it again after a restart.
-        guard, fitted: see `Host`.
+        guard, fitted: see `Responder`.
         enough: whether it has seen enough, and leaves.
         tell: told what happens to the connection.
         patience: the seconds without a connection after which it gives up; None: never.
         allow_other_study: whether it takes part though the coordinator's study differs from its own; it is told.
     """
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
-    host = Host(name, brings, folder, **hooks, allow_other_study=allow_other_study)
+    responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
-    grpc.join(host.handle, lambda: host.done or enough(), name, address, own, tell, patience=patience)
-    return host
+    grpc.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
+    return responder

@@ -39,8 +39,8 @@ class Outcome:
     received: int | None
 
 
-def outcome(engine: Engine, job: Job, rounds: int = 2, hosts: Any = None) -> Outcome:
-    """Run a job; `hosts` are those of the sites, where they are not the engine's own."""
+def outcome(engine: Engine, job: Job, rounds: int = 2, responders: Any = None) -> Outcome:
+    """Run a job; `responders` are the sites', if they are not the engine's own."""
     session: Any = engine.open(job)
     ledger = Ledger()
     ledger.add([session.init()], job.clients.n)
@@ -58,13 +58,13 @@ def outcome(engine: Engine, job: Job, rounds: int = 2, hosts: Any = None) -> Out
     wire = getattr(session, "coordinator", None)
     sent, received = (None, None) if wire is None else (wire.sent, wire.received)
     state = jax.tree.map(np.array, session.state)
-    memory, server = _memory(session, job.clients.n, hosts)
+    memory, server = _memory(session, job.clients.n, responders)
     return Outcome(state, memory, server, ledger.counts, ledger.last, each_round, work, sent, received)
 
 
-def _memory(session: Any, n: int, hosts: Any) -> tuple[list[list[Any]], Any]:
+def _memory(session: Any, n: int, responders: Any) -> tuple[list[list[Any]], Any]:
     if hasattr(session, "sites"):
-        sites = session.sites if hosts is None else [host._site for host in hosts]
+        sites = session.sites if responders is None else [responder._site for responder in responders]
         each: Any = [site.remembered(session.rounds) for site in sites]
         return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each], None
     carry = session.save()

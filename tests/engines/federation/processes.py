@@ -25,14 +25,14 @@ import rookery as rk
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
-from rookery.engines.federation.host import Host
 from rookery.engines.federation.kits import load_kit
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
 
 NAMES = ("anna", "berta", "clara")
 SECONDS = 60.0  # that nothing here may take
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["rookery.cli", "rookery.site", "grpc", "orbax.checkpoint", "tests.contract.cases"])
+FORK.set_forkserver_preload(["rookery.cli", "rookery.run.join", "grpc", "orbax.checkpoint", "tests.contract.cases"])
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -65,10 +65,10 @@ class Trick:
 
 
 class Attending:
-    """A host that counts what it compiles, by moment, and has its trick."""
+    """A responder that counts what it compiles, by moment, and has its trick."""
 
-    def __init__(self, host: Host, trick: Trick | None) -> None:
-        self.host, self.trick, self.last = host, trick, b""
+    def __init__(self, responder: Responder, trick: Trick | None) -> None:
+        self.responder, self.trick, self.last = responder, trick, b""
         self.compiled: dict[tuple[int, int], int] = {}
         self.memory: list[Any] = []
         self._moment = (-1, 0)
@@ -79,7 +79,7 @@ class Attending:
             self.compiled[self._moment] = self.compiled.get(self._moment, 0) + 1
 
     def handle(self, message: bytes) -> bytes:
-        """The reply, if it is one that goes through the host's own transport."""
+        """The reply, if it is one that goes through the responder's own transport."""
         header, _ = wire.decode(message)
         self._moment = (header.get("phase", -1), header.get("round", 0))
         self._look(header)
@@ -89,7 +89,7 @@ class Attending:
             os.kill(os.getpid(), signal.SIGKILL)
         if do == "asleep":
             os.kill(os.getpid(), signal.SIGSTOP)
-        reply = bytes(self.host.handle(message))
+        reply = bytes(self.responder.handle(message))
         if do == "killed after":
             os.kill(os.getpid(), signal.SIGKILL)
         before, self.last = self.last, reply
@@ -97,7 +97,7 @@ class Attending:
 
     def _look(self, header: dict[str, Any]) -> None:
         """At the end of a run, at what is remembered."""
-        site = self.host._site
+        site = self.responder._site
         if header.get("do") == "finish" and site is not None:
             own = site._next or site._memory
             self.memory = [np.array(leaf) for leaf in (*own["memory"], *own["client"])]
@@ -107,7 +107,7 @@ class Attending:
         header, _ = wire.decode(message)
         self._look(header)
         due = self.trick is not None and self.trick.due(header)
-        reply = bytes(self.host.handle(message))
+        reply = bytes(self.responder.handle(message))
         whole = list(network.pieces(reply))
         match self.trick.do if due and self.trick else "":
             case "twice":
@@ -209,14 +209,14 @@ def _join(
     brings = study_of(job(**what), i)
     if trick is not None and trick.do == "other data":
         brings = dataclasses.replace(brings, data=study_of(job(**what), 1 - i).data)
-    host = Host(NAMES[i], brings, folder)
-    own = Attending(host, trick)
+    responder = Responder(NAMES[i], brings, folder)
+    own = Attending(responder, trick)
     if trick is not None and trick.do in FRAMES:
-        attend(own.frames, lambda: host.done, NAMES[i], address)
+        attend(own.frames, lambda: responder.done, NAMES[i], address)
     else:
         keys = None if kit is None else load_kit(Path(kit), address)
-        network.join(own.handle, lambda: host.done, NAMES[i], address, keys, print, patience=patience)
-    return {"compiled": own.compiled, "reason": host.reason, "memory": own.memory}
+        network.join(own.handle, lambda: responder.done, NAMES[i], address, keys, print, patience=patience)
+    return {"compiled": own.compiled, "reason": responder.reason, "memory": own.memory}
 
 
 # ------------------------------------------------------------------------------------------------------- who starts it
@@ -356,10 +356,10 @@ def federation(transport: Any, played: Played, deadline: float = SECONDS, patien
 
 def replayed(what: Job, lost: set[tuple[int, int]], rounds: int = 3) -> Any:
     """The state after the same run within this process, where the same replies are lost."""
-    from tests.engines.federation.studies import hosts
+    from tests.engines.federation.studies import responders
 
     count = [0]
-    engine = in_memory(hosts(what))
+    engine = in_memory(responders(what))
     ask = engine.transport._ask
 
     def lossy(i: int, message: bytes) -> bytes:
@@ -372,17 +372,19 @@ def replayed(what: Job, lost: set[tuple[int, int]], rounds: int = 3) -> Any:
     return play(engine, without_data(what), rounds).state
 
 
+def join(responder: Responder, address: str) -> None:
+    """Join a run without certificates, until it is over."""
+    done = lambda: responder.done
+    network.join(responder.handle, done, responder.name, address, None, lambda text: None, patience=SECONDS)
+
+
 @contextlib.contextmanager
-def in_threads(what: Job, address: str, names: tuple[str, ...]) -> Iterator[list[Host]]:
+def in_threads(what: Job, address: str, names: tuple[str, ...]) -> Iterator[list[Responder]]:
     """Sites in threads of this process, which all join over the network, until the run is over."""
     from tests.engines.federation.studies import study
 
-    found = [Host(name, study(what, i)) for i, name in enumerate(names)]
-
-    def join(host: Host) -> None:
-        network.join(host.handle, lambda: host.done, host.name, address, None, lambda text: None, patience=SECONDS)
-
-    threads = [threading.Thread(target=join, args=(host,), daemon=True) for host in found]
+    found = [Responder(name, study(what, i)) for i, name in enumerate(names)]
+    threads = [threading.Thread(target=join, args=(responder, address), daemon=True) for responder in found]
     for thread in threads:
         thread.start()
     yield found

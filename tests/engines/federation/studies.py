@@ -9,7 +9,7 @@ import numpy as np
 
 import rookery as rk
 from rookery.engines.engine import Job
-from rookery.engines.federation.host import Host, Study
+from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports.memory import Memory
 
 
@@ -42,13 +42,14 @@ def names(job: Job) -> list[str]:
     return [f"site-{i}" for i in range(job.clients.n)]
 
 
-def hosts(job: Job, folder: Path | None = None, guard: Any = lambda i: lambda opened: None) -> list[Host]:
+def responders(job: Job, folder: Path | None = None, guard: Any = lambda i: lambda opened: None) -> list[Responder]:
     """`guard(i)` is that of site i."""
     own = lambda i: None if folder is None else folder / str(i)
-    return [Host(name, study(job, i), own(i), guard(i)) for i, name in enumerate(names(job))]
+    return [Responder(name, study(job, i), own(i), guard(i)) for i, name in enumerate(names(job))]
 
 
-def in_memory(hosts: list[Host]) -> Any:
-    """An engine of these hosts, in this process."""
-    ask = lambda i, message: hosts[i].handle(message)
-    return rk.Federation(transport=Memory(len(hosts), ask, [host.name for host in hosts]), patience=0.0)
+def in_memory(responders: list[Responder]) -> Any:
+    """An engine of these responders, in this process."""
+    ask = lambda i, message: responders[i].handle(message)
+    names = [responder.name for responder in responders]
+    return rk.Federation(transport=Memory(len(names), ask, names), patience=0.0)

@@ -16,7 +16,7 @@ import rookery as rk
 from rookery.cli.site import read_module
 from rookery.engines.engine import Job
 from rookery.engines.federation.agreement import Declared, declared, differences
-from rookery.engines.federation.host import Host
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports.memory import Memory
 from rookery.problems.variables import taken
 from rookery.run.evaluation import measuring
@@ -202,7 +202,7 @@ def test_a_name_from_the_network_is_escaped(load: Loader) -> None:
     assert all(line.isprintable() and len(line) < 500 for line in lines)
 
 
-# A run with hosts.
+# A run with responders.
 
 
 def opened(theirs: ModuleType, ours: ModuleType, site: bool = False, coordinator: bool = False) -> list[str]:
@@ -217,9 +217,9 @@ def opened(theirs: ModuleType, ours: ModuleType, site: bool = False, coordinator
         "import numpy as np\nfrom study import task\ndef data():\n    return {'upper': np.ones(3, np.float32)}\n"
     )
     sys.modules["study"] = ours
-    hosts = [Host(name, read_module(path)[1], allow_other_study=site) for name in ("a", "b")]
+    responders = [Responder(name, read_module(path)[1], allow_other_study=site) for name in ("a", "b")]
     engine = rk.Federation(
-        transport=Memory(2, lambda i, message: hosts[i].handle(message), ["a", "b"]),
+        transport=Memory(2, lambda i, message: responders[i].handle(message), ["a", "b"]),
         patience=0.0,
         tell=told.append,
         study=theirs.task,

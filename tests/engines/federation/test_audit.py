@@ -255,10 +255,10 @@ def test_a_request_that_can_not_be_logged_is_refused(tmp_path: Path, monkeypatch
     from tests.engines.federation import test_limits as limits
     from tests.engines.federation.studies import in_memory
 
-    host = limits.site(tmp_path, rounds=5)
-    asked = limits.honest(in_memory([host]).transport, rounds=1)
+    responder = limits.site(tmp_path, rounds=5)
+    asked = limits.honest(in_memory([responder]).transport, rounds=1)
     work, inputs = limits.of(asked, "work", 1)
-    disk, ask = Disk(monkeypatch), limits.by_hand(host)
+    disk, ask = Disk(monkeypatch), limits.by_hand(responder)
     before = (tmp_path / "audit.jsonl").read_bytes()
     for room in (0, 50):
         disk.room = room
@@ -273,7 +273,7 @@ def test_a_request_that_can_not_be_logged_is_refused(tmp_path: Path, monkeypatch
     assert ask(limits.of(asked, "open")[0], [])[0]["answer"] == "opened"
     assert ask(limits.elsewhere(work, round=1), inputs)[0]["answer"] == "value"
     assert verify(tmp_path / "audit.jsonl") is None
-    assert host._log.counts.rounds == 2
+    assert responder._log.counts.rounds == 2
 
 
 # ------------------------------------------------------------ real full disks

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.federation.studies import hosts, without_data
+from tests.engines.federation.studies import responders, without_data
 from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
 from rookery.engines.engine import Job
-from rookery.engines.federation.host import Host
 from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc
 from rookery.engines.federation.transports.memory import Memory
 
@@ -140,17 +140,17 @@ def a_job(shift: float = 0.0) -> Job:
     return Job(problem, clients, rk.FedAvg(), (np.float32(0), ()), 2, 0)
 
 
-def ended(own: list[Host]) -> list[tuple[bool, str]]:
+def ended(own: list[Responder]) -> list[tuple[bool, str]]:
     ask: Any = lambda i, message: own[i].handle(message)
-    engine = rk.Federation(transport=Memory(len(own), ask, [host.name for host in own]), patience=0.0)
+    engine = rk.Federation(transport=Memory(len(own), ask, [responder.name for responder in own]), patience=0.0)
     with pytest.raises(ValueError, match="site-1 refuses: its plan is another one"):
         engine.open(without_data(a_job()))
-    return [(host.done, host.reason) for host in own]
+    return [(responder.done, responder.reason) for responder in own]
 
 
 def test_a_study_that_differs_at_one_site_ends_the_run_for_all() -> None:
     """Also for the site that refuses: nobody waits for a coordinator that is gone. The reason is told whole."""
-    own = [hosts(a_job())[0], hosts(a_job(shift=1.0))[1]]
+    own = [responders(a_job())[0], responders(a_job(shift=1.0))[1]]
     for done, reason in ended(own):
         assert done
         assert reason.endswith("problem, method, evaluation or constants differ.")
@@ -168,9 +168,9 @@ def test_a_coordinator_that_is_stopped_between_two_evaluations_goes_on(
             signal.raise_signal(signal.SIGINT)
 
     def solved(**how: Any) -> rk.Run:
-        own = hosts(job)
+        own = responders(job)
         ask: Any = lambda i, message: own[i].handle(message)
-        engine = rk.Federation(transport=Memory(2, ask, [host.name for host in own]), patience=0.0, **how)
+        engine = rk.Federation(transport=Memory(2, ask, [responder.name for responder in own]), patience=0.0, **how)
         clients = without_data(job).clients
         evaluate = lambda x, y: {"loss": x**2}
         return rk.solve(

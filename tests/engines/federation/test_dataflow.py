@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.engines.federation.studies import hosts, in_memory, without_data
+from tests.engines.federation.studies import in_memory, responders, without_data
 
 import rookery as rk
 from rookery.engines import engine
@@ -96,8 +96,8 @@ def test_what_a_plan_allows_by_hand() -> None:
 @pytest.mark.slow
 def test_a_guarded_run_gives_what_the_simulation_gives() -> None:
     what = dataclasses.replace(job(rk.chain(rk.clip(1.0), rk.gaussian(0.1))), noise_seed=5)
-    own = hosts(what)
-    agree(outcome(rk.Simulation(), what), outcome(in_memory(own), without_data(what), hosts=own))
+    own = responders(what)
+    agree(outcome(rk.Simulation(), what), outcome(in_memory(own), without_data(what), responders=own))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def test_what_the_plan_does_not_do_is_refused_and_changes_nothing() -> None:
     plan = engine.traced(what).round
     CALLS.update({c.exchange.name: c.number for c in plan.body.calls if hasattr(c, "exchange")}, finish=-1)
     here = outcome(rk.Simulation(), what)
-    own, done = hosts(what), set()
+    own, done = responders(what), set()
 
     def ask(i: int, message: bytes) -> bytes:
         header, arrays = wire.decode(message)
@@ -211,14 +211,14 @@ def test_what_the_plan_does_not_do_is_refused_and_changes_nothing() -> None:
 
     federation = in_memory(own)
     federation.transport._ask = ask
-    there = outcome(federation, without_data(what), hosts=own)
+    there = outcome(federation, without_data(what), responders=own)
     agree(here, there)
     assert done == set(MEDDLING)
 
 
 def test_the_center_is_for_its_holder_alone() -> None:
     what = job()
-    own, tried = hosts(what), []
+    own, tried = responders(what), []
 
     def ask(i: int, message: bytes) -> bytes:
         header, _ = wire.decode(message)
@@ -231,7 +231,7 @@ def test_the_center_is_for_its_holder_alone() -> None:
     named = [call.number for call in engine.traced(what).round.body.of(CenterCall)]
     federation = in_memory(own)
     federation.transport._ask = ask
-    outcome(federation, without_data(what), rounds=1, hosts=own)
+    outcome(federation, without_data(what), rounds=1, responders=own)
     assert tried
     assert all("'judge' is not this site's" in why for why in tried)
 
@@ -239,7 +239,7 @@ def test_the_center_is_for_its_holder_alone() -> None:
 @pytest.mark.parametrize("number", [-1, 1])
 def test_a_function_that_no_plan_has_is_refused_in_words(number: int) -> None:
     what = job()
-    own = hosts(what)
+    own = responders(what)
     session: Any = in_memory(own).open(without_data(what))
     header = {"do": "work", "number": 1, "run": session.coordinator.run, "phase": number, "round": 0, "maps": []}
     header |= {"values": [], "keep": [], "held": [], "call": 0, "reply": [["memory", 0]]}

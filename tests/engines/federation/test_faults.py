@@ -30,6 +30,7 @@ from tests.engines.federation.processes import (
     Trick,
     federation,
     job,
+    join,
     play,
     prepared,
     replayed,
@@ -39,8 +40,8 @@ from tests.engines.federation.studies import like, study, without_data
 
 import rookery as rk
 from rookery import cli
-from rookery.engines.federation.host import Host
 from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
 from rookery.testing.runs import close
 
@@ -393,13 +394,13 @@ def test_who_connects_anew_again_and_again_and_answers_nothing_stalls_nobody() -
             began.append(time.monotonic())
 
     began: list[float] = []
-    hosts = [Host(name, study(what, i)) for i, name in enumerate(NAMES)]
+    responders = [Responder(name, study(what, i)) for i, name in enumerate(NAMES)]
 
-    def join(host: Host) -> None:
+    def take_part(responder: Responder) -> None:
         with contextlib.suppress(network.JoinError):  # the third gives way
-            network.join(host.handle, lambda: host.done, host.name, transport.address, None, str, patience=SECONDS)
+            join(responder, transport.address)
 
-    threads = [threading.Thread(target=join, args=(host,), daemon=True) for host in hosts]
+    threads = [threading.Thread(target=take_part, args=(responder,), daemon=True) for responder in responders]
     for thread in threads:
         thread.start()
     with meanwhile(attack):

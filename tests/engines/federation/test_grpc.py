@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.engines.federation.processes import NAMES, Played, Process, federation, job, play, server
-from tests.engines.federation.studies import hosts, study, without_data
+from tests.engines.federation.processes import NAMES, Played, Process, federation, job, join, play, server
+from tests.engines.federation.studies import responders, study, without_data
 
 import rookery as rk
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import declared
-from rookery.engines.federation.host import Host
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports.memory import Memory
 from rookery.language.ledger import Ledger
@@ -135,27 +135,27 @@ def small(width: int = 2) -> Job:
     return Job(problem, clients, rk.FedAvg(step=0.1), start_values(problem, clients, np.zeros(2)), 2, 0)
 
 
-def joining(host: Host, address: str) -> tuple[threading.Thread, list[str]]:
+def joining(responder: Responder, address: str) -> tuple[threading.Thread, list[str]]:
     """A site in a thread, and how it ended."""
     said: list[str] = []
 
-    def join() -> None:
+    def take_part() -> None:
         try:
-            network.join(host.handle, lambda: host.done, host.name, address, None, str, patience=60)
-            said.append(host.reason)
+            join(responder, address)
+            said.append(responder.reason)
         except network.JoinError as error:
             said.append(str(error))
 
-    thread = threading.Thread(target=join, daemon=True)
+    thread = threading.Thread(target=take_part, daemon=True)
     thread.start()
     return thread, said
 
 
 def test_a_site_with_one_more_column_is_refused_alone_and_the_others_wait() -> None:
     transport, played = server(("a", "b")), Played()
-    good = [Host(name, study(small(), i)) for i, name in enumerate(("a", "b"))]
+    good = [Responder(name, study(small(), i)) for i, name in enumerate(("a", "b"))]
     first, first_said = joining(good[0], transport.address)
-    other, other_said = joining(Host("b", study(small(3), 1)), transport.address)
+    other, other_said = joining(Responder("b", study(small(3), 1)), transport.address)
 
     def put_right() -> None:
         other.join(60)
@@ -177,7 +177,8 @@ def test_a_site_with_one_more_column_is_refused_alone_and_the_others_wait() -> N
 
 def test_all_sites_learn_who_kept_a_run_from_beginning() -> None:
     transport = server(("a", "b"))
-    threads = [joining(Host(n, study(small(w), i)), transport.address) for i, (n, w) in enumerate([("a", 2), ("b", 3)])]
+    brought = {"a": study(small(2), 0), "b": study(small(3), 1)}
+    threads = [joining(Responder(name, own), transport.address) for name, own in brought.items()]
     engine = federation(transport, Played(), patience=2.0)
     with pytest.raises(RuntimeError, match="b has other samples than the coordinator"):
         engine.open(without_data(small()))
@@ -204,14 +205,14 @@ FORGERIES: list[dict[str, Any]] = [
     "change", [*FORGERIES[:2], *(pytest.param(own, marks=pytest.mark.slow) for own in FORGERIES[2:])]
 )
 def test_what_a_site_says_of_itself_is_shown_escaped_and_short(change: dict[str, Any]) -> None:
-    class Forging(Host):
+    class Forging(Responder):
         def hello(self) -> dict[str, Any]:
             return super().hello() | change
 
     transport, played = server(("a", "b")), Played()
     threads = [
         joining(cls(n, study(small(), i)), transport.address)
-        for i, (n, cls) in enumerate([("a", Host), ("b", Forging)])
+        for i, (n, cls) in enumerate([("a", Responder), ("b", Forging)])
     ]
     with pytest.raises(RuntimeError, match=r"^b ") as raised:
         federation(transport, played, patience=1.0).open(without_data(small()))
@@ -228,7 +229,7 @@ def test_a_value_that_nothing_can_be_computed_with_is_left_out_by_name(value: fl
     clients = rk.Clients(upper=[np.ones(n, np.float32) for n in (2, 3, 4)])
     start = (np.float32(0), ())
     what = Job(problem, clients, rk.FedAvg(step=0.1), start, 3, 0, None, rk.Faults(minimum=2))
-    own = hosts(what)
+    own = responders(what)
 
     def ask(i: int, message: bytes) -> bytes:
         asked, (header, arrays) = wire.decode(message)[0], wire.decode(own[i].handle(message))
@@ -238,8 +239,8 @@ def test_a_value_that_nothing_can_be_computed_with_is_left_out_by_name(value: fl
 
     played = Played()
     engine = rk.Federation(transport=Memory(3, ask, ["a", "b", "c"]), patience=0.0, tell=played.told.append)
-    for i, host in enumerate(own):
-        host.name = "abc"[i]
+    for i, responder in enumerate(own):
+        responder.name = "abc"[i]
     play(engine, without_data(what), 3, played)
     assert played.says("c replies to", shown, "it is left out")
     assert np.isfinite(played.state.x)
@@ -254,8 +255,8 @@ def test_a_site_that_does_not_know_a_method_says_how_it_learns_it() -> None:
     """Over the network the coordinator shows that, and goes on once the site is started again with the method."""
     what = dataclasses.replace(small(), algorithm=OwnMethod(step=0.1))
     transport, played = server(("a", "b")), Played()
-    knows = [Host(name, study(what, i)) for i, name in enumerate(("a", "b"))]
-    ignorant = Host("b", dataclasses.replace(study(what, 1), own={}))
+    knows = [Responder(name, study(what, i)) for i, name in enumerate(("a", "b"))]
+    ignorant = Responder("b", dataclasses.replace(study(what, 1), names={}))
     first, _ = joining(knows[0], transport.address)
     joining(ignorant, transport.address)
     line = (

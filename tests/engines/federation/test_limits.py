@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from tests.engines.federation.processes import FORK, SECONDS, play, prepared
 from tests.engines.federation.processes import job as of_three
-from tests.engines.federation.studies import hosts, in_memory, study, without_data
+from tests.engines.federation.studies import in_memory, responders, study, without_data
 
 import rookery as rk
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
-from rookery.engines.federation.host import Host
 from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports import grpc as network
 from rookery.testing.runs import close
@@ -44,9 +44,9 @@ def job(faults: Any = None) -> Job:
     return Job(PROBLEM, clients, method, start, 1, 0, None, faults, measure=measure)
 
 
-def site(folder: Path, faults: Any = None, **limits: Any) -> Host:
+def site(folder: Path, faults: Any = None, **limits: Any) -> Responder:
     """The site, with its log: as it is after a start of its process."""
-    return Host("anna", study(job(faults), 0), folder, guard_of(Policy(**limits), Audit(folder / "audit.jsonl")))
+    return Responder("anna", study(job(faults), 0), folder, guard_of(Policy(**limits), Audit(folder / "audit.jsonl")))
 
 
 def honest(transport: Any, faults: Any = None, rounds: int = 3) -> list[tuple[Any, Any]]:
@@ -124,8 +124,8 @@ def attack(ask: Ask, asked: list[tuple[Any, Any]]) -> dict[str, list[str]]:
     return found
 
 
-def by_hand(host: Host) -> Ask:
-    return lambda header, arrays: wire.decode(host.handle(wire.encode(header, arrays)))
+def by_hand(responder: Responder) -> Ask:
+    return lambda header, arrays: wire.decode(responder.handle(wire.encode(header, arrays)))
 
 
 def check_attack(found: dict[str, list[str]], folder: Path) -> None:
@@ -143,22 +143,22 @@ def check_attack(found: dict[str, list[str]], folder: Path) -> None:
 
 
 def test_a_reopened_run_and_chosen_evaluations_get_nothing_more(tmp_path: Path) -> None:
-    host = site(tmp_path, rounds=3, evaluations=2)
-    asked = honest(in_memory([host]).transport)
-    check_attack(attack(by_hand(host), asked), tmp_path)
+    responder = site(tmp_path, rounds=3, evaluations=2)
+    asked = honest(in_memory([responder]).transport)
+    check_attack(attack(by_hand(responder), asked), tmp_path)
 
 
 def test_without_a_folder_a_reopened_run_gets_nothing_more_either() -> None:
-    host = Host("anna", study(job(), 0))
-    asked = honest(in_memory([host]).transport)
-    found = attack(by_hand(host), asked)
+    responder = Responder("anna", study(job(), 0))
+    asked = honest(in_memory([responder]).transport)
+    found = attack(by_hand(responder), asked)
     del found["same"]
     assert all(text.startswith("refused: ") or text == "stale" for texts in found.values() for text in texts)
 
 
 def test_no_row_is_in_a_message_or_in_the_log(tmp_path: Path) -> None:
-    host, said = site(tmp_path), []
-    transport = in_memory([host]).transport
+    responder, said = site(tmp_path), []
+    transport = in_memory([responder]).transport
     ask = transport._ask
     transport._ask = lambda i, message: said.append(bytes(ask(i, message))) or said[-1]
     honest(transport)
@@ -169,9 +169,9 @@ def test_no_row_is_in_a_message_or_in_the_log(tmp_path: Path) -> None:
 
 def test_a_restart_forgets_no_answer(tmp_path: Path) -> None:
     """The process is started again, with the log that it has: the attack gets as little, and the counts go on."""
-    host = site(tmp_path, rounds=4, evaluations=2)
-    asked = honest(in_memory([host]).transport)
-    del host
+    responder = site(tmp_path, rounds=4, evaluations=2)
+    asked = honest(in_memory([responder]).transport)
+    del responder
     again = site(tmp_path, rounds=4, evaluations=2)
     opening, _ = of(asked, "open")
     ask = by_hand(again)
@@ -188,7 +188,7 @@ def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp
     that it needs: it answers again, and counts the round once."""
     what = of_three(name)
     rules = lambda i: guard_of(Policy(rounds=3, exchanges=1000), Audit(tmp_path / str(i) / "audit.jsonl"))
-    own = hosts(what, tmp_path, rules)
+    own = responders(what, tmp_path, rules)
     lost: set[Any] = set()
     whole: set[Any] = set()  # those that were sent with everything that they depend on
 
@@ -203,7 +203,7 @@ def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp
             whole.add(request)
         if said["answer"] == "value" and (request, request in whole) not in lost:
             lost.add((request, request in whole))
-            own[i] = Host("site-1", study(what, 1), tmp_path / "1", rules(1))  # kill -9, and started again
+            own[i] = Responder("site-1", study(what, 1), tmp_path / "1", rules(1))  # kill -9, and started again
             return own[i].handle(message)
         return answer
 
@@ -211,7 +211,7 @@ def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp
     engine.transport._ask = ask
     there = play(engine, without_data(what), 2)
     close(play(rk.Simulation(), what, 2).state, there.state)
-    counts = [host._log.counts for host in own]
+    counts = [responder._log.counts for responder in own]
     assert len({count.rounds for count in counts}) == 1
     assert counts[1].rounds in (2, 3)
     finishes = sum(call == -1 for (_, _, call, _), _ in lost)
@@ -223,10 +223,10 @@ def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp
 def test_where_clients_may_miss_rounds_evaluations_are_counted(tmp_path: Path) -> None:
     """The site can't know how far the run is: each evaluation is of a later round, and counts."""
     faults = rk.Faults(minimum=1)
-    host = site(tmp_path, faults, rounds=3)  # and so at most four evaluations
-    asked = honest(in_memory([host]).transport, faults)
+    responder = site(tmp_path, faults, rounds=3)  # and so at most four evaluations
+    asked = honest(in_memory([responder]).transport, faults)
     evaluation, point = of(asked, "work", 2)
-    ask, found = by_hand(host), []
+    ask, found = by_hand(responder), []
     for k in range(40):
         said, _ = ask(elsewhere(evaluation, round=1000 + k // 2), shifted(point, float(k)))
         found.append(said.get("why", said["answer"]))
@@ -240,8 +240,8 @@ def test_a_limit_holds_over_runs_and_the_start_counts(tmp_path: Path) -> None:
     method = rk.FastDRO(step=0.1, size=0.5, batch_size=2)
     what = dataclasses.replace(job(), algorithm=method, measure=None)
     audit = Audit(tmp_path / "audit.jsonl")
-    host = Host("anna", study(what, 0), tmp_path, guard_of(Policy(rounds=3), audit))
-    engine = in_memory([host])
+    responder = Responder("anna", study(what, 0), tmp_path, guard_of(Policy(rounds=3), audit))
+    engine = in_memory([responder])
     for _ in range(3):
         session: Any = engine.open(without_data(what))
         session.init()
@@ -257,9 +257,9 @@ def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path
     clients = rk.Clients(upper=[ROWS, ROWS], center=ROWS, center_client=1)
     what = dataclasses.replace(job(), clients=clients, algorithm=Winding(), cohort=2, measure=None)
 
-    def sites(**limits: int) -> list[Host]:
+    def sites(**limits: int) -> list[Responder]:
         return [
-            Host(f"site-{i}", study(what, i), guard=guard_of(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
+            Responder(f"site-{i}", study(what, i), guard=guard_of(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
             for i in range(2)
         ]
 
@@ -276,9 +276,9 @@ def test_a_run_deletes_and_replaces_only_what_it_made_itself(tmp_path: Path) -> 
     def start(**given: Any) -> Any:
         """Begin a run at a site that has just started; then ask(**change) sends the opening with these changes."""
         what = dataclasses.replace(job(), algorithm=rk.Ditto(**given), measure=None)
-        host = Host("anna", study(what, 0), tmp_path, guard_of(Policy(), Audit(tmp_path / "audit.jsonl")))
-        engine, ask, asked = in_memory([host]), by_hand(host), []
-        engine.transport._ask = lambda i, message: asked.append(wire.decode(message)) or host.handle(message)
+        responder = Responder("anna", study(what, 0), tmp_path, guard_of(Policy(), Audit(tmp_path / "audit.jsonl")))
+        engine, ask, asked = in_memory([responder]), by_hand(responder), []
+        engine.transport._ask = lambda i, message: asked.append(wire.decode(message)) or responder.handle(message)
         session: Any = engine.open(without_data(what))
         session.init()
         opening, _ = of(asked, "open")
@@ -338,10 +338,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_an_opening_is_checked_word_by_word(tmp_path: Path) -> None:
-    host = site(tmp_path)
-    asked = honest(in_memory([host]).transport, rounds=1)
+    responder = site(tmp_path)
+    asked = honest(in_memory([responder]).transport, rounds=1)
     opening, _ = of(asked, "open")
-    ask = by_hand(host)
+    ask = by_hand(responder)
     for name, (change, why) in WRONG.items():
         said, _ = ask({**opening, **change}, [])
         assert said["answer"] == "refused", name
@@ -374,11 +374,11 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
     from rookery.cli.site import Reading
     from rookery.engines.federation.in_words import in_words_for_a_site
 
-    host = site(tmp_path)
-    asked = honest(in_memory([host]).transport, rounds=1)
+    responder = site(tmp_path)
+    asked = honest(in_memory([responder]).transport, rounds=1)
     opening, _ = of(asked, "open")
     work, inputs = of(asked, "work", 1)
-    ask = by_hand(host)
+    ask = by_hand(responder)
     described = json.loads(json.dumps(opening["algorithm"]))
     described["fields"]["step"] = NASTY
     renamed = {**opening, "run": "ab" * 16, "fingerprint": NASTY, "jax": NASTY}
@@ -398,16 +398,16 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
             for lie in (NASTY, *([nasty(value)] if isinstance(value, dict | list) else [])):
                 answer, _ = ask({**message, **run, word: lie}, arrays)
                 said += [text for text in answer.values() if isinstance(text, str)]
-    host._opened, host._site = {}, None
+    responder._opening, responder._site = {}, None
     with pytest.raises(RefusedError) as raised:
-        host.explain(renamed)
+        responder.explain(renamed)
     said.append(str(raised.value))
-    opened = dataclasses.replace(host.explain(opening), header={**opening, "run": NASTY})
+    opened = dataclasses.replace(responder.explain(opening), header={**opening, "run": NASTY})
     opened = dataclasses.replace(opened, algorithm=dataclasses.replace(opened.algorithm, local_steps=NASTY))
     with pytest.raises(Exception, match="its owner is reading the plan"):
         Reading(Policy(plans=("ab",)))(opened)
-    ask({"do": "finish", "run": host._run, "why": NASTY}, [])
-    shown = caplog.text + capsys.readouterr().out + in_words_for_a_site(opened) + host.reason + "".join(said)
+    ask({"do": "finish", "run": responder._run, "why": NASTY}, [])
+    shown = caplog.text + capsys.readouterr().out + in_words_for_a_site(opened) + responder.reason + "".join(said)
     shown += (tmp_path / "audit.jsonl").read_text()
     assert "\x1b" not in shown, shown.partition("\x1b")[0][-500:]
     assert "\u202e" not in shown
@@ -423,15 +423,15 @@ def test_no_escape_sequence_reaches_the_coordinator(tmp_path: Path) -> None:
         lambda said: {**said, "answer": "refused", "why": NASTY},
         lambda said: {**said, "why": NASTY, "study": [NASTY], "rounds": [NASTY], "finite": NASTY, NASTY: NASTY},
     )
-    host, shown, about = site(tmp_path), list[str](), [""]
-    engine = in_memory([host])
+    responder, shown, about = site(tmp_path), list[str](), [""]
+    engine = in_memory([responder])
     engine = dataclasses.replace(engine, tell=shown.append)
 
     def tried(lie: Callable[..., Any], do: str, step: Callable[[], Any]) -> Any:
         """What the step gives, if an answer to these requests is a lie."""
 
         def ask(i: int, message: Any) -> bytes:
-            said, arrays = wire.decode(host.handle(message))
+            said, arrays = wire.decode(responder.handle(message))
             about.append(wire.decode(message)[0]["do"])
             return wire.encode(lie(said) if about[-1] == do else said, arrays)
 
@@ -462,8 +462,8 @@ def test_no_escape_sequence_reaches_the_coordinator(tmp_path: Path) -> None:
 
 def _take_part(address: str, folder: Path, scratch: Path, limits: dict[str, int]) -> None:
     prepared(str(scratch / "jax"), str(scratch / "site.log"))
-    host = site(folder, **limits)
-    network.join(host.handle, lambda: host.done, "anna", address, None, print, patience=SECONDS)
+    responder = site(folder, **limits)
+    network.join(responder.handle, lambda: responder.done, "anna", address, None, print, patience=SECONDS)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.engines.federation.studies import hosts, in_memory, like, without_data
+from tests.engines.federation.studies import in_memory, like, responders, without_data
 
 import rookery as rk
 from rookery.channels.privacy import Clip, Gaussian
@@ -18,9 +18,10 @@ from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
-from rookery.engines.federation.host import Opened, fingerprint
 from rookery.engines.federation.in_words import in_words_for_a_site
+from rookery.engines.federation.opening import fingerprint
 from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.site import RefusedError
 from rookery.language.channel import Chain
 from rookery.run.evaluation import over_clients
@@ -52,7 +53,7 @@ def solve(algorithm: Any, guard: Any, rounds: int = 2, **given: Any) -> Any:
     """`rk.solve` with sites of these guards, guard(i) each."""
     measure = given.get("evaluate_client")
     seen = None if measure is None else lambda client, x, y, memory: measure(client, x, y)
-    own = hosts(job(algorithm, given.get("channel"), seen), guard=guard)
+    own = responders(job(algorithm, given.get("channel"), seen), guard=guard)
     return rk.solve(PROBLEM, like(CLIENTS), algorithm, np.ones(2), rounds, engine=in_memory(own), **given)
 
 
@@ -62,7 +63,7 @@ class Understood(Exception):
 
 def opened(what: Job, client: int = 1) -> Any:
     """The run as a site understands it."""
-    own = hosts(what)
+    own = responders(what)
 
     def ask(i: int, message: bytes) -> bytes:
         header, _ = wire.decode(message)
@@ -93,7 +94,7 @@ def test_a_gather_is_refused_before_data_are_touched(monkeypatch: pytest.MonkeyP
         solve(FAST, rules)
     assert len(held) == 2  # the others have agreed, and looked at their data
     before = len(TOUCHED)
-    own = hosts(job(FAST), guard=lambda i: guard_of(Policy(aggregated=True)))
+    own = responders(job(FAST), guard=lambda i: guard_of(Policy(aggregated=True)))
     held.clear()
     with pytest.raises(ValueError, match="site-0 refuses"):
         rk.solve(PROBLEM, like(CLIENTS), FAST, np.ones(2), 1, engine=in_memory(own))
@@ -260,7 +261,7 @@ def test_a_loss_that_is_no_mean_is_refused_without_a_number_of_the_data(caplog: 
     clients = rk.Clients(upper=[np.array([1.25, 3.5]), np.array([2.75, 4.5, 7.125])])
     what = Job(problem, clients, rk.FedAvg(step=0.1), (jnp.zeros(()), ()), 2)
     with pytest.raises(ValueError, match=r"site-0 refuses: .*not a mean over samples, .*; its log says more") as told:
-        in_memory(hosts(what)).open(without_data(what))
+        in_memory(responders(what)).open(without_data(what))
     assert not any(letter.isdigit() for letter in str(told.value).replace("site-0", "").replace("site-1", ""))
     assert "on 3 samples" in caplog.text
 

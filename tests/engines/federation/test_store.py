@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engines.federation.processes import FORK, SECONDS, job
-from tests.engines.federation.studies import hosts, in_memory, study, without_data
+from tests.engines.federation.studies import in_memory, responders, study, without_data
 
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.host import Host
+from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.store import LOCK, Store, locked
 
 
@@ -53,7 +53,7 @@ def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is in use by process"):
         Audit(tmp_path / "audit.jsonl")
     with pytest.raises(ValueError, match="is in use by process"):
-        Host("anna", study(job("FedAvg"), 0), tmp_path)
+        Responder("anna", study(job("FedAvg"), 0), tmp_path)
     first.kill()
     first.join(SECONDS)
     held = locked(tmp_path)
@@ -69,7 +69,7 @@ def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_not_taken_for_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full at the end of a round: that is refused, again and again, until there is space."""
     what = job("Ditto")
-    own = hosts(what, tmp_path)
+    own = responders(what, tmp_path)
     engine, said, full = in_memory(own), [], [True, True, False]
     write, ask = Store.write, engine.transport._ask
 
@@ -93,7 +93,7 @@ def test_what_could_not_be_written_is_not_taken_for_remembered(tmp_path: Path, m
     session.advance(1)
     assert len(said) == 2
     assert all(b"it can't write to its folder (No space left on device)" in text for text in said)
-    for i, host in enumerate(own):
-        assert host._site is not None
-        kept = host._site.store.read()[-1].memory["memory"]  # type: ignore[union-attr]
-        np.testing.assert_array_equal(kept[0], host._site._next["memory"][0], str(i))  # type: ignore[index]
+    for i, responder in enumerate(own):
+        assert responder._site is not None
+        kept = responder._site.store.read()[-1].memory["memory"]  # type: ignore[union-attr]
+        np.testing.assert_array_equal(kept[0], responder._site._next["memory"][0], str(i))  # type: ignore[index]

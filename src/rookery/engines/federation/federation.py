@@ -14,7 +14,7 @@ from rookery.base.arguments import check_amounts, check_positive
 from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.federation import opening
+from rookery.engines.federation import meeting
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.links import Links
@@ -109,7 +109,7 @@ class Federation:
         links.watch = self.watch or links.watch
         try:
             study = declared(self.study, job.problem, job.measure)
-            return opening.meet(job, links, self.convolutions, study, self.allow_other_study)
+            return meeting.meet(job, links, self.convolutions, study, self.allow_other_study)
         except BaseException as error:
             transport.close(
                 str(error) if isinstance(error, ValueError | RuntimeError) else "the coordinator has failed"

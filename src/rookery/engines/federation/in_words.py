@@ -8,8 +8,8 @@ import jax
 
 from rookery.base.printable import printable
 from rookery.channels.privacy import Clip, Gaussian
-from rookery.engines.federation.host import Opened
 from rookery.engines.federation.policy import bound_and_noise
+from rookery.engines.federation.responder import Opened
 from rookery.language import channel as channels
 from rookery.language import ledger
 from rookery.plan import words
@@ -20,7 +20,7 @@ _LINE = 10_000  # characters of a line, before it is wrapped
 
 
 def in_words_for_a_site(opened: Opened) -> str:
-    """The run that a coordinator wants to open, before anything is computed: `Host.explain` gives it."""
+    """The run that a coordinator wants to open, before anything is computed: `Responder.explain` gives it."""
     found = opened.fingerprint
     lines = [
         *_who(opened),

@@ -1,136 +1,38 @@
-"""The opening of a run over a network: what sites say of themselves, and what they are told of the run."""
+"""The message that opens a run at a site: written by the coordinator, checked by the site."""
 
-import dataclasses
-import uuid
+import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from rookery.base.jaxprs import digest
 from rookery.base.printable import printable
-from rookery.data.clients import Clients
+from rookery.data.rows import ClientRows
 from rookery.engines import engine
-from rookery.engines.engine import Job
-from rookery.engines.federation import description, wire
-from rookery.engines.federation.agreement import Declared
-from rookery.engines.federation.coordinator import Coordinator
-from rookery.engines.federation.host import fingerprint, sample_of
-from rookery.engines.federation.links import Links, Reply, Request
-from rookery.engines.federation.session import Session
+from rookery.engines.federation import description
+from rookery.engines.federation.site import RefusedError
 from rookery.plan.trace import Plan
 
-_HEADER = 1 << 20  # bytes of a reply beyond its arrays
+_RUN_NAME = re.compile(r"[0-9a-f]{8,64}")
 
 
-def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_study: bool = False) -> Session:
-    """Open a session with sites that have all agreed to the plan and the study; wait until they are there."""
-    everyone = range(job.clients.n)
-    number = links.number()
-    hello = Request(number, wire.encode({"do": "hello", "number": number}, []))
-    unfit = lambda i, reply: _no_hello(reply) or _differences(links.name(i), job.clients, reply)
-    rejoins = links.transport.rejoins  # a site that does not fit is let go, and the others wait until it is put right
-    told = links.ask(dict.fromkeys(everyone, hello), None, unfit if rejoins else _only_hello, dismiss=rejoins)
-    wrong = {links.name(i): _differences(links.name(i), job.clients, told[i]) for i in everyone}
-    if any(wrong.values()):
-        raise ValueError(" ".join(f"{name} {line}" for name, line in wrong.items() if line))
-    clients = _clients(job.clients, [told[i].header for i in everyone])
-    traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
-    session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
-    words = _words(traced) | {"study": study.words(), "allow_other_study": allow_other_study}
-    links.transport.limit = _HEADER + max(map(_largest_reply, _plans(traced)))
-
-    def opening(site: int, number: int) -> bytes:
-        own = {
-            "run": session.coordinator.run,
-            "number": number,
-            "client": site,
-            "sizes": told[site].header["sizes"],
-            "done": session.rounds if session.begun else -1,
-            "store": session.store,
-            "remembers": session.remembers,
-            "wrote": int(session.wrote[site]),
-        }
-        return wire.encode({"do": "open", **words, **own}, [])
-
-    links.opening = opening
-    numbers = {i: links.number() for i in everyone}
-    requests = {i: Request(numbers[i], opening(i, numbers[i]), opens=True) for i in everyone}
-    found = links.ask(requests, least=len(everyone))
-    away = [f"{links.name(i)} {links.records[i].why}" for i in everyone if i not in found]
-    if away:
-        session.coordinator.close("; ".join(away))
-        raise ValueError(" ".join(away))
-    for i in everyone:
-        apart = found[i].header.get("study")
-        if apart:
-            lines = " ".join(map(str, apart)) if isinstance(apart, list) else str(apart)
-            links.note(f"{links.name(i)} takes part with another study (--allow-other-study). {printable(lines)}")
-    return session
+def fingerprint(plans: tuple[Plan, ...]) -> str:
+    """Return the fingerprint of the plans and of all constants that they close over."""
+    return digest(*(p.fingerprint for p in plans), *(c for p in plans for c in p.consts))[:32]
 
 
-def _plans(traced: engine.Traced) -> tuple[Plan, ...]:
-    return (traced.start, traced.round, *([traced.measure] if traced.measure is not None else []))
+def sample_of(source: ClientRows) -> list[Any]:
+    """Describe one sample: the name, shape and dtype of each array."""
+    leaves = jax.tree_util.tree_leaves_with_path(source.rows)
+    return [[jax.tree_util.keystr(path), list(a.shape[1:]), str(a.dtype)] for path, a in leaves]
 
 
-def _no_hello(reply: Reply) -> str | None:
-    """What is wrong with a site's first words: they are read before anything is agreed on."""
-    said = reply.header
-    size = lambda n: type(n) is int and 0 < n < 2**31
-    match said:
-        case {"answer": "hello", "name": str(), "conditions": dict(), "samples": dict(samples), "sizes": dict(sizes)}:
-            lists = all(isinstance(arrays, list) for arrays in samples.values())
-            each = [array for arrays in samples.values() for array in arrays] if lists else [None]
-            shaped = all(isinstance(a, list) and [type(part) for part in a] == [str, list, str] for a in each)
-            counts = [*sizes.values(), *([said["center"]] if said.get("center") is not None else [])]
-            if shaped and set(sizes) == set(samples) and all(map(size, counts)):
-                return None
-    return "does not say who it is and what it has"
-
-
-def _only_hello(site: int, reply: Reply) -> str | None:
-    return _no_hello(reply)
-
-
-def _largest_reply(traced: Plan) -> int:
-    exchanges = [getattr(call, "exchange", None) for call in traced.body.calls]
-    return max((exchange.reply_bytes for exchange in exchanges if exchange is not None), default=0)
-
-
-def _differences(name: str, clients: Clients, told: Reply) -> str | None:
-    """What keeps a site from taking part, in one line; None if nothing does."""
-    said = told.header
-    apart = description.differences(description.conditions(), said["conditions"], "at the coordinator", f"at {name}")
-    lines = [f"runs under other conditions: {printable('; '.join(apart))}."] if apart else []
-    if said["name"] != name:
-        lines.append(f"calls itself {printable(repr(said['name']))}.")
-    ours = {level: sample_of(source) for level, source in clients.levels().items() if source is not None}
-    if said["samples"] != ours:
-        lines.append(
-            f"has other samples than the coordinator: {printable(_shown(said['samples']))} at the site, "
-            f"{printable(_shown(ours))} at the coordinator."
-        )
-    return " It ".join(lines) or None
-
-
-def _shown(samples: dict[str, Any]) -> str:
-    each = lambda arrays: ", ".join(f"{name or 'array'} {tuple(shape)} {dtype}" for name, shape, dtype in arrays)
-    return "; ".join(f"{level}: {each(arrays)}" for level, arrays in samples.items())
-
-
-def _clients(like: Clients, told: list[dict[str, Any]]) -> Clients:
-    """The clients, of the sizes that they said they have."""
-    sizes = {level: [int(said["sizes"][level]) for said in told] for level in told[0]["sizes"]}
-    center = None
-    if like.center_client is not None:
-        center = told[like.center_client]["center"]
-        if center is None:
-            raise ValueError(f"The site of client {like.center_client} is to hold the centre's data, and has none.")
-    return like.with_sizes(sizes, center)
-
-
-def _words(traced: engine.Traced) -> dict[str, Any]:
-    """What every site is told of the run."""
+def run_fields(traced: engine.Traced) -> dict[str, Any]:
+    """Return the fields of the message that are the same for every site."""
     job, clients = traced.job, traced.job.clients
-    plans = _plans(traced)
+    plans = (traced.start, traced.round, *([] if traced.measure is None else [traced.measure]))
     center = clients.center
     return {
         "conditions": description.conditions(),
@@ -156,8 +58,100 @@ def _words(traced: engine.Traced) -> dict[str, Any]:
 
 
 def _described(record: Any) -> Any:
-    """In words; {"own": True} for what has none: the site's module must then have it."""
+    """Return a description, or {"own": True} if there is none: the site's module must then provide the object."""
     try:
         return description.describe(record)
     except TypeError:
         return {"own": True}
+
+
+def is_run_name(name: Any) -> bool:
+    """Return whether this can be the name of a run."""
+    return isinstance(name, str) and _RUN_NAME.fullmatch(name) is not None
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Return whether a JSON value is an integer of at least `least` that fits an int32."""
+    return type(value) is int and least <= value < 2**31
+
+
+def is_sample(value: Any) -> bool:
+    """Return whether a JSON value is a description by `sample_of`."""
+    is_array = lambda entry: isinstance(entry, list) and [type(part) for part in entry] == [str, list, str]
+    return isinstance(value, list) and all(
+        is_array(entry) and all(is_count(size, 0) for size in entry[1]) for entry in value
+    )
+
+
+def _is_levels(value: Any) -> bool:
+    def fits(level: Any) -> bool:
+        return isinstance(level, list) and len(level) == 3 and all(map(is_count, [s for s in level if s is not None]))
+
+    return isinstance(value, dict) and all(fits(level) and None not in level[:2] for level in value.values())
+
+
+def _is_center(value: Any) -> bool:
+    return isinstance(value, dict) and is_sample(value.get("sample")) and is_count(value.get("size"))
+
+
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_OBJECT = ("an object", lambda value: isinstance(value, dict))
+_NAME = ("8 to 64 hexadecimal digits", is_run_name)
+_COUNT = ("an integer of at least 1", is_count)
+_ROUNDS = ("an integer of at least -1", lambda value: is_count(value, -1))
+_DESCRIPTION = ("a description", lambda value: value is None or isinstance(value, dict))
+# Every field of the message, and what it must be.
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "do": _TEXT,
+    "number": ("an integer", lambda value: type(value) is int),
+    "run": _NAME,
+    "store": _NAME,
+    "conditions": _OBJECT,
+    "jax": _TEXT,
+    "algorithm": _DESCRIPTION,
+    "channel": _DESCRIPTION,
+    "faults": _DESCRIPTION,
+    "clients": _COUNT,
+    "cohort": _COUNT,
+    "client": ("an integer of at least 0", lambda value: is_count(value, 0)),
+    "sizes": ("numbers of samples", lambda value: isinstance(value, dict) and all(map(is_count, value.values()))),
+    "levels": ("sizes by level", _is_levels),
+    "replace": _FLAG,
+    "center": ("null, or a sample and a size", lambda value: value is None or _is_center(value)),
+    "center_client": ("null, or an integer of at least 0", lambda value: value is None or is_count(value, 0)),
+    "products": _FLAG,
+    "measures": _FLAG,
+    "study": _OBJECT,
+    "allow_other_study": _FLAG,
+    "remembers": _FLAG,
+    "fingerprint": _TEXT,
+    "signatures": ("texts", lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value)),
+    "done": _ROUNDS,
+    "wrote": _ROUNDS,
+}
+
+
+def check_opening(header: dict[str, Any]) -> None:
+    """Raise RefusedError unless the run has this site's conditions and the message has exactly the known fields."""
+    theirs = header.get("conditions")
+    apart = description.differences(
+        description.conditions(), theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator"
+    )
+    if apart:
+        raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}.")
+    missing = [name for name in _FIELDS if name not in header]
+    if missing:
+        raise RefusedError(f"the opening of the run must say {missing[0]!r}.")
+    for name, value in header.items():
+        if name not in _FIELDS:
+            raise RefusedError(f"the opening of the run has {printable(name, 50)!r}, which is not known here.")
+        what, fits = _FIELDS[name]
+        if not fits(value):
+            raise RefusedError(f"the opening's {name!r} must be {what}; got {printable(json.dumps(value), 100)}.")
+    clients = header["clients"]
+    for name, most in (("cohort", clients), ("client", clients - 1), ("center_client", clients - 1)):
+        if header[name] is not None and header[name] > most:
+            raise RefusedError(
+                f"the opening's {name!r} must be at most {most}, for there are {clients} clients; got {header[name]}."
+            )

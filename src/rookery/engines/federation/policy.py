@@ -12,7 +12,7 @@ from rookery.base.arguments import check_amounts, check_counts, check_positive
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import FINISH, Rule, exchange_of, is_fixed
-from rookery.engines.federation.host import Opened
+from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.store import Moment
 from rookery.language import channel as channels
@@ -208,7 +208,7 @@ def _members(channel: Any) -> list[Any]:
 
 
 def guard_of(policy: Policy, audit: Audit | None = None) -> "Rules":
-    """What `Host(guard=...)` takes, so that a site keeps to its policy and writes its log.
+    """What `Responder(guard=...)` takes, so that a site keeps to its policy and writes its log.
 
     Arguments:
         policy: the site's.

@@ -389,7 +389,7 @@ def join(
     A site that was never connected gives up if its certificate, or the coordinator's, is not accepted.
 
     Arguments:
-        handle, done: of its `Host`.
+        handle, done: of its `Responder`.
         name, address: its own name, and where the coordinator listens.
         kit: its certificates; None: without, on this machine alone.
         tell: tell(text), told what happens.

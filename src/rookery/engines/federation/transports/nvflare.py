@@ -27,7 +27,7 @@ RESULTS = "rookery"  # the folder of a run's results, within the job's
 OUTCOME = "outcome.json"  # how it ended, in there
 PROBE_EVERY, PROBE_FOR = 5.0, 5.0  # seconds
 PROGRAM = "rookery.cli.flare:coordinate"  # what the server does with a job's options: a layer above this one
-HOST = "rookery.cli.flare:host"  # and how a site makes its host of its own settings
+RESPONDER = "rookery.cli.flare:responder"  # and how a site makes its responder from its own settings
 TOPIC = "rookery"  # of the heartbeat
 _SHORT = 65_536  # bytes that a refusal has at most
 _LOG = logging.getLogger(__name__)
@@ -315,7 +315,7 @@ def _published() -> dict[str, type]:
 
         @collab.init
         def open(self) -> None:
-            """Make the host from the site's own settings."""
+            """Make the responder from the site's own settings."""
             self._door = Door.open(collab.workspace, collab.site_name)
 
         @collab.publish
@@ -361,43 +361,43 @@ def note(out: Path, ended: str, why: str = "") -> None:
 
 
 class Door:
-    """What stands between FLARE's calls and a site's host: the server alone may ask, and no exception gets out.
+    """What stands between FLARE's calls and a site's responder: the server alone may ask, and no exception gets out.
 
     FLARE sends the text of an exception and its traceback to the caller, and loses the reply to a call that ends in one
     before the first call: so what goes wrong is answered, and its text stays in the site's log.
     """
 
-    def __init__(self, host: Any, refusal: str = "") -> None:
-        self._host, self._refusal, self._lock = host, refusal, threading.Lock()
+    def __init__(self, responder: Any, refusal: str = "") -> None:
+        self._responder, self._refusal, self._lock = responder, refusal, threading.Lock()
 
     @classmethod
     def open(cls, workspace: Any, name: str) -> "Door":
-        """For the host that the site's own settings ask for."""
+        """For the responder that the site's own settings ask for."""
         try:
-            return cls(pkgutil.resolve_name(HOST)(Own.read(workspace), name))
+            return cls(pkgutil.resolve_name(RESPONDER)(Own.read(workspace), name))
         except (Exception, SystemExit):
             _LOG.exception("%s can't be used; the job is refused", SETTINGS)
             return cls(None, f"its {SETTINGS}, or what that names, can't be used; its log says why.")
 
     def ask(self, message: bytes, caller: str) -> bytes:
-        """The host's reply; a probe, which is empty, is answered at once."""
+        """The responder's reply; a probe, which is empty, is answered at once."""
         if caller != "server":
             return _refused(message, "the server alone may ask.")
         if not message:
             return b""
-        if self._host is None:
+        if self._responder is None:
             return _refused(message, self._refusal)
         try:
             with self._lock:
-                return bytes(self._host.handle(message))
+                return bytes(self._responder.handle(message))
         except Exception:
             _LOG.error("A request failed.\n%s", failure())
             return _refused(message, "a request failed there; its log says why.")
 
     def close(self) -> None:
         """Finish what is being written."""
-        if hasattr(self._host, "close"):
-            self._host.close()
+        if hasattr(self._responder, "close"):
+            self._responder.close()
 
 
 def _refused(message: bytes, why: str) -> bytes:

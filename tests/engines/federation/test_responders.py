@@ -1,10 +1,10 @@
-"""Every algorithm between a coordinator without data and hosts that trace the plan themselves."""
+"""Every algorithm between a coordinator without data and responders that trace the plan themselves."""
 
 from typing import Any
 
 import pytest
 from tests.contract.cases import HARD, claims, full, job, names, pairs, ragged, together
-from tests.engines.federation.studies import hosts, in_memory, without_data
+from tests.engines.federation.studies import in_memory, responders, without_data
 
 import rookery as rk
 from rookery.engines.federation import wire
@@ -16,7 +16,7 @@ from rookery.testing.runs import agree, outcome
 def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     what = job(name, ragged(kind), **HARD)
     here = outcome(rk.Simulation(), what)
-    there = outcome(in_memory(own := hosts(what)), without_data(what), hosts=own)
+    there = outcome(in_memory(own := responders(what)), without_data(what), responders=own)
     agree(here, there)
 
 
@@ -28,14 +28,14 @@ FAMILIES = {"FedBiO", "PFedMe"}
 def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     what = job(name, ragged(claims(name)[0], 2), full(name))
     here = outcome(rk.Simulation(), what, 1)
-    there = outcome(in_memory(own := hosts(what)), without_data(what), 1, hosts=own)
+    there = outcome(in_memory(own := responders(what)), without_data(what), 1, responders=own)
     agree(here, there)
 
 
 @pytest.mark.parametrize("name", ["Scaffold", pytest.param("FedNest", marks=pytest.mark.slow)])
 def test_no_site_is_sent_a_reply_of_another(name: str) -> None:
     what = job(name, ragged(claims(name)[0], 3), full(name))
-    engine, sent, replied = in_memory(own := hosts(what)), dict[int, set[bytes]](), dict[int, set[bytes]]()
+    engine, sent, replied = in_memory(own := responders(what)), dict[int, set[bytes]](), dict[int, set[bytes]]()
     ask = engine.transport._ask
     arrays = lambda message: {a.tobytes() for a in wire.decode(message)[1] if a.size > 1}
 
@@ -46,7 +46,7 @@ def test_no_site_is_sent_a_reply_of_another(name: str) -> None:
         return answer
 
     engine.transport._ask = tapped
-    outcome(engine, without_data(what), 2, hosts=own)
+    outcome(engine, without_data(what), 2, responders=own)
     for i, mine in sent.items():
         others = {array for j, theirs in replied.items() for array in theirs if j != i}
         assert mine
