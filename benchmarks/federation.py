@@ -20,6 +20,7 @@ import numpy as np
 from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Request
 from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 
 NAMES = ("a", "b", "c")
 SIZES = {"4 KB": (4_000, 300, 0.003), "1 MB": (1_000_000, 60, 0.03), "100 MB": (100_000_000, 4, 3.0)}
@@ -33,13 +34,13 @@ def echo(message: bytes) -> bytes:
 
 def site(name: str, address: str) -> None:
     """A site's process."""
-    with contextlib.suppress(network.JoinError):
-        network.join(echo, lambda: False, name, address, None, lambda text: None, patience=3.0)
+    with contextlib.suppress(grpc_site.JoinError):
+        grpc_site.join(echo, lambda: False, name, address, None, lambda text: None, patience=3.0)
 
 
 def ours() -> dict[str, list[float]]:
     """Seconds of exchanges, through everything but the plan."""
-    transport = network.Server("127.0.0.1:0", NAMES, None, True)
+    transport = network.GrpcServer("127.0.0.1:0", NAMES, None, True)
     transport.limit = 1 << 30
     sites = [multiprocessing.Process(target=site, args=(name, transport.address), daemon=True) for name in NAMES]
     for process in sites:
@@ -64,7 +65,7 @@ def ours() -> dict[str, list[float]]:
 
 def bare_site(address: str) -> None:
     """The same with nothing but gRPC: pieces go back as they come."""
-    channel = grpc.insecure_channel(address, options=network._OPTIONS)
+    channel = grpc.insecure_channel(address, options=network.OPTIONS)
     out: Any = network.queue.SimpleQueue()
     stream = channel.stream_stream("/bare/Join")(iter(out.get, None))
     with contextlib.suppress(grpc.RpcError):
@@ -90,7 +91,7 @@ def bare() -> dict[str, list[float]]:
         network.threading.Thread(target=read, daemon=True).start()
         yield from iter(own.get, None)
 
-    server = grpc.server(network.futures.ThreadPoolExecutor(8), options=network._OPTIONS)
+    server = grpc.server(network.futures.ThreadPoolExecutor(8), options=network.OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(join)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", {"Join": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")

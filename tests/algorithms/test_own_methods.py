@@ -17,6 +17,7 @@ import rookery as rk
 from rookery.engines.engine import Job
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 from rookery.testing import NAMES, check_method
 from rookery.testing.cases import VERY_UNEQUAL, job, ragged
 from rookery.testing.runs import close, outcome
@@ -142,9 +143,9 @@ def test_momentum_local_sgda_equals_its_transcription() -> None:
 def over_grpc(what: Job) -> Any:
     """Run a job between a coordinator and sites over gRPC; every site has the class, as if its module imported it."""
     names = tuple(f"site-{i}" for i in range(what.clients.n))
-    transport = network.Server("127.0.0.1:0", names, None, True)
+    transport = network.GrpcServer("127.0.0.1:0", names, None, True)
     sites = [Responder(name, study(what, i)) for i, name in enumerate(names)]
-    join = lambda responder: network.join(
+    join = lambda responder: grpc_site.join(
         responder.handle, lambda: responder.done, responder.name, transport.address, None, str, patience=60
     )
     threads = [threading.Thread(target=join, args=(responder,), daemon=True) for responder in sites]

@@ -50,7 +50,7 @@ def site(
     from rookery.engines.federation.audit import FILE, Audit
     from rookery.engines.federation.kits import COORDINATOR, load_kit
     from rookery.engines.federation.policy import Policy, guard_of
-    from rookery.engines.federation.transports.grpc import JoinError
+    from rookery.engines.federation.transports.grpc_site import JoinError
     from rookery.run import join as sites
 
     with border(), blaming(), told():

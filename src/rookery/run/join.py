@@ -10,7 +10,7 @@ from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
-from rookery.engines.federation.transports import grpc
+from rookery.engines.federation.transports import grpc_site
 from rookery.problems.problems import Problem
 from rookery.problems.variables import taken
 from rookery.run.evaluation import Evaluate, measuring
@@ -81,5 +81,5 @@ def join(
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
     responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
-    grpc.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
+    grpc_site.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
     return responder

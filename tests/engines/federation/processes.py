@@ -28,6 +28,7 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.kits import load_kit
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 
 NAMES = ("anna", "berta", "clara")
 SECONDS = 60.0  # that nothing here may take
@@ -215,7 +216,7 @@ def _join(
         attend(own.frames, lambda: responder.done, NAMES[i], address)
     else:
         keys = None if kit is None else load_kit(Path(kit), address)
-        network.join(own.handle, lambda: responder.done, NAMES[i], address, keys, print, patience=patience)
+        grpc_site.join(own.handle, lambda: responder.done, NAMES[i], address, keys, print, patience=patience)
     return {"compiled": own.compiled, "reason": responder.reason, "memory": own.memory}
 
 
@@ -343,9 +344,9 @@ def play(
     return played
 
 
-def server(names: tuple[str, ...] = NAMES) -> network.Server:
+def server(names: tuple[str, ...] = NAMES) -> network.GrpcServer:
     """A coordinator's end, at a port that is free."""
-    return network.Server("127.0.0.1:0", names, None, True)
+    return network.GrpcServer("127.0.0.1:0", names, None, True)
 
 
 def federation(transport: Any, played: Played, deadline: float = SECONDS, patience: float | None = SECONDS) -> Any:
@@ -375,7 +376,7 @@ def replayed(what: Job, lost: set[tuple[int, int]], rounds: int = 3) -> Any:
 def join(responder: Responder, address: str) -> None:
     """Join a run without certificates, until it is over."""
     done = lambda: responder.done
-    network.join(responder.handle, done, responder.name, address, None, lambda text: None, patience=SECONDS)
+    grpc_site.join(responder.handle, done, responder.name, address, None, lambda text: None, patience=SECONDS)
 
 
 @contextlib.contextmanager

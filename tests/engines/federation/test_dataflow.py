@@ -166,7 +166,7 @@ MEDDLING: dict[str, tuple[str, Any, str]] = {
     "writes": ("direction", lambda h: changed(h, memory=[h["reply"][0]], client=[]), "at another time"),
     "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "no request"),
     "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "no request"),
-    "phase": ("direction", lambda h: changed(h, phase=7), "no request"),
+    "phase": ("direction", lambda h: changed(h, phase=7), "not a request"),
     "other memory": ("finish", lambda h: changed(h, memory=[["memory", 1]]), "something else"),
     "more memory": ("finish", lambda h: changed(h, memory=h["memory"] * 2), "something else"),
     "asks at the end": ("finish", lambda h: changed(h, reply=h["memory"]), "no exchange of the plan"),

@@ -42,7 +42,7 @@ import rookery as rk
 from rookery import cli
 from rookery.engines.federation.kits import make_kits
 from rookery.engines.federation.responder import Responder
-from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 from rookery.testing.runs import close
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -397,7 +397,7 @@ def test_who_connects_anew_again_and_again_and_answers_nothing_stalls_nobody() -
     responders = [Responder(name, study(what, i)) for i, name in enumerate(NAMES)]
 
     def take_part(responder: Responder) -> None:
-        with contextlib.suppress(network.JoinError):  # the third gives way
+        with contextlib.suppress(grpc_site.JoinError):  # the third gives way
             join(responder, transport.address)
 
     threads = [threading.Thread(target=take_part, args=(responder,), daemon=True) for responder in responders]

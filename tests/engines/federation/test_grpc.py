@@ -20,7 +20,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.responder import Responder
-from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 from rookery.engines.federation.transports.memory import Memory
 from rookery.language.ledger import Ledger
 from rookery.testing.runs import close
@@ -143,7 +143,7 @@ def joining(responder: Responder, address: str) -> tuple[threading.Thread, list[
         try:
             join(responder, address)
             said.append(responder.reason)
-        except network.JoinError as error:
+        except grpc_site.JoinError as error:
             said.append(str(error))
 
     thread = threading.Thread(target=take_part, daemon=True)

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rookery import cli
-from rookery.engines.federation import kits
+from rookery.engines.federation import certificates, kits
 from rookery.engines.federation.kits import load_kit, make_kits, parse_address
 
 x509 = pytest.importorskip("cryptography.x509")
@@ -150,7 +150,7 @@ def test_another_init_on_the_folder_is_refused(out: Path, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         make_kits(tmp_path / "file", "localhost", ["c"], 30)
-    with pytest.raises(ValueError, match="not empty, and no whole set of kits"):
+    with pytest.raises(ValueError, match="not empty, and not a whole set of kits"):
         make_kits(tmp_path, "localhost", ["c"], 30)
 
 
@@ -260,7 +260,7 @@ def test_dates(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return datetime.now(tz) + timedelta(days=cls.days)
 
     end = certificate(out / "a").not_valid_after_utc
-    monkeypatch.setattr(kits, "datetime", Clock)
+    monkeypatch.setattr(certificates, "datetime", Clock)
     assert f"cert.pem expired on {end:%Y-%m-%d %H:%M} UTC" in refused(out / "a")
     Clock.days = -5
     assert "valid only from" in refused(out / "a")

@@ -26,6 +26,7 @@ from rookery.engines.federation.policy import Policy, guard_of
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 from rookery.testing.runs import close
 
 PROBLEM = rk.SingleLevel(lambda x, rows: jnp.mean(jnp.square(x - rows)))
@@ -463,7 +464,7 @@ def test_no_escape_sequence_reaches_the_coordinator(tmp_path: Path) -> None:
 def _take_part(address: str, folder: Path, scratch: Path, limits: dict[str, int]) -> None:
     prepared(str(scratch / "jax"), str(scratch / "site.log"))
     responder = site(folder, **limits)
-    network.join(responder.handle, lambda: responder.done, "anna", address, None, print, patience=SECONDS)
+    grpc_site.join(responder.handle, lambda: responder.done, "anna", address, None, print, patience=SECONDS)
 
 
 @contextlib.contextmanager
@@ -480,7 +481,7 @@ class Listening:
     """A coordinator's end that stays open, and what it gets from the one site that joins."""
 
     def __init__(self) -> None:
-        self.transport = network.Server("127.0.0.1:0", ("anna",), None, True)
+        self.transport = network.GrpcServer("127.0.0.1:0", ("anna",), None, True)
         self._close = self.transport.close
         self.transport.close = lambda: None  # type: ignore[method-assign]
 

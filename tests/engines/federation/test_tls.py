@@ -25,9 +25,10 @@ import rookery as rk
 from rookery import cli
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
-from rookery.engines.federation import kits
+from rookery.engines.federation import certificates, kits
 from rookery.engines.federation.kits import Kit, load_kit, make_kits
 from rookery.engines.federation.transports import grpc as network
+from rookery.engines.federation.transports import grpc_site
 
 pytest.importorskip("cryptography.x509")
 pytestmark = pytest.mark.xdist_group("processes")
@@ -42,8 +43,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def listening(out: Path) -> Iterator[network.Server]:
-    found = network.Server("localhost:0", (), out / "kits" / "coordinator")
+def listening(out: Path) -> Iterator[network.GrpcServer]:
+    found = network.GrpcServer("localhost:0", (), out / "kits" / "coordinator")
     yield found
     found.close()
 
@@ -52,7 +53,7 @@ def credentials(kit: Kit) -> Any:
     return grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
 
 
-def attempt(transport: network.Server, own: Any, name: str) -> str:
+def attempt(transport: network.GrpcServer, own: Any, name: str) -> str:
     """Join, and say what came of it; one that gets in is told nothing either, for nobody asks it anything."""
     channel = grpc.secure_channel(transport.address, own) if own else grpc.insecure_channel(transport.address)
     stopped = threading.Event()
@@ -73,7 +74,7 @@ def attempt(transport: network.Server, own: Any, name: str) -> str:
     return "answered"
 
 
-def test_a_site_with_its_certificate_is_let_in(out: Path, listening: network.Server) -> None:
+def test_a_site_with_its_certificate_is_let_in(out: Path, listening: network.GrpcServer) -> None:
     assert attempt(listening, credentials(load_kit(out / "kits" / "a")), "a") == "connected"
     event = listening.receive(5.0)
     assert event is not None
@@ -87,18 +88,21 @@ def expired(out: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
             return datetime.now(tz) - timedelta(days=40)
 
     good = load_kit(out / "kits" / "a")
-    ca = kits._read_ca(out / "kits" / "ca")
-    (out / "old").mkdir()
+    paths = (out / "kits" / "ca" / "ca.pem", out / "kits" / "ca" / "key.pem")
+    ca = certificates.load_authority(paths, (paths[0].read_bytes(), paths[1].read_bytes()))
     with monkeypatch.context() as patch:
-        patch.setattr(kits, "datetime", Clock)
-        kits._issue(out / "old", ca, "a", good.address, 30)
-    read = lambda name: (out / "old" / "a" / name).read_bytes()
-    return dataclasses.replace(good, key=read("key.pem"), cert=read("cert.pem"))
+        patch.setattr(certificates, "datetime", Clock)
+        cert, key = ca.issue("a", 30, ["a"], server=False)
+    return dataclasses.replace(good, key=key, cert=cert)
 
 
 @pytest.mark.parametrize("who", ["nobody", "in plain text", "of another CA", "expired", "another name", "coordinator"])
 def test_anybody_else_is_refused(
-    who: str, out: Path, listening: network.Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    who: str,
+    out: Path,
+    listening: network.GrpcServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     kit, code, name = load_kit(out / "kits" / "a"), "UNAVAILABLE", "a"
     match who:
@@ -123,7 +127,7 @@ def test_anybody_else_is_refused(
 
 
 @pytest.mark.parametrize("whose", ["coordinator", "site"])
-def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: network.Server) -> None:
+def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: network.GrpcServer) -> None:
     """Either side may be the one that does not know the other's CA; the site has no `patience` that would end."""
     kit = load_kit(out / "others" / "a")
     line = "the coordinator's certificate was not issued by this federation's CA"
@@ -132,8 +136,8 @@ def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: 
         line = "the coordinator does not accept this site's certificate"
     asked: list[bytes] = []
     told: list[str] = []
-    with pytest.raises(network.JoinError) as raised:
-        network.join(lambda m: asked.append(m) or b"", lambda: False, "a", listening.address, kit, told.append)
+    with pytest.raises(grpc_site.JoinError) as raised:
+        grpc_site.join(lambda m: asked.append(m) or b"", lambda: False, "a", listening.address, kit, told.append)
     whole = f"Cannot connect to {listening.address}: {line}. Check that the kit belongs to this federation."
     assert str(raised.value) == whole
     assert told == [f"{whole} Trying again."]
@@ -144,16 +148,16 @@ def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: 
 def test_a_site_that_was_connected_once_tries_on(out: Path) -> None:
     """Whoever listens at that address meanwhile can't end it."""
     kit = load_kit(out / "kits" / "a")
-    true = network.Server("localhost:0", (), out / "kits" / "coordinator")
+    true = network.GrpcServer("localhost:0", (), out / "kits" / "coordinator")
     over, told = threading.Event(), list[str]()
-    join = lambda: network.join(lambda m: b"", over.is_set, "a", true.address, kit, told.append)
+    join = lambda: grpc_site.join(lambda m: b"", over.is_set, "a", true.address, kit, told.append)
     site = threading.Thread(target=join, daemon=True)
     site.start()
     until(lambda: told)
     with true._lock:  # it dies without a word
         true._connections[0].close()
     true._server.stop(0).wait()
-    false = network.Server(true.address, (), out / "others" / "coordinator")
+    false = network.GrpcServer(true.address, (), out / "others" / "coordinator")
     until(lambda: any("was not issued by" in text for text in told), 20)
     time.sleep(2.0)
     assert site.is_alive()
@@ -180,20 +184,20 @@ def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path
     kits.revoke(folder, "a")
     shutil.rmtree(folder / "b")
     make_kits(folder, "localhost", ["a", "b"], 30)
-    transport = network.Server("localhost:0", (), folder / "coordinator")
+    transport = network.GrpcServer("localhost:0", (), folder / "coordinator")
     for i, name in enumerate("ab"):
         over = threading.Event()
         new = load_kit(folder / name)
-        join = lambda new=new, over=over: network.join(
+        join = lambda new=new, over=over: grpc_site.join(
             lambda m: b"", over.is_set, new.name, transport.address, new, str
         )
         owner = threading.Thread(target=join, daemon=True)
         owner.start()
         assert transport.receive(10.0) == (i, "here", b"")
         with pytest.raises(
-            network.JoinError, match=f"certificate of '{name}' was revoked or replaced; ask for a new kit"
+            grpc_site.JoinError, match=f"certificate of '{name}' was revoked or replaced; ask for a new kit"
         ):
-            network.join(lambda m: b"", lambda: False, name, transport.address, old[name], str)
+            grpc_site.join(lambda m: b"", lambda: False, name, transport.address, old[name], str)
         assert transport.receive(0.2) is None
         assert owner.is_alive()
         over.set()
@@ -203,13 +207,13 @@ def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path
 def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
     folder = tmp_path / "kits"
     make_kits(folder, "localhost", ["a", "b"], 30)
-    transport = network.Server("localhost:0", (), folder / "coordinator")
+    transport = network.GrpcServer("localhost:0", (), folder / "coordinator")
     kit, said = load_kit(folder / "a"), list[str]()
 
     def join() -> None:
         try:
-            network.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
-        except network.JoinError as error:
+            grpc_site.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
+        except grpc_site.JoinError as error:
             said.append(str(error))
 
     site = threading.Thread(target=join, daemon=True)
@@ -222,15 +226,15 @@ def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
     assert "was revoked or replaced" in said[0]
     (folder / "coordinator" / "kit.toml").write_text("half a fi")  # as it is copied: the list before holds
     time.sleep(1.1)
-    with pytest.raises(network.JoinError, match="was revoked"):
-        network.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
+    with pytest.raises(grpc_site.JoinError, match="was revoked"):
+        grpc_site.join(lambda m: b"", lambda: False, "a", transport.address, kit, str)
     transport.close()
 
 
 STRANGERS = """
 import os, pathlib, socket, sys, time
 from rookery.engines.federation.transports import grpc
-server = grpc.Server("localhost:0", (), pathlib.Path(sys.argv[1]))
+server = grpc.GrpcServer("localhost:0", (), pathlib.Path(sys.argv[1]))
 host, _, port = server.address.rpartition(":")
 for k in range(60):
     with socket.create_connection((host, int(port))) as one:
@@ -252,7 +256,7 @@ def test_strangers_write_nothing_to_the_coordinators_log(out: Path) -> None:
 
 
 def test_refused_sites_are_counted_and_not_told_one_by_one(
-    out: Path, listening: network.Server, caplog: pytest.LogCaptureFixture
+    out: Path, listening: network.GrpcServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = credentials(load_kit(out / "kits" / "a"))
     for _ in range(5):
@@ -264,17 +268,17 @@ def test_refused_sites_are_counted_and_not_told_one_by_one(
 
 
 def test_a_name_that_is_none_of_the_sites_is_told_so(out: Path) -> None:
-    transport = network.Server("localhost:0", ["b"], out / "kits" / "coordinator")
-    with pytest.raises(network.JoinError, match="'a' is none of this run's sites"):
-        network.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
+    transport = network.GrpcServer("localhost:0", ["b"], out / "kits" / "coordinator")
+    with pytest.raises(grpc_site.JoinError, match="'a' is not one of this run's sites"):
+        grpc_site.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
     transport.close()
 
 
 def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None:
-    transport = network.Server("localhost:0", ["a", "b"], out / "kits" / "coordinator")
+    transport = network.GrpcServer("localhost:0", ["a", "b"], out / "kits" / "coordinator")
     threading.Timer(0.5, transport.close).start()
-    with pytest.raises(network.JoinError, match="refuses a: the run is over"):
-        network.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
+    with pytest.raises(grpc_site.JoinError, match="refuses a: the run is over"):
+        grpc_site.join(lambda m: b"", lambda: False, "a", transport.address, load_kit(out / "kits" / "a"), str)
 
 
 # ------------------------------------------------------------ without certificates
@@ -282,12 +286,12 @@ def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None
 
 def test_without_certificates_only_this_machine(out: Path) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "10.0.0.7:0", "example.org:0"):
-        site = "on this machine alone|No site can connect"
-        with pytest.raises(ValueError, match=r"listens at 127\.0\.0\.1 alone"):
-            network.Server(address, ["a"], None, True)
+        site = "on this machine only|No site can connect"
+        with pytest.raises(ValueError, match=r"listens at 127\.0\.0\.1 only"):
+            network.GrpcServer(address, ["a"], None, True)
         with pytest.raises(ValueError, match=site):
-            network.join(lambda m: b"", lambda: True, "a", address.replace(":0", ":9443"), None)
-    transport = network.Server("127.0.0.1:0", ["a"], None, True)
+            grpc_site.join(lambda m: b"", lambda: True, "a", address.replace(":0", ":9443"), None)
+    transport = network.GrpcServer("127.0.0.1:0", ["a"], None, True)
     port = int(transport.address.rpartition(":")[2])
     table = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     bound = {
@@ -315,8 +319,8 @@ def test_who_joins_later_under_a_name_takes_its_place() -> None:
     """(In the middle of a run: test_faults.)"""
     transport = server(("a",))
     later = threading.Thread(target=attempt, args=(transport, None, "a"))
-    with pytest.raises(network.JoinError, match="another process has joined under this name"):
-        network.join(
+    with pytest.raises(grpc_site.JoinError, match="another process has joined under this name"):
+        grpc_site.join(
             lambda m: b"", lambda: False, "a", transport.address, None, lambda text: later.start(), patience=20
         )
     later.join()

@@ -98,9 +98,9 @@ class Federation:
             )
         transport = self.transport
         if transport is None:
-            from rookery.engines.federation.transports.grpc import Server
+            from rookery.engines.federation.transports.grpc import GrpcServer
 
-            transport = Server(self.address, self.sites, self.kit, self.insecure)
+            transport = GrpcServer(self.address, self.sites, self.kit, self.insecure)
         if len(transport.names) != job.clients.n:
             transport.close()
             raise ValueError(f"There are {job.clients.n} clients and {len(transport.names)} sites; give as many.")

@@ -1,6 +1,6 @@
-"""Kits: what each participant of a federation is given, made by a small certificate authority (CA) of its own.
+"""Kits: the folder that each participant of a federation gets, made with a certificate authority (CA) of its own.
 
-A folder for each: its certificate and private key, the CA's certificate, and the coordinator's address.
+It holds the participant's certificate and private key, the CA's certificate, and the coordinator's address.
 """
 
 import difflib
@@ -13,19 +13,12 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
+from typing import Any
 
 PORT = 9443
 COORDINATOR = "coordinator"
 _CA = "ca"
-_CA_DAYS = 3650
-_SLACK = timedelta(days=1)  # clocks of participants differ
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _DNS = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
 _FILES = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
@@ -34,10 +27,10 @@ _FLARE = (("client.crt", "client.key"), ("server.crt", "server.key"))  # of `nvf
 
 @dataclass(frozen=True)
 class Kit:
-    """What a participant needs to take part. `sites` and `certificates` are empty in a site's own kit."""
+    """What a participant needs to take part. `sites` and `certificates` are empty in a site's kit."""
 
     address: str  # the coordinator's, host:port
-    name: str  # the participant's own, as in its certificate
+    name: str  # the participant's, as in its certificate
     sites: tuple[str, ...]
     ca: bytes = field(repr=False)
     cert: bytes = field(repr=False)
@@ -46,32 +39,31 @@ class Kit:
 
 
 def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365) -> list[Path]:
-    """Make a kit for the coordinator and for each site, in folders of `out`, and return those that were made.
+    """Make a kit for the coordinator and for each site, in folders of `out`, and return the folders made.
 
-    The CA's private key is in `out/ca`, which belongs to nobody's kit. In a folder that has kits already, sites that
-    have none are added by the same CA; the kits that are there stay as they are, but for the coordinator's lists of
-    sites and their certificates. A kit that was deleted or revoked is made anew, and its earlier certificate is no
-    longer accepted.
+    The CA's private key is in `out/ca`, which belongs to nobody's kit. If `out` has kits already, the same CA makes
+    kits for the sites that have none; the others stay as they are, except for the coordinator's lists of sites and
+    certificates. A kit that was deleted or revoked is made anew, and its earlier certificate is no longer accepted.
 
     Arguments:
         out: the folder.
         coordinator: the host and port that sites connect to, "fl.example.org:9443"; without a port, 9443.
         sites: their names.
-        days: how long the certificates are valid. The CA is for ten years, or as long as they are.
+        days: how long the certificates are valid. The CA is valid for ten years, or as long as they are.
     """
     address, host = parse_address(coordinator)
     check_names(sites)
     if host.lower() in (name.lower() for name in sites):
         raise ValueError(f"A site can't be called {host}: that is the coordinator's address.")
     if not isinstance(days, int) or not 1 <= days <= 36500:
-        raise ValueError(f"days must be a whole number from 1 to 36500, not {days!r}.")
-    _need()
+        raise ValueError(f"days must be a whole number from 1 to 36500; got {days!r}.")
+    certificates = _certificates()
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give a folder.")
     if out.exists() and any(out.iterdir()):
         return _add(out, address, sites, days)
     out.mkdir(parents=True, exist_ok=True)
-    ca = _new_ca(days)
+    ca = certificates.new_authority(days)
     made = [_write(out / _CA, {"ca.pem": ca.pem, "key.pem": ca.key_pem()})]
     made += [_issue(out, ca, site, address, days) for site in sites]
     return [*made, _issue(out, ca, COORDINATOR, address, days, host, sites, _serials(out, sites))]
@@ -80,14 +72,14 @@ def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365
 def revoke(out: Path, site: str) -> Path:
     """Have the coordinator refuse a site's certificate, delete the site's folder, and return the file that says so.
 
-    The coordinator needs that file, `kit.toml` of its kit; one that is running notices a new one within seconds. A new
-    kit for the site is made by `make_kits`.
+    The coordinator needs that file, `kit.toml` of its kit; a running coordinator notices a new one within seconds.
+    `make_kits` makes a new kit for the site.
 
     Arguments:
         out: the folder with all kits.
         site: the site's name.
     """
-    _need()
+    _certificates()
     if site == COORDINATOR:
         raise ValueError(
             "The coordinator's certificate can't be revoked, for sites keep no list; make new kits for all."
@@ -109,32 +101,32 @@ def revoke(out: Path, site: str) -> Path:
 def accepted(path: Path) -> dict[str, str]:
     """Read which certificate each site may connect with: its serial number, in hexadecimal digits; "": none.
 
-    Of a site that is not listed, any certificate of the federation's CA is accepted: kits of an earlier version list
-    none.
+    From a site that is not listed, any certificate of the federation's CA is accepted: kits of an earlier version have
+    no list.
     """
     return _read_toml(path).get("certificates", {})
 
 
 def serial_of(cert: bytes) -> str:
     """Return the serial number of a certificate (PEM), in hexadecimal digits."""
-    return f"{_certificate(Path('certificate'), cert).serial_number:x}"
+    return _certificates().serial_of(cert)
 
 
 def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()) -> Kit:
-    """The kit in a folder, of `make_kits` or a participant's of `nvflare provision`; ValueError if it can't be used.
+    """Load a kit of `make_kits`, or a participant's folder of `nvflare provision`; ValueError if it can't be used.
 
     A folder of `nvflare provision` does not say where Rookery's coordinator is, nor, for the server, which sites there
     are: give `address` and `sites`. Given for a kit of `make_kits`, they replace what it says.
     """
-    _need()
+    certificates = _certificates()
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}; `rookery federation init` makes a kit for each participant.")
     check_names(sites, least=0)
     paths = _paths(folder)
     said = _read_toml(folder / "kit.toml") if not _is_flare(folder) else {}
     _check_private(paths["key"])
-    read = {part: _read(path) for part, path in paths.items()}
-    name = _check_certificate(paths, read)
+    contents = {part: _read(path) for part, path in paths.items()}
+    name = certificates.checked_name(paths, contents)
     if said and said["name"] != name:
         raise ValueError(
             f"{folder / 'kit.toml'} is {said['name']}'s, and the certificate {name}'s; copy the kit again."
@@ -142,14 +134,12 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     address = address or said.get("address")
     if address is None:
         raise ValueError(f"{folder} is of `nvflare provision`, which does not say where to connect; give the address.")
-    listed = said.get("certificates", {})
-    return Kit(
-        parse_address(address)[0], name, tuple(sites) or tuple(said.get("sites", ())), **read, certificates=listed
-    )
+    sites = tuple(sites) or tuple(said.get("sites", ()))
+    return Kit(parse_address(address)[0], name, sites, **contents, certificates=said.get("certificates", {}))
 
 
 def parse_address(text: str) -> tuple[str, str]:
-    """An address as host:port, and its host. A port that is not given is 9443.
+    """Return an address as host:port, and its host. The port is 9443 unless given.
 
     >>> parse_address("fl.example.org")
     ('fl.example.org:9443', 'fl.example.org')
@@ -187,20 +177,32 @@ def check_names(sites: Sequence[str], least: int = 1) -> None:
         raise ValueError(f"Two sites are called {twice!r}, ignoring case. Give each its own name.")
 
 
-# Files.
+def _certificates() -> Any:
+    """Return the module `certificates`, which needs a package that may be missing."""
+    try:
+        import cryptography.x509  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "Certificates need cryptography, which is not installed: pip install rookery[federation]"
+        ) from error
+    from rookery.engines.federation import certificates
+
+    return certificates
 
 
 def _add(out: Path, address: str, sites: Sequence[str], days: int) -> list[Path]:
     """Add sites to the kits in a folder."""
     listing = out / COORDINATOR / "kit.toml"
-    for path in (out / _CA / "ca.pem", out / _CA / "key.pem", listing):
+    ca_paths = (out / _CA / "ca.pem", out / _CA / "key.pem")
+    for path in (*ca_paths, listing):
         if not path.exists():
             hint = "put it back, or give another folder"
-            raise ValueError(f"{out} is not empty, and no whole set of kits: {path} is missing; {hint}.")
+            raise ValueError(f"{out} is not empty, and not a whole set of kits: {path} is missing; {hint}.")
     known = load_kit(listing.parent)
     if known.address != address:
         raise ValueError(f"The kits in {out} are for a coordinator at {known.address}, not {address}; give that one.")
-    ca = _read_ca(out / _CA)
+    _check_private(ca_paths[1])
+    ca = _certificates().load_authority(ca_paths, tuple(map(_read, ca_paths)))
     if known.ca != ca.pem:
         raise ValueError(f"{listing.parent} was not made by the CA in {out / _CA}; give another folder.")
     names = [*known.sites, *(site for site in sites if site not in known.sites)]
@@ -217,21 +219,39 @@ def _add(out: Path, address: str, sites: Sequence[str], days: int) -> list[Path]
     return made
 
 
+def _issue(
+    out: Path,
+    ca: Any,
+    name: str,
+    address: str,
+    days: int,
+    host: str = "",
+    sites: Sequence[str] | None = None,
+    serials: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the kit of a participant. Only the coordinator has a `host` and lists of sites."""
+    hosts = [host] if host else [name] if _DNS.fullmatch(name) else []  # the names that TLS accepts
+    hosts += ["localhost", "127.0.0.1"] if host in _LOCAL else []
+    cert, key = ca.issue(name, days, list(dict.fromkeys(hosts)), server=bool(host))
+    listing = _toml(address, name, sites, serials)
+    return _write(out / name, {"ca.pem": ca.pem, "cert.pem": cert, "key.pem": key, "kit.toml": listing})
+
+
 def _serials(out: Path, sites: Sequence[str]) -> dict[str, str]:
-    """The serial numbers of the certificates in the sites' folders, of those that are there."""
+    """Return the serial numbers of the certificates in the sites' folders, where there are any."""
     paths = {site: out / site / _FILES["cert"] for site in sites}
     return {site: serial_of(_read(path)) for site, path in paths.items() if path.exists()}
 
 
-def _list(listing: Path, known: Kit, sites: Sequence[str], certificates: dict[str, str]) -> None:
+def _list(listing: Path, known: Kit, sites: Sequence[str], serials: dict[str, str]) -> None:
     """Replace the coordinator's lists."""
     beside = listing.with_suffix(".new")
-    beside.write_bytes(_toml(known.address, COORDINATOR, sites, certificates))
+    beside.write_bytes(_toml(known.address, COORDINATOR, sites, serials))
     beside.replace(listing)
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> Path:
-    """Make a folder with these files, that only its owner can read, all at once."""
+    """Make a folder with these files in one step; only its owner can read the folder and the private key."""
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))  # mode 700
     for name, content in files.items():
         with open(os.open(beside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -242,16 +262,13 @@ def _write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def _toml(address: str, name: str, sites: Sequence[str] | None, certificates: Mapping[str, str] | None = None) -> bytes:
+def _toml(address: str, name: str, sites: Sequence[str] | None, serials: Mapping[str, str] | None) -> bytes:
     lines = [f"address = {json.dumps(address)}", f"name = {json.dumps(name)}"]
     if sites is not None:
         lines.append(f"sites = {json.dumps(list(sites))}")
-    if certificates:
-        lines += [
-            "",
-            "# The serial number of the one certificate that each site may connect with; none if it is empty.",
-        ]
-        lines += ["[certificates]", *(f"{site} = {json.dumps(serial)}" for site, serial in certificates.items())]
+    if serials:
+        note = "# The serial number of the one certificate that each site may connect with; none if it is empty."
+        lines += ["", note, "[certificates]", *(f"{site} = {json.dumps(serial)}" for site, serial in serials.items())]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -261,14 +278,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         said = tomllib.loads(content.decode())
     except ValueError as error:
         raise ValueError(f"{path} can't be read: {error}") from error
-    sites = said.get("sites", [])
-    right = isinstance(sites, list) and all(
-        isinstance(one, str) for one in [said.get("address"), said.get("name"), *sites]
-    )
-    if not right:
-        raise ValueError(f"{path} can't be read: address and name are texts, sites is a list of texts.")
-    serials = said.get("certificates", {})
-    if not isinstance(serials, dict) or not all(isinstance(one, str) for one in serials.values()):
+    sites, serials = said.get("sites", []), said.get("certificates", {})
+    texts = lambda values: all(isinstance(value, str) for value in values)
+    if not isinstance(sites, list) or not texts([said.get("address"), said.get("name"), *sites]):
+        raise ValueError(f"{path} can't be read: address and name must be texts, and sites a list of texts.")
+    if not isinstance(serials, dict) or not texts(serials.values()):
         raise ValueError(f"{path} can't be read: certificates must be a table of texts.")
     return said
 
@@ -278,7 +292,7 @@ def _is_flare(folder: Path) -> bool:
 
 
 def _paths(folder: Path) -> dict[str, Path]:
-    """The files of a kit."""
+    """Return the files of a kit."""
     if not _is_flare(folder):
         return {part: folder / name for part, name in _FILES.items()}
     startup = folder / "startup"
@@ -298,196 +312,3 @@ def _read(path: Path) -> bytes:
 def _check_private(path: Path) -> None:
     if os.name == "posix" and path.exists() and path.stat().st_mode & 0o077:
         raise ValueError(f"Others than its owner can read or change the private key {path}: chmod 600 {path}")
-
-
-# Certificates.
-
-
-def _need() -> None:
-    try:
-        import cryptography.x509  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "Certificates need cryptography, which is not installed: pip install rookery[federation]"
-        ) from error
-
-
-@dataclass(frozen=True)
-class _Authority:
-    cert: "x509.Certificate"
-    key: "ec.EllipticCurvePrivateKey" = field(repr=False)
-
-    @property
-    def pem(self) -> bytes:
-        from cryptography.hazmat.primitives.serialization import Encoding
-
-        return self.cert.public_bytes(Encoding.PEM)
-
-    def key_pem(self) -> bytes:
-        return _pem(self.key)
-
-
-def _new_ca(days: int) -> _Authority:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _subject("Rookery federation CA")
-    end = datetime.now(UTC) + timedelta(days=max(days, _CA_DAYS))
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    builder = _builder(name, name, key.public_key(), end)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-    builder = builder.add_extension(own, critical=False)
-    builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
-    return _Authority(builder.sign(key, hashes.SHA256()), key)
-
-
-def _read_ca(folder: Path) -> _Authority:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    _check_private(folder / "key.pem")
-    cert = _certificate(folder / "ca.pem", _read(folder / "ca.pem"))
-    key = _private_key(folder / "key.pem", _read(folder / "key.pem"))
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or cert.public_key() != key.public_key():
-        raise ValueError(f"{folder / 'key.pem'} is not the key of {folder / 'ca.pem'}; put the right one back.")
-    _check_dates(folder / "ca.pem", cert)
-    return _Authority(cert, key)
-
-
-def _issue(
-    out: Path,
-    ca: _Authority,
-    name: str,
-    address: str,
-    days: int,
-    host: str = "",
-    sites: Sequence[str] | None = None,
-    certificates: Mapping[str, str] | None = None,
-) -> Path:
-    """Write the kit of a participant; the coordinator has a `host`."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    end = min(datetime.now(UTC) + timedelta(days=days), ca.cert.not_valid_after_utc)
-    issuer = ca.cert.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if host else ExtendedKeyUsageOID.CLIENT_AUTH
-    known_as = _known_as(name, host)
-    extensions: list[tuple[x509.ExtensionType, bool]] = [
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(digital_signature=True), True),
-        (x509.ExtendedKeyUsage([purpose]), False),
-        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), False),
-        *([(x509.SubjectAlternativeName(known_as), False)] if known_as else []),
-    ]
-    builder = _builder(_subject(name), ca.cert.subject, key.public_key(), end)
-    for extension, critical in extensions:
-        builder = builder.add_extension(extension, critical)
-    cert = builder.sign(ca.key, hashes.SHA256()).public_bytes(Encoding.PEM)
-    listing = _toml(address, name, sites, certificates)
-    files = {"ca.pem": ca.pem, "cert.pem": cert, "key.pem": _pem(key), "kit.toml": listing}
-    return _write(out / name, files)
-
-
-def _known_as(name: str, host: str) -> list["x509.GeneralName"]:
-    """A certificate's alternative names: the coordinator's host, or a site's name if it can be one of a host."""
-    from cryptography import x509
-
-    if not host:
-        return [x509.DNSName(name)] if _DNS.fullmatch(name) else []
-    found: list[x509.GeneralName] = []
-    for one in dict.fromkeys([host, "localhost", "127.0.0.1"] if host in _LOCAL else [host]):
-        try:
-            found.append(x509.IPAddress(ipaddress.ip_address(one)))
-        except ValueError:
-            found.append(x509.DNSName(one))
-    return found
-
-
-def _subject(name: str) -> "x509.Name":
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _builder(
-    subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePublicKey", end: datetime
-) -> "x509.CertificateBuilder":
-    from cryptography import x509
-
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(datetime.now(UTC) - _SLACK).not_valid_after(end)
-
-
-def _usage(**given: bool) -> "x509.KeyUsage":
-    from cryptography import x509
-
-    none = dict.fromkeys(
-        ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-         "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False,
-    )  # fmt: skip
-    return x509.KeyUsage(**none | given)
-
-
-def _pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _check_certificate(paths: dict[str, Path], read: dict[str, bytes]) -> str:
-    """The name in a kit's certificate; ValueError if it is not valid, not of the key, or not signed by the CA."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.x509.oid import NameOID
-
-    ca, cert = _certificate(paths["ca"], read["ca"]), _certificate(paths["cert"], read["cert"])
-    key = _private_key(paths["key"], read["key"])
-    if key.public_key() != cert.public_key():
-        raise ValueError(f"{paths['key']} is not the key of {paths['cert']}; copy the kit again.")
-    try:
-        cert.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        raise ValueError(f"{paths['cert']} is not signed by the CA in {paths['ca']}; copy the kit again.") from None
-    _check_dates(paths["cert"], cert)
-    _check_dates(paths["ca"], ca)
-    names = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if not names:
-        raise ValueError(f"{paths['cert']} names nobody (it has no common name).")
-    return str(names[0].value)
-
-
-def _certificate(path: Path, content: bytes) -> "x509.Certificate":
-    from cryptography import x509
-
-    try:
-        return x509.load_pem_x509_certificate(content)
-    except ValueError:
-        raise ValueError(f"{path} is no certificate (PEM); copy the kit again.") from None
-
-
-def _private_key(path: Path, content: bytes) -> Any:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        return load_pem_private_key(content, password=None)
-    except TypeError:
-        raise ValueError(f"The private key {path} has a password; give one without.") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} is no private key (PEM); copy the kit again.") from None
-
-
-def _check_dates(path: Path, cert: "x509.Certificate") -> None:
-    now, begin, end = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
-    if now > end:
-        raise ValueError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; `rookery federation init` makes a new one.")
-    if now < begin:
-        raise ValueError(f"{path} is valid only from {begin:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?")
