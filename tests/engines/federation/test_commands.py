@@ -129,7 +129,7 @@ def test_a_run_is_not_resumed_with_other_options(
     """It is refused before any site is asked, or could be."""
     given = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0", "--out", "runs/first")
     said(*SERVE, *given, *first)
-    monkeypatch.setattr(grpc, "Server", None)
+    monkeypatch.setattr(grpc, "GrpcServer", None)
     code, last = said(*SERVE, *given, *then, "--resume")
     assert (code, line in last) == (2, True), last
 
@@ -189,7 +189,3 @@ def test_a_coordinator_that_is_stopped_between_two_evaluations_goes_on(
 def test_clients_without_data_are_not_simulated() -> None:
     with pytest.raises(ValueError, match="give an address, or a kit"):
         rk.Federation().open(without_data(a_job()))
-
-
-def test_what_grpc_says_is_shortened() -> None:
-    assert grpc._plain("Socket closed") == "Socket closed"

@@ -225,9 +225,9 @@ def test_broken_kits_are_refused(out: Path, tmp_path: Path) -> None:
         (kit / name).unlink()
         assert f"there is no {kit / name}" in refused(kit)
         mend()
-    for name, words in [("ca.pem", "no certificate"), ("cert.pem", "no certificate"), ("key.pem", "no private key")]:
+    for name, kind in [("ca.pem", "certificate"), ("cert.pem", "certificate"), ("key.pem", "private key")]:
         (kit / name).write_bytes(b"?")
-        assert f"{kit / name} is {words}" in refused(kit)
+        assert f"{kit / name} is not a {kind}" in refused(kit)
         mend()
     for text in ("?", "name = 'a'", "name = 'a'\naddress = 3", "name = 'a'\naddress = 'b'\nsites = 'c'"):
         (kit / "kit.toml").write_text(text)

@@ -56,6 +56,16 @@ def values(found: dict[int, Reply]) -> dict[int, float]:
     return {site: float(own.arrays[0]) for site, own in sorted(found.items())}
 
 
+def with_opening(script: Callable[[int, dict[str, Any], int], list[Event]]) -> tuple[Scripted, Links]:
+    """Links whose sites have all opened the run."""
+    transport = Scripted(script)
+    links = Links(transport)
+    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
+    for record in links.records:
+        record.opened = True
+    return transport, links
+
+
 def test_replies_in_any_order() -> None:
     held: list[Event] = []
 
@@ -84,40 +94,27 @@ def test_numbers_are_not_those_of_a_coordinator_before() -> None:
     assert abs(first - second) > 1000
 
 
-def test_a_site_that_has_not_opened_the_run_and_has_forgotten() -> None:
+OPENED = [("open", False), ("work", False)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "sent"),
+    [
+        pytest.param(["closed", "opened", "resync", "value"], [*OPENED, ("work", True)], id="has not opened the run"),
+        pytest.param(
+            ["resync", *["closed", "opened", "resync"] * 2, "value"],
+            [("work", True), *OPENED, ("work", True), *OPENED, ("work", True)],
+            id="is killed at the whole request",
+        ),
+    ],
+)
+def test_a_site_that_has_forgotten(answers: list[str], sent: list[tuple[str, bool]]) -> None:
     """It is sent the opening, the request once more, and then everything."""
-
-    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
-        if site != 1:
-            return [reply(site, header)]
-        answers = ["closed", "opened", "resync", "value"]
-        return [reply(site, header, answers[turn])]
-
-    transport = Scripted(script)
-    links = Links(transport)
-    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
-    for record in links.records:
-        record.opened = True
+    script = lambda site, header, turn: [reply(site, header, answers[turn] if site == 1 else "value")]
+    transport, links = with_opening(script)
     assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
     to_b = [(header["do"], header.get("whole", False)) for site, header in transport.sent if site == 1]
-    assert to_b == [("work", False), ("open", False), ("work", False), ("work", True)]
-
-
-def test_a_site_that_forgets_while_it_is_sent_everything() -> None:
-    """It is killed at the whole request, and started again: it is sent the opening, the request, and everything."""
-
-    def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
-        answers = ["resync", "closed", "opened", "resync", "closed", "opened", "resync", "value"]
-        return [reply(site, header, answers[turn] if site == 1 else "value")]
-
-    transport = Scripted(script)
-    links = Links(transport)
-    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
-    for record in links.records:
-        record.opened = True
-    assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
-    to_b = [(header["do"], header.get("whole", False)) for site, header in transport.sent if site == 1]
-    assert to_b == [("work", False), *[("work", True), ("open", False), ("work", False)] * 2, ("work", True)]
+    assert to_b == [("work", False), *sent]
 
 
 def test_who_connects_anew_is_sent_the_opening_first() -> None:
@@ -128,11 +125,7 @@ def test_who_connects_anew_is_sent_the_opening_first() -> None:
             return [Event(1, "here")]
         return [reply(site, header, "opened" if header["do"] == "open" else "value")]
 
-    transport = Scripted(script)
-    links = Links(transport)
-    links.opening = lambda site, number: wire.encode({"do": "open", "number": number}, [])
-    for record in links.records:
-        record.opened = True
+    transport, links = with_opening(script)
     for _ in range(3):
         assert values(links.ask(requests(links))) == {0: 1, 1: 2, 2: 3}
     assert [header["do"] for site, header in transport.sent if site == 1] == ["work", "work", "open", "work", "work"]
@@ -206,7 +199,7 @@ def test_a_late_site_is_not_asked_before_it_has_replied() -> None:
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 40, wire.encode({"answer": "value"}, [])])
 def test_garbage(garbage: bytes) -> None:
-    """What is no message is a wrong reply; a message without a number is nobody's."""
+    """What is not a message is a wrong reply; a message without a number is nobody's."""
 
     def script(site: int, header: dict[str, Any], turn: int) -> list[Event]:
         return [Event(1, "reply", garbage)] if site == 1 else [reply(site, header)]

@@ -354,7 +354,7 @@ def test_serve_insecure_says_so_and_stays_here(tmp_path: Path) -> None:
     assert done.exit_code == 2
     warned, refused = done.stderr.splitlines()
     assert "nothing is encrypted" in warned
-    assert "127.0.0.1 alone" in refused
+    assert "127.0.0.1 only" in refused
 
 
 # ------------------------------------------------------------ large replies

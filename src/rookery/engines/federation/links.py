@@ -1,8 +1,8 @@
-"""The coordinator's links to the sites: everybody is asked at once, and replies are taken as they come.
+"""The coordinator's links to the sites: all are asked at the same time, and replies are taken as they come.
 
-A request has a number that its reply repeats; a reply to anything but the request under way is dropped, so that a
-repeated, late or reordered message changes nothing. A site that has not this run open is sent the opening first; one
-that has forgotten what it was sent is sent everything again. Nothing that a site says is shown unescaped.
+A request has a number that its reply repeats. A reply to anything but the pending request is dropped, so a repeated,
+late or reordered message changes nothing. A site that has not opened this run is sent the opening first, and a site
+that has forgotten its inputs is sent everything again. Nothing that a site says is shown unescaped.
 """
 
 import random
@@ -15,24 +15,24 @@ from rookery.base.printable import printable
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event, Transport
 
-_STEP = 1.0  # seconds from one look at the clock to the next
+_TICK = 1.0  # seconds between looks at the clock
 _TRIES = 2  # requests in a row that a site may leave unanswered before others stop waiting for it
 _LINE = 2000  # characters of a line about sites
 
 
 class SiteError(RuntimeError):
-    """A site can't be reached, refuses, or replies with what it should not."""
+    """A site can't be reached, refuses, or sends a wrong reply."""
 
 
 class Reply(NamedTuple):
-    """What a site answered."""
+    """A site's answer."""
 
     header: dict[str, Any]
     arrays: list[Any]
 
 
 class Request(NamedTuple):
-    """What a site is asked: `whole(number)` is the same request with all that a site needs that has forgotten."""
+    """A request to a site; `whole(number)` is the same request with everything that it depends on."""
 
     number: int
     message: wire.Message
@@ -41,13 +41,13 @@ class Request(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A site's request under way."""
+class _Pending:
+    """A request whose reply is to come."""
 
     request: Request
-    waits_for: int  # the number of the message whose reply is to come
-    opening: bool = False
-    again: wire.Message = b""  # the request with everything, once it was asked for
+    awaited: int  # the number of the message whose reply is to come
+    opening: bool = False  # whether that message is the opening
+    whole_sent: bool = False
     since: float = 0.0
 
 
@@ -56,14 +56,14 @@ class Record:
     """What is known of a site.
 
     Attributes:
-        state: "gone", "late" (it is still at an earlier request), "refused" or "connected".
+        state: "gone", "late" (still busy with an earlier request), "refused" or "connected".
         since: when that began, in seconds since 1970.
-        why: it is not connected, in words.
-        replies, missing: to exchanges, and those that were left out.
+        why: why it is not connected.
+        replies, missing: how many exchanges it replied to, and how many went on without it.
         sent, received: bytes of messages.
-        opened: whether it has this run open, on the connection that it has now.
-        owes: the number of the last message that it was sent, whose reply is to come.
-        unanswered: how many requests in a row it has left unanswered: it was late, or left, or connected anew.
+        opened: whether it has opened this run on its present connection.
+        owes: the number of the last message that it was sent.
+        unanswered: how many requests in a row it has left unanswered: it was late, or left, or reconnected.
     """
 
     state: str = "gone"
@@ -78,7 +78,7 @@ class Record:
     unanswered: int = 0
 
     def becomes(self, state: str) -> str:
-        """The state before."""
+        """Set the state, and return the state before."""
         before = self.state
         self.opened = self.opened and state != "gone"
         if state != before:
@@ -88,16 +88,16 @@ class Record:
 
 @dataclass(eq=False)
 class Links:
-    """One run's links.
+    """One run's links to its sites.
 
     Arguments:
-        transport: what carries the messages.
+        transport: carries the messages.
         deadline: the seconds that a site has for a reply.
-        patience: the seconds to wait for sites without which a run can't go on; None: for ever.
+        patience: the seconds to wait for sites that the run can't go on without; None: for ever.
         opening: opening(site, number) -> the message that opens this run at a site; None: there is none.
-        finite: whether a reply that is not finite is a wrong one, where the run can go on without.
-        tell: tell(text), told what happens to sites.
-        watch: watch(links), called whenever something did, and after every exchange.
+        finite: whether a reply that is not finite counts as wrong where the run can go on without it.
+        tell: tell(text), called with what happens to sites.
+        watch: watch(links), called when something happened to a site, and after every exchange.
     """
 
     transport: Transport
@@ -109,8 +109,8 @@ class Links:
     watch: Callable[["Links"], None] = lambda links: None
     dropped: int = 0  # messages that nobody waited for
     exchanges: int = 0
-    rounds: int = 0  # that are done
-    opened: dict[int, dict[str, Any]] = field(default_factory=dict)  # what sites said when they last opened the run
+    rounds: int = 0  # completed
+    opened: dict[int, dict[str, Any]] = field(default_factory=dict)  # sites' last answers to the opening
     _numbers: int = field(default_factory=lambda: random.SystemRandom().getrandbits(40) << 12)
 
     def __post_init__(self) -> None:
@@ -118,20 +118,20 @@ class Links:
 
     @property
     def sent(self) -> int:
-        """Bytes of messages."""
+        """Bytes of messages to all sites."""
         return sum(record.sent for record in self.records)
 
     @property
     def received(self) -> int:
-        """Bytes of messages."""
+        """Bytes of messages from all sites."""
         return sum(record.received for record in self.records)
 
     def name(self, site: int) -> str:
-        """What the site is called."""
+        """Return a site's name."""
         return self.transport.names[site]
 
     def number(self) -> int:
-        """A number for a request, which no other has, not even of a coordinator before this one."""
+        """Return a number that no other request has, not even one of an earlier coordinator."""
         self._numbers += 1
         return self._numbers
 
@@ -142,148 +142,140 @@ class Links:
         check: Callable[[int, Reply], str | None] = lambda site, reply: None,
         dismiss: bool = False,
     ) -> dict[int, Reply]:
-        """The replies, by site.
+        """Return the replies, by site.
 
-        Without `least` they are all needed, and the sites that are gone, late or refuse are waited for. With it, those
-        are left out, and so are sites whose reply is found wrong by `check(site, reply)`, which says what is wrong; if
-        that leaves fewer than `least` good ones, the sites that may come back are waited for. With `dismiss`, a site
-        whose reply is wrong is told why and let go, and waited for like one that refuses.
+        Without `least` all replies are needed: sites that are gone, late or refuse are waited for. With it, these are
+        left out, and so are sites whose reply is wrong: `check(site, reply)` returns what is wrong with it. If fewer
+        than `least` good replies are left, the sites that may come back are waited for. With `dismiss`, a site whose
+        reply is wrong is told why and disconnected, and waited for like one that refuses.
         """
-        found = _Asking(self, requests, least, check, dismiss).run()
+        replies = _Collector(self, requests, least, check, dismiss).run()
         for site in requests:
-            self.records[site].replies += site in found
-            self.records[site].missing += site not in found
+            self.records[site].replies += site in replies
+            self.records[site].missing += site not in replies
         self.exchanges += 1
         self.watch(self)
-        return found
-
-    def send(self, site: int, message: wire.Message) -> None:
-        """Send a message."""
-        self.records[site].sent += len(message)
-        self.transport.send(site, message)
+        return replies
 
     def note(self, text: str) -> None:
-        """Something happened."""
+        """Report that something happened."""
         self.tell(printable(text, _LINE))
         self.watch(self)
 
 
-class _Asking:
-    """One exchange, until its replies are there."""
+class _Collector:
+    """Collects the replies to the requests of one exchange."""
 
     def __init__(
         self, links: Links, requests: Mapping[int, Request], least: int | None, check: Any, dismiss: bool
     ) -> None:
         self._links, self._least, self._check, self._dismiss = links, least, check, dismiss
         self._requests = requests
-        self._under_way: dict[int, _Asked] = {}
-        self._away: dict[int, str] = {}  # those that may come back, and why they are not there
+        self._pending: dict[int, _Pending] = {}
+        self._away: dict[int, str] = {}  # sites that may come back, and why they are away
         self._wrong: set[int] = set()
         self._replies: dict[int, Reply] = {}
-        self._begin = self._oldest = time.monotonic()  # nobody under way was asked before `_oldest`
-        self._first: dict[int, float] = {}  # when each site was asked, whichever connection it has now
+        self._begin = self._oldest = time.monotonic()  # no pending request is older than `_oldest`
+        self._first_asked: dict[int, float] = {}  # by site, over all its connections
         self._paused = False
 
     def run(self) -> dict[int, Reply]:
         links = self._links
-        while (event := links.transport.receive(0.0)) is not None:  # what has happened since
+        while (event := links.transport.receive(0.0)) is not None:  # since the last exchange
             self._take(event)
         for site, request in self._requests.items():
-            if site in self._under_way:
+            if site in self._pending:
                 continue
             state = links.records[site].state
             if state in ("late", "refused"):
                 self._away[site] = "is still at an earlier request" if state == "late" else links.records[site].why
             else:
-                self._begin_with(site, request)
+                self._ask(site, request)
         while not self._finished():
             event = links.transport.receive(self._seconds())
             if event is not None:
                 self._take(event)
-            self._look_at_the_clock()
+            self._check_deadlines()
         return self._replies
 
-    def _begin_with(self, site: int, request: Request) -> None:
+    def _ask(self, site: int, request: Request) -> None:
         since = time.monotonic()
-        if self._least is not None and not self._paused:  # connecting anew buys no time
-            since = self._first.setdefault(site, since)
-        asked = self._under_way[site] = _Asked(request, request.number, since=since)
+        if self._least is not None and not self._paused:  # reconnecting does not extend the deadline
+            since = self._first_asked.setdefault(site, since)
+        pending = self._pending[site] = _Pending(request, request.number, since=since)
         self._away.pop(site, None)
         if self._links.opening is None or self._links.records[site].opened or request.opens:
-            self._send(site, asked, request.message)
-        else:  # who has connected anew may be another process, which goes on from what is on its disk
-            self._open(site, asked)
+            self._send(site, pending, request.message)
+        else:  # a new connection may be a new process, which goes on from what is on its disk
+            self._open(site, pending)
 
-    def _open(self, site: int, asked: _Asked) -> None:
+    def _open(self, site: int, pending: _Pending) -> None:
         assert self._links.opening is not None
-        asked.opening, asked.waits_for = True, self._links.number()
-        asked.again = b""  # it has forgotten that, too
-        self._send(site, asked, self._links.opening(site, asked.waits_for))
+        pending.opening, pending.awaited = True, self._links.number()
+        pending.whole_sent = False  # the site has forgotten that, too
+        self._send(site, pending, self._links.opening(site, pending.awaited))
 
-    def _send(self, site: int, asked: _Asked, message: wire.Message) -> None:
-        self._links.records[site].owes = asked.waits_for
-        self._links.send(site, message)
-
-    def _let_go(self) -> None:
-        """Leave out sites that have answered nothing for a while, once the others' replies are enough."""
-        records = self._links.records
-        if self._least is None or len(self._replies) < self._least:
-            return
-        if all(records[site].unanswered >= _TRIES for site in self._under_way):
-            for site in list(self._under_way):
-                del self._under_way[site]
-                records[site].becomes("late")
-                self._away[site] = records[site].why
+    def _send(self, site: int, pending: _Pending, message: wire.Message) -> None:
+        record = self._links.records[site]
+        record.owes = pending.awaited
+        record.sent += len(message)
+        self._links.transport.send(site, message)
 
     def _finished(self) -> bool:
-        if self._under_way:
-            self._let_go()
-        if self._under_way:
+        if self._pending:
+            self._skip_unresponsive()
+        if self._pending:
             return False
-        missing = len(self._away)
-        good = len(self._replies)
+        links, good, missing = self._links, len(self._replies), len(self._away)
         if not missing or (self._least is not None and good >= self._least):
             if self._paused and good:
-                self._links.note("The run goes on." if self._links.opening is not None else "All sites are there.")
+                links.note("The run goes on." if links.opening is not None else "All sites are there.")
             return True
         needed = len(self._requests) if self._least is None else self._least
-        who = "; ".join(f"{self._links.name(site)} {why}" for site, why in self._away.items())
-        waited = time.monotonic() - self._begin
-        refusing = sum(self._links.records[site].state == "refused" for site in self._away)
-        hopeless = refusing and not self._links.transport.rejoins and good + missing - refusing < needed
-        if hopeless or (self._links.patience is not None and waited >= self._links.patience):
+        who = "; ".join(f"{links.name(site)} {why}" for site, why in self._away.items())
+        refusing = sum(links.records[site].state == "refused" for site in self._away)
+        hopeless = refusing and not links.transport.rejoins and good + missing - refusing < needed
+        if hopeless or (links.patience is not None and time.monotonic() - self._begin >= links.patience):
             if self._least is None:
                 raise SiteError(who)
             return True
         if not self._paused:
             self._paused = True
-            met = self._links.opening is not None
-            who = who if met else ", ".join(map(self._links.name, self._away))
-            self._links.note(
-                f"Waiting for {who}."
-                if not met
-                else f"The run pauses: {good} of {needed} replies that it needs are there ({who})."
-            )
+            if links.opening is None:
+                links.note(f"Waiting for {', '.join(map(links.name, self._away))}.")
+            else:
+                links.note(f"The run pauses: {good} of {needed} replies that it needs are there ({who}).")
         return False
 
+    def _skip_unresponsive(self) -> None:
+        """Leave out sites that have answered nothing for a while, once the others' replies are enough."""
+        records = self._links.records
+        if self._least is None or len(self._replies) < self._least:
+            return
+        if all(records[site].unanswered >= _TRIES for site in self._pending):
+            for site in list(self._pending):
+                del self._pending[site]
+                records[site].becomes("late")
+                self._away[site] = records[site].why
+
     def _seconds(self) -> float:
-        """Until the next look at the clock."""
-        now, ends = time.monotonic(), [_STEP]
-        if self._under_way:
+        """Return how long to wait for an event."""
+        now, ends = time.monotonic(), [_TICK]
+        if self._pending:
             ends.append(self._oldest + self._links.deadline - now)
         if self._paused and self._links.patience is not None:
             ends.append(self._begin + self._links.patience - now)
         return max(0.0, min(ends))
 
-    def _look_at_the_clock(self) -> None:
-        now = time.monotonic()
-        if not self._under_way or now - self._oldest < self._links.deadline:
+    def _check_deadlines(self) -> None:
+        now, deadline = time.monotonic(), self._links.deadline
+        if not self._pending or now - self._oldest < deadline:
             return
-        for site, asked in list(self._under_way.items()):
-            if now - asked.since >= self._links.deadline:
-                del self._under_way[site]
-                self._leave_out(site, "late", f"has not replied in {self._links.deadline:g} s")
-        self._oldest = min((asked.since for asked in self._under_way.values()), default=now)
+        for site, pending in list(self._pending.items()):
+            if now - pending.since >= deadline:
+                del self._pending[site]
+                self._leave_out(site, "late", f"has not replied in {deadline:g} s")
+        self._oldest = min((pending.since for pending in self._pending.values()), default=now)
 
     def _leave_out(self, site: int, state: str, why: str) -> None:
         record = self._links.records[site]
@@ -297,7 +289,7 @@ class _Asking:
             self._links.note(f"{self._links.name(site)} is not waited for until it answers.")
 
     def _note(self, site: int, text: str) -> None:
-        """Tell what happens to a site, unless it comes and goes and answers nothing."""
+        """Report what happens to a site, unless it comes and goes and answers nothing."""
         if self._links.records[site].unanswered <= _TRIES:
             self._links.note(f"{self._links.name(site)} {text.rstrip('.')}.")
         else:
@@ -305,43 +297,44 @@ class _Asking:
 
     def _take(self, event: Event) -> None:
         links, site = self._links, event.site
-        record = links.records[site]
+        record, pending = links.records[site], self._pending.get(site)
         if event.kind == "gone":
-            refused = record.state == "refused"
-            if self._under_way.pop(site, None) is not None:
-                self._leave_out(site, "gone", _why(event))
-            elif record.becomes("gone") != "gone":
-                self._note(site, _why(event))
-                if site in self._away and not refused:  # else the refusal says more
-                    self._away[site] = _why(event)
-            return
+            return self._lose(site, printable(bytes(event.message).decode(errors="replace")) or "is gone")
         before = record.becomes("connected")
         if event.kind == "here":
             record.opened = False
             self._note(site, "is connected")
             if site in self._requests and site not in self._replies and site not in self._wrong:
-                self._begin_with(site, self._requests[site])
-            return
-        links.records[site].received += len(event.message)
+                self._ask(site, self._requests[site])
+            return None
+        record.received += len(event.message)
         try:
             reply = Reply(*wire.decode(event.message))
         except wire.WireError as error:
-            if site in self._under_way:
-                self._found_wrong(site, f"replies with what is no message ({printable(error)})")
-            else:
-                links.dropped += 1
-            return
-        asked = self._under_way.get(site)
-        if asked is None or reply.header.get("number") != asked.waits_for:
+            if pending is not None:
+                return self._reject(site, f"replies with what is not a message ({printable(error)})")
             links.dropped += 1
-            self._take_late(site, reply)
-            if before in ("late", "gone") and asked is None and site in self._away and record.state != "refused":
-                self._begin_with(site, self._requests[site])
-            return
-        self._answer(site, asked, reply)
+            return None
+        if pending is not None and reply.header.get("number") == pending.awaited:
+            return self._answer(site, pending, reply)
+        links.dropped += 1
+        self._take_late(site, reply)
+        if before in ("late", "gone") and pending is None and site in self._away and record.state != "refused":
+            self._ask(site, self._requests[site])
+        return None
+
+    def _lose(self, site: int, why: str) -> None:
+        record = self._links.records[site]
+        refused = record.state == "refused"
+        if self._pending.pop(site, None) is not None:
+            self._leave_out(site, "gone", why)
+        elif record.becomes("gone") != "gone":
+            self._note(site, why)
+            if site in self._away and not refused:  # else the refusal says more
+                self._away[site] = why
 
     def _take_late(self, site: int, reply: Reply) -> None:
-        """The reply to an earlier request: too late to be used, but it says that the site answers."""
+        """Note a reply to an earlier request: too late to be used, but it shows that the site answers."""
         record = self._links.records[site]
         if reply.header.get("number") != record.owes:
             return
@@ -353,21 +346,19 @@ class _Asking:
             case "refused":
                 self._leave_out(site, "refused", f"refuses: {printable(reply.header.get('why'))}")
 
-    def _answer(self, site: int, asked: _Asked, reply: Reply) -> None:
+    def _answer(self, site: int, pending: _Pending, reply: Reply) -> None:
         links, answer = self._links, reply.header.get("answer")
+        if answer == "closed" and links.opening is not None and not pending.opening:
+            return self._open(site, pending)
         if answer == "opened":
-            links.opened[site] = reply.header
-        if answer == "closed" and links.opening is not None and not asked.opening:
-            return self._open(site, asked)
-        links.records[site].opened |= answer == "opened"
-        if answer == "opened" and asked.opening:
-            asked.opening, asked.waits_for = False, asked.request.number
-            return self._send(site, asked, asked.request.message)
-        if answer == "resync" and asked.request.whole is not None and not asked.again:
-            asked.waits_for = links.number()
-            asked.again = asked.request.whole(asked.waits_for)
-            return self._send(site, asked, asked.again)
-        del self._under_way[site]
+            links.opened[site], links.records[site].opened = reply.header, True
+            if pending.opening:
+                pending.opening, pending.awaited = False, pending.request.number
+                return self._send(site, pending, pending.request.message)
+        if answer == "resync" and pending.request.whole is not None and not pending.whole_sent:
+            pending.awaited, pending.whole_sent = links.number(), True
+            return self._send(site, pending, pending.request.whole(pending.awaited))
+        del self._pending[site]
         if answer == "refused":
             return self._leave_out(site, "refused", f"refuses: {printable(reply.header.get('why'))}")
         if answer == "stale":
@@ -376,16 +367,17 @@ class _Asking:
                 raise SiteError(f"{links.name(site)} {why}")
             return self._leave_out(site, "refused", why)
         if answer not in ("value", "opened", "hello"):
-            return self._found_wrong(site, f"answers {printable(repr(answer))}, which is not an answer to this")
+            return self._reject(site, f"answers {printable(repr(answer))}, which is not an answer to this")
         wrong = self._check(site, reply)
         if wrong is not None:
-            return self._found_wrong(site, printable(wrong, _LINE))
+            return self._reject(site, printable(wrong, _LINE))
         links.records[site].unanswered = 0
         self._replies[site] = reply
+        return None
 
-    def _found_wrong(self, site: int, why: str) -> None:
+    def _reject(self, site: int, why: str) -> None:
         links = self._links
-        self._under_way.pop(site, None)
+        self._pending.pop(site, None)
         if self._dismiss:
             self._leave_out(site, "refused", why)
             return links.transport.dismiss(site, why)
@@ -394,8 +386,3 @@ class _Asking:
             raise SiteError(f"{links.name(site)} {why}")
         links.note(f"{links.name(site)} {why}: it is left out.")
         return None
-
-
-def _why(event: Event) -> str:
-    """Why a site is gone."""
-    return printable(bytes(event.message).decode(errors="replace")) or "is gone"

@@ -127,7 +127,6 @@ class GrpcServer:
         self.names = tuple(sites) or (tuple(own.sites) if own else ())
         check_names(self.names)
         self.limit, self.rejoins = _FIRST, True
-        self.garbage = 0
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
@@ -257,7 +256,6 @@ class GrpcServer:
                 if message is not None:
                     self._take(connection, message)
         except ValueError as error:
-            self.garbage += 1
             LOG.warning("%s %s.", self.names[connection.site], error)
             connection.close(str(error))
         except Exception:  # the stream is broken

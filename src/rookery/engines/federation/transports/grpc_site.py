@@ -124,6 +124,8 @@ def _without_addresses(details: str) -> str:
 
     >>> _without_addresses("failed to connect to all addresses; last error: UNKNOWN: ipv4:[::1]:1: Connection refused")
     'Connection refused'
+    >>> _without_addresses("Socket closed")
+    'Socket closed'
     """
     _, tried, last = details.partition("last error: ")
     return last.rpartition(": ")[2] if tried else details
