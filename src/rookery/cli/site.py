@@ -147,7 +147,7 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
         )
     names = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
     brings = sites.study(task.problem, task.init, data(), task.evaluate_client, names)
-    agreed = declared(*_defining(module), task.problem, task.evaluate_client, own=module)
+    agreed = declared(*_defining(module), task.problem, task.evaluate_client, private=module)
     return task, dataclasses.replace(brings, declared=agreed), names
 
 

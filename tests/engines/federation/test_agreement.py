@@ -154,7 +154,7 @@ def test_a_site_with_everything_in_its_own_file_shows_none_of_it(load: Loader) -
     study = "import numpy as np, rookery as rk\nSECRET = 1.0\nOTHER = 2\n" + SMALL
     theirs = of(load(study)).words()
     own = load(study.replace("OTHER = 2", "OTHER = 777") + SITE + "\nEXTRA = 999\n", name="north")
-    found = differences(of(own, own=own), theirs)
+    found = differences(of(own, private=own), theirs)
     assert found == ["study.py: SECRET differs.", "study.py: OTHER differs."]
 
 
@@ -171,7 +171,7 @@ def test_a_task_in_the_coordinators_script_is_told_apart_from_one_in_a_file(
         f"script.py defines a part of the coordinator's task, and this site's is in study.py. {share}"
     ]
     own = load(study + SITE, name="north")
-    assert differences(of(own, own=own), theirs) == [
+    assert differences(of(own, private=own), theirs) == [
         f"script.py defines rounds, engine, and this site's file does not. {share}"
     ]
     assert differences(of(load(study + "rounds, engine = 5, None\n", name="script")), theirs) == []

@@ -98,7 +98,7 @@ def test_a_hospitals_own_file_is_not_compared(tmp_path: Path, monkeypatch: pytes
     found = read_module(EXAMPLE / "hospital.py")[1].declared
     sys.modules.pop("hospital", None)  # it would be in the way of another of that name
     assert found is not None
-    assert (set(found.files), found.own) == ({"study.py"}, None)
+    assert (set(found.files), found.private) == ({"study.py"}, None)
     assert str(tmp_path) not in json.dumps(found.words())
 
 

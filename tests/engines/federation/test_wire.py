@@ -273,7 +273,7 @@ def peak(message: bytes, refused: bool = False) -> int:
     ids=["object", "large", "complex", "str", "bytes", "datetime", "timedelta", "record", "ragged", "key"],
 )  # fmt: skip
 def test_arrays_that_are_not_sent(array: Any) -> None:
-    with pytest.raises(WireError, match="sent"):
+    with pytest.raises(WireError, match="must have one of the types"):
         encode({}, [array])
 
 
@@ -285,5 +285,5 @@ def test_arrays_that_are_not_sent(array: Any) -> None:
 def test_headers_that_are_not_sent(value: Any) -> None:
     with pytest.raises(WireError, match="can't be sent"):
         encode({"a": value}, [])
-    with pytest.raises(WireError, match="taken"):
+    with pytest.raises(WireError, match="reserved"):
         encode({"arrays": value}, [])

@@ -1,8 +1,8 @@
-"""What all participants must agree on besides the plan: the source of the study, and what it declares.
+"""What participants must agree on besides the plan: the source of the study.
 
-A study is the modules in which a problem's functions are defined, and those that they import from their own folder.
-Their top-level definitions are compared: functions and classes by their syntax, constants by their values. Comments,
-layout and docstrings do not count. No source text is sent: digests are, and the values of short constants.
+A study is the modules that define a problem's functions, and the modules that these import from their own folder. Their
+top-level definitions are compared: functions and classes by their syntax, constants by their values. Comments, layout
+and docstrings do not count. Only digests and the values of short constants are sent, never source text.
 """
 
 import ast
@@ -22,11 +22,11 @@ import numpy as np
 import rookery
 from rookery.base.printable import printable
 
-_LEAVES, _CHARACTERS = 300, 20_000  # of a constant whose values are sent; of a larger one only the digest is
-_ELEMENTS = 64  # of an array whose values are told apart
+_LEAVES, _CHARACTERS = 300, 20_000  # limits for a constant whose values are sent; of a larger one, only the digest
+_ELEMENTS = 64  # of an array whose values are compared one by one
 _SHOWN = 80  # characters of a value in a message
 _SHARE = "Define the task in a file of its own, which the coordinator's script and all sites import."
-_LINES = 3  # differences that are told one by one
+_LINES = 3  # differences that are listed
 _SKIPPED = ("lineno", "col_offset", "end_lineno", "end_col_offset", "ctx", "kind", "type_comment", "type_params")
 _PATHS = sysconfig.get_paths()
 _INSTALLED = [Path(rookery.__file__).parent, *(Path(_PATHS[name]) for name in ("stdlib", "purelib", "platlib"))]
@@ -39,10 +39,10 @@ class Definition:
     Attributes:
         kind: "function", "class", "constant", "import" or "statement".
         digest: of its syntax, or of its value.
-        values: the texts of a constant's parts, by their places in it; None: it is compared by its digest alone.
+        values: the texts of a constant's parts, by their places in it; None: only the digest is compared.
         parts: digests of a function's statements, to say where two differ.
-        lines: where it begins and, behind that, where each part does; this side's own.
-        filled: whether it is an empty container to be filled later, such as a cache: its value says nothing.
+        lines: the line where it begins, then those where its parts begin; known on this side only.
+        filled: whether it is an empty container to be filled later, such as a cache, whose value does not count.
     """
 
     kind: str
@@ -58,49 +58,49 @@ class Declared:
     """The definitions of a study's modules, by file and name.
 
     Attributes:
-        own: the file that is one participant's own, if the task is defined there: what only one side has in it does not
-            count, nor does `data`, and no value of it is shown.
+        private: the file of one participant only, if it defines the task. Definitions of it that the other side lacks
+            do not count, nor does `data`, and none of its values is shown.
     """
 
     files: dict[str, dict[str, Definition]]
-    own: str | None = None
+    private: str | None = None
 
     def words(self) -> dict[str, Any]:
-        """What is sent of it."""
-        told = lambda one: [one.kind, one.digest, one.values, list(one.parts)]
-        return {file: {name: told(one) for name, one in names.items()} for file, names in self.files.items()}
+        """Return the part that is sent, as JSON."""
+        sent = lambda one: [one.kind, one.digest, one.values, list(one.parts)]
+        return {file: {name: sent(one) for name, one in names.items()} for file, names in self.files.items()}
 
 
-def declared(*things: Any, own: ModuleType | None = None) -> Declared:
+def declared(*things: Any, private: ModuleType | None = None) -> Declared:
     """Return what the study of these functions, problems, tasks or modules declares.
 
     Arguments:
         things: functions, modules, or records of functions such as a problem.
-        own: the module of the site itself, or None. A script's own module is treated likewise.
+        private: the site's module, or None. The module of a script is treated likewise.
     """
-    privates = [vars(module) for module in (own, sys.modules.get("__main__")) if module is not None]
+    privates = [vars(module) for module in (private, sys.modules.get("__main__")) if module is not None]
+    is_private = lambda names: any(names is each for each in privates)
     roots = {id(names): names for thing in things for names in _namespaces(thing, set()) if _is_study(names)}
     files: dict[str, dict[str, Definition]] = {}
     for root in roots.values():
         folder = _file(root).parent
         for names in _with_imports(root, [each for each in privates if each is not root]):
             files.setdefault(_file(names).relative_to(folder).as_posix(), {}).update(_definitions(names))
-    private = next((names for names in roots.values() if any(names is each for each in privates)), None)
-    return Declared(files, None if private is None else _file(private).name)
+    return Declared(files, next((_file(names).name for names in roots.values() if is_private(names)), None))
 
 
 def differences(ours: Declared, theirs: Any) -> list[str]:
-    """A line for each definition that differs, as a site sees it; `theirs` is the coordinator's `Declared.words()`."""
+    """Return a line for each definition in which a site's study differs from the coordinator's `Declared.words()`."""
     lines: list[str] = []
     for file, names in _read(theirs).items():
         here = ours.files.get(file)
-        private = file == ours.own
-        if here is None and ours.own is not None:  # the site has it all in a file of its own
-            here, private = ours.files[ours.own], True
+        private = file == ours.private
+        if here is None and ours.private is not None:  # the site defines the task in its private file
+            here, private = ours.files[ours.private], True
         shown = printable(file, _SHOWN)
         if here is None:
-            there = ", ".join(ours.files) or "no file of its own"
-            lines.append(f"{shown} defines a part of the coordinator's task, and this site's is in {there}. {_SHARE}")
+            where = ", ".join(ours.files) or "no file of its own"
+            lines.append(f"{shown} defines a part of the coordinator's task, and this site's is in {where}. {_SHARE}")
             continue
         missing = [] if private else [name for name in here if name not in names]
         lines += [f"{shown}: {name} is not at the coordinator." for name in missing]
@@ -136,29 +136,27 @@ def _difference(name: str, one: Definition, other: Definition, private: bool) ->
 
 
 def _read(words: Any) -> dict[str, dict[str, Definition]]:
-    """What the other side has sent; ValueError if it is something else."""
+    """Return the definitions that the other side has sent; ValueError if it has sent something else."""
     if not isinstance(words, dict) or not all(isinstance(names, dict) for names in words.values()):
         raise ValueError("the coordinator's study is not described.")
-    found: dict[str, dict[str, Definition]] = {}
-    for file, names in words.items():
-        for name, told in names.items():
-            match told:
-                case [str(kind), str(digest), None | dict() as values, list(parts)]:
-                    if all(isinstance(text, str) for text in (*(values or {}).values(), *parts)):
-                        found.setdefault(file, {})[name] = Definition(kind, digest, values, tuple(parts))
-                        continue
-            raise ValueError("the coordinator's study is not described.")
-        found.setdefault(file, {})
-    return found
+    return {file: {name: _definition(sent) for name, sent in names.items()} for file, names in words.items()}
 
 
-# Which modules: each by its names, the globals of its functions.
+def _definition(sent: Any) -> Definition:
+    match sent:
+        case [str(kind), str(digest), None | dict() as values, list(parts)]:
+            if all(isinstance(text, str) for text in (*(values or {}).values(), *parts)):
+                return Definition(kind, digest, values, tuple(parts))
+    raise ValueError("the coordinator's study is not described.")
+
+
+# The modules of a study, each as its namespace: the globals of its functions.
 
 Names = dict[str, Any]
 
 
 def _namespaces(thing: Any, seen: set[int]) -> Iterator[Names]:
-    """Those of all functions that a thing holds."""
+    """Yield the namespaces of all functions that a thing holds."""
     if id(thing) in seen or thing is None:
         return
     seen.add(id(thing))
@@ -201,7 +199,7 @@ def _imported(name: str) -> Names:
 
 
 def _is_study(names: Names) -> bool:
-    """Whether a module is somebody's own: neither Python's nor an installed package's."""
+    """Return whether a module belongs to a study: it is not part of Python or of an installed package."""
     path = names.get("__file__")
     if not isinstance(path, str) or not path.endswith(".py"):
         return False
@@ -211,9 +209,9 @@ def _is_study(names: Names) -> bool:
 
 
 def _with_imports(root: Names, without: list[Names]) -> list[Names]:
-    """The module and all that it imports from its own folder."""
+    """Return the module and all that it imports from its own folder."""
     found, folder = [root], _file(root).parent
-    for names in found:  # it grows
+    for names in found:  # which grows
         for other in map(_imported, _imports(str(_file(names)), names.get("__package__") or "")):
             known = any(other is each for each in (*found, *without))
             if not known and _is_study(other) and folder in _file(other).parents:
@@ -223,26 +221,26 @@ def _with_imports(root: Names, without: list[Names]) -> list[Names]:
 
 @functools.cache
 def _imports(path: str, package: str) -> list[str]:
-    """The names of modules that a file may import."""
-    found: dict[str, None] = {}
+    """Return the names of modules that a file may import."""
+    found: list[str] = []
     for node in ast.walk(ast.Module(_body(path), [])):
         if isinstance(node, ast.Import):
-            found.update(dict.fromkeys(alias.name for alias in node.names))
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             origin = ".".join([*up, *([node.module] if node.module else [])])
-            found.update(dict.fromkeys([origin, *(f"{origin}.{alias.name}" for alias in node.names)]))
-    return list(found)
+            found += [origin, *(f"{origin}.{alias.name}" for alias in node.names)]
+    return list(dict.fromkeys(found))
 
 
 def _file(names: Names) -> Path:
     return Path(names["__file__"]).resolve()
 
 
-# What is defined in them.
+# The definitions of a module.
 
 
-@functools.cache  # as imported, not as it may be edited later
+@functools.cache  # as imported: the file may be edited later
 def _body(path: str) -> list[ast.stmt]:
     try:
         return ast.parse(Path(path).read_bytes()).body
@@ -251,7 +249,7 @@ def _body(path: str) -> list[ast.stmt]:
 
 
 def _definitions(names: Names) -> dict[str, Definition]:
-    """The top-level definitions of a module, with the values that its constants have."""
+    """Return the top-level definitions of a module, with the values of its constants."""
     found = dict(_syntax(str(_file(names))))
     for name, one in found.items():
         if one.kind == "constant" and name in names and not one.filled:
@@ -309,7 +307,7 @@ def _is_empty(node: ast.AST | None) -> bool:
 
 
 def _plain(node: Any) -> str:
-    """The syntax of a node, without docstrings and places, the same in every version of Python."""
+    """Return a node's syntax without docstrings and positions, the same in every version of Python."""
     if isinstance(node, ast.AST):
         fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _SKIPPED]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -329,7 +327,7 @@ def _digest(text: str) -> str:
 
 
 def _flat(value: Any, folder: str) -> dict[str, str] | None:
-    """The texts of a plain value's parts, by their places; None if it is not plain, or names this machine's folder."""
+    """Return the texts of a plain value's parts, by place; None if it is not plain, or names this machine's folder."""
     found: dict[str, str] = {}
     try:
         _add(value, "", found, folder, 0)
@@ -362,7 +360,7 @@ def _add(value: Any, place: str, found: dict[str, str], folder: str, depth: int)
         case set() | frozenset():
             found[place] = f"a set of {sorted(map(repr, value))}"
         case Mapping() if type(value) is dict:
-            found[place] = f"a dict of {list(value)}"  # their order may be that of columns
+            found[place] = f"a dict of {list(value)}"  # in order, which may be that of columns
             if not all(isinstance(key, str | int | float | tuple) for key in value):
                 raise TypeError
             entries = value.items()

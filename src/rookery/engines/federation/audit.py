@@ -1,10 +1,10 @@
-"""The audit log of a site: what it agreed to, what it refused, and every reply, in a file that only grows.
+"""A site's audit log: the runs it agreed to, what it refused, and every reply, in a file that only grows.
 
 Each line is a JSON object with the SHA-256 of the line before it. A second file, `audit.head`, holds the number of
-lines and the hash of the last one. Together they show that a line was changed, removed or inserted, wherever it stands.
-They protect against accidents, and against anyone who can't write to both files; who can write to both, as the owner
-can, is able to make a consistent pair. The log holds no value of the data and no secret: of a request and of a reply it
-has the SHA-256, and of a reply the bytes.
+lines and the hash of the last one. Together they show whether any line was changed, removed or inserted. They protect
+against accidents, and against anyone who can't write to both files; someone who can, such as the owner, is able to
+make a consistent pair. The log holds no value of the data and no secret: it has the SHA-256 of requests and replies,
+and the size of replies.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from rookery.engines.federation.store import Moment, locked
 
 FILE = "audit.jsonl"  # the file's name in a site's folder
 PHASES = ("start", "round", "evaluation")
-_FIRST = "0" * 64  # what the first line has in the place of a hash
+_FIRST = "0" * 64  # the hash before the first line
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Counts:
     Attributes:
         rounds: rounds in which the site replied. The start of a run counts as one if the site replies in it.
         evaluations: evaluations to which it replied.
-        exchanges: replies to exchanges, those of evaluations included. A reply that is sent again counts again.
-        bytes_up: bytes of arrays in them.
-        refused: runs and requests that it refused.
+        exchanges: replies to exchanges, including evaluations. A reply that is sent again counts again.
+        bytes_up: bytes of arrays in these replies.
+        refused: refused runs and requests.
     """
 
     rounds: int = 0
@@ -49,11 +49,11 @@ class Answered:
     """What a site has answered in one run.
 
     Attributes:
-        opening: the digest of the words with which the run was opened.
-        counts: how much it was.
+        opening: the digest of the message that opened the run.
+        counts: the totals.
         moment: the last moment of the start or of a round.
         requests: the digests of the requests of that moment, by exchange.
-        evaluated: after how many rounds the last evaluation was; -1: there was none.
+        evaluated: the number of rounds before the last evaluation; -1: there was none.
         evaluations: the digests of that evaluation's requests, by exchange.
     """
 
@@ -65,17 +65,17 @@ class Answered:
     evaluations: dict[Any, set[str]] = field(default_factory=dict)
 
     def is_new(self, moment: Moment) -> bool:
-        """Whether nothing was answered in this moment."""
+        """Return whether nothing was answered in this moment."""
         return moment[1] != self.evaluated if moment[0] == 2 else moment != self.moment
 
     def asked(self, moment: Moment, call: Any) -> set[str]:
-        """The digests of the requests for an exchange that were answered in the moment, if it is the last one."""
+        """Return the digests of the answered requests for an exchange in this moment, if it is the last one."""
         if self.is_new(moment):
             return set()
         return (self.evaluations if moment[0] == 2 else self.requests).get(call, set())
 
     def note(self, moment: Moment, call: Any, request: str) -> None:
-        """Note an answer."""
+        """Record an answer."""
         new = self.is_new(moment)
         if moment[0] == 2:
             self.counts.evaluations += new
@@ -88,19 +88,19 @@ class Answered:
 
 
 class Audit:
-    """The log, and what it counts over all runs that it knows of.
+    """The log, and its totals over all runs.
 
-    A line is written before its reply is sent. If it can't be, the file is cut back to its last whole line, the reply
-    is not sent, and the next line is tried afresh; so is a line that a crash has torn, when the log is opened again.
-    The log is on the disk at the latest when the next round begins, or when it is closed.
+    A line is written before its reply is sent. If it can't be written, the file is cut back to its last whole line, and
+    the reply is not sent. A line that a crash has torn is cut off when the log is opened again. All lines are on the
+    disk when the next round begins, or when the log is closed.
 
     Arguments:
-        path: of the file, which is gone on from; ValueError if it is broken, or in use by another process. None: the
-            log is in memory alone, and a restart forgets it.
+        path: the file to continue; ValueError if it is broken, or in use by another process. None: the log is only in
+            memory, and a restart forgets it.
 
     Attributes:
-        runs: what was answered in each run, by its name.
-        counts: the same over all runs.
+        runs: what was answered in each run, by the run's name.
+        counts: the totals over all runs.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -112,14 +112,14 @@ class Audit:
         self._file = -1
         if self.path is not None:
             self._lock = locked(self.path.parent)
-            self._go_on(self.path)
+            self._continue(self.path)
 
-    def _go_on(self, path: Path) -> None:
+    def _continue(self, path: Path) -> None:
         found = _scan(path, self._count)
         if found.broken is not None:
             raise ValueError(
                 f"{path} is not as it was written, from line {found.broken} on. To keep it as evidence, move "
-                f"{path.name} and {_head(path).name} to another folder; a new log is begun then, and counts from 0."
+                f"{path.name} and {_head(path).name} to another folder; a new log then counts from 0."
             )
         self._last, self._lines, self._end = found.last, found.lines, found.end
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -132,25 +132,25 @@ class Audit:
                 self._sync()
 
     def opened(self, run: str, opening: str, fingerprint: str, clients: int, cohort: int) -> None:
-        """The site takes part in a run. OSError if that can't be written."""
-        told = {"run": run, "opening": opening, "fingerprint": fingerprint, "clients": clients, "cohort": cohort}
-        self._write({"event": "opened", **told}, sync=True)
+        """Log that the site takes part in a run; OSError if that can't be written."""
+        line = {"run": run, "opening": opening, "fingerprint": fingerprint, "clients": clients, "cohort": cohort}
+        self._write({"event": "opened", **line}, sync=True)
         self._run, self._fingerprint = run, fingerprint
 
     def refused(self, header: dict[str, Any], why: str) -> None:
-        """It refuses a run, or a request. OSError if that can't be written."""
+        """Log that the site refuses a run or a request; OSError if that can't be written."""
         run = header.get("run")
         what = {"open": "a run", "work": "a request"}.get(str(header.get("do")), "a message")
-        told = {"run": run if isinstance(run, str) else "", "what": what, "why": why}
-        self._write({"event": "refused", **{name: text[:500] for name, text in told.items()}}, sync=False)
+        line = {"run": run if isinstance(run, str) else "", "what": what, "why": why}
+        self._write({"event": "refused", **{name: text[:500] for name, text in line.items()}}, sync=False)
 
     def replied(
         self, moment: Moment, call: int, exchange: str, kind: str, aggregated: bool, request: str, sent: Sent
     ) -> None:
-        """It replies, in the run that was opened last; OSError if that can't be written.
+        """Log a reply in the run that was opened last; OSError if that can't be written.
 
-        `kind` is "finish" for the end of a round, at which nothing but work is reported; `request` is a digest of all
-        that the reply depends on.
+        `kind` is "finish" for the end of a round, when only work is reported; `request` is a digest of everything that
+        the reply depends on.
         """
         phase, t = moment
         line = {
@@ -171,7 +171,7 @@ class Audit:
 
     @property
     def answered(self) -> Answered:
-        """What was answered in the run that was opened last."""
+        """The answers in the run that was opened last."""
         return self.runs.setdefault(self._run, Answered())
 
     def close(self) -> None:
@@ -188,16 +188,16 @@ class Audit:
             if line["run"] in self.runs:
                 self.runs[line["run"]].counts.refused += 1
         elif line["event"] == "opened":
-            own = self.runs.setdefault(line["run"], Answered())
-            own.opening = own.opening or line.get("opening", "")
+            run = self.runs.setdefault(line["run"], Answered())
+            run.opening = run.opening or line.get("opening", "")
         elif line["event"] == "reply":
-            own = self.runs.setdefault(line["run"], Answered())
-            before = own.counts.rounds, own.counts.evaluations
+            run = self.runs.setdefault(line["run"], Answered())
+            before = run.counts.rounds, run.counts.evaluations
             moment = (PHASES.index(line["phase"]), line["round"])
-            own.note(moment, line.get("call", line["exchange"]), line.get("request", line["sha256"]))
-            self.counts.rounds += own.counts.rounds - before[0]
-            self.counts.evaluations += own.counts.evaluations - before[1]
-            for counts in (self.counts, own.counts):
+            run.note(moment, line.get("call", line["exchange"]), line.get("request", line["sha256"]))
+            self.counts.rounds += run.counts.rounds - before[0]
+            self.counts.evaluations += run.counts.evaluations - before[1]
+            for counts in (self.counts, run.counts):
                 counts.exchanges += line["kind"] != "finish"
                 counts.bytes_up += line["bytes"]
 
@@ -213,7 +213,7 @@ class Audit:
             self._write_head()
 
     def _append(self, raw: bytes, sync: bool) -> None:
-        """Write a line, or nothing of it."""
+        """Write a whole line, or nothing."""
         try:
             if not self._whole:
                 os.ftruncate(self._file, self._end)
@@ -230,12 +230,12 @@ class Audit:
             raise
 
     def _sync(self) -> None:
-        """Have all lines on the disk, and then their number and the last hash."""
+        """Write all lines to the disk, and then their number and the last hash."""
         os.fsync(self._file)
         self._write_head()
 
     def _write_head(self) -> None:
-        """Replace the second file. One that is behind, for the disk is full, is still true of the lines before."""
+        """Replace the second file. If the disk is full, the one before still holds for the lines before."""
         assert self.path is not None
         path = _head(self.path)
         new = path.with_suffix(".new")
@@ -246,15 +246,15 @@ class Audit:
 
 
 class Found(NamedTuple):
-    """What a look at a log finds.
+    """The result of reading a log.
 
     Attributes:
-        broken: the number, from 1 on, of the first line that is not what was written there; None if all are.
-        lines: how many whole lines there are, up to that one.
-        last: the hash of the last of them.
+        broken: the number, from 1, of the first line that is not as it was written; None if all are.
+        lines: the number of whole lines up to that one.
+        last: the hash of the last of these.
         end: where it ends, in bytes.
-        torn: whether a part of a line follows, which a crash has torn or which is being written.
-        head: whether the second file is there, so that lines which were cut off at the end are found.
+        torn: whether a part of a line follows, torn by a crash or just being written.
+        head: whether there is a second file, which shows if lines were cut off at the end.
     """
 
     broken: int | None
@@ -266,18 +266,18 @@ class Found(NamedTuple):
 
 
 def verify(path: str | Path) -> int | None:
-    """Return the number, from 1 on, of the first line that is not what was written there; None if all are."""
+    """Return the number, from 1, of the first line that is not as it was written; None if all are."""
     return _scan(Path(path), lambda line: None).broken
 
 
 def read(path: str | Path) -> tuple[Found, Audit]:
-    """Look at a log without changing it: what was found, and what it counts, up to the first broken line."""
+    """Read a log without changing it; return the result, and the log up to the first broken line."""
     log = Audit()
     return _scan(Path(path), log._count), log
 
 
 def _scan(path: Path, each: Callable[[dict[str, Any]], None]) -> Found:
-    """Look at all lines; `each` is told what they say."""
+    """Read and check all lines; `each` is called with every good one."""
     wanted = _read_head(path)
     lines, hash_there = wanted or (0, "")
     last, end, count, odd = _FIRST, 0, 0, None
@@ -291,7 +291,7 @@ def _scan(path: Path, each: Callable[[dict[str, Any]], None]) -> Found:
         if odd is not None and (line is None or line["event"] != "torn"):
             return found(odd)
         odd = None
-        if line is None:  # a torn line may stand there, as earlier releases left it, if the next one says so
+        if line is None:  # allowed if the next line says that it was torn, as earlier releases left it
             odd = count + 1
         elif line["before"] != last:
             return found(count + 1)
@@ -311,7 +311,7 @@ def _head(path: Path) -> Path:
 
 
 def _read_head(path: Path) -> tuple[int, str] | None:
-    """The number of lines and the last hash, as the second file has them; None if it can't tell."""
+    """Return the number of lines and the last hash from the second file; None if it can't be read."""
     try:
         match json.loads(_head(path).read_bytes()):
             case {"lines": int(lines), "sha256": str(last)}:
@@ -322,7 +322,7 @@ def _read_head(path: Path) -> tuple[int, str] | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """The lines: their bytes, and what they say; None for what is not a line of a log."""
+    """Yield the lines: the bytes, and the object; None for what is not a line of a log."""
     if not path.exists():
         return
     with path.open("rb") as file:

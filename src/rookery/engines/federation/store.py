@@ -1,7 +1,7 @@
-"""A site's folder: the lock on it, and what the site remembers of a run.
+"""A site's folder: its lock, and what the site remembers of a run.
 
-A site keeps the last two versions, so that it can go back by one round, in one file of the wire's format. The file is
-replaced as a whole: a site that is killed has the one before or the one after.
+A site keeps the last two versions, so that it can go back by one round, in one file in the wire format. The file is
+replaced as a whole: a site that is killed has the old or the new one.
 """
 
 import os
@@ -16,16 +16,16 @@ from rookery.engines.federation import wire
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody is kept out
+except ImportError:  # Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"  # the file's name
 Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
-Memory = dict[str, list[Any]]  # the leaves of what the client and its side of the channel remember
+Memory = dict[str, list[Any]]  # the leaves that the client ("memory") and its side of the channel ("client") remember
 
 
 class Lock:
-    """A site's folder, held for this process alone while the object lives: see `locked`."""
+    """An exclusive lock of this process on a site's folder, while the object lives: see `locked`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,7 +37,7 @@ class Lock:
             process = os.read(self._file, 20).decode(errors="replace").strip()
             which = f"process {process}" if process.isdigit() else "another process"
             raise ValueError(
-                f"{folder} is in use by {which}, and a site's folder has one user at a time. Stop that process, or "
+                f"{folder} is in use by {which}, and only one process may use a site's folder. Stop that process, or "
                 "give this site another folder."
             ) from None
         except OSError as error:
@@ -45,7 +45,7 @@ class Lock:
                 f"{folder} can't be locked ({error.strerror}), so two processes could write to it. Give a folder on a "
                 "local disk."
             ) from None
-        with suppress(OSError):  # on a full disk the number of the process is missing, and nothing else
+        with suppress(OSError):  # on a full disk only the process number is missing
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
@@ -58,10 +58,10 @@ _LOCKS: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 def locked(folder: str | Path) -> Lock:
-    """Lock a site's folder, which is made if need be; ValueError if another process holds it.
+    """Lock a site's folder, and make it if need be; ValueError if another process holds the lock.
 
-    All users within one process share the lock. The system releases it when the process ends, however it ends; a
-    process that is stopped (SIGSTOP) keeps it.
+    All users within one process share the lock. The system releases it when the process ends, even if it is killed; a
+    stopped process (SIGSTOP) keeps it.
     """
     path = Path(folder).resolve()
     lock = _LOCKS.get(path)
@@ -81,10 +81,10 @@ class Store:
     """The file of one run.
 
     Arguments:
-        path: of the file.
+        path: the file.
         data: a digest of the data that the site has now. It stays with the site.
-        plan: the fingerprint of the plan that the file is used with; ValueError if it belongs to another plan.
-        run: a digest that tells the run that uses it from all others. The file keeps that of the run that made it.
+        plan: the fingerprint of the run's plan; ValueError if the file belongs to another plan.
+        run: a digest that identifies the run. The file keeps that of the run that made it.
     """
 
     def __init__(self, path: str | Path, data: str = "", plan: str = "", run: str = "") -> None:
@@ -95,18 +95,18 @@ class Store:
             raise ValueError("what it remembers under this name is another run's; name this run's own.")
 
     def begin(self) -> None:
-        """Note of which data it is, if there is nothing yet; ValueError if another run made the file."""
+        """Make the file, which notes the data's digest, unless it exists; ValueError if another run made it."""
         if not self.path.exists():
             self.write([])
         self._check_run()
 
     def check(self) -> None:
-        """Raise ValueError if it is of other data than the site has now."""
+        """Raise ValueError if the file was made with other data than the site has now."""
         if self.path.exists() and self._read()[0].get("data", "") != self.data:
             raise ValueError("its data are not those with which it began this run; put them back, or begin a new run.")
 
     def delete(self) -> None:
-        """Forget all of it; ValueError if another run made it."""
+        """Delete the file; ValueError if another run made it."""
         self._check_run()
         self.path.unlink(missing_ok=True)
 
@@ -115,20 +115,20 @@ class Store:
             raise ValueError("another run made what it remembers under this name, and that is not replaced or deleted.")
 
     def write(self, versions: list[Version]) -> None:
-        """Replace what is there, and be sure that it is on the disk."""
+        """Replace the file, and make sure that it is on the disk."""
         described = [[list(v.moment), {kind: len(leaves) for kind, leaves in v.memory.items()}] for v in versions]
         arrays = [np.asarray(leaf) for v in versions for leaves in v.memory.values() for leaf in leaves]
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            told = {"versions": described, "data": self.data, "plan": self.plan, "run": self._made_by}
-            file.write(wire.encode(told, arrays))
+            header = {"versions": described, "data": self.data, "plan": self.plan, "run": self._made_by}
+            file.write(wire.encode(header, arrays))
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path)
 
     def read(self) -> list[Version]:
-        """The versions, the last one last; none if there is no file."""
+        """Return the versions, oldest first; none if there is no file."""
         return self._read()[1] if self.path.exists() else []
 
     def _read(self) -> tuple[dict[str, Any], list[Version]]:
