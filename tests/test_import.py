@@ -66,7 +66,7 @@ def test_help_and_refusals_wait_for_nothing_slow():
         ("--help",): "Run one or several algorithms",
         ("--version",): "0.",
         ("runn",): "Did you mean 'run'?",
-        ("list", "--jsn"): "No such option: --jsn",
+        ("list", "--jsn"): "No such option",
     }
     printed, loaded = said(*lines)
     for text, expected in zip(printed, lines.values(), strict=True):
