@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 
 import rookery as rk
-from rookery.cli import bench
+from rookery.cli import speed
 from rookery.engines.engine import Job
 from rookery.tasks.hyperrep import layers, representation_problem
 
 METHODS = {
-    "FedNest": (bench._paper_method, (300, 300)),
+    "FedNest": (speed._paper_method, (300, 300)),
     "ASFBO": (lambda: rk.ASFBO(local_steps=15, batch_size=64), (450, 150)),
 }
 # Numbers: of the two layers, of a sample and of what y sees of it; and of a batch of these.
@@ -64,7 +64,7 @@ def moved(name: str) -> float:
 
 def multiplied(name: str) -> float:
     """Operations of a client's products in a round."""
-    return 2 * (bench.fednest_products() * 300 / 450 if name == "FedNest" else bench.asfbo_products())
+    return 2 * (speed.fednest_products() * 300 / 450 if name == "FedNest" else speed.asfbo_products())
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     cohorts = asked.cohorts or [c for c in (10, 100, 1_000, 10_000) if c <= asked.most]
     for name, (method, (lower, upper)) in METHODS.items():
         for cohort in cohorts:
-            data = bench._clients(cohort, lower, 784, upper)
+            data = speed._clients(cohort, lower, 784, upper)
             start = layers(jax.random.key(0), 784, 200, 10)
             session = rk.Simulation().open(Job(representation_problem(), data, method(), start, cohort))
             seconds = measured(session, 50 if cohort <= 100 else 5)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rookery.cli import demonstration as demo
-from rookery.tasks.hyperrep import digit_images
+from rookery.cli import demo_stories as demo
+from rookery.tasks.images import digit_images
 
 SEARCH_SEEDS = (100, 101)
 STORY_SAMPLES = 1340  # that are trained on in the first story; here there are about half as many

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from rookery.tasks.hyperrep import mnist_images
+from rookery.tasks.images import mnist_images
 
 METHODS = ("LFedNest", "LFedNestSVRG", "LFedNestNonAlt")
 PAIRS = ((0.01, 0.01), (0.003, 0.003), (0.003, 0.01), (0.01, 0.003), (0.0055, 0.0055), (0.001, 0.01), (0.001, 0.001))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
-from rookery.cli import bench
+from rookery.cli import speed
 from rookery.engines.engine import Job
 from rookery.engines.streaming import staged
 from rookery.tasks.hyperrep import hidden, layers, representation_problem
@@ -25,18 +25,18 @@ def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("--clients", type=int, default=1000)
     given.add_argument("--cohort", type=int, default=100)
-    given.add_argument("--samples", type=int, default=bench.SAMPLES, help="of a client, at each level")
-    given.add_argument("--inputs", type=int, default=bench.INPUTS)
-    given.add_argument("--width", type=int, default=bench.WIDTH)
+    given.add_argument("--samples", type=int, default=speed.SAMPLES, help="of a client, at each level")
+    given.add_argument("--inputs", type=int, default=speed.INPUTS)
+    given.add_argument("--width", type=int, default=speed.WIDTH)
     given.add_argument("--share", type=float, default=0.25, help="of the rows that may be on the device")
-    given.add_argument("--rounds", type=int, default=bench.rounds_at_once(), help="in one measurement")
+    given.add_argument("--rounds", type=int, default=speed.rounds_at_once(), help="in one measurement")
     given.add_argument("--repeats", type=int, default=7)
     given.add_argument("--methods", nargs="*", default=["FedNest", "ASFBO"])
     given.add_argument("--types", nargs="*", default=["float32", "uint8"])
     asked = given.parse_args()
     methods = {
-        "FedNest": bench._paper_method(),
-        "ASFBO": rk.ASFBO(local_steps=bench.LOCAL_STEPS[1], batch_size=bench.BATCH),
+        "FedNest": speed._paper_method(),
+        "ASFBO": rk.ASFBO(local_steps=speed.LOCAL_STEPS[1], batch_size=speed.BATCH),
     }
     for kind in asked.types:
         rows, sizes = _rows(asked, kind), np.full(asked.clients, asked.samples)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients], asked: Any, total: int) -> None:
-    start = layers(jax.random.key(0), asked.inputs, asked.width, bench.CLASSES)
+    start = layers(jax.random.key(0), asked.inputs, asked.width, speed.CLASSES)
     sessions: dict[str, Any] = {
         where: rk.Simulation().open(Job(problem, clients, method, start, asked.cohort))
         for where, clients in placed.items()
@@ -67,7 +67,7 @@ def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients]
     host = sessions["host"]
     rounds(host)  # who is there at first, and the compilation
     before, begin = host.moved, host.rounds
-    best = bench.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, asked.repeats)
+    best = speed.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, asked.repeats)
     device, other = (best[where] / asked.rounds for where in ("device", "host"))
     moved = (host.moved - before) / (host.rounds - begin)
     share = moved / (total * asked.cohort / asked.clients)
@@ -86,7 +86,7 @@ def _rows(asked: Any, kind: str) -> list[dict[str, np.ndarray]]:
 
     def level() -> dict[str, np.ndarray]:
         images = rng.integers(256, size=(total, asked.inputs), dtype=np.uint8)
-        labels = rng.integers(bench.CLASSES, size=total, dtype=np.int32)
+        labels = rng.integers(speed.CLASSES, size=total, dtype=np.int32)
         return {"image": images if kind == "uint8" else images.astype(np.float32) / np.float32(255), "label": labels}
 
     return [level(), level()]

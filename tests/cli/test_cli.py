@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli, report
-from rookery.cli import demonstration as demo
+from rookery.cli import demo_runs as demo
 from rookery.cli.registry import ALGORITHMS, TASKS, find_algorithm
+from rookery.cli.request import TaskOptions
 from rookery.language import hyperparameters
 from rookery.language.metrics import direction
 
@@ -116,8 +117,8 @@ def test_a_server_optimizer(tmp_path):
     ("text", "message"),
     [
         ("adamm:0.1", "There is no server optimizer 'adamm'; did you mean adam?"),
-        ("adam", "give a positive step size after the name, as in adam:0.001"),
-        ("adam:fast", "give a positive step size after the name, as in adam:0.001"),
+        ("adam", "give a positive step size after the name, e.g. adam:0.001"),
+        ("adam:fast", "give a positive step size after the name, e.g. adam:0.001"),
     ],
 )
 def test_a_server_optimizer_that_is_none(text, message):
@@ -213,7 +214,7 @@ def test_what_a_stopped_run_leaves(tmp_path, monkeypatch):
         run.stopped = "round 6: x is not finite"
         return run
 
-    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.execution, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 6, "--out", tmp_path / "r", "--quiet")
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("rookery: The run stopped: round 6: x is not finite. Try smaller steps")
@@ -238,7 +239,7 @@ def test_a_metric_that_is_not_finite_is_told_where_the_variables_are(monkeypatch
     def solve(*given, evaluate, **options):
         return rk.solve(*given, evaluate=lambda x, y: {**evaluate(x, y), "distance": np.nan}, **options)
 
-    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.execution, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*SMALL, "--rounds", 2, "--json")
     assert result.exit_code == 1
     assert "distance is not finite from round 0 on" in result.stderr
@@ -268,7 +269,7 @@ def test_a_run_that_diverges_in_finite_numbers_says_so(tmp_path):
 )
 def test_what_counts_as_diverged(metric, values, bad):
     history = pd.DataFrame({"round": [0, 1], metric: values})
-    assert (cli.running._diverged(history, direction(metric)) is not None) is bad
+    assert (cli.execution.divergence(history, direction(metric)) is not None) is bad
 
 
 def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
@@ -276,7 +277,7 @@ def test_a_demo_with_a_run_that_stopped_ends_with_code_1(tmp_path, monkeypatch):
     monkeypatch.setattr(demo.Demo, "numbers", lambda self: {"stopped": self.stopped})
     monkeypatch.setattr(demo.Demo, "table", lambda self: "")
     monkeypatch.setattr(demo.Demo, "lines", lambda self: [])
-    monkeypatch.setattr(demo, "demo", lambda *given, **options: made)
+    monkeypatch.setattr(demo, "run_demo", lambda *given, **options: made)
     result = invoke("demo", "--json")
     assert result.exit_code == 1
     assert "FedNest, iid, seed 0: round 3: x is not finite" in result.stderr
@@ -339,7 +340,7 @@ def test_unknown_names_and_values(arguments, said):
         ("upper_step=none", "upper_step must be a positive number; got None"),
         ("lower_rounds=1.5", "lower_rounds must be an integer of at least 1; got 1.5"),
         ("lower_local_steps=5..2", "low, high"),
-        ("lower_local_steps=epochs:many", "epochs: is followed by a number"),
+        ("lower_local_steps=epochs:many", "epochs: must be followed by a number"),
         ("neumann=sun", "neumann must be one of 'sum', 'random', 'cg'; got 'sun'"),
         ("batch_size=0", "at least 1"),
         ("resample=maybe", "resample must be True or False; got 'maybe'"),
@@ -368,7 +369,7 @@ def test_bad_settings(setting, said):
     ],
 )
 def test_values(text, value):
-    read = cli.asked.value_of(text)
+    read = cli.settings.parse_value(text)
     assert read == value
     assert type(read) is type(value)
 
@@ -397,10 +398,10 @@ class BilevelOnly:
 
 
 def test_minimax_is_handed_over_as_bilevel_and_said_so():
-    task, note = cli.asked.fit(rk.tasks.minimax_quadratic(clients=3), BilevelOnly)
+    task, note = cli.request.fit(rk.tasks.minimax_quadratic(clients=3), BilevelOnly)
     assert isinstance(task.problem, rk.Bilevel)
     assert "handed over as one" in note
-    unchanged, note = cli.asked.fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
+    unchanged, note = cli.request.fit(rk.tasks.minimax_quadratic(clients=3), rk.FedNest)
     assert isinstance(unchanged.problem, rk.Minimax)
     assert note == ""
 
@@ -413,11 +414,11 @@ def test_the_default_algorithm_solves_the_tasks_problem():
         "FedAvg": rk.tasks.weighted_nodes().single_level,
     }
     for name, task in tasks.items():
-        assert cli.asked.default_algorithm(task) == name
+        assert cli.request.default_algorithm(task) == name
         assert type(task.problem) in ALGORITHMS[name].solves
-    asked = cli.asked.ask("quadratic", None, ["scope=client"], 3, None, 0)
-    assert (asked.algorithm.name, asked.note) == ("FedBiOLocal", "")
-    assert cli.asked.default_of("weighted-nodes", [], None, None, 0) == "WeightedNodesProx"
+    request = cli.request.resolve("quadratic", None, TaskOptions(["scope=client"], 3))
+    assert (request.named_algorithm.name, request.note) == ("FedBiOLocal", "")
+    assert cli.request.default_algorithm_of("weighted-nodes") == "WeightedNodesProx"
 
 
 def test_a_task_is_made_once_to_choose_an_algorithm(monkeypatch):
@@ -425,8 +426,8 @@ def test_a_task_is_made_once_to_choose_an_algorithm(monkeypatch):
     monkeypatch.setitem(
         TASKS, "quadratic", lambda clients=3, seed=0: made.append(clients) or rk.tasks.quadratic(clients)
     )
-    asked = cli.asked.ask("quadratic", None, ["upper_step=0.5"], 4, None, 0)
-    assert (asked.algorithm.name, asked.method.upper_step, made) == ("FedNest", 0.5, [4])
+    request = cli.request.resolve("quadratic", None, TaskOptions(["upper_step=0.5"], 4))
+    assert (request.named_algorithm.name, request.method.upper_step, made) == ("FedNest", 0.5, [4])
 
 
 def test_more_clients_than_there_can_be_are_refused_at_once():
@@ -437,7 +438,7 @@ def test_more_clients_than_there_can_be_are_refused_at_once():
 
 
 def test_single_level_methods_get_the_single_level_reading():
-    task, _ = cli.asked.fit(rk.tasks.hyperrep(clients=5), rk.FedAvg)
+    task, _ = cli.request.fit(rk.tasks.hyperrep(clients=5), rk.FedAvg)
     assert isinstance(task.problem, rk.SingleLevel)
 
 
@@ -581,7 +582,7 @@ SEVERAL = [
 
 
 def test_a_round_that_does_not_fit_is_one_line_too(capsys):
-    with pytest.raises(typer.Exit) as end, cli.program.border():
+    with pytest.raises(typer.Exit) as end, cli.terminal.errors_in_one_line():
         raise MemoryError("The device, which has 8 GB, is out of memory. Use a smaller batch_size.")
     assert end.value.exit_code == 1
     assert capsys.readouterr().err == (
@@ -590,7 +591,7 @@ def test_a_round_that_does_not_fit_is_one_line_too(capsys):
 
 
 def test_a_path_that_cannot_be_used_is_one_line_too(capsys):
-    with pytest.raises(typer.Exit) as end, cli.program.border():
+    with pytest.raises(typer.Exit) as end, cli.terminal.errors_in_one_line():
         raise FileNotFoundError(2, "No such file or directory", "/proc/x")
     assert end.value.exit_code == 2
     assert capsys.readouterr().err == ("rookery: Cannot use /proc/x: No such file or directory. Give another path.\n")
@@ -619,10 +620,10 @@ def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeyp
         done.append(options["seed"])
         return run
 
-    monkeypatch.setattr(cli.running, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
+    monkeypatch.setattr(cli.execution, "rk", SimpleNamespace(**{**vars(rk), "solve": solve}))
     result = invoke(*given)
     assert result.exit_code == 130, result.output
-    assert "2 of 4 runs are finished. Go on with --resume." in result.stderr
+    assert "2 of 4 runs are finished. Continue with --resume." in result.stderr
     assert "holds 3 of these runs already" in refused(*given)
     description = json.loads((tmp_path / "g" / "quadratic-FedBiO-seed0" / "run.json").read_text())
     (tmp_path / "g" / "quadratic-FedBiO-seed0" / "run.json").write_text(json.dumps({**description, "rounds_done": 1}))
@@ -647,7 +648,7 @@ def test_several_runs_skip_what_is_finished_and_end_with_means(tmp_path, monkeyp
 def test_several_runs_are_checked_before_the_first_starts(tmp_path):
     out = ["--out", tmp_path / "g"]
     assert "--out must be given" in refused(*SEVERAL)
-    assert "no run to go on with" in refused(*SEVERAL, *out, "--resume")
+    assert "no run to continue" in refused(*SEVERAL, *out, "--resume")
     assert "seeds must be an integer of at least 1; got 0" in refused(*SEVERAL, *out, "--seeds", 0)
     assert "LFedNest is given twice" in refused(*SEVERAL, *out, "-a", "LFedNest")
     assert "did you mean upper_step" in refused(*SEVERAL, *out, "--set", "uper_step=1")
@@ -666,8 +667,8 @@ def test_several_runs_of_which_one_diverges(tmp_path):
 @pytest.mark.parametrize(
     ("ended", "advice"),
     [
-        ({"stopped": "before the first round: x is not finite."}, cli.running.START),
-        ({"diverged": "loss is not finite from round 0 on."}, cli.running.START),
+        ({"stopped": "before the first round: x is not finite."}, cli.execution.BAD_START),
+        ({"diverged": "loss is not finite from round 0 on."}, cli.execution.BAD_START),
         ({"diverged": "loss is not finite from round 10 on."}, "Try smaller steps."),
     ],
 )
@@ -676,11 +677,11 @@ def test_several_runs_that_are_not_finite_from_the_start(ended, advice, tmp_path
     monkeypatch.setattr(report, "read_description", lambda folder: run)
     for name in ("read", "write"):
         monkeypatch.setattr(f"rookery.report.html.{name}", lambda *given: ([SimpleNamespace(metric="loss")], []))
-    monkeypatch.setattr(cli.several, "gathered", lambda *given: (None, [], []))
-    monkeypatch.setattr(cli.several, "lines", lambda *given: "")
+    monkeypatch.setattr(cli.grid, "collect", lambda *given: (None, [], []))
+    monkeypatch.setattr(cli.grid, "comparison_table", lambda *given: "")
     monkeypatch.setattr(report, "compared", lambda *given: None)
     monkeypatch.setattr(report, "save", lambda fig, path: path)
-    assert cli.several._shown({"t": [tmp_path]}, tmp_path, True, False) == 1
+    assert cli.grid._show_means({"t": [tmp_path]}, tmp_path, True, False) == 1
     assert capsys.readouterr().err.endswith(f"FedAvg on t, seed 0. {advice}\n")
 
 
@@ -757,7 +758,7 @@ def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, m
         monkeypatch.setenv(name, value if value == "off" else str(tmp_path / value))
     given = {}
     monkeypatch.setattr("jax.config.update", given.__setitem__)
-    cli.program.keep_compiled()
+    cli.compilation_cache.keep_compiled()
     at = given.pop("jax_compilation_cache_dir", None)
     assert (at is None) if folder is None else at.startswith(str(tmp_path / folder))
     assert bool(given) is others
@@ -783,6 +784,6 @@ def test_reproduce_and_bench_hand_over(tmp_path, monkeypatch):
     assert f"--data-dir must be a folder that exists; got {lost}" in refused(
         "reproduce", "fednest-fig4", "--quick", "--data-dir", lost
     )
-    monkeypatch.setattr("rookery.cli.bench.run", lambda: {"round_seconds": 0.5, "torch_seconds": None})
+    monkeypatch.setattr("rookery.cli.speed.measure", lambda: {"round_seconds": 0.5, "torch_seconds": None})
     assert json.loads(invoke("bench", "--json").stdout) == {"round_seconds": 0.5, "torch_seconds": None}
     assert "round_seconds" in invoke("bench").stdout

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rookery import cli, report
-from rookery.cli import demonstration as demo
-from rookery.cli.asked import ask
+from rookery.cli import demo_picture, demo_runs
+from rookery.cli import demo_stories as demo
+from rookery.cli.request import TaskOptions, resolve
 
 ENTRIES = [(story, entry) for story in demo.STORIES for entry in story.entries]
 
@@ -20,7 +21,7 @@ def asked(command):
     """What the command line makes of a command: the task's settings and the method."""
     words = shlex.split(command)
     settings = [words[k + 1] for k, word in enumerate(words) if word == "--set"]
-    return ask(words[2], words[4], settings, None, None, seed=0)
+    return resolve(words[2], words[4], TaskOptions(settings))
 
 
 @pytest.mark.parametrize(("story", "entry"), ENTRIES, ids=lambda value: getattr(value, "words", None))
@@ -59,13 +60,13 @@ def made_up(seeds=(0, 1)):
 
 
 def test_the_table_and_the_picture(tmp_path):
-    result = demo.Demo(made_up(), 3.0, tmp_path / "demo.png")
+    result = demo_runs.Demo(made_up(), 3.0, tmp_path / "demo.png")
     rows = result.rows()
     assert len(rows) == len(ENTRIES)
     assert rows["mean"].iloc[0] == pytest.approx(0.81)
     assert rows["spread"].iloc[0] == pytest.approx(0.02 / 2**0.5)
     assert json.loads(report.to_json(result.numbers()))["learnt"]["wrong labels"]["weight_corrupted"] == 0.1
-    demo.report.save(demo.draw(result.runs), result.picture)
+    report.save(demo_picture.draw(result.runs), result.picture)
     assert result.picture.read_bytes().startswith(b"\x89PNG")
     assert result.picture.stat().st_size < 250_000
     assert sum("rookery run" in line for line in result.lines()) == len(demo.STORIES)
@@ -82,7 +83,7 @@ def test_a_command_gives_the_demos_numbers():
 
 @pytest.mark.slow
 def test_the_demo_from_end_to_end(tmp_path):
-    result = demo.demo(tmp_path / "demo", rounds=2, seeds=1, progress=False)
+    result = demo_runs.run_demo(tmp_path / "demo", rounds=2, seeds=1, progress=False)
     assert result.picture.read_bytes().startswith(b"\x89PNG")
     assert not result.stopped
     assert pd.read_csv(tmp_path / "demo" / "demo.csv")["seed"].unique().tolist() == [0]

@@ -117,10 +117,10 @@ COMMANDS = [
     # Seeds, rounds and the other numbers.
     (f"{QUADRATIC} --seed 18446744073709551616", "seed must be an integer from 0 to 2**64 - 1; got 18446744073"),
     (f"{QUADRATIC} --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
-    (f"{QUADRATIC} --seed 1.5", "--seed"),
-    (f"{QUADRATIC} --seed x", "--seed"),
+    (f"{QUADRATIC} --seed 1.5", "--seed must be an integer; got '1.5'"),
+    (f"{QUADRATIC} --seed=x", "--seed must be an integer; got 'x'"),
     (f"{QUADRATIC} --rounds -1", "rounds must be an integer of at least 0; got -1"),
-    (f"{QUADRATIC} --rounds 1e3", "--rounds"),
+    (f"{QUADRATIC} --rounds 1e3", "--rounds must be an integer; got '1e3'"),
     (f"{QUADRATIC} --every 0", "every must be an integer of at least 1; got 0"),
     (f"{QUADRATIC} --cohort 0", "cohort must be an integer from 1 to 3, the number of clients, or None"),
     (f"{QUADRATIC} --cohort 4", "; got 4"),
@@ -131,7 +131,7 @@ COMMANDS = [
     (f"{QUADRATIC} --set samples=-4", "samples must be an integer of at least 1; got -4"),
     (f"{QUADRATIC} --set samples=0", "samples must be an integer of at least 1; got 0"),
     (f"{QUADRATIC} --set lower_dim=-1", "lower_dim must be an integer of at least 1; got -1"),
-    (f"{QUADRATIC} --set sizes=abc", "sizes='abc' is not a list of numbers of samples"),
+    (f"{QUADRATIC} --set sizes=abc", "sizes must be a list with the number of samples of each client; got 'abc'"),
     (f"{QUADRATIC} --set noise=-1", "noise must be a number of at least 0; got -1"),
     (f"{QUADRATIC} --set noise=nan", "noise must be a number of at least 0; got nan"),
     (f"{QUADRATIC} --set replace=yes", "replace must be true or false; got 'yes'"),
@@ -155,7 +155,7 @@ COMMANDS = [
     ("run minimax-quadratic --set penalty=-1", "penalty must be a number of at least 0; got -1"),
     ("run minimax-quadratic --set dim=0", "dim must be an integer of at least 1; got 0"),
     ("run portfolio --set assets=0", "assets must be an integer of at least 1; got 0"),
-    ("run dro-imbalanced --set few=5000", "few=5000: a rare class keeps at least 1 sample"),
+    ("run dro-imbalanced --set few=5000", "few must be from 1 to"),
     (f"{QUADRATIC} --server-optimizer adam:-1", "give a positive step size after the name"),
     # Names.
     ("run quadratik", "There is no task 'quadratik'; did you mean quadratic or minimax-quadratic?"),
@@ -169,13 +169,13 @@ COMMANDS = [
     ("new problm x", "There is no kind 'problm'; did you mean problem?"),
     ("new problem class", "'class' can't be a name in Python"),
     ("new problem 3d", "'3d' can't be a name in Python"),
-    ("new problem own", "own.py is there already"),
+    ("new problem own", "own.py exists already"),
     ("new problem x --out x.txt", "ends in .py"),
     # One's own code.
     ("run nowhere.py:task", "There is no file"),
-    ("run own.py", "own.py is a file; say what in it, as in own.py:"),
+    ("run own.py", "own.py is a file; name something in it, e.g. own.py:"),
     ("run own.py:tsk", "own.py has no 'tsk'; did you mean task?"),
-    ("run own.py:number", "own.py:number is an int; a task is a Task of rookery.tasks, or a function returning one"),
+    ("run own.py:number", "own.py:number is an int; a task is a rookery.tasks.Task, or a function returning one"),
     ("run own.py:Plain", "own.py:Plain is the class Plain; a task is"),
     ("run own.py:pair", "own.py:pair returns a tuple; it must return a rookery.tasks.Task"),
     ("run own.py:fails", "own.py:fails failed: KeyError: 'key' (own.py, line 21)"),
@@ -195,15 +195,15 @@ COMMANDS = [
     ("run --config bad.toml", "--config bad.toml is not TOML"),
     ("run --config typo.toml", "There is no option of `rookery run` called 'round'; did you mean rounds?"),
     ("run --config kind.toml", "rounds = [1] is not a value for --rounds"),
-    ("run --config word.toml", "--rounds"),
-    ("run --config flag.toml", "quiet is true or false, not 'yes'"),
-    ("run --config set.toml", "set is a table, as in [set]"),
+    ("run --config word.toml", "--rounds must be an integer; got 'many'"),
+    ("run --config flag.toml", "quiet must be true or false; got 'yes'"),
+    ("run --config set.toml", "set must be a table, e.g. [set]"),
     ("run --config setting.toml", "FedNest on quadratic has no setting 'uper_step'; did you mean upper_step"),
-    ("run --config table.toml", "upper_step = {'a': 1} is no number"),
+    ("run --config table.toml", "upper_step must be a number"),
     ("run --config good.toml --seed -1", "seed must be an integer from 0 to 2**64 - 1; got -1"),
     # Files.
-    (f"{QUADRATIC} --out done", "done holds a run already: go on with --resume, or give another --out"),
-    (f"{QUADRATIC} --out typo --resume", "typo holds no run to go on with"),
+    (f"{QUADRATIC} --out done", "done holds a run already: continue it with --resume, or give another --out"),
+    (f"{QUADRATIC} --out typo --resume", "typo holds no run to continue"),
     (f"{QUADRATIC} --resume", "--resume needs --out DIR"),
     (f"{QUADRATIC} --out file", "--out file: file is a file; give a folder"),
     (f"{QUADRATIC} --out file/x", "file is a file; give a folder"),
@@ -212,7 +212,7 @@ COMMANDS = [
     (f"{QUADRATIC} --out list --resume", "list is not a run: its run.json says nothing of task"),
     (f"{QUADRATIC} --out empty --resume", "empty is not a run: its run.json says nothing of task"),
     (f"{QUADRATIC} --out cut --resume", "cut is not a run: no readable run.json"),
-    (f"{QUADRATIC} --out done --resume --rounds 1", "done is 2 rounds on, more than --rounds 1: give at least 2"),
+    (f"{QUADRATIC} --out done --resume --rounds 1", "done has 2 rounds already, more than --rounds 1: give at least 2"),
     (f"{QUADRATIC} --out done --resume --set upper_step=0.5", "its upper_step is 0.05, here it is 0.5. Give"),
     (f"{QUADRATIC} --out done --resume --seed 4", "another run: its seed is 0, here it is 4"),
     (f"{TUNE} --out file", "file is a file; give a folder"),
@@ -268,10 +268,10 @@ def test_a_run_that_is_under_way_is_left_alone(places: Path, monkeypatch: pytest
 
 def test_a_search_without_a_folder_finds_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = cli.asked.ask("quadratic", "LFedNest", [], 3, None, 0)
-    assert cli.tune._new_folder(asked) == Path("runs/tune-quadratic-LFedNest")
+    request = cli.request.resolve("quadratic", "LFedNest", cli.request.TaskOptions(clients=3))
+    assert cli.tune._new_folder(request) == Path("runs/tune-quadratic-LFedNest")
     Path("runs/tune-quadratic-LFedNest").mkdir(parents=True)
-    assert cli.tune._new_folder(asked) == Path("runs/tune-quadratic-LFedNest-2")
+    assert cli.tune._new_folder(request) == Path("runs/tune-quadratic-LFedNest-2")
 
 
 def test_reproductions_of_two_scales_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

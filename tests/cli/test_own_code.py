@@ -138,7 +138,7 @@ def test_what_packages_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "The task 'lost' can't be loaded: ModuleNotFoundError: No module named 'no_such_package'" in lost
     assert "'quadratic' has the name of one of the library's" in taken
     assert len(invoke("list", "algorithms").stderr.splitlines()) == 1
-    assert registry.find_task("quadratic").thing is registry.TASKS["quadratic"]
+    assert registry.find_task("quadratic").target is registry.TASKS["quadratic"]
     assert "upper_dim" in done("list", "ours")
     told = json.loads(done("run", "ours", "-a", "fedours", "--clients", 3, "--rounds", 1, "--json"))
     assert (told["task"], told["algorithm"]) == ("ours", "FedOurs")
@@ -176,7 +176,7 @@ def test_every_hyperparameter_has_a_meaning(name: str) -> None:
 
 @pytest.mark.parametrize("name", registry.TASKS)
 def test_every_setting_has_a_meaning_and_a_default(name: str) -> None:
-    rows = {row["setting"]: row for row in cli.listing._settings(registry.TASKS[name])}
+    rows = {row["setting"]: row for row in cli.listing._task_settings(registry.TASKS[name])}
     assert all(row["meaning"] for row in rows.values()), rows
     assert rows["clients" if "clients" in rows else "nodes"]["default"] != "none"
 

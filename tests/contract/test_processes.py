@@ -186,7 +186,7 @@ def test_a_process_that_dies_ends_the_run_on_all(victim: int, tmp_path: Path) ->
     os.kill(int(worker), signal.SIGKILL)
     said = [process.communicate(timeout=60)[1] for process in each]
     assert [process.returncode for process in each] == [1, 1]
-    assert all("goes on from its last checkpoint with --resume" in own.splitlines()[-1] for own in said)
+    assert all("from its last checkpoint with --resume" in own.splitlines()[-1] for own in said)
 
 
 @pytest.mark.slow
@@ -199,6 +199,6 @@ def test_a_signal_to_one_stops_all(what: signal.Signals, tmp_path: Path) -> None
     os.kill(int(worker) if what is signal.SIGINT else each[1].pid, what)
     said = [process.communicate(timeout=120) for process in each]
     assert [process.returncode for process in each] == [130, 130]
-    assert "Go on with --resume" in said[0][1]
+    assert "Continue with --resume" in said[0][1]
     assert not [line for line in said[1][0].splitlines() if not line.startswith("[Gloo]")]  # only the first prints
     assert (tmp_path / "history.csv").exists()

@@ -91,7 +91,7 @@ def test_the_page_on_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_commands_of_the_demo_are_on_its_page() -> None:
-    from rookery.cli import demonstration as demo
+    from rookery.cli import demo_stories as demo
 
     (shown,) = [block for block in blocks("docs/demo.md", "console") if "rookery run" in block]
     assert shown.splitlines() == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]

@@ -163,13 +163,13 @@ def test_the_objective_without_a_level_is_the_log_of_the_mean_exponential():
 
 def test_words_that_are_not_known():
     for given, message in (
-        ({"data": "letters"}, "data='letters' is not known; there are: digits, cifar-10, cifar-100"),
-        ({"objective": "max"}, "objective='max' is not known; there are: kl, exp, chi2"),
-        ({"partition": "odd"}, "partition='odd' is not known; there are: iid, shards, dirichlet"),
+        ({"data": "letters"}, "data must be one of digits, cifar-10, cifar-100; got 'letters'"),
+        ({"objective": "max"}, "objective must be one of kl, exp, chi2; got 'max'"),
+        ({"partition": "odd"}, "partition must be one of iid, shards, dirichlet; got 'odd'"),
     ):
         with pytest.raises(ValueError, match=message):
             rk.tasks.dro_imbalanced(**given)
-    with pytest.raises(ValueError, match="data='letters' is not known; there are: adult, synthetic"):
+    with pytest.raises(ValueError, match="data must be one of adult, synthetic; got 'letters'"):
         rk.tasks.fairness(data="letters")
 
 

@@ -11,7 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 import rookery as rk
 from rookery.cli.registry import TASKS
-from rookery.tasks.hyperrep import digit_images, hidden
+from rookery.tasks.hyperrep import hidden
+from rookery.tasks.images import digit_images
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Tasks whose metric is an accuracy, or whose data may not be at hand: they have tests of their own.

@@ -107,10 +107,10 @@ def test_the_same_seed_gives_the_same_task_and_all_seeds_one_problem() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"setting": 5}, "setting=5 is not known"),
-        ({"center": "both"}, "center='both' is not known; there are: minority, majority"),
-        ({"minority": 15}, "there must be nodes of both kinds"),
-        ({"data": "covtype"}, "give setting=1"),
+        ({"setting": 5}, "setting must be 1, 2, 3 or 4; got 5"),
+        ({"center": "both"}, "center must be one of minority, majority; got 'both'"),
+        ({"minority": 15}, "minority must leave nodes of both kinds"),
+        ({"data": "covtype"}, "setting must be 1 for Covertype"),
     ],
 )
 def test_bad_input(given: Any, message: str) -> None:
@@ -141,7 +141,7 @@ def _fake(name: str, data_dir: Any = None) -> Dataset:
     ],
 )
 def test_other_data(data: str, setting: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("rookery.tasks.weighted_nodes"), "load", _fake)
+    monkeypatch.setattr(importlib.import_module("rookery.tasks.images"), "load", _fake)
     task = task_function(data=data, setting=setting, **SMALL)
     assert sum(leaf.size for leaf in jax.tree.leaves(task.init)) == size
     metrics = task.evaluate(np.full(15, 1 / 15), task.init)
@@ -181,7 +181,7 @@ def test_the_networks_convolutions_are_convolutions() -> None:
 
 @pytest.mark.slow
 def test_a_network_that_normalises_by_the_batch_takes_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("rookery.tasks.weighted_nodes"), "load", _fake)
+    monkeypatch.setattr(importlib.import_module("rookery.tasks.images"), "load", _fake)
     task = task_function(data="mnist", setting=1, nodes=3, minority=1, **SMALL).single_level
     assert task is not None
     solve = lambda clients, size: rk.solve(

@@ -295,7 +295,7 @@ def test_bad_input_of_the_command(tmp_path: Path) -> None:
         (f"{file}:NoSolves",): "the class NoSolves without solves; an algorithm is a frozen dataclass",
         ("FedAvg", "--problem", "bilevel"): "problem must be one that FedAvg solves (SingleLevel); got 'bilevel'",
         ("FedAvg", "--set", "stp=1"): "FedAvg has no setting 'stp'; did you mean step",
-        ("FedAvg", "--set", "step"): "--set must be of the form key=value",
+        ("FedAvg", "--set", "step"): "--set must have the form key=value",
         ("FedAvg", "--only", "clip"): "only must name checks; got 'clip'",
     }.items():
         refused = invoke("contract", *arguments)

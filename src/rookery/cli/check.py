@@ -1,12 +1,15 @@
-"""`rookery check`: a task's problem, looked at before a run."""
+"""`rookery check`: check a task's problem before a run."""
 
 import dataclasses
 
 import typer
 
 import rookery as rk
-from rookery.cli.asked import ClientCount, ConfigFile, Partition, Seed, Settings, TaskName, own_options, read_settings
-from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say
+from rookery.cli.options import AsJson, ClientCount, ConfigFile, Partition, Quiet, Seed, Settings, TaskName
+from rookery.cli.program import Command, app
+from rookery.cli.request import TaskOptions
+from rookery.cli.settings import read_settings
+from rookery.cli.terminal import complain, errors_in_one_line, show
 
 
 @app.command(cls=Command)
@@ -20,18 +23,18 @@ def check(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Look at a task's problem before a run: curvature, derivatives, steps to try; code 1 if something is bad."""
-    from rookery import report
-    from rookery.cli.registry import blaming, find_task, make_task
+    """Check a task's problem before a run: curvature, derivatives, steps to try. Exit code 1 if something is wrong."""
+    from rookery.cli.own_code import locating_errors
+    from rookery.cli.registry import find_task, make_task
 
-    with border(), blaming():
+    with errors_in_one_line(), locating_errors():
         named = find_task(task)
         _, arguments = read_settings(settings or [], named, None)
-        chosen = make_task(named, **arguments | own_options(named, clients, partition, seed))
-        found = rk.check(chosen.problem, chosen.clients, chosen.init, seed=seed)
-        if json:
-            print(report.to_json({**dataclasses.asdict(found), "task": named.name, "task_settings": arguments}))
-        say(quiet, json, str(found))
-        if found.bad:
-            complain(f"{named.name}: {'; '.join(line.value for line in found.bad)}.")
+        options = TaskOptions([], clients, partition, seed).arguments(named)
+        made = make_task(named, **arguments | options)
+        result = rk.check(made.problem, made.clients, made.init, seed=seed)
+        data = {**dataclasses.asdict(result), "task": named.name, "task_settings": arguments}
+        show(quiet, json, data, str(result))
+        if result.bad:
+            complain(f"{named.name}: {'; '.join(line.value for line in result.bad)}.")
             raise typer.Exit(1)

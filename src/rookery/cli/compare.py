@@ -1,4 +1,4 @@
-"""`rookery compare`: saved runs side by side."""
+"""`rookery compare`: compare saved runs in a table and a picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, say
+from rookery.cli.options import AsJson, Quiet, Runs
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import errors_in_one_line, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,62 +21,66 @@ if TYPE_CHECKING:
 
 @app.command(cls=Command)
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders of `rookery run --out`, `Run.save` or `rookery reproduce`, JSON-lines files, or CSV files."
-        ),
-    ],
+    runs: Runs,
     by: Annotated[
         str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products or seconds.")
     ] = "rounds",
-    metric: Annotated[str | None, typer.Option(help="Which one; the first run's main metric if left out.")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric. Default: the first run's main metric.")] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Compare saved runs in a table and a picture. Runs that differ in the seed alone share a line."""
+    """Compare saved runs in a table and a picture. Runs that differ only in the seed share a line."""
+    from rookery import report
+    from rookery.cli.registry import find
+    from rookery.report import html
+
+    with errors_in_one_line():
+        by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]
+        sources, _ = html.read(runs)
+        goal = _common_metric(sources, metric, by)
+        if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
+        frame, summaries, notes = collect(sources, goal)
+        tasks = list(dict.fromkeys(str(source.settings.get("task") or "") for source in sources))
+        panels = [("", frame, goal.signed)]
+        if len(tasks) > 1:
+            panels = []
+            for task in tasks:
+                part = frame[frame["task"] == task]
+                labels = part["label"].str.replace(f" on {task}", "", regex=False)
+                panels.append((task, part.assign(label=labels), goal.signed))
+        report.save(report.compared(panels, by), out)
+        data = {"by": by, "metric": goal.name, "runs": summaries, "notes": notes, "picture": str(out)}
+        title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
+        show(quiet, json, data, comparison_table(summaries, title), *notes, f"The picture: {out}")
+
+
+def _common_metric(sources: Sequence[Source], metric: str | None, by: str) -> Direction:
+    """Return the metric to compare: the one given, or the first run's main metric that all runs have."""
     from rookery import report
     from rookery.cli.registry import find
     from rookery.language.metrics import direction
-    from rookery.report import html
 
-    with border():
-        by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]
-        sources, _ = html.read(runs)
-        histories = [report.across(source.history) for source in sources]
-        common = [name for name in report.metrics(sources[0].history) if all(name in own for own in histories)]
-        common = [name for name in common if all(own[name].dtype.kind in "ifb" for own in histories)]
-        if not common:
-            raise ValueError("These runs have no metric in common.")
-        lacking = [source.name for source, own in zip(sources, histories, strict=True) if by not in own]
-        if lacking:
-            raise ValueError(f"--by {by} needs runs that record {by}; {lacking[0]} does not.")
-        asked = metric or next((own.metric for own in sources if own.metric and own.metric.lstrip("+-") in common), "")
-        asked = asked or common[0]
-        sign = asked[:1] if asked.startswith(("+", "-")) else ""
-        name = sign + find("common metric", asked.removeprefix(sign), dict.fromkeys(common))[0]
-        goal = direction(name, otherwise=False)
-        if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
-        frame, each, notes = gathered(sources, goal)
-        tasks = list(dict.fromkeys(str(own.settings.get("task") or "") for own in sources))
-        panels = [("", frame, goal.signed)]
-        if len(tasks) > 1:
-            parts = {task: frame[frame["task"] == task] for task in tasks}
-            plain = lambda task, own: own.assign(label=own["label"].str.replace(f" on {task}", "", regex=False))
-            panels = [(task, plain(task, own), goal.signed) for task, own in parts.items()]
-        report.save(report.compared(panels, by), out)
-        if json:
-            print(report.to_json({"by": by, "metric": goal.name, "runs": each, "notes": notes, "picture": str(out)}))
-        title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
-        say(quiet, json, lines(each, title), *notes, f"The picture: {out}")
+    histories = [report.across(source.history) for source in sources]
+    numeric = lambda name: all(name in history and history[name].dtype.kind in "ifb" for history in histories)
+    common = [name for name in report.metrics(sources[0].history) if numeric(name)]
+    if not common:
+        raise ValueError("These runs have no metric in common.")
+    without = [source.name for source, history in zip(sources, histories, strict=True) if by not in history]
+    if without:
+        raise ValueError(f"--by {by} needs runs that record {by}; {without[0]} does not.")
+    main = [source.metric for source in sources if source.metric and source.metric.lstrip("+-") in common]
+    wanted = metric or (main or common)[0]
+    sign = wanted[:1] if wanted.startswith(("+", "-")) else ""
+    name = find("common metric", wanted.removeprefix(sign), dict.fromkeys(common))[0]
+    return direction(sign + name, otherwise=False)
 
 
-def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]], list[str]]:
-    """Return all histories in one table, with a column for each measure; what each run came to; and notes.
+def collect(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]], list[str]]:
+    """Return all histories in one table with a column for each measure, a summary of each run, and notes.
 
-    Runs of one label are averaged: of each, only the rounds count that all of them have, and a note says so.
+    Runs of one label are averaged over the rounds that all of them have; a note says so if they differ.
     """
     import pandas as pd
 
@@ -102,52 +108,49 @@ def gathered(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, 
                 f"{label}: not all {len(places)} runs have the same rounds; the means are over those that all have, "
                 f"up to round {max(common)}."
             )
-    return (
-        pd.concat(histories),
-        [{"run": source.name, **_ended(own, goal)} for source, own in zip(sources, histories, strict=True)],
-        notes,
-    )
+    summaries = [
+        {"run": source.name, **_summary(history, goal)} for source, history in zip(sources, histories, strict=True)
+    ]
+    return pd.concat(histories), summaries, notes
 
 
-def _ended(own: pd.DataFrame, goal: Direction) -> dict[str, Any]:
-    """Return what a run came to and what it cost; None for a cost that it does not record."""
-    last, values = own.iloc[-1], own[goal.name]
-    costs = {
-        name: int(last[name]) if name in own else None for name in ("exchanges", "samples", "gradients", "products")
-    }
+def _summary(history: pd.DataFrame, goal: Direction) -> dict[str, Any]:
+    """Return a run's result and costs; None for a cost that it does not record."""
+    last, values = history.iloc[-1], history[goal.name]
+    counts = ("exchanges", "samples", "gradients", "products")
     return {
         "method": last["label"],
         "seed": None if last["seed"] < 0 else int(last["seed"]),
         "last": float(values.iloc[-1]),
         "best": float(values.max() if goal.higher_is_better else values.min()),
         "rounds": int(last["round"]),
-        **costs,
-        "bytes": round(last["bytes"] * 1e6) if "bytes" in own else None,
-        "seconds": float(last["seconds"]) if "seconds" in own else None,
+        **{name: int(last[name]) if name in history else None for name in counts},
+        "bytes": round(last["bytes"] * 1e6) if "bytes" in history else None,
+        "seconds": float(last["seconds"]) if "seconds" in history else None,
     }
 
 
-def lines(runs: list[dict[str, Any]], title: str) -> Any:
+def comparison_table(summaries: list[dict[str, Any]], title: str) -> Any:
     """Return the runs as a table for the terminal: a row for each method, with means and standard errors."""
     import pandas as pd
 
     from rookery import report
 
-    frame, rows = pd.DataFrame(runs), []
+    frame, rows = pd.DataFrame(summaries), []
     several = len(frame) > frame["method"].nunique()
-    for method, own in frame.groupby("method", sort=False):
-        row = {"method": method, **({"runs": len(own)} if several else {"seed": own["seed"].iloc[0]})}
-        row |= {
-            name: report.mean_and_error(own[name].tolist()) for name in (("last",) if several else ("last", "best"))
-        }
+    for method, runs in frame.groupby("method", sort=False):
+        row = {"method": method, **({"runs": len(runs)} if several else {"seed": runs["seed"].iloc[0]})}
+        for name in ("last",) if several else ("last", "best"):
+            row[name] = report.mean_and_error(runs[name].tolist())
         for name in ("rounds", "exchanges", "bytes", "samples", "gradients", "products", "seconds"):
-            known = own[name].dropna()
-            show = report.size if name == "bytes" else report.number
-            row[name] = (
-                show(float(known.mean()) if name in ("bytes", "seconds") else round(known.mean()))
-                if len(known)
-                else "–"
-            )
+            values = runs[name].dropna()
+            mean = values.mean() if len(values) else None
+            if mean is None:
+                row[name] = "–"
+            elif name == "bytes":
+                row[name] = report.size(float(mean))
+            else:
+                row[name] = report.number(float(mean) if name == "seconds" else round(mean))
         rows.append(row)
     shown = pd.DataFrame(rows)
     if not several and frame["seed"].isna().all():

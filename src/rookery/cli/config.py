@@ -1,4 +1,4 @@
-"""`--config FILE`: the options of a command in a TOML file, and the file that repeats a run."""
+"""`--config FILE`: read the options of a command from a TOML file, and write such a file."""
 
 import json
 import tomllib
@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
-_SET = "rookery.set"  # where the file's --set is kept until the command line's is known
+_SET = "rookery.set"  # key of the file's --set in the context
 
 
 def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take the file's options as defaults of this command."""
+    """Make the file's options the defaults of this command."""
     if path is None or ctx.resilient_parsing:
         return path
     from rookery.cli.registry import find
@@ -23,27 +23,28 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
     for name, value in _read(path).items():
         word, entry = find(f"option of `rookery {ctx.info_name}` called", name, known)
         if entry == "set":
-            ctx.meta[_SET] = _entries(path, value)
+            ctx.meta[_SET] = _settings(path, value)
             continue
         many = getattr(params[entry], "multiple", False) or params[entry].nargs == -1
         value = [value] if many and isinstance(value, str) else value
-        whole = isinstance(value, list) if many else isinstance(value, str | int | float)
-        if not whole or (isinstance(value, bool) and not getattr(params[entry], "is_flag", False)):
+        is_flag = getattr(params[entry], "is_flag", False)
+        fits = isinstance(value, list) if many else isinstance(value, str | int | float)
+        if not fits or (isinstance(value, bool) and not is_flag):
             raise ValueError(f"{path}: {word} = {json.dumps(value, default=str)} is not a value for --{word}.")
-        if getattr(params[entry], "is_flag", False) and not isinstance(value, bool):
-            raise ValueError(f"{path}: {word} is true or false, not {value!r}.")
+        if is_flag and not isinstance(value, bool):
+            raise ValueError(f"{path}: {word} must be true or false; got {value!r}.")
         name = params[entry].name or entry
-        defaults[name] = [str(each) for each in value] if many else value if isinstance(value, bool) else str(value)
+        defaults[name] = [str(item) for item in value] if many else value if isinstance(value, bool) else str(value)
     ctx.default_map = defaults
     return path
 
 
-def set_with_config(ctx: typer.Context, given: list[str] | None) -> list[str] | None:
-    """What --set says, and what the file does that --set does not."""
+def set_with_config(ctx: typer.Context, entries: list[str] | None) -> list[str] | None:
+    """Add the file's settings to those of --set, which win."""
     from_file = dict(ctx.meta.get(_SET, {}))
-    for entry in given or []:
+    for entry in entries or []:
         from_file.pop(entry.partition("=")[0].strip().replace("-", "_"), None)
-    return [*(given or []), *(f"{name}={text}" for name, text in from_file.items())]
+    return [*(entries or []), *(f"{name}={text}" for name, text in from_file.items())]
 
 
 def _option(param: Any) -> str:
@@ -60,23 +61,25 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"--config {path} is not TOML: {error}") from None
 
 
-def _entries(path: Path, given: Any) -> dict[str, str]:
-    """Name -> text as --set takes it, of a table or a list."""
-    if isinstance(given, list) and all(isinstance(entry, str) for entry in given):
-        given = dict(entry.partition("=")[::2] for entry in given)
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{path}: set is a table, as in [set] upper_step = 0.1.")
+def _settings(path: Path, table: Any) -> dict[str, str]:
+    """Return the settings of a table or a list as texts, by name."""
+    if isinstance(table, list) and all(isinstance(entry, str) for entry in table):
+        table = dict(entry.partition("=")[::2] for entry in table)
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{path}: set must be a table, e.g. [set] upper_step = 0.1; got {table!r}.")
     entries = {}
-    for name, value in given.items():
+    for name, value in table.items():
         value = "..".join(map(str, value)) if isinstance(value, list) and len(value) == 2 else value
         if not isinstance(value, str | int | float):
-            raise ValueError(f"{path}: {name} = {value!r} is no number, word, true or false, or pair of numbers.")
+            raise ValueError(
+                f"{path}: {name} must be a number, a word, true, false, or a pair of numbers; got {value!r}."
+            )
         entries[name.strip().replace("-", "_")] = str(value).lower() if isinstance(value, bool) else str(value)
     return entries
 
 
 def to_toml(options: Mapping[str, Any], settings: Mapping[str, Any], comment: str) -> str:
-    """Options, but for those that are None, and a table of settings; a text stands for a value that TOML has not."""
+    """Return a TOML file with the options that are not None, and a table of settings."""
     lines = [f"# {comment}"]
     lines += [f"{name} = {_toml(value)}" for name, value in options.items() if value is not None]
     lines += ["", "[set]", *(f"{name} = {_toml(value)}" for name, value in settings.items())]

@@ -1,16 +1,18 @@
-"""`rookery contract`: a method of one's own, checked as the library's methods are."""
+"""`rookery contract`: check your own method against the contract of the library's methods."""
 
 import contextlib
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say
+from rookery.cli.options import AsJson, Quiet
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import complain, errors_in_one_line, show
 
-# The programs of the checks run a few rounds each: nearly all their time is the compiler's, and most of that its
-# optimizer's.
+# The checks run a few rounds each, so nearly all the time is spent in the compiler, and most of it in its optimizer.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
@@ -24,46 +26,43 @@ def contract(
     problem: Annotated[
         str | None,
         typer.Option(
-            help="Check one class of problem only: bilevel, minimax, compositional, single-level or weighted-nodes."
+            help="Check one class of problems only: bilevel, minimax, compositional, single-level or weighted-nodes."
         ),
     ] = None,
-    exchanges: Annotated[int | None, typer.Option(help="Exchanges a round that the method states.")] = None,
-    gradients: Annotated[float | None, typer.Option(help="Gradients a client computes in a round.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Run this check only. Repeat it for more.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this check out. Repeat it for more.")] = None,
+    exchanges: Annotated[int | None, typer.Option(help="Exchanges per round that the method states.")] = None,
+    gradients: Annotated[float | None, typer.Option(help="Gradients that a client computes in a round.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only this check. Repeat it for more.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave out this check. Repeat it for more.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run only the checks that find most mistakes.")] = False,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Check a method of your own against the contract of the library's methods; code 1 if a check fails."""
-    with border():
-        _prepare()
-        from rookery.cli.registry import blaming, find_algorithm
-        from rookery.report import to_json
+    """Check your own method against the contract of the library's methods. Exit code 1 if a check fails."""
+    with errors_in_one_line():
+        _configure_jax()
+        from rookery.cli.own_code import locating_errors
+        from rookery.cli.registry import find_algorithm
+        from rookery.cli.settings import read_settings
         from rookery.testing import Report, checks
 
-        found = find_algorithm(method)
-        with blaming():
-            chosen = found.thing(**found.given | _hyperparameters(found, settings or []))
-        of = list(
-            checks(
-                chosen, problem, exchanges=exchanges, gradients=gradients, only=only or (), skip=skip or (), quick=quick
-            )
-        )
-        report = Report(found.name, _run(of, found.name, quiet or json))
-    if json:
-        results = [dataclasses.asdict(own) for own in report.results]
-        count = {how: len(report.of(how)) for how in ("passed", "failed", "skipped")}
-        print(to_json({"method": found.name, **count, "checks": results}))
-    say(quiet, json, _table(report))
+        named = find_algorithm(method)
+        hyperparameters, _ = read_settings(settings or [], None, named)
+        with locating_errors():
+            made = named.target(**named.given | hyperparameters)
+        names: dict[str, Any] = {"only": only or (), "skip": skip or (), "quick": quick}
+        chosen = list(checks(made, problem, exchanges=exchanges, gradients=gradients, **names))
+        report = Report(named.name, _run(chosen, named.name, quiet or json))
+    results = [dataclasses.asdict(result) for result in report.results]
+    counts = {ending: len(report.of(ending)) for ending in ("passed", "failed", "skipped")}
+    kept = [f"{named.name} keeps the contract: {report.summary}."] if report.ok else []
+    show(quiet, json, {"method": named.name, **counts, "checks": results}, _table(report), *kept)
     if not report.ok:
-        complain(f"{found.name} fails {len(report.failed)} of {len(report.results)} checks.")
+        complain(f"{named.name} fails {len(report.failed)} of {len(report.results)} checks.")
         raise typer.Exit(1)
-    say(quiet, json, f"{found.name} keeps the contract: {report.summary}.")
 
 
-def _prepare() -> None:
-    """Compile quickly and have two processors for a mesh, unless JAX has started."""
+def _configure_jax() -> None:
+    """Compile fast, and have two processors for a mesh, unless JAX has started."""
     import jax
 
     os.environ.setdefault("XLA_FLAGS", _FLAGS)
@@ -73,36 +72,21 @@ def _prepare() -> None:
             jax.config.update("jax_platforms", "cpu")
 
 
-def _hyperparameters(found: Any, given: list[str]) -> dict[str, Any]:
-    """The hyperparameters that are set."""
-    from rookery.cli.asked import value_of
-    from rookery.cli.registry import key
-
-    chosen: dict[str, Any] = {}
-    for entry in given:
-        name, sign, text = entry.partition("=")
-        name = name.strip().replace("-", "_")
-        if not sign or not name or not text.strip():
-            raise ValueError(f"--set must be of the form key=value, e.g. --set upper_step=0.1; got {entry!r}.")
-        chosen[key(found.name, name, [own.name for own in dataclasses.fields(found.thing)])] = value_of(text)
-    return chosen
-
-
-def _run(of: list[Any], title: str, hidden: bool) -> tuple[Any, ...]:
-    """The results, with a bar while the checks run."""
+def _run(checks: Sequence[Any], title: str, hidden: bool) -> tuple[Any, ...]:
+    """Run the checks with a progress bar; return their results."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rookery.testing.contract import run_in_order
+    from rookery.testing.runner import run_in_order
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
-        task = bar.add_task(title, total=len(of))
+        task = bar.add_task(title, total=len(checks))
         results = []
-        for result in run_in_order(of):
+        for result in run_in_order(checks):
             results.append(result)
-            following = of[len(results)].name if len(results) < len(of) else title
+            following = checks[len(results)].name if len(results) < len(checks) else title
             bar.update(task, advance=1, description=following)
         return tuple(results)
 
@@ -115,8 +99,8 @@ def _table(report: Any) -> Any:
     for name in ("check", "", "s"):
         table.add_column(name, justify="right" if name == "s" else "left", no_wrap=True)
     table.add_column("")
-    colour = {"passed": "green", "failed": "red", "skipped": "yellow"}
-    for own in report.results:
-        how = Text(own.outcome, style=colour[own.outcome])
-        table.add_row(Text(own.name), how, f"{own.seconds:.1f}", Text(own.detail))
+    colours = {"passed": "green", "failed": "red", "skipped": "yellow"}
+    for result in report.results:
+        ending = Text(result.outcome, style=colours[result.outcome])
+        table.add_row(Text(result.name), ending, f"{result.seconds:.1f}", Text(result.detail))
     return table

@@ -1,11 +1,13 @@
-"""`rookery demo`."""
+"""`rookery demo`: show what nested methods are for."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, told_below, writable
+from rookery.cli.options import AsJson, Quiet
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import complain, errors_in_one_line, show, without_nonfinite_warnings, writable
 
 
 @app.command(cls=Command)
@@ -14,17 +16,14 @@ def demo(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """What nesting is for, in three stories on handwritten digits: a table and a picture, in about a minute."""
-    from rookery import report
-    from rookery.cli import demonstration
+    """Show what nested methods are for: three stories on handwritten digits, in about a minute."""
+    from rookery.cli import demo_runs
 
-    with border():
+    with errors_in_one_line():
         writable(out)
-        with told_below():
-            result = demonstration.demo(out, progress=not (quiet or json))
-        if json:
-            print(report.to_json(result.numbers()))
-        say(quiet, json, result.table(), *result.lines(), f"The picture: {result.picture}")
+        with without_nonfinite_warnings():
+            result = demo_runs.run_demo(out, progress=not (quiet or json))
+        show(quiet, json, result.numbers(), result.table(), *result.lines(), f"The picture: {result.picture}")
         if result.stopped:
             complain(f"Runs stopped early: {'; '.join(result.stopped)}")
             raise typer.Exit(1)

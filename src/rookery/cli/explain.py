@@ -1,10 +1,12 @@
-"""`rookery explain`: what is exchanged in a round."""
+"""`rookery explain`: show what is exchanged in a round."""
 
 import sys
 
 import rookery as rk
-from rookery.cli.asked import AlgorithmName, ClientCount, Cohort, ConfigFile, Partition, Seed, Settings, TaskName, ask
-from rookery.cli.program import Command, app, border
+from rookery.cli.options import AlgorithmName, ClientCount, Cohort, ConfigFile, Partition, Seed, Settings, TaskName
+from rookery.cli.program import Command, app
+from rookery.cli.request import TaskOptions, resolve
+from rookery.cli.terminal import errors_in_one_line
 
 
 @app.command(cls=Command)
@@ -18,13 +20,13 @@ def explain(
     seed: Seed = 0,
     config: ConfigFile = None,
 ) -> None:
-    """Show every exchange of a round: what clients are sent, what they keep, what they send. Nothing is run."""
-    from rookery.cli.registry import blaming
+    """Show every exchange of a round: what clients receive, what they keep, what they send. Nothing is run."""
+    from rookery.cli.own_code import locating_errors
 
-    with border(), blaming():
-        asked = ask(task, algorithm, settings or [], clients, partition, seed)
-        if asked.note:
-            print(asked.note, file=sys.stderr)
-        chosen = asked.task
-        size = chosen.cohort if cohort is None else cohort
-        print(rk.explain(chosen.problem, chosen.clients, asked.method, chosen.init, cohort=size))
+    with errors_in_one_line(), locating_errors():
+        request = resolve(task, algorithm, TaskOptions(settings or [], clients, partition, seed))
+        if request.note:
+            print(request.note, file=sys.stderr)
+        made = request.task
+        size = made.cohort if cohort is None else cohort
+        print(rk.explain(made.problem, made.clients, request.method, made.init, cohort=size))

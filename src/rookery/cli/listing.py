@@ -1,19 +1,20 @@
-"""`rookery list`: what can be run, and its settings."""
+"""`rookery list`: algorithms, tasks, experiments and data sets, and the settings of one of them."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rookery.cli.program import AsJson, Command, app, border, complain, say
+from rookery.cli.options import AsJson
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import complain, errors_in_one_line, show
 
 if TYPE_CHECKING:
-    from rookery.cli.registry import Found
+    from rookery.cli.registry import Named
 
 Rows = list[dict[str, str]]
 
@@ -28,150 +29,128 @@ def list_names(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List what can be run; with a name, show its settings: what each means, and its default."""
+    """List what can be run; with a name, list its settings with their meanings and defaults."""
     import pandas as pd
 
-    from rookery import report
-    from rookery.cli.registry import find, find_algorithm, find_task, is_algorithm, is_reference, names
+    from rookery.base.printing import table
+    from rookery.cli.own_code import is_reference
+    from rookery.cli.registry import find, find_algorithm, find_either, find_task, names
 
-    with border():
+    with errors_in_one_line():
         kinds: dict[str, Callable[[], Rows]] = {
-            "algorithms": _algorithm_names,
-            "tasks": _task_names,
-            "experiments": _experiment_names,
-            "datasets": _dataset_names,
+            "algorithms": lambda: _offered("algorithm"),
+            "tasks": lambda: _offered("task"),
+            "experiments": _experiments,
+            "datasets": _datasets,
         }
         if what is None:
             lists = {kind: make() for kind, make in kinds.items()}
         elif is_reference(what):
-            own = find_algorithm(what) if is_algorithm(what) else find_task(what)
-            lists = {own.name: _parameters(own)}
+            named = find_either(what)
+            lists = {named.name: settings_of(named)}
         else:
-            single = {name: partial(_one, find_algorithm, name) for name in names("algorithm")}
-            single |= {name: partial(_one, find_task, name) for name in names("task")}
+            single: dict[str, Callable[[], Rows]] = {}
+            for kind, look_up in (("algorithm", find_algorithm), ("task", find_task)):
+                for name in names(kind):
+                    single[name] = lambda look_up=look_up, name=name: settings_of(look_up(name))  # type: ignore[misc]
             kind, make = find("list of", what, single | kinds)
             lists = {kind: make()}
-        if json:
-            print(report.to_json(lists))
-            return
-        for kind, rows in lists.items():
-            title = kind.capitalize() if kind in kinds else kind
-            say(False, False, report.table(pd.DataFrame(rows), title) if rows else f"{kind} has no settings.")
+        titles = {kind: kind.capitalize() if kind in kinds else kind for kind in lists}
+        tables = [
+            table(pd.DataFrame(rows), titles[kind]) if rows else f"{kind} has no settings."
+            for kind, rows in lists.items()
+        ]
+        show(False, json, lists, *tables)
 
 
-def _one(look: Callable[[str], Found], name: str) -> Rows:
-    return _parameters(look(name))
-
-
-def _algorithm_names() -> Rows:
+def _offered(kind: str) -> Rows:
     from rookery.cli.registry import offered
 
-    found, broken = offered("algorithm")
+    found, broken = offered(kind)
     for line in broken:
         complain(line)
-    return [
-        {
-            "name": name,
-            "solves": ", ".join(kind.__name__ for kind in own.thing.solves),
-            "what it is": _first_line(own.thing),
-        }
-        for name, own in found.items()
-    ]
+    rows = []
+    for name, named in found.items():
+        if kind == "algorithm":
+            row = {"solves": ", ".join(problem.__name__ for problem in named.target.solves)}
+        else:
+            row = {"settings": ", ".join(inspect.signature(named.target).parameters)}
+        rows.append({"name": name, **row, "what it is": (inspect.getdoc(named.target) or "").split("\n")[0]})
+    return rows
 
 
-def _task_names() -> Rows:
-    from rookery.cli.registry import offered
-
-    found, broken = offered("task")
-    for line in broken:
-        complain(line)
-    return [
-        {
-            "name": name,
-            "settings": ", ".join(inspect.signature(own.thing).parameters),
-            "what it is": _first_line(own.thing),
-        }
-        for name, own in found.items()
-    ]
-
-
-def _experiment_names() -> Rows:
+def _experiments() -> Rows:
     from rookery.experiments import EXPERIMENTS
 
     return [{"name": name, "what it is": experiment.title} for name, experiment in EXPERIMENTS.items()]
 
 
-def _dataset_names() -> Rows:
+def _datasets() -> Rows:
     from rookery.data import DATASETS
 
     return [{"name": name, "what it is": about} for name, about in DATASETS.items()]
 
 
-def _parameters(own: Found) -> Rows:
-    """Return the settings of an algorithm or a task: each name with its default and its meaning."""
-    return _hyperparameters(own) if isinstance(own.thing, type) else _settings(own.thing)
+def settings_of(named: Named) -> Rows:
+    """Return the settings of an algorithm or a task, each with its default and its meaning."""
+    return _hyperparameters(named) if isinstance(named.target, type) else _task_settings(named.target)
 
 
-def _hyperparameters(own: Found) -> Rows:
+def _hyperparameters(named: Named) -> Rows:
     from rookery.cli.registry import ALGORITHMS
     from rookery.language.hyperparameters import MEANINGS, expected
 
-    notes = _comments(own.thing)
+    comments = _field_comments(named.target)
     rows = []
-    for p in inspect.signature(own.thing).parameters.values():
-        row = {"setting": p.name, "default": _shown(own.given.get(p.name, p.default))}
-        row["may be"] = expected(own.thing, p.name)
-        meaning, note = MEANINGS.get(p.name, ""), notes.get(p.name, "")
-        if own.name in ALGORITHMS:
-            rows.append(row | {"meaning": meaning, "in its paper": note})
+    for p in inspect.signature(named.target).parameters.values():
+        meaning, comment = MEANINGS.get(p.name, ""), comments.get(p.name, "")
+        row = {"setting": p.name, "default": _default(named.given.get(p.name, p.default))}
+        row["may be"] = expected(named.target, p.name)
+        if named.name in ALGORITHMS:
+            rows.append(row | {"meaning": meaning, "in its paper": comment})
         else:
-            rows.append(row | {"meaning": note or meaning})
+            rows.append(row | {"meaning": comment or meaning})
     return rows
 
 
-def _comments(cls: type) -> dict[str, str]:
-    """What a class says beside its fields."""
-    found: dict[str, str] = {}
+def _field_comments(cls: type) -> dict[str, str]:
+    """Return the comments behind a class's fields."""
+    comments: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         try:
             source = inspect.getsource(base)
         except (OSError, TypeError):
             continue
-        found |= dict(re.findall(r"^\s+(\w+):[^#\n]*=[^#\n]*#\s*(.*?)\s*$", source, re.MULTILINE))
-    return found
+        comments |= dict(re.findall(r"^\s+(\w+):[^#\n]*=[^#\n]*#\s*(.*?)\s*$", source, re.MULTILINE))
+    return comments
 
 
-def _settings(make: Callable[..., Any]) -> Rows:
-    meanings = _described(inspect.getdoc(make) or "")
+def _task_settings(make: Callable[..., Any]) -> Rows:
+    meanings = described_arguments(inspect.getdoc(make) or "")
     rows = []
     for p in inspect.signature(make).parameters.values():
-        meaning = meanings.get(p.name, "")
-        default = _shown(p.default)
-        told = re.search(r"\s*\(None: ([^()]*)\)", meaning)
-        if p.default is None and told:
-            default, meaning = told[1], meaning.replace(told[0], "")
+        meaning, default = meanings.get(p.name, ""), _default(p.default)
+        if_none = re.search(r"\s*\(None: ([^()]*)\)", meaning)
+        if p.default is None and if_none:
+            default, meaning = if_none[1], meaning.replace(if_none[0], "")
         rows.append({"setting": p.name, "default": default, "meaning": meaning.rstrip(".")})
     return rows
 
 
-def _described(doc: str) -> dict[str, str]:
-    """The arguments that a docstring describes.
+def described_arguments(doc: str) -> dict[str, str]:
+    """Return the arguments that a docstring describes.
 
-    >>> _described("Digits.\\n\\nArguments:\\n    ways, shots: of an\\n        episode.\\n    seed: of all.\\n\\nMore.")
-    {'ways': 'of an episode.', 'shots': 'of an episode.', 'seed': 'of all.'}
+    >>> described_arguments("Digits.\\n\\nArguments:\\n    ways, shots: per\\n        episode.\\n    seed: of it.\\n")
+    {'ways': 'per episode.', 'shots': 'per episode.', 'seed': 'of it.'}
     """
     section = re.search(r"^Arguments:\n((?:[ ]{4,}.*\n?|\n(?=[ ]{4}))*)", doc, re.MULTILINE)
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for entry in re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE):
-        found |= dict.fromkeys(entry[0].split(", "), " ".join(entry[1].split()))
-    return found
+        arguments |= dict.fromkeys(entry[0].split(", "), " ".join(entry[1].split()))
+    return arguments
 
 
-def _shown(default: Any) -> str:
+def _default(default: Any) -> str:
     if default is inspect.Parameter.empty:
         return "to be given"
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)
-
-
-def _first_line(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n")[0]

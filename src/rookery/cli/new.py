@@ -1,4 +1,4 @@
-"""`rookery new`: a file to start from, which runs as it is."""
+"""`rookery new`: write a file to start from."""
 
 import importlib.util
 import keyword
@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from rookery.cli.program import Command, Quiet, app, border, say
+from rookery.cli.options import Quiet
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import errors_in_one_line, show
 
 _STARTS = Path(__file__).parent / "starts"
-_TASKS = {  # a task to try a method for each class of problems on
+_TASKS = {  # to try a method for each class of problems
     "bilevel": "quadratic",
     "minimax": "minimax-quadratic",
     "compositional": "portfolio",
@@ -25,33 +27,32 @@ _TASKS = {  # a task to try a method for each class of problems on
 @app.command(cls=Command)
 def new(
     kind: Annotated[str, typer.Argument(help="problem or algorithm.")],
-    name: Annotated[str, typer.Argument(help="What it is called: hospital, FedX.")],
+    name: Annotated[str, typer.Argument(help="Its name: hospital, FedX.")],
     problem: Annotated[
         str | None,
         typer.Option(
-            help="What the algorithm is for: bilevel (if left out), minimax, compositional, single-level or "
-            "weighted-nodes."
+            help="What the algorithm solves: bilevel (default), minimax, compositional, single-level or weighted-nodes."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; NAME.py if left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file. Default: NAME.py.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write a file to start your own problem or algorithm from; it runs as it is."""
     from rookery.cli.registry import find
 
-    with border():
+    with errors_in_one_line():
         kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
         if kind == "problem" and problem is not None:
-            raise ValueError("--problem says what an algorithm is for; leave it out for `rookery new problem`.")
+            raise ValueError("--problem says what an algorithm solves; leave it out for `rookery new problem`.")
         solved, task = find("class of problems", problem or "bilevel", _TASKS)
-        own = name.replace("-", "_")
-        if not own.isidentifier() or keyword.iskeyword(own):
-            raise ValueError(f"{name!r} can't be a name in Python; take letters, digits and _, as in hospital.")
-        path = out or Path(f"{own}.py" if kind == "problem" else f"{own.lower()}.py")
+        identifier = name.replace("-", "_")
+        if not identifier.isidentifier() or keyword.iskeyword(identifier):
+            raise ValueError(f"{name!r} can't be a name in Python; use letters, digits and _, e.g. hospital.")
+        path = out or Path(f"{identifier}.py" if kind == "problem" else f"{identifier.lower()}.py")
         if path.suffix != ".py":
             raise ValueError(f"--out {path}: the name of a Python file ends in .py.")
         if path.exists():
-            raise ValueError(f"{path} is there already; give another name, or another --out.")
+            raise ValueError(f"{path} exists already; give another name, or another --out.")
         if path.stem in sys.stdlib_module_names or importlib.util.find_spec(path.stem) is not None:
             raise ValueError(
                 f"{path.name} would hide the Python module {path.stem}; give another name, or another --out."
@@ -59,8 +60,8 @@ def new(
         file = kind if kind == "problem" else solved.replace("-", "_")
         text = (_STARTS / f"{file}.py").read_text(encoding="utf-8").replace("  # type: ignore[no-untyped-def]", "")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(re.sub(rf"\b{start}\b(?=[(:\"])", own, text), encoding="utf-8")
-        where = shlex.quote(f"{path}:{own}")
+        path.write_text(re.sub(rf"\b{start}\b(?=[(:\"])", identifier, text), encoding="utf-8")
+        where = shlex.quote(f"{path}:{identifier}")
         command = f"{where} --algorithm FedNest" if kind == "problem" else f"{task} --algorithm {where}"
         check = f"\nCheck it:\n  rookery contract {where}" if kind == "algorithm" else ""
-        say(quiet, False, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20{check}")
+        show(quiet, False, None, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20{check}")

@@ -1,32 +1,26 @@
-"""`rookery report`: saved runs in one HTML page."""
+"""`rookery report`: write saved runs into one HTML page."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, say
+from rookery.cli.options import AsJson, Quiet, Runs
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import errors_in_one_line, show
 
 
 @app.command(cls=Command)
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders of `rookery run --out`, `Run.save` or `rookery reproduce`, JSON-lines files, or CSV files."
-        ),
-    ],
+    runs: Runs,
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Its heading; the tasks' names if left out.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its heading. Default: the tasks' names.")] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
     """Write runs into one HTML page that opens offline: curves, costs, settings, weights, a reproduction's claims."""
-    from rookery import report as reports
     from rookery.report import html
 
-    with border():
+    with errors_in_one_line():
         html.write(runs, out, title)
-        if json:
-            print(reports.to_json({"report": str(out), "runs": [str(path) for path in runs]}))
-        say(quiet, json, f"The report: {out}")
+        show(quiet, json, {"report": str(out), "runs": [str(path) for path in runs]}, f"The report: {out}")

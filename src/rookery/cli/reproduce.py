@@ -1,4 +1,4 @@
-"""`rookery reproduce` and `rookery bench`: what was published, and the speed of this machine."""
+"""`rookery reproduce`: reproduce a published figure or table."""
 
 import json as decode
 from pathlib import Path
@@ -6,62 +6,47 @@ from typing import Annotated
 
 import typer
 
-from rookery.cli.program import AsJson, Command, Quiet, app, border, say, writable
+from rookery.cli.options import AsJson, Quiet
+from rookery.cli.program import Command, app
+from rookery.cli.terminal import errors_in_one_line, show, writable
 
 
 @app.command(cls=Command)
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="See `rookery list experiments`.")],
-    quick: Annotated[bool, typer.Option("--quick", help="The same code, scaled down to minutes or less.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run the same code, scaled down to minutes or less.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; runs/EXPERIMENT or runs/EXPERIMENT-quick if left out.")
+        Path | None, typer.Option(help="Folder to write to. Default: runs/EXPERIMENT or runs/EXPERIMENT-quick.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many; the experiment has a default.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="The number of seeds; the experiment has a default.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder that holds the data sets.")] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Reproduce a figure or a table of a paper: numbers, a picture, and a verdict on each of its claims."""
+    """Reproduce a figure or a table of a paper: numbers, a picture, and a verdict on each claim."""
     import pandas as pd
 
     from rookery import experiments, report
     from rookery.cli.registry import find
     from rookery.experiments.claims import REPRODUCED
 
-    with border():
+    with errors_in_one_line():
         name, found = find("experiment", experiment, experiments.EXPERIMENTS)
         if seeds is not None and seeds < 1:
             raise ValueError(f"--seeds must be an integer of at least 1; got {seeds}.")
         if data_dir is not None and not data_dir.is_dir():
             raise ValueError(f"--data-dir must be a folder that exists; got {data_dir}.")
         folder = writable(out or Path("runs") / (f"{name}-quick" if quick else name))
-        if out is None and found.family is not None:  # the experiments of a family find each other's runs there
+        if out is None and found.family is not None:  # experiments of a family share their runs there
             (folder.parent / f"{found.family}-runs").mkdir(parents=True, exist_ok=True)
         folder = experiments.reproduce(name, folder, quick, seeds, data_dir, not (quiet or json))
         if quiet:
             return
         claims = decode.loads((folder / "claims.json").read_text(encoding="utf-8"))
-        if json:
-            print(report.to_json({"experiment": name, "quick": quick, "out": folder, "claims": claims}))
         rows = [{"claim": c["claim"], "where": c["where"], "verdict": c["verdict"]} for c in claims]
         held = sum(c["verdict"] == REPRODUCED for c in claims)
         verdict = f"{held} of {len(claims)} claims reproduced."
         if quick:
             verdict += " Scaled down: this checks the code, not the paper."
-        say(False, json, report.table(pd.DataFrame(rows), name), verdict, f"Written to {folder}")
-
-
-@app.command(cls=Command)
-def bench(quiet: Quiet = False, json: AsJson = False) -> None:
-    """Measure the speed of this machine on fixed work."""
-    import pandas as pd
-
-    from rookery import report
-    from rookery.cli import bench as benchmark
-
-    with border():
-        result = benchmark.run()
-        if json:
-            print(report.to_json(result))
-        flat = pd.json_normalize(report.plain(result), sep=" ").iloc[0]
-        say(quiet, json, report.table(pd.DataFrame({"": flat.index, "value": flat.to_list()})))
+        data = {"experiment": name, "quick": quick, "out": folder, "claims": claims}
+        show(False, json, data, report.table(pd.DataFrame(rows), name), verdict, f"Written to {folder}")

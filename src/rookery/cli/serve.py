@@ -1,9 +1,8 @@
-"""`rookery serve`: the coordinator of a federation over a network."""
+"""`rookery serve`: coordinate a run over a network."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 import tomllib
@@ -15,74 +14,57 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import rookery as rk
-from rookery.cli.asked import AlgorithmName, Cohort, ConfigFile, Rounds, Seed, Settings, TaskName, ask
-from rookery.cli.program import AsJson, Command, Out, Quiet, app, border, complain
-from rookery.cli.running import execute
+from rookery.cli import options as opt
+from rookery.cli.execution import RunOptions, execute
+from rookery.cli.program import Command, app
+from rookery.cli.request import TaskOptions, resolve
+from rookery.cli.terminal import complain, errors_in_one_line, logger
 
 if TYPE_CHECKING:
-    from rookery.cli.registry import Found
+    from rookery.cli.registry import Named
     from rookery.report.status import StatusPage
-
-Address = Annotated[str | None, typer.Option(help="HOST:PORT; the kit has it. A coordinator may listen at 0.0.0.0.")]
-KitFolder = Annotated[Path | None, typer.Option("--kit", help="Its folder of certificates: rookery federation init.")]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Without certificates, on this machine alone: to try things out.")
-]
-
-Minimum = Annotated[
-    int | None,
-    typer.Option(help="Replies that an exchange needs; others are left out after the deadline. Without it, all."),
-]
-Deadline = Annotated[float, typer.Option(help="Seconds that a site has for a reply.")]
-Patience = Annotated[
-    float | None, typer.Option(help="Seconds to wait for sites that are needed; without it, until they are back.")
-]
-Clip = Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")]
-AllowOtherStudy = Annotated[
-    bool, typer.Option("--allow-other-study", help="Go on though a site's study is not the coordinator's, and say so.")
-]
-Noise = Annotated[float | None, typer.Option(help="Noise on each mean, times what --clip lets one site do.")]
 
 
 @app.command(cls=Command)
 def serve(
-    task: TaskName,
-    algorithm: AlgorithmName = None,
-    settings: Settings = None,
-    sites: Annotated[str | None, typer.Option(help="The sites' names, a,b,c, in order; the kit has them.")] = None,
-    kit: KitFolder = None,
-    address: Address = None,
-    insecure: Insecure = False,
-    minimum: Minimum = None,
-    deadline: Deadline = 300.0,
-    patience: Patience = None,
-    clip: Clip = None,
-    noise: Noise = None,
-    rounds: Rounds = None,
-    cohort: Cohort = None,
-    seed: Seed = 0,
-    every: Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")] = None,
-    status: Annotated[int | None, typer.Option(help="Port of a page that shows the run, on this machine.")] = None,
-    status_host: Annotated[str, typer.Option(help="Address of that page, for others to see it.")] = "127.0.0.1",
-    allow_other_study: AllowOtherStudy = False,
-    config: ConfigFile = None,
-    out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    quiet: Quiet = False,
-    json: AsJson = False,
+    task: opt.TaskName,
+    algorithm: opt.AlgorithmName = None,
+    settings: opt.Settings = None,
+    sites: Annotated[str | None, typer.Option(help="The sites' names, a,b,c, in order. Default: the kit's.")] = None,
+    kit: opt.KitFolder = None,
+    address: opt.Address = None,
+    insecure: opt.Insecure = False,
+    minimum: opt.Minimum = None,
+    deadline: opt.Deadline = 300.0,
+    patience: opt.Patience = None,
+    clip: opt.Clip = None,
+    noise: opt.Noise = None,
+    rounds: opt.Rounds = None,
+    cohort: opt.Cohort = None,
+    seed: opt.Seed = 0,
+    every: opt.Every = None,
+    status: Annotated[int | None, typer.Option(help="Port of a web page that shows the run, on this machine.")] = None,
+    status_host: Annotated[
+        str, typer.Option(help="Address of that page, to open it from other machines.")
+    ] = "127.0.0.1",
+    allow_other_study: opt.AllowOtherStudy = False,
+    config: opt.ConfigFile = None,
+    out: opt.Out = None,
+    resume: opt.Resume = False,
+    quiet: opt.Quiet = False,
+    json: opt.AsJson = False,
 ) -> None:
-    """Run an algorithm on data that are at sites: wait for them, and coordinate. See `rookery site`."""
-    from rookery.cli.registry import blaming
+    """Run an algorithm on data that stay at sites: wait for the sites, and coordinate them. See `rookery site`."""
+    from rookery.cli.own_code import locating_errors
 
-    stopped = " Go on with --resume, from the last completed round." if out is not None else ""
-    with border(), blaming(), told(stopped), _page(status, status_host) as page:
+    hint = " Continue with --resume, from the last completed round." if out is not None else ""
+    with errors_in_one_line(), locating_errors(), network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
         if resume and out is not None:  # before any site is asked
             _check_options(out, {"clip": clip, "noise": noise}, minimum)
-        asked = ask(task, algorithm, settings or [], len(names), None, seed)
+        request = resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed))
         if insecure:
-            print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
-        hyper = {f.name: getattr(asked.method, f.name) for f in dataclasses.fields(asked.method)}
+            print(INSECURE, file=sys.stderr)
         engine = rk.Federation(
             address if not insecure else address or "127.0.0.1:9443",
             sites=names,
@@ -90,29 +72,20 @@ def serve(
             insecure=insecure,
             deadline=deadline,
             patience=patience,
-            tell=_teller(quiet, page),
-            watch=None if page is None else _watcher(page, rounds if rounds is not None else asked.task.rounds),
-            study=study_of(asked.named),
+            tell=logger(quiet, *([] if page is None else [page.event])),
+            watch=None if page is None else _watcher(page, rounds if rounds is not None else request.task.rounds),
+            study=study_of(request.named_task),
             allow_other_study=allow_other_study,
         )
-        options = {
+        recorded = {
             "sites": sites, "kit": kit and str(kit), "address": address, "minimum": minimum, "deadline": deadline,
             "patience": patience, "clip": clip, "noise": noise, "insecure": insecure or None,
             "allow-other-study": allow_other_study or None,
         }  # fmt: skip
         code = execute(
-            asked,
-            asked.method,
-            hyper,
-            rounds,
-            cohort,
-            every,
-            seed,
-            out,
-            resume,
-            quiet,
-            json,
-            options,
+            request,
+            RunOptions(rounds, cohort, every, seed, out, resume, quiet, json),
+            recorded,
             command="serve",
             engine=engine,
             channel=channel_of(clip, noise),
@@ -122,8 +95,11 @@ def serve(
         raise typer.Exit(code)
 
 
+INSECURE = "rookery: --insecure: nothing is encrypted, and no site's or coordinator's name is checked."
+
+
 def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
-    """The sites' names, in order; ValueError if they are not those of the kit, or there is none."""
+    """Return the sites' names, in order; raise ValueError if there are none or the kit has others."""
     from rookery.cli.registry import find
     from rookery.engines.federation.kits import COORDINATOR, load_kit
 
@@ -132,27 +108,27 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
         if not insecure:
             raise ValueError("A coordinator needs certificates: --kit FOLDER, made by `rookery federation init`.")
         if not names:
-            raise ValueError("Without a kit a coordinator needs the sites' names: --sites a,b,c.")
+            raise ValueError("Without a kit, a coordinator needs the sites' names: --sites a,b,c.")
         return names
-    if kit.is_dir() and not (kit / "kit.toml").exists():  # of `nvflare provision`
+    if kit.is_dir() and not (kit / "kit.toml").exists():  # made by `nvflare provision`
         if not names:
-            raise ValueError(f"{kit} does not say which sites there are: --sites a,b,c.")
+            raise ValueError(f"{kit} does not name the sites; give --sites a,b,c.")
         return names
     own = load_kit(kit)
     if own.name != COORDINATOR:
-        raise ValueError(f"{kit} is the kit of the site {own.name}; the coordinator has one of its own.")
+        raise ValueError(f"{kit} is the kit of the site {own.name}; give the coordinator's.")
     return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
 
 
-def study_of(named: Found) -> list[Any]:
-    """The task's function, and the module that it was found in: what all sites must have the same."""
+def study_of(named: Named) -> list[Any]:
+    """Return the task's function and its module, which must be the same at all sites."""
     where = named.reference.rpartition(":")[0]
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return [named.thing, *(m for m in modules if where and where in (m.__name__, getattr(m, "__file__", None)))]
+    return [named.target, *(m for m in modules if where and where in (m.__name__, getattr(m, "__file__", None)))]
 
 
 def _check_options(out: Path, given: dict[str, float | None], minimum: int | None) -> None:
-    """Raise ValueError if the run in the folder was begun with other options that its rounds depend on."""
+    """Raise ValueError if the run in the folder began with other options that its rounds depend on."""
     try:
         before = tomllib.loads((out / "run.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -173,8 +149,8 @@ def _check_options(out: Path, given: dict[str, float | None], minimum: int | Non
 
 
 @contextlib.contextmanager
-def told(hint: str = "") -> Iterator[None]:
-    """What ends a run in one line: sites that are not there, one that leaves where it can't go on without, Ctrl-C."""
+def network_errors(hint: str = "") -> Iterator[None]:
+    """Report in one line what ends a run over a network: missing sites, a needed site that leaves, Ctrl-C."""
     try:
         yield
     except RuntimeError as error:
@@ -190,37 +166,27 @@ def told(hint: str = "") -> Iterator[None]:
 
 
 def channel_of(clip: float | None, noise: float | None) -> Any:
-    """What --clip and --noise ask for; None if they do not."""
+    """Return the channel for --clip and --noise; None without them."""
     if noise is not None and clip is None:
-        raise ValueError("--noise hides what one site can do, which --clip bounds: give --clip, too.")
+        raise ValueError("--noise needs --clip, which bounds the effect of one site: give --clip, too.")
     if clip is None:
         return None
     return rk.chain(rk.clip(clip), *([] if noise is None else [rk.gaussian(noise)]))
-
-
-def _teller(quiet: bool, page: StatusPage | None) -> Callable[[str], None]:
-    def tell(text: str) -> None:
-        if not quiet:
-            print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
-        if page is not None:
-            page.event(text)
-
-    return tell
 
 
 def _watcher(page: StatusPage, rounds: int) -> Callable[[Any], None]:
     last = [0.0]
 
     def watch(links: Any) -> None:
-        if time.monotonic() - last[0] < 0.2 and links.rounds + 1 < rounds:  # the page looks every second
+        if time.monotonic() - last[0] < 0.2 and links.rounds + 1 < rounds:  # the page refreshes every second
             return
         last[0] = time.monotonic()
         names = links.transport.names
         page.sites(
             [
-                {"name": name, "state": own.state, "since": own.since, "rounds": links.rounds, "missing": own.missing,
-                 "bytes_up": own.received, "bytes_down": own.sent}
-                for name, own in zip(names, links.records, strict=True)
+                {"name": name, "state": site.state, "since": site.since, "rounds": links.rounds,
+                 "missing": site.missing, "bytes_up": site.received, "bytes_down": site.sent}
+                for name, site in zip(names, links.records, strict=True)
             ]
         )  # fmt: skip
         page.progress(links.rounds, rounds, links.exchanges, links.received, links.sent)

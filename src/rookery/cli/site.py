@@ -1,10 +1,9 @@
-"""`rookery site`: one's own data in a federation over a network."""
+"""`rookery site`: take part in a run over a network with data that stay here."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,62 +12,68 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rookery.base.printable import printable
-from rookery.cli.asked import fit
-from rookery.cli.program import Command, Quiet, app, border, complain
-from rookery.cli.serve import Address, AllowOtherStudy, Insecure, KitFolder, told
+from rookery.cli.options import Address, AllowOtherStudy, Insecure, KitFolder, Quiet
+from rookery.cli.program import Command, app
+from rookery.cli.request import fit
+from rookery.cli.serve import INSECURE, network_errors
+from rookery.cli.terminal import complain, errors_in_one_line, logger
 
 if TYPE_CHECKING:
-    from rookery.engines.federation.policy import Policy
     from rookery.engines.federation.responder import Opened, Study
+    from rookery.engines.federation.policy import Policy
     from rookery.tasks.task import Task
 
-_LINE = 3000  # characters of a line about the run, some of which may be the coordinator's
+_LINE_LENGTH = 3000  # the longest line of text from the coordinator
 
 
 @app.command(cls=Command)
 def site(
-    module: Annotated[Path, typer.Option(help="A file with `task`, what was agreed on, and `data()`, the site's own.")],
+    module: Annotated[
+        Path, typer.Option(help="A file with `task`, which all sites share, and `data()`, this site's data.")
+    ],
     kit: KitFolder = None,
-    name: Annotated[str | None, typer.Option(help="This site's name; the kit has it.")] = None,
+    name: Annotated[str | None, typer.Option(help="This site's name. Default: the kit's.")] = None,
     address: Address = None,
     insecure: Insecure = False,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where it keeps what it remembers from round to round, and its log.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder for the memory between rounds, and for the log.")] = None,
     patience: Annotated[
-        float | None, typer.Option(help="Seconds without a connection after which it gives up; without it, never.")
+        float | None, typer.Option(help="Seconds without a connection before giving up. Default: never give up.")
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="A TOML file: which runs this site takes part in.")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A TOML file that says in which runs this site takes part.")
+    ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say what the run asks of this site, and take no part in it.")
+        bool, typer.Option("--explain", help="Print what the run asks of this site, without taking part.")
     ] = False,
     allow_other_study: AllowOtherStudy = False,
     quiet: Quiet = False,
 ) -> None:
-    """Take part in a run with data that stay here. It ends when the coordinator ends the run."""
-    from rookery.cli.registry import blaming
+    """Take part in a run with data that stay here, until the coordinator ends the run."""
+    from rookery.cli.own_code import locating_errors
     from rookery.engines.federation.audit import FILE, Audit
     from rookery.engines.federation.kits import COORDINATOR, load_kit
     from rookery.engines.federation.policy import Policy, guard_of
     from rookery.engines.federation.transports.grpc_site import JoinError
     from rookery.run import join as sites
 
-    with border(), blaming(), told():
-        own = None if kit is None else load_kit(kit, address)
-        if own is None and not insecure:
+    with errors_in_one_line(), locating_errors(), network_errors():
+        loaded = None if kit is None else load_kit(kit, address)
+        if loaded is None and not insecure:
             raise ValueError("A site needs certificates: --kit FOLDER, made by `rookery federation init`.")
-        called = name or (own.name if own else None)
-        if called is None:
-            raise ValueError("Without a kit a site needs --name.")
-        if own is not None and called != own.name:
-            raise ValueError(f"{kit} is the kit of {own.name}, not of {called}; leave out --name, or give its own kit.")
-        if own is not None and own.name == COORDINATOR:
-            raise ValueError(f"{kit} is the coordinator's kit; a site has one of its own.")
+        name = name or (loaded.name if loaded else None)
+        if name is None:
+            raise ValueError("Without a kit, a site needs --name.")
+        if loaded is not None and name != loaded.name:
+            raise ValueError(
+                f"{kit} is the kit of {loaded.name}, not of {name}; leave out --name, or give its own kit."
+            )
+        if loaded is not None and loaded.name == COORDINATOR:
+            raise ValueError(f"{kit} is the coordinator's kit; give this site's own.")
         if insecure:
-            print("rookery: --insecure: nothing is encrypted, and nobody's name is checked.", file=sys.stderr)
+            print(INSECURE, file=sys.stderr)
         rules = Policy() if policy is None else Policy.read(policy)
-        task, brings, names = read_module(module)
-        tell = _teller(quiet)
+        task, study, names = read_module(module)
+        tell = logger(quiet, longest=_LINE_LENGTH)
         fit_to = fitting(task, names)
 
         def fitted(study: Study, algorithm: Any) -> Study:
@@ -79,13 +84,13 @@ def site(
         audit = None if folder is None else Audit(folder / FILE)
         reading = Reading(rules)
         if explain:
-            tell("Waiting for the coordinator to open the run, which it does when all sites are connected.")
+            tell("Waiting for the coordinator, which opens the run when all sites are connected.")
         try:
             responder = sites.join(
-                own.address if own else address or "127.0.0.1:9443",
-                called,
-                brings,
-                kit=own,
+                loaded.address if loaded else address or "127.0.0.1:9443",
+                name,
+                study,
+                kit=loaded,
                 folder=folder,
                 guard=reading if explain else guard_of(rules, audit),
                 fitted=fitted,
@@ -109,13 +114,13 @@ def site(
 
 
 class Reading:
-    """A guard that says what a run asks, and lets no run be opened."""
+    """A guard that prints what a run asks, and refuses to take part."""
 
     def __init__(self, rules: Policy) -> None:
         self._rules, self.done = rules, False
 
     def __call__(self, opened: Opened) -> None:
-        """Print it."""
+        """Print the plan and the policy's verdict."""
         from rookery.engines.federation.in_words import in_words_for_a_site
         from rookery.engines.federation.site import RefusedError
 
@@ -124,14 +129,14 @@ class Reading:
             self._rules.check(opened)
             print("This site's policy allows it.")
         except RefusedError as error:
-            print(f"This site's policy does not allow it: {printable(error, _LINE)}")
+            print(f"This site's policy does not allow it: {printable(error, _LINE_LENGTH)}")
         self.done = True
         raise RefusedError("its owner is reading the plan, and has yet to take part.")
 
 
 def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
-    """A site's file: the task, what the site brings, and all its names."""
-    from rookery.cli.registry import load_file
+    """Load a site's file; return the task, the site's study, and all names of the file."""
+    from rookery.cli.own_code import load_file
     from rookery.engines.federation.agreement import declared
     from rookery.run import join as sites
     from rookery.tasks.task import Task
@@ -140,40 +145,32 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     task, data = getattr(module, "task", None), getattr(module, "data", None)
     task = task() if callable(task) and not isinstance(task, Task) else task
     if not isinstance(task, Task):
-        raise ValueError(f"{path} has no task; it is a Task, or a function returning one, the same at all sites.")
+        raise ValueError(f"{path} must define task, a Task or a function returning one, the same at all sites.")
     if not callable(data):
         raise ValueError(
-            f'{path} has no function data(); it returns the site\'s own: {{"lower": rows, "upper": rows}}.'
+            f'{path} must define data(), a function that returns the site\'s data: {{"lower": rows, "upper": rows}}.'
         )
     names = {name: thing for name, thing in vars(module).items() if not name.startswith("_")}
-    brings = sites.study(task.problem, task.init, data(), task.evaluate_client, names)
+    study = sites.study(task.problem, task.init, data(), task.evaluate_client, names)
     agreed = declared(*_defining(module), task.problem, task.evaluate_client, private=module)
-    return task, dataclasses.replace(brings, declared=agreed), names
+    return task, dataclasses.replace(study, declared=agreed), names
 
 
 def _defining(module: ModuleType) -> list[Any]:
-    """The task of a site's file, and the modules that have it under a name of their own: one of them defines it."""
+    """Return the task of a site's file, and all other modules that have it: one of them defines it."""
     task = module.task
     others = [other for other in list(sys.modules.values()) if isinstance(other, ModuleType) and other is not module]
     return [task, *(other for other in others if any(thing is task for thing in list(vars(other).values())))]
 
 
 def fitting(task: Task, names: dict[str, Any]) -> Callable[[Study, Any], Study]:
-    """What makes of a site's study the same data for its task as a method takes it."""
+    """Return a function that fits a site's study to a method: the same data, the task in the method's form."""
     from rookery.engines.federation.responder import Study
     from rookery.run import join as sites
 
     def fitted(before: Study, algorithm: Any) -> Study:
-        own, _ = fit(task, type(algorithm))
-        found = sites.described(own.problem, own.init, own.evaluate_client)
-        return Study(found.problem, found.init, before.data, found.measure, names)
+        form, _ = fit(task, type(algorithm))
+        described = sites.described(form.problem, form.init, form.evaluate_client)
+        return Study(described.problem, described.init, before.data, described.measure, names)
 
     return fitted
-
-
-def _teller(quiet: bool) -> Callable[[str], None]:
-    def tell(text: str) -> None:
-        if not quiet:
-            print(time.strftime("%H:%M:%S"), printable(text, _LINE), file=sys.stderr, flush=True)
-
-    return tell

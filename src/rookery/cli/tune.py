@@ -1,11 +1,10 @@
-"""`rookery tune`: search the step sizes and other hyperparameters of an algorithm on a task."""
+"""`rookery tune`: search step sizes and other hyperparameters of an algorithm on a task."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,137 +13,128 @@ from typing import Annotated, Any
 import typer
 
 import rookery as rk
-from rookery.cli.asked import (
-    AlgorithmName,
-    Asked,
-    ClientCount,
-    Cohort,
-    ConfigFile,
-    Partition,
-    Seed,
-    Settings,
-    TaskName,
-    ask,
-    text_of,
-    value_of,
-)
-from rookery.cli.program import AsJson, Command, Quiet, app, border, complain, say, writable
-from rookery.cli.running import START, repeated
+from rookery.cli import options as opt
+from rookery.cli.execution import BAD_START
+from rookery.cli.program import Command, app
+from rookery.cli.request import Request, TaskOptions, resolve
+from rookery.cli.run_folder import repeating_config
+from rookery.cli.settings import format_value, parse_value, setting_name
+from rookery.cli.terminal import complain, errors_in_one_line, folder_name, show, writable
 
-CANDIDATES = 49  # as many as `rk.tune` tries
+CANDIDATES = 49  # the default of `rk.tune`
 
 
 @app.command(cls=Command)
 def tune(
-    task: TaskName,
-    algorithm: AlgorithmName = None,
+    task: opt.TaskName,
+    algorithm: opt.AlgorithmName = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
-            help="A hyperparameter to search, with a range, upper_step=0.001:1 or local_steps=1:20, or with values, "
-            "local_steps=1,5,20; a step size alone: a tenth to ten times its value. Repeat it for more. Left out: all "
-            "step sizes that --set does not give.",
+            help="A hyperparameter to search, with a range (upper_step=0.001:1, local_steps=1:20) or with values "
+            "(local_steps=1,5,20). A step size without either is searched from a tenth to ten times its value. Repeat "
+            "it for more. Default: all step sizes that --set does not give.",
         ),
     ] = None,
-    candidates: Annotated[int, typer.Option(help="How many to try, at most.")] = CANDIDATES,
+    candidates: Annotated[int, typer.Option(help="The largest number of candidates to try.")] = CANDIDATES,
     metric: Annotated[
         str | None,
-        typer.Option(help="What decides (+name: higher is better, -name: lower); the task's main metric if left out."),
+        typer.Option(
+            help="The metric that decides (+name: higher is better, -name: lower). Default: the task's main metric."
+        ),
     ] = None,
-    settings: Settings = None,
-    rounds: Annotated[int | None, typer.Option(help="Of the best candidates; the task has a default.")] = None,
-    cohort: Cohort = None,
-    clients: ClientCount = None,
-    partition: Partition = None,
-    seed: Seed = 0,
-    mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or how many.")] = None,
-    config: ConfigFile = None,
+    settings: opt.Settings = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the best candidates; the task has a default.")] = None,
+    cohort: opt.Cohort = None,
+    clients: opt.ClientCount = None,
+    partition: opt.Partition = None,
+    seed: opt.Seed = 0,
+    mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or a number.")] = None,
+    config: opt.ConfigFile = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to; a new runs/tune-TASK-ALGORITHM if left out.")
+        Path | None, typer.Option(help="Folder to write to. Default: a new folder runs/tune-TASK-ALGORITHM.")
     ] = None,
-    quiet: Quiet = False,
-    json: AsJson = False,
+    quiet: opt.Quiet = False,
+    json: opt.AsJson = False,
 ) -> None:
-    """Search step sizes and other hyperparameters: many candidates at once, the worse half stopped early."""
+    """Search step sizes and other hyperparameters: many candidates together, the worse half stopped early."""
     from rookery import report
-    from rookery.cli.registry import blaming
+    from rookery.cli.own_code import locating_errors
 
-    with border(), blaming():
-        asked = ask(task, algorithm, settings or [], clients, partition, seed)
-        chosen, method = asked.task, asked.method
-        folder = _new_folder(asked) if out is None else writable(out)
+    with errors_in_one_line(), locating_errors():
+        settings = settings or []
+        request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
+        made, method = request.task, request.method
+        folder = _new_folder(request) if out is None else writable(out)
         if (folder / "tuning.json").exists():
             raise ValueError(f"{folder} holds a search already: give another --out.")
-        rounds_asked = chosen.rounds if rounds is None else rounds
-        given = [entry.partition("=")[0].strip().replace("-", "_") for entry in settings or []]
-        search = _search(over, method, given)
-        if asked.note and not quiet:
-            print(asked.note, file=sys.stderr)
-        found = rk.tune(
-            chosen.problem,
-            chosen.clients,
+        if request.note and not quiet:
+            print(request.note, file=sys.stderr)
+        tuning = rk.tune(
+            made.problem,
+            made.clients,
             method,
-            chosen.init,
-            rounds_asked,
-            evaluate=chosen.evaluate,
-            evaluate_client=chosen.evaluate_client,
-            metric=chosen.metric if metric is None else metric,
-            search=search,
+            made.init,
+            made.rounds if rounds is None else rounds,
+            evaluate=made.evaluate,
+            evaluate_client=made.evaluate_client,
+            metric=made.metric if metric is None else metric,
+            search=_search(over, method, settings),
             candidates=candidates,
-            cohort=chosen.cohort if cohort is None else cohort,
+            cohort=made.cohort if cohort is None else cohort,
             seed=seed,
-            engine=None if mesh is None else rk.Simulation(mesh=value_of(mesh)),
+            engine=None if mesh is None else rk.Simulation(mesh=parse_value(mesh)),
             progress=False if quiet or json else None,
         )
-        if found.interrupted and found.best is None:
+        if tuning.interrupted and tuning.best is None:
             complain("Stopped before any candidates were compared.")
             raise typer.Exit(130)
         options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
-        kept = [entry for entry, name in zip(settings or [], given, strict=True) if name not in found.search]
-        base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or asked.algorithm.name)}"]
+        kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
+        base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
         base += [f"--{name} {value}" for name, value in options.items() if value is not None]
         base += [f"--set {shlex.quote(entry)}" for entry in kept]
         more = [] if metric is None else [f"--metric {metric}"]
         more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
         more += [] if mesh is None else [f"--mesh {mesh}"]
-        told = _told(asked, found, base, more, folder)
+        data = _summary(request, tuning, base, more, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        found.table.to_csv(folder / "candidates.csv", index=False)
-        (folder / "tuning.json").write_text(report.to_json(told) + "\n")
-        title = f"{asked.title}: {found.metric} by step size"
-        picture = report.save(found.picture(title), folder / "landscape.png")
-        if found.best is not None:
-            options |= {"rounds": rounds_asked, "seed": seed}
-            (folder / "best.toml").write_text(repeated(asked, options, told["best"]), encoding="utf-8")
-        if json:
-            print(report.to_json({**told, "candidates": found.table.to_dict("records")}))
-        say(quiet, json, *_tuned(found, asked, told, picture, candidates))
-        if found.best is None and not math.isfinite(found.start):
-            complain(f"All {len(found.table)} candidates diverged: {found.metric} is not finite at round 0. {START}")
+        tuning.table.to_csv(folder / "candidates.csv", index=False)
+        (folder / "tuning.json").write_text(report.to_json(data) + "\n")
+        title = f"{request.title}: {tuning.metric} by step size"
+        picture = report.save(tuning.picture(title), folder / "landscape.png")
+        if tuning.best is not None:
+            options |= {"rounds": tuning.rounds, "seed": seed}
+            (folder / "best.toml").write_text(repeating_config(request, options, data["best"]), encoding="utf-8")
+        lines = _lines(tuning, request, data, picture, candidates)
+        show(quiet, json, {**data, "candidates": tuning.table.to_dict("records")}, *lines)
+        if tuning.best is None:
+            all_diverged = f"All {len(tuning.table)} candidates diverged"
+            bad_start = f"{all_diverged}: {tuning.metric} is not finite at round 0. {BAD_START}"
+            smaller = f"{all_diverged}. Search smaller steps: {data['next']}"
+            complain(smaller if math.isfinite(tuning.start) else bad_start)
             raise typer.Exit(1)
-        if found.best is None:
-            complain(f"All {len(found.table)} candidates diverged. Search smaller steps: {told['next']}")
-            raise typer.Exit(1)
-        if not (found.value > found.start if found.higher_is_better else found.value < found.start):
-            complain(f"No candidate is better than the start, where {found.metric} is {report.number(found.start)}.")
-        if found.interrupted:
+        if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
+            complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
+        if tuning.interrupted:
             complain("Stopped early: this is the best so far.")
             raise typer.Exit(130)
 
 
-def _new_folder(asked: Asked) -> Path:
-    """One that is not there yet."""
-    plain = re.sub(r"[^A-Za-z0-9-]+", "-", f"tune-{asked.named.name}-{asked.algorithm.name}")
+def _new_folder(request: Request) -> Path:
+    """Return a folder that does not exist yet."""
+    plain = folder_name(f"tune-{request.named_task.name}-{request.named_algorithm.name}")
     names = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
     return writable(next(Path("runs") / name for name in names if not (Path("runs") / name).exists()))
 
 
-def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, Any] | None:
-    """What to search, each with its range or its list of values if it has one; None if there is nothing."""
-    from rookery.cli.registry import key
+def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[str, Any] | None:
+    """Return the hyperparameters to search, each with its range, its values or None; None for the default search."""
+    from rookery.cli.registry import check_setting
     from rookery.run.search import step_sizes
 
     if over is None:
+        given = [setting_name(entry) for entry in settings]
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
             raise ValueError(
@@ -153,9 +143,8 @@ def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, 
         return dict.fromkeys(names) or None
     ranges: dict[str, Any] = {}
     for entry in over:
-        name, sign, text = entry.partition("=")
-        name = name.strip().replace("-", "_")
-        key(type(method).__name__, name, [field.name for field in dataclasses.fields(method)])
+        name, (_, sign, text) = setting_name(entry), entry.partition("=")
+        check_setting(type(method).__name__, name, [field.name for field in dataclasses.fields(method)])
         if name in ranges:
             raise ValueError(f"--over {entry!r}: {name} is named twice; give it once.")
         ranges[name] = _values(entry, text.strip()) if sign else None
@@ -163,85 +152,78 @@ def _search(over: list[str] | None, method: Any, given: list[str]) -> dict[str, 
 
 
 def _values(entry: str, text: str) -> tuple[float, float] | list[Any]:
-    """A range, low:high, or values, a,b,c; one value alone is likely a mistake."""
+    """Return a range, low:high, or a list of values, a,b,c; a single value is likely a mistake."""
     try:
         if ":" in text and "," not in text:
             low, high = (float(end) for end in text.split(":"))
             return low, high
-        values = [value_of(part.strip()) for part in text.split(",")]
+        values = [parse_value(part.strip()) for part in text.split(",")]
         if len(values) < 2 or any(part == "" for part in values):
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"--over {entry!r} must have the form name=low:high, as in upper_step=0.001:1, or name=value,value,..., as "
-            "in local_steps=1,5,20."
+            "--over must have the form name=low:high, e.g. upper_step=0.001:1, or name=value,value,..., e.g. "
+            f"local_steps=1,5,20; got {entry!r}."
         ) from None
     return values
 
 
 def _over(name: str, searched: Any) -> str:
-    """The option that searches this."""
+    """Return the option that searches these values or this range."""
     if isinstance(searched, list):
-        return f"--over {name}={','.join(str(text_of(value)) for value in searched)}"
+        return f"--over {name}={','.join(str(format_value(value)) for value in searched)}"
     return f"--over {name}={searched[0]:.3g}:{searched[1]:.3g}"
 
 
-def _told(asked: Asked, found: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
-    """What a search has come to, and what to run next, as JSON holds it."""
-    best = {} if found.best is None else {name: getattr(found.best, name) for name in found.search}
-    run = " ".join(["rookery run", *base, *(f"--set {name}={text_of(value)}" for name, value in best.items())])
-    ranges = found.moved()
-    if found.best is None:
-        smaller = {name: (own[0] / 100, own[0]) for name, own in ranges.items() if isinstance(own, tuple)}
-        ranges |= smaller
-    again = " ".join(["rookery tune", *base, *more, *(_over(name, own) for name, own in ranges.items())])
+def _summary(request: Request, tuning: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
+    """Return the contents of tuning.json: the result of a search, and the commands to run next."""
+    best = {} if tuning.best is None else {name: getattr(tuning.best, name) for name in tuning.search}
+    run = " ".join(["rookery run", *base, *(f"--set {name}={format_value(value)}" for name, value in best.items())])
+    ranges = tuning.moved()
+    if tuning.best is None:
+        ranges |= {name: (low[0] / 100, low[0]) for name, low in ranges.items() if isinstance(low, tuple)}
+    again = " ".join(["rookery tune", *base, *more, *(_over(name, searched) for name, searched in ranges.items())])
     return {
-        "task": asked.named.name,
-        "task_settings": asked.arguments,
-        "algorithm": asked.algorithm.name,
-        "rounds": found.rounds,
-        "metric": found.metric,
-        "search": found.search,
+        "task": request.named_task.name,
+        "task_settings": request.arguments,
+        "algorithm": request.named_algorithm.name,
+        **{name: getattr(tuning, name) for name in ("rounds", "metric", "search")},
         "best": best,
-        "value": found.value,
-        "edges": found.edges,
-        "diverged": found.diverged,
-        "tried": len(found.table),
-        "seconds": found.seconds,
-        "compiling": found.compiling,
-        "interrupted": found.interrupted,
+        **{name: getattr(tuning, name) for name in ("value", "edges", "diverged")},
+        "tried": len(tuning.table),
+        **{name: getattr(tuning, name) for name in ("seconds", "compiling", "interrupted")},
         "run": run if best else None,
-        "next": again if found.edges or found.diverged == len(found.table) else None,
+        "next": again if tuning.edges or tuning.diverged == len(tuning.table) else None,
         "out": folder,
     }
 
 
-def _tuned(found: rk.Tuning, asked: Asked, told: dict[str, Any], picture: Path, candidates: int) -> list[Any]:
-    """A search for the terminal: the best candidates and the one that was set, how it went, and what to do next."""
+def _lines(tuning: rk.Tuning, request: Request, data: dict[str, Any], picture: Path, candidates: int) -> list[Any]:
+    """Return the search for the terminal: the best candidates and the given one, the effort, and what to do next."""
     import pandas as pd
 
     from rookery import report
 
-    names, rungs = list(found.search), [name for name in found.table.columns if name.startswith("round ")]
+    names, rungs = list(tuning.search), [name for name in tuning.table.columns if name.startswith("round ")]
     columns: dict[str, list[Any]] = {"": [*names, *rungs]}
-    for place, row in enumerate(found.table.to_dict("records")):
-        lost = row["status"] == "diverged"
-        words = ["best" if place == 0 else str(place + 1)] if place < 5 and not lost else []
-        if all(row[name] == getattr(asked.method, name) for name in names):
-            words.append("as set: diverged" if lost else "as set")
+    for place, row in enumerate(tuning.table.to_dict("records")):
+        diverged = row["status"] == "diverged"
+        words = ["best" if place == 0 else str(place + 1)] if place < 5 and not diverged else []
+        if all(row[name] == getattr(request.method, name) for name in names):
+            words.append("as set: diverged" if diverged else "as set")
         if words:
             columns[", ".join(words)] = ["" if pd.isna(row[name]) else row[name] for name in [*names, *rungs]]
-    seconds = f"{found.seconds:.0f} s, {found.compiling:.0f} of them compiling"
-    tried = f"{found.diverged} of {len(found.table)} diverged. It took {seconds}."
-    if len(found.table) < candidates:
-        tried += f" (Of at most {candidates}: the values form a grid, and the next larger one has more.)"
-    title = f"{asked.title}: {found.metric}, the best of {len(found.table)} candidates"
-    said = [report.table(pd.DataFrame(columns), title), tried, f"The picture: {picture}"]
-    if told["run"]:
-        said.append(f"Run the best:\n  {told['run']}")
-    for name, end in found.edges.items():
-        low, high = min(found.search[name]), max(found.search[name])
-        said.append(f"{name} is best at the {end} end of its range, {low:.3g} to {high:.3g}.")
-    if found.edges:
-        said.append(f"Look further there:\n  {told['next']}")
-    return said
+    seconds = f"{tuning.seconds:.0f} s, {tuning.compiling:.0f} of them compiling"
+    effort = f"{tuning.diverged} of {len(tuning.table)} diverged. It took {seconds}."
+    if len(tuning.table) < candidates:
+        effort += f" (Of at most {candidates}: the values form a grid, and the next larger one has more.)"
+    title = f"{request.title}: {tuning.metric}, the best of {len(tuning.table)} candidates"
+    lines = [report.table(pd.DataFrame(columns), title), effort, f"The picture: {picture}"]
+    if data["run"]:
+        lines.append(f"Run the best:\n  {data['run']}")
+    for name, end in tuning.edges.items():
+        low, high = min(tuning.search[name]), max(tuning.search[name])
+        lines.append(f"{name} is best at the {end} end of its range, {low:.3g} to {high:.3g}.")
+    if tuning.edges:
+        lines.append(f"Look further there:\n  {data['next']}")
+    return lines

@@ -35,7 +35,8 @@ from rookery.experiments.curves import Figures, below, curves, draw, ends, mean,
 from rookery.experiments.experiment import Config, Experiment, Headline
 from rookery.experiments.grid import Grid
 from rookery.tasks import hyperrep, quadratic
-from rookery.tasks.hyperrep import digit_images, mnist_images, test_metrics
+from rookery.tasks.hyperrep import test_metrics
+from rookery.tasks.images import digit_images, mnist_images
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 

@@ -1,4 +1,4 @@
-"""Fair classification: a linear model whose true positive rate is to be the same in every group."""
+"""Fair classification: a linear model with the same true positive rate in every group."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 
 from rookery.base.arguments import check_counts, check_seed
@@ -17,10 +16,11 @@ from rookery.data.clients import Clients
 from rookery.data.rows import Rows
 from rookery.problems.objectives import Objective, equal_opportunity, group_shares
 from rookery.problems.problems import SingleLevel
-from rookery.tasks.task import Task, choice
+from rookery.tasks.linear import binary_scores, binary_zeros, log_losses
+from rookery.tasks.task import Task, choice, smallest, take
 
 GROUPS = ("White", "Black", "other")
-CUTS = {  # a bucket goes up to its number, which it contains; the last has none
+CUTS = {  # upper ends of the buckets, inclusive; the last bucket has none
     "capital-gain": (1, 4000, 10000),
     "capital-loss": (1, 1800, 1950),
     "hours-per-week": (39, 41, 50),
@@ -28,34 +28,30 @@ CUTS = {  # a bucket goes up to its number, which it contains; the last has none
 }
 
 
-def log_losses(x: Any, rows: Any) -> Float[Array, " n"]:
-    """The logistic loss of each sample."""
-    return optax.sigmoid_binary_cross_entropy(rows["features"] @ x["w"] + x["b"], rows["label"])
-
-
 def positives(rows: Any) -> Float[Array, "n groups"]:
-    """Who is a positive of which group."""
+    """Return 1 where a row is a positive of the group, else 0."""
     return (rows["group"][:, None] == jnp.arange(len(GROUPS))) * rows["label"][:, None]
 
 
 @cache
 def fair_objective(shares: tuple[float, ...], strength: float, smoothing: float, reference: Any) -> Objective:
-    """The objective alone."""
+    """Return the fair objective."""
     named = dict(zip(GROUPS, shares, strict=True))
     return equal_opportunity(log_losses, positives, named, strength=strength, smoothing=smoothing, reference=reference)
 
 
 @cache
 def plain_problem() -> SingleLevel:
-    """The mean loss: nobody looks at the groups."""
+    """Return the mean loss, which ignores the groups."""
     return SingleLevel(lambda x, rows: jnp.mean(log_losses(x, rows)))
 
 
 def adult_rows(seed: int = 0, data_dir: str | Path | None = None) -> tuple[Rows, Rows]:
-    """UCI Adult, the official training and test set, in 120 columns of zeros and ones.
+    """Return the official training and test sets of UCI Adult, in 120 columns of zeros and ones.
 
-    Each of the 8 categories is spread over its values ("?" is one); age (by the training set's quartiles), capital gain
-    and loss, hours a week and years of education over 4 buckets each: 122 columns, less those of the two named races.
+    Each of the 8 categories has a column per value ("?" is a value). Age (by the training set's quartiles), capital
+    gain, capital loss, hours a week and years of education have 4 buckets each. Of these 122 columns, those of the two
+    named races are left out.
     """
     adult = load("adult", data_dir)
     place = {name: i for i, name in enumerate(adult.columns)}
@@ -76,9 +72,9 @@ def adult_rows(seed: int = 0, data_dir: str | Path | None = None) -> tuple[Rows,
 
 
 def synthetic_rows(seed: int = 0, data_dir: Any = None) -> tuple[Rows, Rows]:
-    """A stand-in: 3 groups, of which the two small ones are recorded too low in the feature that tells most.
+    """Return synthetic data with 3 groups, where the most telling feature is recorded too low in the two small groups.
 
-    A further feature says, with noise, whether a sample is of a small group: by it a fair model can make up for that.
+    A further feature says, with noise, whether a sample is of a small group; a fair model can use it to compensate.
     """
     rng = np.random.default_rng([seed, 1])
 
@@ -96,18 +92,16 @@ def synthetic_rows(seed: int = 0, data_dir: Any = None) -> tuple[Rows, Rows]:
 
 
 class _Setting(NamedTuple):
-    """What goes with a data set."""
+    """Defaults for a data set."""
 
     rows: Callable[..., tuple[Rows, Rows]]
     rounds: int
-    defaults: dict[str, Any]
 
 
-_SAME = {"momentum": 0.1, "local_steps": 5, "batch_size": 16, "lower_step": 0.2}
-SETTINGS = {
-    "adult": _Setting(adult_rows, 2000, {"step": 0.1, "upper_step": 0.5, **_SAME}),
-    "synthetic": _Setting(synthetic_rows, 300, {"step": 0.1, "upper_step": 0.5, **_SAME}),
-}
+SETTINGS = {"adult": _Setting(adult_rows, 2000), "synthetic": _Setting(synthetic_rows, 300)}
+DEFAULTS = {
+    "step": 0.1, "upper_step": 0.5, "momentum": 0.1, "local_steps": 5, "batch_size": 16, "lower_step": 0.2,
+}  # fmt: skip
 
 
 def fairness(
@@ -121,24 +115,24 @@ def fairness(
     equal: bool = False,
     data_dir: str | Path | None = None,
 ) -> Task:
-    """Who earns more than 50,000 dollars? Logistic regression with equal opportunity for three groups by race.
+    """Predict who earns more than 50,000 dollars, by logistic regression with equal opportunity for three races.
 
     Arguments:
         clients: how many.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
-        strength, smoothing, reference: a, γ and what a group is compared with, see
-            `rookery.objectives.equal_opportunity`; its tolerance ε is .01. The set-up that the FedDRO paper adopts, of
-            GCIVR (Haddadpour et al. 2022), has a = γ = .1 and reference "all"; its released code, where the penalty has
-            no factor γ, minimises what is a = γ = 1 here.
-        seed: of the split among clients, and of the synthetic data.
-        data: "adult", UCI Adult with its official split; or "synthetic", a small stand-in that needs no files.
+        strength, smoothing, reference: a, γ and the rate that a group is compared with; see
+            `rookery.objectives.equal_opportunity`. Its tolerance ε is .01. The FedDRO paper adopts the set-up of GCIVR
+            (Haddadpour et al. 2022), a = γ = .1 and reference "all"; the released code of GCIVR, whose penalty has no
+            factor γ, minimises what is a = γ = 1 here.
+        seed: seed of the split among clients, and of the synthetic data.
+        data: "adult", UCI Adult with its official split; or "synthetic", small data that need no files.
         equal: leave out a few samples so that all clients have as many as the smallest.
-        data_dir: where the Adult files are; see `rookery.data.load`.
+        data_dir: the folder of the Adult files; see `rookery.data.load`.
 
-    x = {"w", "b"}, zeros at first. `Task.evaluate` gives the `accuracy` and the `tpr_gap`, the largest of
-    TPR_all − TPR_j over the groups j, both on the test set and (`train_accuracy`, `train_tpr_gap`) on the training set;
-    and `risk`, the fair objective's value on the latter. `Task.single_level` is the same without fairness,
-    and so is `ParallelSGD` on the task itself: h alone is the mean loss.
+    x = {"w", "b"}, initially zeros. `Task.evaluate` returns `accuracy` and `tpr_gap`, the largest TPR_all − TPR_j over
+    the groups j, on the test set; `train_accuracy` and `train_tpr_gap` on the training set; and `risk`, the fair
+    objective's value on the training set. `Task.single_level` minimises the mean loss, without fairness, and so does
+    `ParallelSGD` on the task itself.
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
@@ -147,34 +141,33 @@ def fairness(
     rows, test = settings.rows(seed, data_dir)
     parts = divide(rows["label"].astype(int), clients, seed)
     if equal:
-        rng, most = np.random.default_rng([seed, 2]), min(map(len, parts))
-        parts = [np.sort(rng.permutation(part)[:most]) for part in parts]
-    held = [{name: value[own] for name, value in rows.items()} for own in parts]
-    federation = Clients(upper=held, weights="size")
+        rng = np.random.default_rng([seed, 2])
+        parts = [np.sort(rng.permutation(part)[: smallest(parts, equal)]) for part in parts]
+    federation = Clients(upper=[take(rows, part) for part in parts], weights="size")
     shares = group_shares(federation, positives, GROUPS)
     fair = fair_objective(tuple(shares.values()), float(strength), float(smoothing), reference)
-    start = {"w": np.zeros(rows["features"].shape[1], np.float32), "b": np.zeros((), np.float32)}
+    start = binary_zeros(rows["features"].shape[1])
     test = {name: jnp.asarray(value) for name, value in test.items()}
-    common: dict[str, Any] = {
-        "name": "fairness",
-        "clients": federation,
-        "evaluate": lambda x, _: _metrics(fair, x, federation.upper.rows, test),
-        "metric": "risk",
-        "rounds": settings.rounds,
-        "every": settings.rounds // 20,
-        "defaults": settings.defaults,
-    }
-    single = Task(problem=plain_problem(), init=start, **common)
-    return Task(problem=fair.problem, init=fair.start(start), single_level=single, **common)
+    return Task(
+        name="fairness",
+        problem=fair.problem,
+        clients=federation,
+        init=fair.start(start),
+        evaluate=lambda x, _: _metrics(fair, x, federation.upper.rows, test),
+        metric="risk",
+        rounds=settings.rounds,
+        every=settings.rounds // 20,
+        defaults=DEFAULTS,
+    ).with_single_level(problem=plain_problem(), init=start)
 
 
 def rates(x: Any, rows: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The accuracy, and the largest of TPR_all − TPR_j."""
-    said = rows["features"] @ x["w"] + x["b"] > 0
+    """Return the accuracy, and the largest TPR_all − TPR_j."""
+    predicted = binary_scores(x, rows) > 0
     positive = rows["label"] > 0.5
-    each = positives(rows)
-    by_group = said @ each / jnp.sum(each, axis=0)
-    return jnp.mean(said == positive), jnp.max(jnp.mean(said, where=positive) - by_group)
+    members = positives(rows)
+    by_group = predicted @ members / jnp.sum(members, axis=0)
+    return jnp.mean(predicted == positive), jnp.max(jnp.mean(predicted, where=positive) - by_group)
 
 
 @partial(jax.jit, static_argnums=0)

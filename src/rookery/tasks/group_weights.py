@@ -1,4 +1,4 @@
-"""Group weights: the upper level learns how much each group counts in training, so that none is left behind."""
+"""Group weights: the upper level learns how much each group counts in training, to serve the worst group better."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -8,42 +8,34 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float
 
 from rookery.base.arguments import check_amounts, check_counts, check_positive, check_seed
 from rookery.data import PARTITIONS, load
 from rookery.data.clients import Clients
 from rookery.problems.problems import Bilevel, SingleLevel
-from rookery.tasks.task import Task, choice
+from rookery.tasks.linear import binary_scores, binary_zeros, log_losses
+from rookery.tasks.task import Task, bilevel_defaults, choice, split, take
 
-FARTHEST = 3.0  # that x_a may move from its start, either way
-
-
-def _scores(y: Any, batch: Any) -> Float[Array, " n"]:
-    return batch["features"] @ y["w"] + y["b"]
+FARTHEST = 3.0  # bound of the distance of x_a from its start
 
 
-def _log_losses(y: Any, batch: Any) -> Float[Array, " n"]:
-    return optax.sigmoid_binary_cross_entropy(_scores(y, batch), batch["label"])
-
-
-def _size(y: Any) -> Float[Array, ""]:
+def _half_square(y: Any) -> Float[Array, ""]:
     return 0.5 * (jnp.sum(y["w"] ** 2) + y["b"] ** 2)
 
 
 @cache
 def group_problem(shares: tuple[float, ...], temperature: float, penalty: float) -> Bilevel:
-    """The problem alone, for groups with these shares of all samples; see `group_weights`."""
+    """Return the problem for groups with these shares of all samples; see `group_weights`."""
     share = np.asarray(shares, np.float32)
 
     def upper(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        tilted = temperature * jnp.expm1(_log_losses(y, batch) / temperature)
+        tilted = temperature * jnp.expm1(log_losses(y, batch) / temperature)
         return jnp.mean(tilted / (len(share) * jnp.asarray(share)[batch["group"]]))
 
     def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
         weights = (jax.nn.softmax(x) / share)[batch["group"]]
-        return jnp.mean(weights * _log_losses(y, batch)) + penalty * _size(y)
+        return jnp.mean(weights * log_losses(y, batch)) + penalty * _half_square(y)
 
     start = np.log(share)
     return Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, start - FARTHEST, start + FARTHEST))
@@ -51,19 +43,19 @@ def group_problem(shares: tuple[float, ...], temperature: float, penalty: float)
 
 @cache
 def _plain_problem(penalty: float) -> SingleLevel:
-    return SingleLevel(lambda y, batch: jnp.mean(_log_losses(y, batch)) + penalty * _size(y))
+    return SingleLevel(lambda y, batch: jnp.mean(log_losses(y, batch)) + penalty * _half_square(y))
 
 
 class _Tables(NamedTuple):
-    """People in rows: `group` is what is weighted, `part` what true positive rates are compared between."""
+    """A row per person: groups (`group`) are weighted, and true positive rates are compared between parts (`part`)."""
 
     train: dict[str, np.ndarray]
     test: dict[str, np.ndarray]
-    names: tuple[str, ...]  # of the groups
+    names: tuple[str, ...]  # the groups' names
 
 
 class _Grouping(NamedTuple):
-    """A way to divide Adult. `has(column)` is 0 or 1 for each person; `rich` is the label."""
+    """A way to divide Adult; `has(column)` is 0 or 1 for each person, and `rich` is the label."""
 
     names: tuple[str, ...]
     group: Callable[..., np.ndarray]
@@ -93,7 +85,7 @@ GROUPS = {
 
 
 def _adult(groups: str | None, seed: int, data_dir: Any) -> _Tables:
-    """Categories as zeros and ones; numbers (of the capital's, log(1 + ·)) scaled to mean 0 and deviation 1."""
+    """Return Adult with categories as zeros and ones, and numbers (for capital, log(1 + ·)) standardised."""
     grouping = choice("groups", "sex-income" if groups is None else groups, GROUPS)
     adult = load("adult", data_dir)
     column = {name: i for i, name in enumerate(adult.columns)}
@@ -114,9 +106,9 @@ def _adult(groups: str | None, seed: int, data_dir: Any) -> _Tables:
 
 
 def _synthetic(groups: str | None, seed: int, data_dir: Any) -> _Tables:
-    """Two groups, nine in ten and one in ten, whose labels follow normal features in directions 60° apart."""
+    """Return two groups, nine in ten and one in ten, whose labels follow normal features in directions 60° apart."""
     if groups is not None:
-        raise ValueError(f"groups={groups!r}: the synthetic data have their own two groups; leave it out.")
+        raise ValueError(f"groups must be left out for synthetic data, which have their own two; got {groups!r}.")
     rng = np.random.default_rng([seed, 0])
     first, second = np.linalg.qr(rng.normal(size=(10, 2)))[0].T
     directions = 3 * np.stack([first, 0.5 * first + 0.75**0.5 * second])
@@ -130,27 +122,7 @@ def _synthetic(groups: str | None, seed: int, data_dir: Any) -> _Tables:
     return _Tables(tables[0], tables[1], ("large", "small"))
 
 
-class _Setting(NamedTuple):
-    """What goes with a data set."""
-
-    tables: Callable[..., _Tables]
-    clients: int
-
-
-SETTINGS = {"synthetic": _Setting(_synthetic, clients=10), "adult": _Setting(_adult, clients=20)}
-DEFAULTS = {
-    "upper_step": 0.3,
-    "lower_step": 0.5,
-    "lower_local_steps": 10,
-    "neumann_terms": 10,
-    "hessian_step": 0.5,
-    "linear_step": 0.5,
-    "local_steps": 5,
-    "server_upper_step": 0.3,
-    "server_lower_step": 0.5,
-    "server_linear_step": 0.5,
-    "bounds": ((0.03, 0.3), (0.05, 0.5), (0.05, 0.5)),
-}
+SETTINGS = {"synthetic": (_synthetic, 10), "adult": (_adult, 20)}  # the tables, and the number of clients
 
 
 def group_weights(
@@ -164,88 +136,76 @@ def group_weights(
     equal: bool = False,
     data_dir: str | Path | None = None,
 ) -> Task:
-    """Fairness by weights: how much should each group count in training, so that the worst served fares better?
+    """Learn how much each group should count in training, so that the worst-served group fares better.
 
-    Lower: logistic regression, one for all clients, on Σ_a softmax(x)_a·L_a(y) + penalty/2·‖y‖², where L_a is the mean
-    training loss of group a. A sample of group a has the weight softmax(x)_a/π_a for it, where π_a is the group's share
-    of all samples, which every client is told. x starts at log π, where every weight is 1, and stays within 3 of it.
+    Lower: one logistic regression for all clients, on Σ_a softmax(x)_a·L_a(y) + penalty/2·‖y‖², where L_a is the mean
+    training loss of group a. A sample of group a therefore has the weight softmax(x)_a/π_a, where π_a is the group's
+    share of all samples; every client is told the shares. x starts at log π, where every weight is 1, and stays within
+    3 of it.
 
-    Upper: the aim is the worst group's validation loss. The largest of several means is not itself a mean over clients,
-    nor is a smoothed one; so the upper loss is a bound of it that is: the mean over the groups of the mean over their
-    validation samples of T·(exp(ℓ/T) − 1), where T is the temperature. If F is its value, every group's mean loss is
-    at most T·log(G·(1 + F/T)), G the number of groups (by Jensen's inequality; up to the chance of the split, since a
-    sample's weight in F is 1/(G·π_a)). A low T looks at the worst samples, a high one at the groups' plain mean.
-    Clients may hold any mixture of groups, or one alone. There is no direct gradient: the upper loss does not depend
-    on x.
+    Upper: the goal is a low validation loss of the worst group. A maximum of means, even a smoothed one, is not a mean
+    over clients, so the upper loss is a bound that is: the mean over the groups of the mean over their validation
+    samples of T·(exp(ℓ/T) − 1), where T is the temperature. If F is its value, every group's mean loss is at most
+    T·log(G·(1 + F/T)) for G groups (by Jensen's inequality; up to the randomness of the split, since a sample's weight
+    in F is 1/(G·π_a)). A low T emphasises the worst samples; a high T gives the plain mean over the groups. A client
+    may hold one group or any mixture. There is no direct gradient: the upper loss does not depend on x.
 
     Arguments:
         clients: how many (None: 10 for synthetic data, 20 for Adult); each keeps a quarter of its samples for
             validation.
         partition: "iid"; or by group, not by label: "shards" (most clients hold two groups at most) or "dirichlet".
-        groups: of Adult: "sex-income" (None), the four groups of sex and income: equal opportunity, where the worst
+        groups: for Adult: "sex-income" (None), the four groups of sex and income: equal opportunity, where the worst
             served are women with a high income; "sex"; "race", white or not; "sex-race"; or "doctorate" (Mohri et al.
-            2019), who has one or not. By the last four, the worst group gains next to nothing.
+            2019), with one or without. With the last four, the worst group gains next to nothing.
         temperature: T.
-        penalty: of the lower level.
-        seed: of the split, and of the synthetic data.
+        penalty: the lower level's penalty.
+        seed: seed of the split, and of the synthetic data.
         data: "synthetic", two groups, nine in ten and one in ten, for which different linear rules are right; or
             "adult", UCI Adult: does a person earn more than 50,000 dollars?
         equal: leave out a few samples so that all clients have as many as the smallest.
-        data_dir: where the files of Adult are; see `rookery.data.load`.
+        data_dir: the folder of the Adult files; see `rookery.data.load`.
 
-    `Task.evaluate` gives, on people that no client has, `accuracy` and `loss`; `worst_accuracy` and `worst_loss`, those
-    of the worst group; `group_gap`, the difference between the best and the worst group's accuracy; `tpr_gap`, the
-    same of true positive rates (between the sexes for "sex-income"); `validation_loss`, F; and of each group accuracy,
-    loss and weight (`accuracy_women`, …). `Task.single_level` is the same regression without weights.
+    `Task.evaluate` returns, on people that no client has, `accuracy` and `loss`; `worst_accuracy` and `worst_loss`, of
+    the worst group; `group_gap`, the difference between the best and the worst group's accuracy; `tpr_gap`, the
+    difference in true positive rates (between the sexes for "sex-income"); `validation_loss`, F; and each group's
+    accuracy, loss and weight (`accuracy_women`, …). `Task.single_level` is the same regression without weights.
     """
-    settings = choice("data", data, SETTINGS)
+    read, default_clients = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)
-    clients = settings.clients if clients is None else clients
+    clients = default_clients if clients is None else clients
     check_seed(seed)
     check_counts(clients=clients)
     check_positive(temperature=temperature)
     check_amounts(penalty=penalty)
-    train, test, names = settings.tables(groups, seed, data_dir)
+    train, test, names = read(groups, seed, data_dir)
     shares = np.bincount(train["group"], minlength=len(names)) / len(train["group"])
     problem = group_problem(tuple(shares.tolist()), temperature, penalty)
-    rng = np.random.default_rng([seed, 1])
     rows = {name: train[name] for name in ("features", "label", "group")}
-    lower: list[Any] = []
-    upper: list[Any] = []
-    parts = divide(train["group"], clients, seed)
-    most = min(map(len, parts)) if equal else None
-    for part in parts:
-        mixed = rng.permutation(part)[:most]
-        cut = min(max(round(0.75 * len(mixed)), 1), len(mixed) - 1)
-        for level, own in ((lower, mixed[:cut]), (upper, mixed[cut:])):
-            level.append({name: value[own] for name, value in rows.items()})
-    y = {"w": np.zeros(rows["features"].shape[1], np.float32), "b": np.zeros((), np.float32)}
+    halves = split(np.random.default_rng([seed, 1]), divide(train["group"], clients, seed), 0.75, equal)
+    lower, upper = ([take(rows, half[level]) for half in halves] for level in (0, 1))
+    y = binary_zeros(rows["features"].shape[1])
     federation = Clients(lower, upper, weights="size")
     evaluate = group_metrics(test, names, problem, shares, federation.upper.rows)
-    common: dict[str, Any] = {"metric": "worst_accuracy", "rounds": 200, "every": 10}
-    single = Task(
-        name="group-weights",
-        problem=_plain_problem(penalty),
-        clients=Clients(upper=lower, weights="size"),
-        init=y,
-        evaluate=lambda y, _: evaluate(None, y),
-        defaults={"step": DEFAULTS["lower_step"], "local_steps": DEFAULTS["lower_local_steps"]},
-        **common,
-    )
     return Task(
         name="group-weights",
         problem=problem,
         clients=federation,
         init=(np.log(shares).astype(np.float32), y),
         evaluate=evaluate,
-        defaults=DEFAULTS,
-        single_level=single,
-        **common,
+        metric="worst_accuracy",
+        rounds=200,
+        defaults=bilevel_defaults(0.3, 0.5),
+    ).with_single_level(
+        problem=_plain_problem(penalty),
+        clients=Clients(upper=lower, weights="size"),
+        init=y,
+        evaluate=lambda y, _: evaluate(None, y),
+        defaults={"step": 0.5, "local_steps": 10},
     )
 
 
 def group_metrics(test: Any, names: tuple[str, ...], problem: Bilevel, shares: np.ndarray, validation: Any) -> Any:
-    """evaluate(x, y) on these people: all of them, group by group, and how far the groups are apart."""
+    """Return evaluate(x, y): metrics over all these people, per group, and the gaps between groups."""
     test = {name: jnp.asarray(value) for name, value in test.items()}
     parts = int(test["part"].max()) + 1
     return lambda x, y: _metrics(names, parts, problem, x, y, shares, test, validation)
@@ -256,19 +216,19 @@ def _metrics(
     names: tuple[str, ...], parts: int, problem: Bilevel, x: Any, y: Any, shares: Any, test: Any, validation: Any
 ) -> dict[str, Array]:
     positive = test["label"] > 0.5
-    right = (_scores(y, test) > 0) == positive
-    losses = _log_losses(y, test)
-    by = lambda value, of, count: jnp.stack([jnp.mean(value, where=of == a) for a in range(count)])
-    groups = {name: by(value, test["group"], len(names)) for name, value in (("accuracy", right), ("loss", losses))}
-    found = {
+    right = (binary_scores(y, test) > 0) == positive
+    losses = log_losses(y, test)
+    means = lambda value, group, count: jnp.stack([jnp.mean(value, where=group == a) for a in range(count)])
+    groups = {"accuracy": means(right, test["group"], len(names)), "loss": means(losses, test["group"], len(names))}
+    metrics = {
         "accuracy": jnp.mean(right),
         "loss": jnp.mean(losses),
         "worst_accuracy": jnp.min(groups["accuracy"]),
         "worst_loss": jnp.max(groups["loss"]),
         "group_gap": jnp.ptp(groups["accuracy"]),
-        "tpr_gap": jnp.ptp(by(right, jnp.where(positive, test["part"], -1), parts)),
+        "tpr_gap": jnp.ptp(means(right, jnp.where(positive, test["part"], -1), parts)),
         "validation_loss": problem.f(x, y, validation),
     }
     if x is not None:
         groups["weight"] = jax.nn.softmax(x) / shares
-    return found | {f"{what}_{name}": own[a] for what, own in groups.items() for a, name in enumerate(names)}
+    return metrics | {f"{metric}_{name}": each[a] for metric, each in groups.items() for a, name in enumerate(names)}

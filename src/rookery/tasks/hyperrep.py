@@ -14,22 +14,23 @@ from jaxtyping import Array, Float
 from rookery.base import tree
 from rookery.base.arguments import check_amounts, check_counts, check_seed
 from rookery.base.draws import seed_key
-from rookery.data import PARTITIONS, load
+from rookery.data import PARTITIONS
 from rookery.data.clients import Clients
 from rookery.language.fed import Epochs
 from rookery.parts import inverse_hessian
 from rookery.problems.problems import Bilevel, Scope, SingleLevel
-from rookery.tasks.task import Task, choice
+from rookery.tasks.images import Images, digit_images, mnist_images
+from rookery.tasks.task import Task, check_share, check_word, choice, split, take
 
 
 def hidden(x: Any, batch: Any) -> Any:
-    """What the classifier sees of a batch: the hidden layer's output in the place of the image."""
+    """Replace the images of a batch by the hidden layer's outputs: the classifier's inputs."""
     return {**batch, "image": jax.nn.relu(batch["image"] @ x["w"] + x["b"])}
 
 
 def _cross_entropy(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
     scores = batch["image"] @ y["w"] + y["b"]
-    marked = jax.nn.one_hot(batch["label"], scores.shape[-1], dtype=scores.dtype)  # whose gradient needs no scatter
+    marked = jax.nn.one_hot(batch["label"], scores.shape[-1], dtype=scores.dtype)  # its gradient needs no scatter
     return jnp.mean(optax.softmax_cross_entropy(scores, marked))
 
 
@@ -38,7 +39,7 @@ def _joint(z: Any, batch: Any) -> Float[Array, ""]:
 
 
 def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]:
-    """A hidden layer and an output layer, initialised as PyTorch's linear layers are: U(−1/√fan-in, 1/√fan-in)."""
+    """Return a hidden and an output layer, initialised like PyTorch's linear layers: U(−1/√fan-in, 1/√fan-in)."""
     keys = jax.random.split(key, 4)
 
     def layer(kw: Array, kb: Array, fan_in: int, out: int) -> Any:
@@ -53,13 +54,51 @@ def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]
 
 @cache
 def representation_problem(penalty: float = 0.0, l1: float = 0.0, scope: Scope = "global") -> Bilevel:
-    """The problem alone: cross-entropy at both levels, penalty/2·‖y‖² + l1·‖y‖₁ beside it at the lower one."""
+    """Return the problem: cross-entropy at both levels, plus penalty/2·‖y‖² + l1·‖y‖₁ at the lower level."""
 
     def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
         loss = _cross_entropy(x, y, batch) + 0.5 * penalty * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
         return loss + l1 * (jnp.sum(jnp.abs(y["w"])) + jnp.sum(jnp.abs(y["b"]))) if l1 else loss
 
     return Bilevel(upper=_cross_entropy, lower=lower, lower_scope=scope, features=hidden)
+
+
+class _Setting(NamedTuple):
+    """Defaults for a data set."""
+
+    images: Callable[..., Images]
+    clients: int
+    width: int
+    rounds: int
+    defaults: dict[str, Any]
+    single: dict[str, Any]
+
+
+_FIT_STEP, _FIT_STEPS = 0.05, 100  # for Adam, to fit a client's own output layer before it is evaluated
+SETTINGS = {
+    "digits": _Setting(
+        digit_images,
+        clients=50,
+        width=64,
+        rounds=200,
+        defaults={
+            "upper_step": 0.03, "lower_step": 0.1, "lower_local_steps": 10, "neumann_terms": 5, "batch_size": 8,
+            "local_steps": 10, "linear_step": 0.1,
+        },
+        single={"step": 0.1, "local_steps": 10, "batch_size": 8},
+    ),
+    "mnist": _Setting(
+        mnist_images,
+        clients=100,
+        width=200,
+        rounds=500,
+        defaults={
+            "upper_step": 0.01, "lower_step": 0.01, "lower_local_steps": Epochs(5), "neumann_terms": 5,
+            "batch_size": 64, "local_steps": 10, "linear_step": 0.01,
+        },
+        single={"step": 0.01, "local_steps": Epochs(5), "batch_size": 64},
+    ),
+}  # fmt: skip
 
 
 def hyperrep(
@@ -78,65 +117,55 @@ def hyperrep(
     train_metrics: bool = False,
     scope: Scope = "global",
 ) -> Task:
-    """An MLP on handwritten digits: hidden layer upper, output layer lower.
+    """Learn an MLP for handwritten digits: the hidden layer at the upper level, the output layer at the lower.
 
     Arguments:
-        clients: how many (None: 50 for digits, 100 for MNIST); each one's samples are split at random into training
+        clients: how many (None: 50 for digits, 100 for MNIST); the samples of each are split at random into training
             (lower) and validation (upper) data.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
-        width: of the hidden layer (None: 64 for digits, 200 for MNIST).
-        penalty: of the lower level, penalty/2·‖y‖².
-        seed: of the split and of the start.
-        data: "digits", scikit-learn's bundled ones, 8×8; or "mnist", 28×28, normalised by its mean and deviation: at
-            the sizes of Section 4.1 of the FedNest paper and with the steps of its authors' scripts.
-        equal: leave out a few samples so that all clients have as many as the smallest: what runs on clients of one
-            size is compiled once and needs no masks.
-        share: evaluate how much of the hypergradient is implicit, too: ‖∇²_xy g·p‖/‖∇_x f‖ on at most 2,000 samples of
-            each level from all clients, where p ≈ [∇²_y g]⁻¹∇_y f comes from 10 iterations of conjugate gradients
-            (`implicit_share`), or from the Neumann series with N = 5, which is shorter, and 1/ℓ = 1/(2‖∇²_y g‖)
+        width: width of the hidden layer (None: 64 for digits, 200 for MNIST).
+        penalty: the lower level's penalty, penalty/2·‖y‖².
+        seed: seed of the split and of the start.
+        data: "digits", scikit-learn's bundled ones, 8×8; or "mnist", 28×28, standardised, at the sizes of Section 4.1
+            of the FedNest paper and with the steps of its authors' scripts.
+        equal: leave out a few samples so that all clients have as many as the smallest; code for clients of one size
+            is compiled once and needs no masks.
+        share: also evaluate how much of the hypergradient is implicit, ‖∇²_xy g·p‖/‖∇_x f‖, on at most 2,000 samples of
+            each level from all clients; p ≈ [∇²_y g]⁻¹∇_y f comes from 10 iterations of conjugate gradients
+            (`implicit_share`), or from a Neumann series with only N = 5 terms and 1/ℓ = 1/(2‖∇²_y g‖)
             (`implicit_share_series`) or 1/ℓ = .01 (`implicit_share_series_01`).
-        data_dir: where the MNIST files are; see `rookery.data.load`.
-        train: which part of a client's samples is training data.
-        l1: of the lower level, l1·‖y‖₁.
-        first: only the first so many images to train with, and to test with.
-        train_metrics: evaluate on training images, too, at most 10,000 of all clients'.
-        scope: "global", one output layer for all; or "client", one for each, of which no method knows them all.
+        data_dir: the folder of the MNIST files; see `rookery.data.load`.
+        train: the share of a client's samples used for training.
+        l1: the lower level's penalty l1·‖y‖₁.
+        first: use only the first images: (how many to train with, how many to test with).
+        train_metrics: also evaluate on training images, at most 10,000 from all clients.
+        scope: "global", one output layer for all; or "client", one for each client, which stays there.
 
-    `Task.evaluate` gives the accuracy and the loss on test images that no client has. Where the output layers are the
-    clients' own, it fits them, to each client's training data, and gives the mean over the clients of each one's
-    accuracy and loss on test images in its own mix of labels.
+    `Task.evaluate` returns the accuracy and the loss on test images that no client has. With scope "client", it fits
+    each client's output layer to its training data, and returns the mean over the clients of their accuracies and
+    losses on test images in the client's own mix of labels.
     """
-    choice("scope", scope, {"global": 0, "client": 0})
+    check_word("scope", scope, "global", "client")
     if scope == "client" and (share or train_metrics):
-        raise ValueError(
-            'share and train_metrics look at one output layer for all, which scope="client" has not: leave them out.'
-        )
-    settings = _setting(data)
+        raise ValueError('share and train_metrics need one output layer for all; leave them out with scope="client".')
+    settings = choice("data", data, SETTINGS)
+    divide = choice("partition", partition, PARTITIONS)
     clients = settings.clients if clients is None else clients
     width = settings.width if width is None else width
     check_seed(seed)
     check_counts(clients=clients, width=width)
     check_amounts(penalty=penalty, l1=l1)
-    if not 0 < train < 1:
-        raise ValueError(f"train={train} is not a part of the samples: give a number between 0 and 1.")
+    check_share(train=train)
     images, labels, test_images, test_labels = settings.images(seed, data_dir)
     if first is not None:
         if np.shape(first) != (2,):
-            raise ValueError(f"first={first!r} is not a pair: how many images to train with, and to test with.")
+            raise ValueError(f"first must be a pair, the images to train with and to test with; got {first!r}.")
         check_counts(**{f"first[{i}]": count for i, count in enumerate(first)})
-        images, labels, test_images, test_labels = (
-            some[:n] for some, n in zip((images, labels, test_images, test_labels), np.repeat(first, 2), strict=True)
-        )
-    rng = np.random.default_rng([seed, 1])
-    lower: list[Any] = []
-    upper: list[Any] = []
-    parts = PARTITIONS[partition](labels, clients, seed)
-    most = min(map(len, parts)) if equal else None
-    for part in parts:
-        mixed = rng.permutation(part)[:most]
-        half = min(max(1, int(train * len(mixed))), len(mixed) - 1)
-        for level, own in ((lower, mixed[:half]), (upper, mixed[half:])):
-            level.append({"image": images[own], "label": labels[own]})
+        images, labels = images[: first[0]], labels[: first[0]]
+        test_images, test_labels = test_images[: first[1]], test_labels[: first[1]]
+    halves = split(np.random.default_rng([seed, 1]), divide(labels, clients, seed), train, equal, rounding=int)
+    rows = {"image": images, "label": labels}
+    lower, upper = ([take(rows, half[level]) for half in halves] for level in (0, 1))
     federation = Clients(lower, upper)
     x, y = layers(seed_key(seed), images.shape[1], width, 10)
     problem = representation_problem(penalty, l1, scope)
@@ -149,33 +178,30 @@ def hyperrep(
         some = np.random.default_rng([seed, 3]).permutation(len(federation.lower.rows["label"]))[:10_000]
         fitted = test_metrics(*(np.asarray(federation.lower.rows[name])[some] for name in ("image", "label")))
         evaluate = _with_prefix(evaluate, fitted, "train_")
+    defaults = settings.defaults
+    if scope == "client":
+        defaults = defaults | {"hessian_step": 0.01}  # with two labels a client, features and curvature grow
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), a, b) for a, b in zip(lower, upper, strict=True)]
-    common: dict[str, Any] = {
-        "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
-    }  # fmt: skip
-    single = Task(
-        name="hyperrep",
-        problem=_single_level(),
-        clients=Clients(upper=pooled),
-        init=(x, y),
-        evaluate=lambda z, _: metrics(*z),
-        defaults=settings.single,
-        **common,
-    )
     return Task(
         name="hyperrep",
         problem=problem,
         clients=federation,
         init=(x, y),
         evaluate=evaluate,
-        defaults=settings.defaults if scope == "global" else settings.defaults | _OWN,
-        single_level=single,
-        **common,
+        metric="accuracy",
+        rounds=settings.rounds,
+        cohort=min(10, clients),
+        defaults=defaults,
+    ).with_single_level(
+        problem=_single_level(),
+        clients=Clients(upper=pooled),
+        evaluate=lambda z, _: metrics(*z),
+        defaults=settings.single,
     )
 
 
 def _with_prefix(evaluate: Any, more: Any, prefix: str) -> Any:
-    """Both evaluations, the names of the second one's metrics with a prefix."""
+    """Return both evaluations in one, with a prefix to the names of the second one's metrics."""
     return lambda x, y: {**evaluate(x, y), **{f"{prefix}{name}": value for name, value in more(x, y).items()}}
 
 
@@ -184,93 +210,15 @@ def _single_level() -> SingleLevel:
     return SingleLevel(_joint)
 
 
-class _Setting(NamedTuple):
-    """What goes with a data set."""
-
-    images: Callable[..., tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
-    clients: int
-    width: int
-    rounds: int
-    defaults: dict[str, Any]
-    single: dict[str, Any]
-
-
-def digit_images(seed: int, data_dir: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The bundled digits, scaled to [0, 1]: images and labels to train, and 360 to test, drawn at random."""
-    from sklearn.datasets import load_digits  # slow to import, and only this function needs it
-
-    images, labels = load_digits(return_X_y=True)
-    images, labels = (images / 16.0).astype(np.float32), labels.astype(np.int32)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    test, train = order[:360], order[360:]
-    return images[train], labels[train], images[test], labels[test]
-
-
-def mnist_images(seed: int = 0, data_dir: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """MNIST as it is published, normalised: images and labels to train, and to test."""
-    mnist = load("mnist", data_dir)
-
-    def normalised(images: np.ndarray) -> np.ndarray:
-        levels = ((np.arange(256) / 255 - MNIST_MEAN) / MNIST_DEVIATION).astype(np.float32)
-        return levels[images.reshape(len(images), -1)]
-
-    return normalised(mnist.train), mnist.train_labels, normalised(mnist.test), mnist.test_labels
-
-
-MNIST_MEAN, MNIST_DEVIATION = 0.1307, 0.3081
-_FIT_STEP, _FIT_STEPS = 0.05, 100  # of Adam, to fit a client's own output layer for the evaluation
-_OWN = {"hessian_step": 0.01}  # the features of clients with two labels grow, and the curvature with them
-SETTINGS = {
-    "digits": _Setting(
-        digit_images,
-        clients=50,
-        width=64,
-        rounds=200,
-        defaults={
-            "upper_step": 0.03,
-            "lower_step": 0.1,
-            "lower_local_steps": 10,
-            "neumann_terms": 5,
-            "batch_size": 8,
-            "local_steps": 10,
-            "linear_step": 0.1,
-        },
-        single={"step": 0.1, "local_steps": 10, "batch_size": 8},
-    ),
-    "mnist": _Setting(
-        mnist_images,
-        clients=100,
-        width=200,
-        rounds=500,
-        defaults={
-            "upper_step": 0.01,
-            "lower_step": 0.01,
-            "lower_local_steps": Epochs(5),
-            "neumann_terms": 5,
-            "batch_size": 64,
-            "local_steps": 10,
-            "linear_step": 0.01,
-        },
-        single={"step": 0.01, "local_steps": Epochs(5), "batch_size": 64},
-    ),
-}
-
-
-def _setting(data: str) -> _Setting:
-    if data not in SETTINGS:
-        raise ValueError(f"data={data!r} is not known; there are: {', '.join(SETTINGS)}.")
-    return SETTINGS[data]
-
-
 def implicit_share(problem: Bilevel, clients: Clients, seed: int, samples: int = 2000) -> Any:
-    """share(x, y): the norm of the hypergradient's implicit part over that of its direct part, on a fixed sample."""
+    """Return share(x, y): the norm of the hypergradient's implicit part over that of its direct part, on a sample."""
     rng = np.random.default_rng([seed, 2])
 
-    def some(rows: Any) -> Any:
-        own = rng.permutation(len(jax.tree.leaves(rows)[0]))[:samples]
-        return jax.tree.map(lambda a: a[own], rows)
+    def sample(rows: Any) -> Any:
+        index = rng.permutation(len(jax.tree.leaves(rows)[0]))[:samples]
+        return jax.tree.map(lambda a: a[index], rows)
 
-    lower, upper = some(clients.lower.rows), some(clients.upper.rows)
+    lower, upper = sample(clients.lower.rows), sample(clients.upper.rows)
     return lambda x, y: _shares(problem, x, y, lower, upper)
 
 
@@ -297,14 +245,14 @@ def _shares(problem: Bilevel, x: Any, y: Any, lower: Any, upper: Any) -> dict[st
 
 
 def own_metrics(problem: Bilevel, lower: Any, upper: Any, y: Any, images: np.ndarray, labels: np.ndarray) -> Any:
-    """evaluate(x, _) where every client has an output layer of its own, which is fitted first, from y on."""
-    longest = max(len(own["label"]) for own in lower)
-    fill = lambda a: np.concatenate([a, np.zeros((longest - len(a), *a.shape[1:]), a.dtype)])
-    rows = jax.tree.map(lambda *each: jnp.stack([fill(a) for a in each]), *lower)
-    mask = jnp.stack([np.arange(longest) < len(own["label"]) for own in lower])
-    every = [np.concatenate([a["label"], b["label"]]) for a, b in zip(lower, upper, strict=True)]
-    mix = np.stack([np.bincount(own, minlength=10) / len(own) for own in every])
-    weight = mix[:, labels] / np.bincount(labels, minlength=10)[labels]  # of a test image for a client
+    """Return evaluate(x, _) for output layers of the clients' own, which are fitted first, starting from y."""
+    longest = max(len(rows["label"]) for rows in lower)
+    pad = lambda a: np.concatenate([a, np.zeros((longest - len(a), *a.shape[1:]), a.dtype)])
+    rows = jax.tree.map(lambda *clients: jnp.stack([pad(a) for a in clients]), *lower)
+    mask = jnp.stack([np.arange(longest) < len(rows["label"]) for rows in lower])
+    client_labels = [np.concatenate([a["label"], b["label"]]) for a, b in zip(lower, upper, strict=True)]
+    mix = np.stack([np.bincount(of_client, minlength=10) / len(of_client) for of_client in client_labels])
+    weight = mix[:, labels] / np.bincount(labels, minlength=10)[labels]  # of each test image, for each client
     weight = jnp.asarray(weight / weight.sum(axis=1, keepdims=True), jnp.float32)
     test = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
     return lambda x, _: _own_metrics(problem, x, y, rows, mask, test, weight)
@@ -317,9 +265,9 @@ def _own_metrics(problem: Bilevel, x: Any, y: Any, rows: Any, mask: Any, test: A
     def one(rows: Any, mask: Any, weight: Any) -> tuple[Array, Array]:
         seen = hidden(x, rows)
 
-        def loss(y: Any) -> Float[Array, ""]:  # on the marked rows, each alone as a batch
-            alone = jax.vmap(lambda row: problem.g_seen(x, y, jax.tree.map(lambda a: a[None], row)))(seen)
-            return jnp.sum(alone, where=mask) / jnp.sum(mask)
+        def loss(y: Any) -> Float[Array, ""]:  # the mean over the unmasked rows, each as a batch of one
+            losses = jax.vmap(lambda row: problem.g_seen(x, y, jax.tree.map(lambda a: a[None], row)))(seen)
+            return jnp.sum(losses, where=mask) / jnp.sum(mask)
 
         def step(_: Any, carry: Any) -> Any:
             change, state = optimizer.update(jax.grad(loss)(carry[0]), carry[1])
@@ -335,7 +283,7 @@ def _own_metrics(problem: Bilevel, x: Any, y: Any, rows: Any, mask: Any, test: A
 
 
 def test_metrics(images: np.ndarray, labels: np.ndarray) -> Any:
-    """evaluate(x, y) on these images: accuracy and loss."""
+    """Return evaluate(x, y): accuracy and loss on these images."""
     batch = {"image": jnp.asarray(images), "label": jnp.asarray(labels)}
     return lambda x, y: _metrics(x, y, batch)
 

@@ -1,5 +1,6 @@
-"""Loss tuning: the upper level learns the parameters of a training loss, so that rare classes are learnt as well."""
+"""Loss tuning: the upper level learns the parameters of a training loss, so that rare classes are learnt, too."""
 
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +18,14 @@ from rookery.data import PARTITIONS, long_tailed
 from rookery.data.clients import Clients
 from rookery.language.fed import Epochs
 from rookery.problems.problems import Bilevel, SingleLevel
-from rookery.tasks.hyperrep import digit_images, mnist_images
-from rookery.tasks.task import Task
+from rookery.tasks.images import Images, digit_images, mnist_images
+from rookery.tasks.task import Task, choice, split, take
 
-LARGEST_WEIGHT, LARGEST_SHIFT, SCALES = 3.0, 5.0, (0.2, 5.0)  # of log ω and of l, either way; and of Δ
+LARGEST_WEIGHT, LARGEST_SHIFT, SCALES = 3.0, 5.0, (0.2, 5.0)  # bounds of |log ω|, of |l|, and of Δ
 
 
 def scores(y: Any, images: Float[Array, "n pixels"]) -> Float[Array, "n classes"]:
-    """The network's output: linear layers with ReLU between them."""
+    """Return the network's output: linear layers with ReLU between them."""
     *hidden, last = y
     for layer in hidden:
         images = jax.nn.relu(images @ layer["w"] + layer["b"])
@@ -32,24 +33,27 @@ def scores(y: Any, images: Float[Array, "n pixels"]) -> Float[Array, "n classes"
 
 
 def vs_loss(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-    """The VS-loss of Kini et al. (2021): ω_y·log(1 + Σ_{k≠y} exp(l_k − l_y + Δ_k f_k − Δ_y f_y)), the batch's mean.
+    """Return the batch mean of the VS-loss (Kini et al. 2021), ω_y·log(1 + Σ_{k≠y} exp(l_k − l_y + Δ_k f_k − Δ_y f_y)).
 
     It is the cross-entropy of the scores Δ_k f_k + l_k, with a weight for each class. x = {"weight": log ω,
     "additive": l, "multiplicative": Δ}.
     """
     adjusted = x["multiplicative"] * scores(y, batch["image"]) + x["additive"]
-    each = optax.softmax_cross_entropy_with_integer_labels(adjusted, batch["label"])
-    return jnp.mean(jnp.exp(x["weight"])[batch["label"]] * each)
+    losses = optax.softmax_cross_entropy_with_integer_labels(adjusted, batch["label"])
+    return jnp.mean(jnp.exp(x["weight"])[batch["label"]] * losses)
 
 
 def balanced_loss(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-    """Plain cross-entropy with the samples' own weights, the batch's mean; it does not depend on x."""
-    each = optax.softmax_cross_entropy_with_integer_labels(scores(y, batch["image"]), batch["label"])
-    return jnp.mean(batch["balance"] * each)
+    """Return the batch mean of the cross-entropy, weighted by the samples' balance; it does not depend on x."""
+    return jnp.mean(batch["balance"] * _cross_entropies(y, batch))
 
 
-def _plain_loss(y: Any, batch: Any) -> Float[Array, ""]:
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores(y, batch["image"]), batch["label"]))
+def _cross_entropies(y: Any, batch: Any) -> Float[Array, " n"]:
+    return optax.softmax_cross_entropy_with_integer_labels(scores(y, batch["image"]), batch["label"])
+
+
+def _square(y: Any) -> Any:
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
 
 
 def _bounded(x: Any) -> Any:
@@ -62,28 +66,24 @@ def _bounded(x: Any) -> Any:
 
 @cache
 def tuning_problem(penalty: float = 0.0) -> Bilevel:
-    """The problem alone: the VS-loss, and penalty/2·‖y‖² beside it, at the lower level, the balanced loss at the upper.
+    """Return the problem: the VS-loss plus penalty/2·‖y‖² at the lower level, the balanced loss at the upper.
 
     log ω stays in [−3, 3], l in [−5, 5] and Δ in [0.2, 5].
     """
 
-    def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        return vs_loss(x, y, batch) + 0.5 * penalty * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
-
+    lower = lambda x, y, batch: vs_loss(x, y, batch) + 0.5 * penalty * _square(y)
     return Bilevel(upper=balanced_loss, lower=lower, project_upper=_bounded)
 
 
 @cache
 def _untuned_problem(penalty: float) -> SingleLevel:
-    def loss(y: Any, batch: Any) -> Float[Array, ""]:
-        return _plain_loss(y, batch) + 0.5 * penalty * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
-
-    return SingleLevel(loss)
+    return SingleLevel(lambda y, batch: jnp.mean(_cross_entropies(y, batch)) + 0.5 * penalty * _square(y))
 
 
 class _Setting(NamedTuple):
-    """What goes with a data set."""
+    """Defaults for a data set; of class k it keeps largest·ratio^{k/9} samples."""
 
+    images: Callable[..., Images]
     clients: int
     widths: tuple[int, ...]
     largest: int
@@ -94,36 +94,30 @@ class _Setting(NamedTuple):
 
 SETTINGS = {
     "digits": _Setting(
+        digit_images,
         clients=20,
         widths=(32, 16),
         largest=120,
         ratio=0.05,
         rounds=200,
         defaults={
-            "upper_step": 0.1,
-            "lower_step": 0.1,
-            "lower_local_steps": Epochs(5),
-            "neumann_terms": 5,
-            "hessian_step": 0.1,
-            "batch_size": 8,
+            "upper_step": 0.1, "lower_step": 0.1, "lower_local_steps": Epochs(5), "neumann_terms": 5,
+            "hessian_step": 0.1, "batch_size": 8,
         },
     ),
     "mnist": _Setting(
+        mnist_images,
         clients=100,
         widths=(200, 100),
         largest=6000,
         ratio=0.01,
         rounds=1000,
         defaults={
-            "upper_step": 2.0,
-            "lower_step": 0.01,
-            "lower_local_steps": Epochs(5),
-            "neumann_terms": 5,
-            "hessian_step": 0.01,
-            "batch_size": 64,
+            "upper_step": 2.0, "lower_step": 0.01, "lower_local_steps": Epochs(5), "neumann_terms": 5,
+            "hessian_step": 0.01, "batch_size": 64,
         },
     ),
-}
+}  # fmt: skip
 
 
 def loss_tuning(
@@ -135,85 +129,71 @@ def loss_tuning(
     equal: bool = False,
     data_dir: str | Path | None = None,
 ) -> Task:
-    """A loss function learnt for long-tailed handwritten digits: VS-loss parameters upper, an MLP lower.
+    """Learn a loss function for long-tailed handwritten digits: VS-loss parameters (upper) and an MLP (lower).
 
     Arguments:
-        clients: how many (None: 20 for digits, 100 for MNIST); each one's samples are split 80/20 into training (lower)
-            and validation (upper) data. One client holds everything: the centralised problem.
+        clients: how many (None: 20 for digits, 100 for MNIST); the samples of each are split 80/20 into training
+            (lower) and validation (upper) data. A single client gives the centralised problem.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
-        penalty: of the lower level, penalty/2·‖y‖².
-        seed: of the choice of samples, of the split and of the start.
-        data: "digits", scikit-learn's bundled ones, class k of them 120·0.05^{k/9} times, with an MLP 64-32-16-10; or
-            "mnist" at the sizes of Section 4.2 of the FedNest paper: class k min(its size, 6000·0.01^{k/9}) times,
-            14,814 images in all, with an MLP 784-200-100-10.
+        penalty: the lower level's penalty, penalty/2·‖y‖².
+        seed: seed of the choice of samples, of the split and of the start.
+        data: "digits", scikit-learn's bundled ones, with 120·0.05^{k/9} images of class k and an MLP 64-32-16-10; or
+            "mnist" at the sizes of Section 4.2 of the FedNest paper, with min(its size, 6000·0.01^{k/9}) images of
+            class k, 14,814 in all, and an MLP 784-200-100-10.
         equal: leave out a few samples so that all clients have as many as the smallest.
-        data_dir: where the MNIST files are; see `rookery.data.load`.
+        data_dir: the folder of the MNIST files; see `rookery.data.load`.
 
-    The upper loss is a mean over batches like every other: a validation sample of class k has the weight n/(K·n_k),
-    where n_k of the n samples of the whole long-tailed set (of all clients, both levels) are in class k. The mean over
-    all validation samples is then the mean over the classes of their mean losses, up to the chance of the 80/20 split.
-    A client needs to know the n_k for it. There is no direct gradient: the upper loss does not depend on x.
+    The upper loss is a mean over batches, with a weight n/(K·n_k) for a validation sample of class k, where n_k of the
+    n samples of the whole long-tailed set (of all clients and both levels) are in class k. The mean over all validation
+    samples is then the mean over the classes of their mean losses, up to the randomness of the 80/20 split. A client
+    must know the n_k. There is no direct gradient: the upper loss does not depend on x.
 
-    `Task.evaluate` gives, on test images that no client has, the class-balanced `accuracy` (the mean of the classes'
-    own) and `loss`, and that of the three rarest classes, `tail_accuracy`; and `validation_loss`, the upper level's
-    own, on all validation samples. `Task.single_level` is the same training
-    without tuning: plain cross-entropy on the training samples, the lower level with x at its start.
+    `Task.evaluate` returns, on test images that no client has, `accuracy`, the mean over the classes of their
+    accuracies; `loss`, likewise; and `tail_accuracy`, for the three rarest classes. `validation_loss` is the upper loss
+    on all validation samples. `Task.single_level` trains without tuning: plain cross-entropy on the training samples,
+    which is the lower level with x at its start.
     """
-    if data not in SETTINGS:
-        raise ValueError(f"data={data!r} is not known; there are: {', '.join(SETTINGS)}.")
-    settings = SETTINGS[data]
+    settings = choice("data", data, SETTINGS)
+    divide = choice("partition", partition, PARTITIONS)
     clients = settings.clients if clients is None else clients
     check_seed(seed)
     check_counts(clients=clients)
     check_amounts(penalty=penalty)
-    images, labels, test_images, test_labels = (digit_images if data == "digits" else mnist_images)(seed, data_dir)
+    images, labels, test_images, test_labels = settings.images(seed, data_dir)
     kept = long_tailed(labels, settings.largest, settings.ratio, seed)
     images, labels = images[kept], labels[kept]
     counts = np.bincount(labels)
     balance = (len(labels) / (len(counts) * counts))[labels].astype(np.float32)
-    rng = np.random.default_rng([seed, 1])
-    lower: list[Any] = []
-    upper: list[Any] = []
-    parts = PARTITIONS[partition](labels, clients, seed)
-    most = min(map(len, parts)) if equal else None
-    for part in parts:
-        mixed = rng.permutation(part)[:most]
-        cut = min(max(round(0.8 * len(mixed)), 1), len(mixed) - 1)
-        lower.append({"image": images[mixed[:cut]], "label": labels[mixed[:cut]]})
-        own = mixed[cut:]
-        upper.append({"image": images[own], "label": labels[own], "balance": balance[own]})
+    halves = split(np.random.default_rng([seed, 1]), divide(labels, clients, seed), 0.8, equal)
+    lower = [take({"image": images, "label": labels}, own) for own, _ in halves]
+    upper = [take({"image": images, "label": labels, "balance": balance}, own) for _, own in halves]
     x = {"weight": np.zeros(10, np.float32), "additive": np.zeros(10, np.float32)}
     x["multiplicative"] = np.ones(10, np.float32)
     y = network(seed_key(seed), (images.shape[1], *settings.widths, 10))
     validation = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *upper)
     evaluate = balanced_metrics(test_images, test_labels, validation)
-    common: dict[str, Any] = {
-        "metric": "accuracy", "rounds": settings.rounds, "cohort": min(10, clients), "every": 10,
-    }  # fmt: skip
-    steps = {"step": "lower_step", "local_steps": "lower_local_steps", "batch_size": "batch_size"}
-    single = Task(
-        name="loss-tuning",
-        problem=_untuned_problem(penalty),
-        clients=Clients(upper=lower, weights="size"),
-        init=y,
-        evaluate=lambda y, _: evaluate(None, y),
-        defaults={name: settings.defaults[other] for name, other in steps.items()},
-        **common,
-    )
+    single = {"step": "lower_step", "local_steps": "lower_local_steps", "batch_size": "batch_size"}
     return Task(
         name="loss-tuning",
         problem=tuning_problem(penalty),
         clients=Clients(lower, upper, weights="size"),
         init=(x, y),
         evaluate=evaluate,
+        metric="accuracy",
+        rounds=settings.rounds,
+        cohort=min(10, clients),
         defaults=settings.defaults,
-        single_level=single,
-        **common,
+    ).with_single_level(
+        problem=_untuned_problem(penalty),
+        clients=Clients(upper=lower, weights="size"),
+        init=y,
+        evaluate=lambda y, _: evaluate(None, y),
+        defaults={name: settings.defaults[nested] for name, nested in single.items()},
     )
 
 
 def network(key: Array, widths: tuple[int, ...]) -> tuple[Any, ...]:
-    """Linear layers of these widths, initialised as PyTorch's are: U(−1/√fan-in, 1/√fan-in)."""
+    """Return linear layers of these widths, initialised like PyTorch's: U(−1/√fan-in, 1/√fan-in)."""
     layers = []
     for fan_in, out in pairwise(widths):
         key, kw, kb = jax.random.split(key, 3)
@@ -223,7 +203,7 @@ def network(key: Array, widths: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def balanced_metrics(images: np.ndarray, labels: np.ndarray, validation: Any) -> Any:
-    """evaluate(x, y) on these images: every class counts the same, however many there are of it."""
+    """Return evaluate(x, y): metrics on these images in which all classes count the same."""
     counts = np.bincount(labels)
     balance = jnp.asarray((len(labels) / (len(counts) * counts))[labels], jnp.float32)
     test = {"image": jnp.asarray(images), "label": jnp.asarray(labels), "balance": balance}

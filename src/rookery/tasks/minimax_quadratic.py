@@ -12,6 +12,11 @@ from rookery.data.clients import Clients
 from rookery.problems.problems import Minimax
 from rookery.tasks.task import Task
 
+DEFAULTS = {
+    "upper_step": 0.01, "lower_step": 0.05, "lower_rounds": 5, "lower_local_steps": 10,
+    "upper_local_steps": 10, "local_steps": 10,
+}  # fmt: skip
+
 
 @cache
 def _problem(penalty: float) -> Minimax:
@@ -25,16 +30,18 @@ def _problem(penalty: float) -> Minimax:
 def minimax_quadratic(
     clients: int = 100, dim: int = 10, spread: float = 1.0, penalty: float = 10.0, seed: int = 0
 ) -> Task:
-    """f_i = −[½‖y‖² − b_iᵀy + yᵀA_i x] + (λ/2)‖x‖² with A_i = t_i·I; its saddle point is the origin.
+    """Find the saddle point, the origin, of f_i = −[½‖y‖² − b_iᵀy + yᵀA_i x] + (λ/2)‖x‖² with A_i = t_i·I.
+
+    The data are t_i ~ U(0, 0.1) and b_i = b'_i − mean b' with b'_i ~ N(0, s²I).
 
     Arguments:
-        clients: how many (the authors' notebook: 1000).
-        dim: of x and of y.
-        spread: s, of b'_i ~ N(0, s²I); b_i = b'_i − mean b'. t_i ~ U(0, 0.1).
+        clients: how many (1000 in the authors' notebook).
+        dim: dimension of x and of y.
+        spread: s.
         penalty: λ.
-        seed: of the problem.
+        seed: seed of the problem.
 
-    `Task.evaluate` gives `distance` = ‖x − x*‖² + ‖y − y*‖² and its two parts, `x_distance` and `y_distance`.
+    `Task.evaluate` returns `distance` = ‖x − x*‖² + ‖y − y*‖² and its two parts, `x_distance` and `y_distance`.
     """
     check_seed(seed)
     check_counts(clients=clients, dim=dim)
@@ -56,13 +63,5 @@ def minimax_quadratic(
         evaluate=evaluate,
         metric="distance",
         rounds=200,
-        every=10,
-        defaults={
-            "upper_step": 0.01,
-            "lower_step": 0.05,
-            "lower_rounds": 5,
-            "lower_local_steps": 10,
-            "upper_local_steps": 10,
-            "local_steps": 10,
-        },
+        defaults=DEFAULTS,
     )

@@ -1,4 +1,4 @@
-"""A portfolio: as much return as possible for its risk, from the records of several markets."""
+"""A portfolio with the best trade-off of return and risk, from the records of several markets."""
 
 from functools import cache
 from typing import Any
@@ -26,36 +26,35 @@ def portfolio(
     budget: float | None = None,
     seed: int = 0,
 ) -> Task:
-    """min over x of −mean⟨r, x⟩ + λ var⟨r, x⟩, where every client has seen other returns r.
+    """Minimise −mean⟨r, x⟩ + λ var⟨r, x⟩ over x, where every client has seen different returns r.
 
     Arguments:
         clients: how many.
         assets: the length of x and r.
-        samples: returns that each client has.
+        samples: the number of returns that each client has.
         heterogeneity: how much the clients' mean returns differ.
         aversion: λ.
         budget: the sum of x; None: free.
-        seed: of the returns.
+        seed: seed of the returns.
 
-    Returns are normal, with deviations from .5 to 1.5 and correlations. x starts at zero, or at equal parts of the
-    budget. `Task.evaluate` gives `distance` = ‖x − x*‖² and `excess` = Φ(x) − Φ(x*), from the closed form `best`.
+    Returns are normal and correlated, with deviations from .5 to 1.5. x starts at zero, or at equal parts of the
+    budget. `Task.evaluate` returns `distance` = ‖x − x*‖² and `excess` = Φ(x) − Φ(x*), from the closed form `best`.
     """
     check_seed(seed)
     check_counts(clients=clients, assets=assets, samples=samples)
     check_amounts(heterogeneity=heterogeneity)
     check_positive(aversion=aversion)
     if clients * samples <= assets:
-        raise ValueError(f"clients={clients} with samples={samples} see too few returns of assets={assets}: give more.")
+        raise ValueError(f"clients·samples must be more than assets={assets}; got {clients}·{samples}.")
     rng = np.random.default_rng(seed)
     mean = rng.uniform(0.2, 0.8, assets)
     mixing = np.linalg.cholesky(0.5 + 0.5 * np.eye(assets)) * rng.uniform(0.5, 1.5, assets)[:, None]
-    held = []
+    returns = []
     for _ in range(clients):
-        own = mean + 0.3 * heterogeneity * rng.normal(size=assets)
-        held.append({"returns": own + rng.normal(size=(samples, assets)) @ mixing.T})
-    federation = Clients(upper=held, weights="size")
+        local_mean = mean + 0.3 * heterogeneity * rng.normal(size=assets)
+        returns.append(local_mean + rng.normal(size=(samples, assets)) @ mixing.T)
     objective = _objective(float(aversion), None if budget is None else float(budget))
-    pooled = np.concatenate([own["returns"] for own in held])
+    pooled = np.concatenate(returns)
     optimum = best(pooled, aversion, budget)
     value = lambda x: -np.mean(pooled @ x) + aversion * np.var(pooled @ x)
 
@@ -67,24 +66,17 @@ def portfolio(
     return Task(
         name="portfolio",
         problem=objective.problem,
-        clients=federation,
+        clients=Clients(upper=[{"returns": own} for own in returns], weights="size"),
         init=objective.start(start),
         evaluate=evaluate,
         metric="distance",
         rounds=200,
-        every=10,
-        defaults={
-            "step": 0.05,
-            "momentum": 0.5,
-            "local_steps": 5,
-            "upper_step": 0.1,
-            "lower_step": 0.5,
-        },
+        defaults={"step": 0.05, "momentum": 0.5, "local_steps": 5, "upper_step": 0.1, "lower_step": 0.5},
     )
 
 
 def best(returns: np.ndarray, aversion: float, budget: float | None = None) -> np.ndarray:
-    """x* = Σ⁻¹(μ − ν1)/(2λ), with μ and Σ of these returns; ν = 0, or such that x* sums to the budget."""
+    """Return x* = Σ⁻¹(μ − ν1)/(2λ) for the mean μ and covariance Σ of these returns; ν makes x* sum to the budget."""
     mean = returns.mean(axis=0)
     covariance = np.cov(returns.T, bias=True)
     ones = np.ones(len(mean))

@@ -1,4 +1,4 @@
-"""Whom to learn from: nodes of two kinds, and a centre that has few samples of its own and is like one of them."""
+"""Whom to learn from: nodes of two kinds, and a centre with few samples that is like one of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from rookery.base.arguments import check_counts, check_seed
 from rookery.base.draws import seed_key
-from rookery.data import load
 from rookery.data.clients import Clients
 from rookery.problems.models import CNN, MLP
 from rookery.problems.problems import SingleLevel, WeightedNodes
-from rookery.tasks.hyperrep import digit_images
-from rookery.tasks.task import Task, choice
+from rookery.tasks.images import Images, digit_images, published_images
+from rookery.tasks.task import Task, check_word, choice
 
 Model = CNN | MLP
-Splits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # samples and labels to train, and to test
 KINDS = ("minority", "majority")
 
 
@@ -34,25 +32,25 @@ def _scores(model: Model, params: Any, samples: Array) -> Float[Array, "n classe
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The model's loss on a batch."""
+    """The mean cross-entropy of a model on a batch."""
 
     model: Model
 
     def __call__(self, params: Any, batch: Any) -> Float[Array, ""]:
-        """The mean cross-entropy."""
+        """Return the loss."""
         scores = _scores(self.model, params, batch["image"])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]))
 
 
 class Mixture(NamedTuple):
-    """How labels are distributed at the two kinds of nodes, and how they are changed at the second kind."""
+    """The distribution of labels at each kind of node, and the permutation of labels at the second kind."""
 
     groups: tuple[tuple[int, ...], ...]
     chances: dict[str, tuple[float, ...]]
     cycle: dict[int, int]
 
     def draw(self, rng: np.random.Generator, labels: Int[np.ndarray, " n"], kind: str, count: int) -> np.ndarray:
-        """Samples for a node of this kind: a group each, then one of the group's, all of them equally likely."""
+        """Draw samples for a node of this kind: for each, a group, and then one of its samples, uniformly."""
         which = rng.choice(len(self.groups), count, p=self.chances[kind])
         members = [np.flatnonzero(np.isin(labels, group)) for group in self.groups]
         return np.array([members[g][rng.integers(len(members[g]))] for g in which])
@@ -68,7 +66,7 @@ CIFAR = Mixture(
     {"minority": (0.36, 0.04, 0.54, 0.06), "majority": (0.04, 0.36, 0.06, 0.54)},
     {1: 0, 0: 2, 2: 5, 5: 1},
 )
-FORESTS = Mixture(  # the classes 1 to 7, counted from 0
+FORESTS = Mixture(  # the classes 1 to 7, numbered from 0
     ((0,), (1,), (2,), (3, 4, 5, 6)),
     {"minority": (0.72, 0.14, 0.12, 0.02), "majority": (0.10, 0.82, 0.06, 0.02)},
     {},
@@ -76,45 +74,37 @@ FORESTS = Mixture(  # the classes 1 to 7, counted from 0
 
 
 class _Setting(NamedTuple):
-    """What goes with a data set."""
+    """Defaults for a data set."""
 
-    samples: Callable[[int, Any], Splits]
+    samples: Callable[[int, Any], Images]
     model: Model
     mixture: Mixture
-    sizes: tuple[int, int, int]  # of a node, of the centre, and of the test set
+    sizes: tuple[int, int, int]  # samples of a node, of the centre, and in the test set
     rounds: int
     defaults: dict[str, Any]
     single: dict[str, Any]
 
 
-def _digits(seed: int, data_dir: Any) -> Splits:
+def _digits(seed: int, data_dir: Any) -> Images:
     images, labels, test, test_labels = digit_images(seed)
     return images.reshape(-1, 8, 8), labels, test.reshape(-1, 8, 8), test_labels
 
 
-def _images(name: str) -> Callable[[int, Any], Splits]:
-    def read(seed: int, data_dir: Any) -> Splits:
-        data = load(name, data_dir)
-        return data.train, data.train_labels, data.test, data.test_labels
-
-    return read
-
-
-def _covtype(seed: int, data_dir: Any) -> Splits:
-    data = load("covtype", data_dir)
-    order = np.random.default_rng([seed, 4]).permutation(len(data.train))
+def _covtype(seed: int, data_dir: Any) -> Images:
+    rows, labels, _, _ = published_images("covtype", data_dir)
+    order = np.random.default_rng([seed, 4]).permutation(len(rows))
     test, train = np.split(order, [len(order) // 5])
-    samples = data.train.astype(np.float32)
+    samples = rows.astype(np.float32)
     numbers = samples[:, :10]
     samples[:, :10] = (numbers - numbers[train].mean(axis=0)) / numbers[train].std(axis=0)
-    return samples[train], data.train_labels[train], samples[test], data.train_labels[test]
+    return samples[train], labels[train], samples[test], labels[test]
 
 
 def _defaults(
     step: float, linear_step: float, weight_step: float, sync_every: int, ditto: float, pfedme: float,
     batch: int = 50, refresh: float = 1 / 50, steps: int = 400, pfedme_step: float | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """γ, γ_h, η and τ of the bilevel methods, and λ of Ditto and pFedMe; the others share what has the same name."""
+    """Return the defaults from γ, γ_h, η and τ of the bilevel methods, and λ of Ditto and pFedMe."""
     common = {"batch_size": batch, "sync_every": sync_every, "refresh": refresh}
     nested = {"model_step": step, "linear_step": linear_step, "weight_step": weight_step, "steps": steps}
     single = {"step": step, "local_steps": sync_every, "personal_step": step}
@@ -126,12 +116,19 @@ def _defaults(
 
 
 def _pictures(name: str, model: Model, mixture: Mixture, *chosen: Any) -> _Setting:
-    """A data set of images at the paper's size."""
-    return _Setting(_images(name), model, mixture, (4000, 500, 5000), 20, **_defaults(*chosen))
+    """Return the setting of a data set of images, at the paper's size."""
+    return _Setting(
+        lambda seed, data_dir: published_images(name, data_dir),
+        model,
+        mixture,
+        (4000, 500, 5000),
+        20,
+        **_defaults(*chosen),
+    )
 
 
-# The steps, τ and λ were searched in the paper's grids by the validation accuracy of a seed that is not reported, on
-# digits by hand.
+# The steps, τ and λ were searched in the paper's grids, by the validation accuracy of a seed that is not reported; for
+# digits they were chosen by hand.
 SETTINGS = {
     "digits": _Setting(
         _digits,
@@ -168,40 +165,41 @@ def weighted_nodes(
     center_client: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Task:
-    """Nodes of two kinds, and a centre like one of them: learn a weight for each node, and the model they make.
+    """Learn a weight for each node and a model from their weighted losses; nodes are of two kinds, the centre of one.
 
     Arguments:
         setting: how the two kinds differ: 1, in how often labels occur; 2, the majority's labels are permuted as well
             (2→0→1→5→2 for digits); 3, its images are turned by 90° instead; 4, both.
-        center: which kind the centre's samples and the test samples are of, "minority" or "majority".
+        center: the kind of the centre's samples and of the test samples, "minority" or "majority".
         data: "digits", scikit-learn's bundled ones, with multi-class logistic regression; "mnist", "fashion-mnist" or
             "cifar-10", with the paper's CNN and at its sizes; "covtype", with logistic regression, setting 1 only.
-        samples: of each node (None: 60 for digits, 4,000 for images, 40,000 for Covertype).
+        samples: samples of each node (None: 60 for digits, 4,000 for images, 40,000 for Covertype).
         validation: samples of the centre (None: 100, 500 and 5,000).
-        nodes, minority: how many, and how many of them are of the first kind; these come first.
+        nodes, minority: the number of nodes, and how many of them, the first ones, are of the minority.
         cap: the largest weight.
-        seed: of the samples, of the way the images are turned, and of the start.
+        seed: seed of the samples, of the direction in which images are turned, and of the start.
         center_client: the node that holds the centre's samples; None: the server.
-        data_dir: where the files are; see `rookery.data.load`.
+        data_dir: the folder of the files; see `rookery.data.load`.
 
-    The set-up of Section 5 and Appendix G of the paper on adaptively weighted nodes. Each node draws its samples by
-    itself: a group of labels with the kind's chances, then one of the group's samples, all equally likely, so that a
-    sample may come more than once. The centre's come from the training files as the nodes' do, the test samples from
-    the test files, both after the centre's kind, with its labels and turned if its images are. All the majority's
-    images are turned the same way, left or right. Digits are split by the seed first, 360 images to test. Covertype has
-    no test set: a fifth of it, drawn by the seed, serves; its ten numbers are scaled to mean 0 and deviation 1 (over
-    what is left to train), and the 44 others are 0 or 1 as they are. Bytes of images are divided by 255.
+    This is the set-up of Section 5 and Appendix G of the paper on adaptively weighted nodes. Each node draws its own
+    samples: a group of labels with the probabilities of the node's kind, then one of the group's samples, uniformly, so
+    that a sample may occur more than once. The centre's samples come from the training files like the nodes', the test
+    samples from the test files; both are of the centre's kind, in labels and orientation. All images of the majority
+    are turned the same way, left or right. Digits are first split by the seed, with 360 test images. Covertype has no
+    test set, and a fifth of it, drawn by the seed, takes its place; its ten numbers are standardised (over the training
+    part), and its 44 other columns are 0 or 1. Bytes of images are divided by 255.
 
-    `Task.evaluate` gives the `accuracy` on the test samples and `validation_accuracy`, on the centre's, by which a
-    model is to be chosen; and `similar_weight`, the sum of the weights of the nodes of the centre's kind, with each
-    node's `weight_0`, `weight_1`, …. `Task.single_level` is the same for methods that learn no weights. Where they have
-    a model for each node (in their clients' memory, in the shape of x), the accuracies are the means over the models of
-    the nodes of the centre's kind. A round of theirs has one exchange: they have as many more as make up for it.
+    `Task.evaluate` returns `accuracy` on the test samples; `validation_accuracy` on the centre's samples, for choosing
+    a model; `similar_weight`, the sum of the weights of the nodes of the centre's kind; and each node's weight,
+    `weight_0`, `weight_1`, …. `Task.single_level` is the same for methods that learn no weights. If such a method has a
+    model for each node (in the clients' memory, with the structure of x), the accuracies are means over the models of
+    the nodes of the centre's kind. Since a round of these methods has one exchange, they run more rounds, for the same
+    number of exchanges.
     """
     chosen = choice("data", data, SETTINGS)
-    choice("center", center, dict.fromkeys(KINDS))
-    size, few, many = chosen.sizes
-    samples, validation = size if samples is None else samples, few if validation is None else validation
+    check_word("center", center, *KINDS)
+    samples = chosen.sizes[0] if samples is None else samples
+    validation = chosen.sizes[1] if validation is None else validation
     check_seed(seed)
     check_counts(samples=samples, validation=validation, nodes=nodes, minority=minority)
     _check(setting, data, nodes, minority)
@@ -210,69 +208,66 @@ def weighted_nodes(
     cycle = chosen.mixture.cycle if setting in (2, 4) else {}
     images, labels, test_images, test_labels = chosen.samples(seed, data_dir)
 
-    def rows(
-        from_images: np.ndarray, from_labels: np.ndarray, kind: str, count: int, *own: int
-    ) -> dict[str, np.ndarray]:
-        index = chosen.mixture.draw(np.random.default_rng([seed, *own]), from_labels, kind, count)
-        drawn, named = from_images[index], from_labels[index]
+    def rows(images: np.ndarray, labels: np.ndarray, kind: str, count: int, *stream: int) -> dict[str, np.ndarray]:
+        index = chosen.mixture.draw(np.random.default_rng([seed, *stream]), labels, kind, count)
+        images, labels = images[index], labels[index]
         if kind == "majority":
-            named = np.array([cycle.get(label, label) for label in named.tolist()], named.dtype)
-            drawn = np.rot90(drawn, turn, axes=(1, 2)) if turn else drawn
-        return {"image": np.ascontiguousarray(drawn), "label": named}
+            labels = np.array([cycle.get(label, label) for label in labels.tolist()], labels.dtype)
+            images = np.rot90(images, turn, axes=(1, 2)) if turn else images
+        return {"image": np.ascontiguousarray(images), "label": labels}
 
     lower = [rows(images, labels, kind, samples, 6, k) for k, kind in enumerate(kinds)]
     middle = rows(images, labels, center, validation, 7)
-    test = rows(test_images, test_labels, center, many, 8)
+    test = rows(test_images, test_labels, center, chosen.sizes[2], 8)
     similar = np.array([kind == center for kind in kinds])
     loss, start = CrossEntropy(chosen.model), chosen.model.init(seed_key(seed))
     measure = partial(_accuracies, chosen.model, jax.tree.map(jnp.asarray, {"": test, "validation_": middle}))
 
     def of_weights(w: Any, theta: Any) -> dict[str, Any]:
-        each = {f"weight_{k}": weight for k, weight in enumerate(w)}
-        return {**measure(theta), "similar_weight": jnp.sum(w, where=similar), **each}
+        by_node = {f"weight_{k}": weight for k, weight in enumerate(w)}
+        return {**measure(theta), "similar_weight": jnp.sum(w, where=similar), **by_node}
 
     def of_models(x: Any, _: Any, memory: Any) -> dict[str, Any]:
         like_x = bool(jax.tree.structure(memory) == jax.tree.structure(x))  # type: ignore[operator]
-        if not like_x:  # the clients remember no models of their own
+        if not like_x:  # the clients keep no models
             return measure(x)
-        each = jax.vmap(measure)(jax.tree.map(lambda a: a[similar], memory))
-        return {name: jnp.mean(values) for name, values in each.items()}
+        by_node = jax.vmap(measure)(jax.tree.map(lambda a: a[similar], memory))
+        return {name: jnp.mean(values) for name, values in by_node.items()}
 
-    held: dict[str, Any] = {"center": middle, "center_client": center_client}
-    exchanges = 2 * -(-chosen.defaults["steps"] // chosen.defaults["sync_every"]) + 1  # of a round of the others
-    common: dict[str, Any] = {"name": "weighted-nodes", "metric": "validation_accuracy", "init": start}
+    at_center: dict[str, Any] = {"center": middle, "center_client": center_client}
+    exchanges = 2 * -(-chosen.defaults["steps"] // chosen.defaults["sync_every"]) + 1  # in a round that learns weights
     return Task(
+        name="weighted-nodes",
         problem=WeightedNodes(loss, cap),
-        clients=Clients(lower=lower, **held),
+        clients=Clients(lower=lower, **at_center),
+        init=start,
         evaluate=of_weights,
+        metric="validation_accuracy",
         rounds=chosen.rounds,
         every=1,
         defaults=chosen.defaults,
         groups=kinds,
-        single_level=Task(
-            problem=SingleLevel(loss),
-            clients=Clients(upper=lower, **held),
-            evaluate=of_models,
-            rounds=chosen.rounds * exchanges,
-            every=exchanges,
-            defaults=chosen.single,
-            **common,
-        ),
-        **common,
+    ).with_single_level(
+        problem=SingleLevel(loss),
+        clients=Clients(upper=lower, **at_center),
+        evaluate=of_models,
+        rounds=chosen.rounds * exchanges,
+        every=exchanges,
+        defaults=chosen.single,
     )
 
 
 def _check(setting: int, data: str, nodes: int, minority: int) -> None:
     if setting not in (1, 2, 3, 4):
-        raise ValueError(f"setting={setting!r} is not known; there are: 1, 2, 3, 4.")
+        raise ValueError(f"setting must be 1, 2, 3 or 4; got {setting!r}.")
     if data == "covtype" and setting != 1:
-        raise ValueError(f"setting={setting}: Covertype has no images to turn, nor a permutation; give setting=1.")
+        raise ValueError(f"setting must be 1 for Covertype, which has no images to turn; got {setting}.")
     if not 0 < minority < nodes:
-        raise ValueError(f"minority={minority} of nodes={nodes}: there must be nodes of both kinds.")
+        raise ValueError(f"minority must leave nodes of both kinds; got minority={minority} with nodes={nodes}.")
 
 
 @partial(jax.jit, static_argnums=0)
 def _accuracies(model: Model, sets: dict[str, Any], params: Any) -> dict[str, Array]:
-    """On each set as a whole: one that is normalised by the batch is so by the set's own statistics."""
+    """Return the accuracy on each set as one batch; a model with batch normalisation uses the set's statistics."""
     right = lambda rows: jnp.argmax(_scores(model, params, rows["image"]), axis=1) == rows["label"]
     return {f"{name}accuracy": jnp.mean(right(rows)) for name, rows in sets.items()}

@@ -1,4 +1,4 @@
-"""The contract for methods: what every method of the library is held to, for a method of your own.
+"""The contract that every method of the library passes, for your own methods.
 
 >>> import rookery as rk
 >>> from rookery.testing import check_method
@@ -8,7 +8,8 @@ True
 """
 
 from rookery.testing.cases import Case
-from rookery.testing.contract import NAMES, Check, Report, Result, check_method, checks
+from rookery.testing.contract import NAMES
+from rookery.testing.runner import Check, Report, Result, check_method, checks
 from rookery.testing.runs import Outcome, outcome
 
 __all__ = ["NAMES", "Case", "Check", "Outcome", "Report", "Result", "check_method", "checks", "outcome"]

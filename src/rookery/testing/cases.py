@@ -1,4 +1,4 @@
-"""Small problems of every class, with clients of equal and of unequal size, on which a method is checked."""
+"""Small problems of every class, with clients of equal and of unequal size, to check methods on."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -18,27 +18,27 @@ from rookery.language.hyperparameters import BatchSize, Steps, annotations
 from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
 from rookery.tasks.quadratic import quadratic
 
-UNEQUAL = (2, 3, 5, 4)  # samples of four clients
+UNEQUAL = (2, 3, 5, 4)  # samples per client
 VERY_UNEQUAL = (1, 3, 40, 200)
-# The classes of problems by name; "Local…": every client has a lower level (or an inner function) of its own.
+# The classes of problems; in a "Local…" problem every client has its own lower level or inner function.
 KINDS = (
     "Bilevel", "LocalBilevel", "Minimax", "Compositional", "LocalCompositional", "SingleLevel", "WeightedNodes",
 )  # fmt: skip
 
-# Between clients and server: updates that are clipped and hidden, and replies that get lost.
+# Clipped and noisy updates, and lost replies.
 HARD: dict[str, Any] = {"channel": chain(clip(1.0), gaussian(0.1)), "faults": Faults(dropout=0.2), "noise_seed": 7}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A problem with its clients' data as lists, so that clients can be reordered, repeated or left out.
+    """A problem with its clients' data in lists, so that clients can be reordered, repeated or left out.
 
     Attributes:
         problem: the problem.
-        data: for each level a list with the rows of each client.
+        data: for each level, a list with the rows of each client.
         init: the start.
         center: the centre's data, as arguments of `Clients`.
-        weights: of the clients; None: unequal ones, unless the method needs equal weights.
+        weights: the clients' weights; None: unequal weights, unless the method needs equal ones.
     """
 
     problem: Any
@@ -53,14 +53,14 @@ class Case:
         return len(next(iter(self.data.values())))
 
     def clients(self, order: list[int] | None = None, weights: Any = None) -> Clients:
-        """Return the clients in this order, which may repeat or leave out some."""
+        """Return the clients in this order, which may repeat clients or leave some out."""
         picked: Any = self.data if order is None else {k: [v[i] for i in order] for k, v in self.data.items()}
         learnt = isinstance(self.problem, WeightedNodes)
         return Clients(**picked, **self.center, weights=None if learnt else weights)
 
 
 def own_case(problem: Any, clients: Clients, init: Any) -> Case:
-    """Return the case of a user's own problem and clients."""
+    """Return the case of a user's problem and clients."""
     if not clients.held:
         raise ValueError("clients must hold data; got the clients of rk.Clients.like, which hold none.")
     data: dict[str, list[Any]] = {}
@@ -90,7 +90,7 @@ def _outer(value: Any) -> Any:
     return jnp.sum((value["r"] - 0.3) ** 2) + jnp.sum(value["r"] ** 4)
 
 
-def _own_outer(value: Any, batch: Any) -> Any:
+def _client_outer(value: Any, batch: Any) -> Any:
     return jnp.mean(batch["w"]) * jnp.sum(value["r"] ** 2) + _outer(value)
 
 
@@ -122,7 +122,7 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
         }
         problem = Compositional(_inner, _outer, _extra)
         if kind == "LocalCompositional":
-            problem = Compositional(_inner, _own_outer, _extra, inner_scope="client")
+            problem = Compositional(_inner, _client_outer, _extra, inner_scope="client")
         return Case(problem, data, (np.ones(3), {"r": np.ones(2)}))
     data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
     center = {"center": {"a": draw(3), "t": np.sign(draw())}}
@@ -133,16 +133,16 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
 
 @cache
 def ragged(kind: str, clients: int = 4, sizes: tuple[int, ...] = UNEQUAL) -> Case:
-    """Return the same with clients of these sizes."""
+    """Return the problem of this class, with clients of these sizes."""
     it, sizes = case(kind, clients, max(sizes)), sizes[:clients]
-    cut = lambda each: [jax.tree.map(lambda a: a[:size], own) for own, size in zip(each, sizes, strict=True)]
-    return Case(it.problem, {level: cut(each) for level, each in it.data.items()}, it.init, it.center)
+    cut = lambda clients: [jax.tree.map(lambda a: a[:size], rows) for rows, size in zip(clients, sizes, strict=True)]
+    return Case(it.problem, {level: cut(rows) for level, rows in it.data.items()}, it.init, it.center)
 
 
 def single(it: Case) -> Case:
-    """Return the same in float32."""
+    """Return the case in float32."""
     narrow = lambda a: np.asarray(a, np.float32) if np.issubdtype(np.asarray(a).dtype, np.floating) else a
-    data, init, center = (jax.tree.map(narrow, own) for own in (it.data, it.init, it.center))
+    data, init, center = (jax.tree.map(narrow, part) for part in (it.data, it.init, it.center))
     return dataclasses.replace(it, data=data, init=init, center=center)
 
 
@@ -154,35 +154,32 @@ def kinds(method: Any) -> list[str]:
 
 
 def needs(method: Any) -> tuple[str, ...]:
-    """Return what the method needs of problem, clients and run."""
+    """Return the method's requirements on the problem, the clients and the run."""
     return getattr(method, "needs", ())
 
 
 def weights(method: Any, it: Case) -> list[float] | None:
-    """Return the weights of the clients: unequal, unless the method refuses them."""
+    """Return the clients' weights: unequal, unless the method refuses them."""
     if "equal weights" in needs(method):
         return None
     return [(1, 2, 1, 3)[i % 4] for i in range(it.n)] if it.weights is None else list(it.weights)
 
 
 def job(method: Any, it: Case, seed: int = 25, **given: Any) -> Job:
-    """Return the method on a case for an engine to open: with a part of the clients in each round, if it can do so."""
+    """Return the method on a case as a job for an engine, with three clients per round if the method allows it."""
     clients = it.clients(weights=weights(method, it))
     start = start_values(it.problem, clients, it.init)
     cohort = it.n if "all clients" in needs(method) else min(3, it.n)
     return Job(it.problem, clients, method, start, cohort, seed, **given)
 
 
-# A method's settings, by the annotations of its fields.
-
-
 def _annotated(method: Any, kind: Any) -> list[str]:
-    found = annotations(method.__class__)
-    return [own.name for own in dataclasses.fields(method) if found.get(own.name) is kind]
+    kinds = annotations(method.__class__)
+    return [field.name for field in dataclasses.fields(method) if kinds.get(field.name) is kind]
 
 
 def with_minibatches(method: Any) -> Any:
-    """Return the method with minibatches of 2 and 1 to 3 local steps, where fields annotated so have no such value."""
+    """Return the method with minibatches of 2 and 1 to 3 local steps, unless its fields say otherwise."""
     batches = {name: 2 for name in _annotated(method, BatchSize) if getattr(method, name) is None}
     steps = {name: (1, 3) for name in _annotated(method, Steps) if isinstance(getattr(method, name), int)}
     return _replaced(method, **batches, **steps)
@@ -196,7 +193,7 @@ def with_full_batches(method: Any) -> Any:
 
 
 def _replaced(method: Any, **given: Any) -> Any:
-    """The method with these fields, or as it is where its class refuses the combination."""
+    """Return the method with these fields, or unchanged if its class refuses the combination."""
     try:
         return dataclasses.replace(method, **given)
     except (TypeError, ValueError):

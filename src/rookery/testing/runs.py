@@ -1,4 +1,4 @@
-"""A run on an engine with all that it leaves behind, and how two of them are compared."""
+"""Run a job on an engine, collect its complete outcome, and compare two outcomes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,21 +11,22 @@ from rookery.language.ledger import Ledger
 
 
 class TooFewRepliesError(AssertionError):
-    """A round that too many lost replies ended: another seed may do."""
+    """A round failed because too many replies were lost; another seed may work."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves behind.
+    """The complete outcome of a run.
 
     Attributes:
-        state: the method's.
-        memory: for each client the leaves of what it remembers, and of what its side of the channel does.
-        server: what the server's side of the channel remembers, where it can be seen.
-        counts, exchanges: the ledger's; of the last round.
-        each_round: exchanges, round by round.
-        work: gradients of all clients, round by round.
-        sent, received: bytes of arrays as the coordinator measured them; None in the simulation.
+        state: the method's state.
+        memory: for each client, the leaves of its memory and of its channel's state.
+        server: the channel's state at the server; None for a federation.
+        counts: the ledger's totals.
+        exchanges: the ledger's entries for the last round.
+        each_round: the number of exchanges in each round.
+        work: the gradients computed by all clients in each round.
+        sent, received: the bytes of arrays measured by the coordinator; None in the simulation.
     """
 
     state: Any
@@ -65,22 +66,21 @@ def outcome(engine: Engine, job: Job, rounds: int = 2, responders: Any = None) -
 def _memory(session: Any, n: int, responders: Any) -> tuple[list[list[Any]], Any]:
     if hasattr(session, "sites"):
         sites = session.sites if responders is None else [responder._site for responder in responders]
-        each: Any = [site.remembered(session.rounds) for site in sites]
-        return [[np.array(leaf) for leaf in (*own["memory"], *own["client"])] for own in each], None
+        saved: Any = [site.remembered(session.rounds) for site in sites]
+        return [[np.array(leaf) for leaf in (*site["memory"], *site["client"])] for site in saved], None
     carry = session.save()
     leaves: Any = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]
     return [[np.array(leaf[i]) for leaf in leaves] for i in range(n)], jax.tree.map(np.array, carry.server)
 
 
 def difference(a: Any, b: Any, tolerance: float = 1e-10, types: bool = False) -> str:
-    """Say in one line where two trees of arrays differ the most; empty if nowhere by more than the tolerance.
+    """Say in one line where two trees of arrays differ most; empty if they agree within the tolerance.
 
-    With `types`, the types of their arrays are compared, too.
+    With `types`, the arrays' types must agree, too.
     """
-    first: Any = jax.tree.structure(a)
-    second: Any = jax.tree.structure(b)
-    if first != second:
-        return f"the structure is {first} in one and {second} in the other"
+    structures: Any = jax.tree.structure(a), jax.tree.structure(b)
+    if structures[0] != structures[1]:
+        return f"the structure is {structures[0]} in one and {structures[1]} in the other"
     worst, said = 0.0, ""
     for (path, left), right in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
         left, right = np.asarray(left), np.asarray(right)
@@ -105,14 +105,13 @@ def difference(a: Any, b: Any, tolerance: float = 1e-10, types: bool = False) ->
 
 
 def close(a: Any, b: Any, tolerance: float = 1e-10) -> None:
-    """Raise AssertionError unless both have the same structure, types and numbers."""
-    said = difference(a, b, tolerance)
-    if said:
-        raise AssertionError(said)
+    """Raise AssertionError unless both trees have the same structure and numbers."""
+    gap = difference(a, b, tolerance)
+    assert not gap, gap
 
 
 def disagreement(here: Outcome, there: Outcome, tolerance: float = 1e-10) -> str:
-    """Say in one line how two runs differ, at the server, at a client or in the ledger; empty if they do not."""
+    """Say in one line how two outcomes differ, at the server, at a client or in the ledger; empty if they agree."""
     said = difference(here.state, there.state, tolerance, types=True)
     if said:
         return f"state: {said}"
@@ -130,6 +129,5 @@ def disagreement(here: Outcome, there: Outcome, tolerance: float = 1e-10) -> str
 
 def agree(here: Outcome, there: Outcome, tolerance: float = 1e-10) -> None:
     """Raise AssertionError unless server, clients and ledger have the same numbers."""
-    said = disagreement(here, there, tolerance)
-    if said:
-        raise AssertionError(said)
+    gap = disagreement(here, there, tolerance)
+    assert not gap, gap

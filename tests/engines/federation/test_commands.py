@@ -80,7 +80,7 @@ def test_refused_in_one_line(here: Path, words: tuple[str, ...], line: str) -> N
     [
         (("return {", "return 1, {"), "A site's data are a tuple"),
         (('"upper": np', '"uper": np'), "A site's data have 'uper'"),
-        (("def data", "def dta"), "has no function data()"),
+        (("def data", "def dta"), "must define data()"),
         (("np.ones(3", "np.load('none.npy'"), "FileNotFoundError"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_site_gives_up_in_one_line(here: Path) -> None:
 def test_a_site_that_explains_says_what_it_waits_for(here: Path) -> None:
     words = ("site", "--module", "study.py", "--kit", "kits/north", "--address", "localhost:1", "--patience", "0")
     shown = lambda *more: CliRunner().invoke(cli.app, [*words, *more]).output
-    assert "Waiting for the coordinator to open the run, which it does when all sites are" in shown("--explain")
+    assert "Waiting for the coordinator, which opens the run when all sites are" in shown("--explain")
     assert "Waiting" not in shown("--explain", "--quiet") + shown()
 
 

@@ -444,9 +444,9 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     for words, message in {
         ("a.b:task", *kit, *out): "NVIDIA FLARE is not installed here",
         ("a.b:task", "--admin", str(tmp_path / "none"), *out): "is no administrator's kit",
-        ("a.b:task", *kit, *out, "--run", "../x"): "--run '../x': give letters",
+        ("a.b:task", *kit, *out, "--run", "../x"): "--run must be at most 100 letters, digits",
         ("a.b:task", *kit, *out, "--noise", "1"): "give --clip, too",
-        ("hospital.py:task", *kit, *out): "is a file; of a job, name a module",
+        ("hospital.py:task", *kit, *out): "The task of a job must be in a module",
         ("a.b:task", *kit): "Missing option '--out'",
     }.items():
         done = invoked(*words)
@@ -481,8 +481,8 @@ def test_no_escape_sequence_of_the_server_reaches_the_terminal(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "/etc/evil.py:task"}, "is a file"),
-        ({"algorithm": "evil.py:FedX"}, "is a file"),
+        ({"task": "/etc/evil.py:task"}, "must be in a module"),
+        ({"algorithm": "evil.py:FedX"}, "must be in a module"),
         ({"task": "other.tasks:task"}, "must be one that the server's rookery.toml lists; got other.tasks:task"),
         ({"task": "os:system", "set": ["command=touch FILE"], "sites": ["a"]}, "must be one that"),
     ],

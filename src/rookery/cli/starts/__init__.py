@@ -1,1 +1,1 @@
-"""Files to start from: `rookery new` copies them, with another name in the place of `start`."""
+"""Files that `rookery new` copies, with the user's name in the place of `start`."""

@@ -1,4 +1,4 @@
-"""An algorithm of your own: one step on each variable a round, along the clients' mean."""
+"""Your own algorithm: one step on each variable per round, along the clients' mean direction."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -7,33 +7,33 @@ import rookery as rk
 
 
 class State(NamedTuple):
-    """What goes from round to round: its structure and types stay as they are."""
+    """The state between rounds; its structure and types must not change."""
 
     x: Any
     y: Any
-    u: Any  # about [∇²_y g]⁻¹∇_y f
+    u: Any  # an estimate of [∇²_y g]⁻¹∇_y f
 
 
 @dataclass(frozen=True)
 class Start:
-    """Descends in y, in the linear system for the hypergradient, and in x, all at once. Exchanges a round: 1."""
+    """Descends in y, in the linear system for the hypergradient, and in x, simultaneously. Exchanges per round: 1."""
 
     upper_step: rk.Step = 0.01  # on x
     lower_step: rk.Step = 0.1  # on y
     linear_step: rk.Step = 0.1  # on u
-    batch_size: rk.BatchSize = None  # None: all the client's data
+    batch_size: rk.BatchSize = None  # None: all data of the client
 
     solves: ClassVar = (rk.Bilevel,)
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start."""
+        """Return the initial state."""
         return State(x, y, rk.tree.zeros_like(y))
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """One step on each variable."""
+        """Take one step on each variable."""
         x, y, u = state
 
-        def directions(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def directions(client: rk.Client, key: Any) -> Any:  # a client receives the values that this closes over
             lower, upper = client.lower(key, self.batch_size), client.upper(key, self.batch_size)
             f_x, f_y = client.f_x_and_y(x, y, upper)
             g_yy, g_xy = client.g_yy(x, y, lower, u), client.g_xy(x, y, lower, u)

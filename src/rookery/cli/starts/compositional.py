@@ -1,4 +1,4 @@
-"""An algorithm of your own for f(mean of the clients' g): a running inner value, then a step along the chain rule."""
+"""Your own algorithm for f(mean of the clients' g): a running inner value, then a step along the chain rule."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -9,35 +9,35 @@ import rookery as rk
 
 
 class State(NamedTuple):
-    """What goes from round to round: its structure and types stay as they are."""
+    """The state between rounds; its structure and types must not change."""
 
     x: Any
-    y: Any  # the inner value, about g(x)
+    y: Any  # an estimate of the inner value g(x)
 
 
 @dataclass(frozen=True)
 class Start:
-    """Averages the inner value, then takes one step on x. Exchanges a round: 2."""
+    """Averages the inner value, then takes one step on x. Exchanges per round: 2."""
 
     step: rk.Step = 0.05  # on x
     momentum: rk.Share = 0.5  # the weight of the new inner value; 1: no memory
-    batch_size: rk.BatchSize = None  # None: all the client's data
+    batch_size: rk.BatchSize = None  # None: all data of the client
 
     solves: ClassVar = (rk.Compositional,)
-    needs: ClassVar = ("known outer",)  # the outer function takes the inner value alone
+    needs: ClassVar = ("known outer",)  # the outer function takes only the inner value
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start: the clients' mean inner value."""
+        """Return the initial state, with the clients' mean inner value."""
         return State(x, self._inner(fed, x, key))
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """The inner value, then a step on x."""
+        """Update the inner value, then take a step on x."""
         first, second = jax.random.split(key)
         x, old = state
         y = rk.tree.add(rk.tree.scale(1 - self.momentum, old), rk.tree.scale(self.momentum, self._inner(fed, x, first)))
         slope = jax.grad(fed.problem.outer)(y)
 
-        def gradient(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def gradient(client: rk.Client, key: Any) -> Any:  # a client receives the values that this closes over
             direction = client.r_x(x, client.lower(key, self.batch_size), slope)
             if fed.problem.extra is not None:
                 direction = rk.tree.add(direction, client.f_x(x, y, client.upper(key, self.batch_size)))

@@ -1,4 +1,4 @@
-"""A problem of your own: clinics with records of several columns, and a penalty for each column, tuned together."""
+"""Your own problem: clinics that have records with several columns, and tune a penalty for each column together."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +12,13 @@ def _errors(y, batch):  # type: ignore[no-untyped-def]
 
 
 def start(clients: int = 6, columns: int = 8, noise: float = 0.5, seed: int = 0) -> Task:
-    """Which columns to trust? Penalties at the upper level, a linear model at the lower one.
+    """Learn which columns to trust: penalties at the upper level, a linear model at the lower.
 
     Arguments:
         clients: how many.
-        columns: of a record; the second half has nothing to do with what is predicted.
-        noise: in what is predicted.
-        seed: of the data.
+        columns: columns of a record; the second half is irrelevant to the target.
+        noise: noise in the target.
+        seed: seed of the data.
     """
     rng = np.random.default_rng(seed)
     truth = np.where(np.arange(columns) < columns // 2, 1.0, 0.0)
@@ -27,12 +27,12 @@ def start(clients: int = 6, columns: int = 8, noise: float = 0.5, seed: int = 0)
         a = rng.normal(size=(count, columns))
         return {"a": a, "t": a @ truth + noise * rng.normal(size=count)}
 
-    # Your data: for each client a dict (or any pytree) of arrays whose first axis counts samples. Sizes may differ.
+    # Your data: for each client, a dict (or any pytree) of arrays whose first axis is the sample. Sizes may differ.
     sizes = rng.integers(8, 16, size=clients)
     federation = rk.Clients(lower=[records(n) for n in sizes], upper=[records(n) for n in sizes], weights="size")
     test = records(500)
 
-    # Your losses: of the variables and a batch, each the mean over the batch.
+    # Your losses: functions of the variables and a batch, each a mean over the batch.
     problem = rk.Bilevel(
         upper=lambda x, y, batch: jnp.mean(_errors(y, batch) ** 2) / 2,
         lower=lambda x, y, batch: jnp.mean(_errors(y, batch) ** 2) / 2 + jnp.sum(jnp.exp(x) * y**2) / 2,

@@ -1,4 +1,4 @@
-"""An algorithm of your own for one loss: local steps at each client, then a step of the server on their mean."""
+"""Your own algorithm for one loss: local steps at each client, then a server step along their mean."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -7,7 +7,7 @@ import rookery as rk
 
 
 class State(NamedTuple):
-    """What goes from round to round: its structure and types stay as they are."""
+    """The state between rounds; its structure and types must not change."""
 
     x: Any
     y: tuple[()] = ()
@@ -15,24 +15,24 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Local SGD with a step size for the server. Exchanges a round: 1."""
+    """Local SGD with a step size for the server. Exchanges per round: 1."""
 
-    step: rk.Step = 0.1  # of a client
-    server_step: rk.Step = 1.0  # on the mean of what the clients' steps came to
+    step: rk.Step = 0.1  # at a client
+    server_step: rk.Step = 1.0  # along the mean of the clients' changes
     local_steps: rk.AtLeastOne = 5
-    batch_size: rk.BatchSize = None  # None: all the client's data
+    batch_size: rk.BatchSize = None  # None: all data of the client
 
     solves: ClassVar = (rk.SingleLevel,)
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start."""
+        """Return the initial state."""
         return State(x)
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """Local steps, then the mean."""
+        """Take local steps, then average."""
         x = state.x
 
-        def local(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def local(client: rk.Client, key: Any) -> Any:  # a client receives the values that this closes over
             def step(i: Any, z: Any) -> Any:
                 return rk.tree.step(z, self.step, client.f_x(z, (), client.upper(key, self.batch_size, i)))
 

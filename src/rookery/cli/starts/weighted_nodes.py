@@ -1,4 +1,4 @@
-"""An algorithm of your own that learns each client's weight from the loss on the centre's data."""
+"""Your own algorithm that learns each client's weight from the loss on the centre's data."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -11,11 +11,11 @@ from rookery.parts.projection import capped_simplex
 
 
 class State(NamedTuple):
-    """What goes from round to round: its structure and types stay as they are."""
+    """The state between rounds; its structure and types must not change."""
 
     x: Any  # the clients' weights
     y: Any  # the model
-    h: Any  # about [∇²_y g]⁻¹∇_y f, with f the loss on the centre's data
+    h: Any  # an estimate of [∇²_y g]⁻¹∇_y f, with f the loss on the centre's data
 
     @property
     def weights(self) -> Any:
@@ -25,26 +25,26 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """One step on the model, on the linear system for the hypergradient, and on the weights. Exchanges a round: 2."""
+    """One step on the model, on the linear system for the hypergradient, and on the weights. Exchanges per round: 2."""
 
     model_step: rk.Step = 0.5
     linear_step: rk.Step = 0.05
     weight_step: rk.Step = 0.2
-    batch_size: rk.BatchSize = None  # None: all the client's data
+    batch_size: rk.BatchSize = None  # None: all data of the client
 
     solves: ClassVar = (rk.WeightedNodes,)
     needs: ClassVar = ("all clients",)
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start."""
+        """Return the initial state."""
         return State(x, y, rk.tree.zeros_like(y))
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """One step on each variable."""
+        """Take one step on each variable."""
         first, second, third = jax.random.split(key, 3)
         w, y, h = state
 
-        def directions(client: rk.Client, key: Any) -> Any:  # what it reads from outside is what a client is sent
+        def directions(client: rk.Client, key: Any) -> Any:  # a client receives the values that this closes over
             lower = client.lower(key, self.batch_size)
             return client.g_y(w, y, lower), client.g_yy(w, y, lower, h)
 

@@ -1,0 +1,107 @@
+"""Arguments and options that several commands share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rookery.cli.config import config_option, set_with_config
+
+
+def _complete(kind: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        from rookery.cli.registry import names
+
+        return [name for name in names(kind) if name.lower().startswith(incomplete.lower())]
+
+    return complete
+
+
+_ALGORITHM = (
+    "See `rookery list algorithms`; or your own: fedx.py:FedX, package.module:FedX. Default: FedNest, or one that "
+    "solves the task's problem, such as FedAvg."
+)
+TaskName = Annotated[
+    str,
+    typer.Argument(
+        help="A task (see `rookery list tasks`), or your own: hospital.py:task, package.module:task.",
+        autocompletion=_complete("task"),
+    ),
+]
+TaskNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TASK...",
+        help="Tasks (see `rookery list tasks`), or your own: hospital.py:task, package.module:task.",
+        autocompletion=_complete("task"),
+    ),
+]
+AlgorithmName = Annotated[
+    str | None, typer.Option("--algorithm", "-a", help=_ALGORITHM, autocompletion=_complete("algorithm"))
+]
+AlgorithmNames = Annotated[
+    list[str] | None,
+    typer.Option("--algorithm", "-a", help=f"{_ALGORITHM} Repeat it for more.", autocompletion=_complete("algorithm")),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        callback=set_with_config,
+        help="A hyperparameter of the algorithm, or a setting of the task: upper_step=0.1, batch_size=none, "
+        "local_steps=5..15 (a range), local_steps=epochs:2. Repeat it for more.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        callback=config_option,
+        is_eager=True,
+        help="A TOML file with options of this command; options on the command line win.",
+    ),
+]
+Rounds = Annotated[int | None, typer.Option(help="The number of rounds; the task has a default.")]
+Cohort = Annotated[int | None, typer.Option(help="Clients in each round; the task has a default.")]
+ClientCount = Annotated[int | None, typer.Option("--clients", help="Clients in all; the task has a default.")]
+Partition = Annotated[str | None, typer.Option(help="How to divide the data: iid, shards or dirichlet.")]
+Seed = Annotated[int, typer.Option(help="The seed of the task and of the run.")]
+Every = Annotated[int | None, typer.Option(help="Rounds from one evaluation to the next.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Folders of `rookery run --out`, `Run.save` or `rookery reproduce`, JSON-lines files, or CSV files."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else.")]
+
+# Of a run over a network.
+Minimum = Annotated[
+    int | None,
+    typer.Option(help="Replies that an exchange needs; later ones are left out after the deadline. Default: all."),
+]
+Deadline = Annotated[float, typer.Option(help="Seconds that a site has for a reply.")]
+Patience = Annotated[
+    float | None, typer.Option(help="Seconds to wait for sites that are needed. Default: until they are back.")
+]
+Clip = Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")]
+Noise = Annotated[
+    float | None, typer.Option(help="Noise on each mean, as a multiple of one site's effect under --clip.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="HOST:PORT. Default: the kit's. A coordinator may listen at 0.0.0.0.")
+]
+KitFolder = Annotated[
+    Path | None, typer.Option("--kit", help="Folder of certificates, made by `rookery federation init`.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Use no certificates, on this machine only: to try things out.")
+]
+AllowOtherStudy = Annotated[
+    bool,
+    typer.Option("--allow-other-study", help="Continue, with a warning, if a site's study is not the coordinator's."),
+]
