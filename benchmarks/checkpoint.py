@@ -1,10 +1,10 @@
-"""What checkpoints cost a run: personal models of 1,000 clients, 1 GB in all, two in a round, saved once a minute.
+"""Measure what checkpoints cost a run: personal models of 1,000 clients, 1 GB in all, saved once a minute.
 
     python benchmarks/checkpoint.py [--gigabytes 1] [--times 3] [--seconds 60]
 
-Printed are the seconds that the run waits at each save, which are those of one copy of the state in memory, and the
-share of its time that this is; what is written then is written while the run goes on. Rounds are timed with and without
-writing beside them.
+Two clients take part in a round. The run waits at each save for one copy of the state in memory; the copy is written
+while the run continues. The script prints this wait in seconds and as a share of the run's time, and times rounds with
+and without a write in progress.
 """
 
 import argparse
@@ -33,9 +33,9 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="from one save to the next")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
-    x = jax.random.normal(jax.random.key(0), (int(asked.gigabytes * 1e9 / 4 / CLIENTS),), jnp.float32)
+    x = jax.random.normal(jax.random.key(0), (int(options.gigabytes * 1e9 / 4 / CLIENTS),), jnp.float32)
     problem = rk.SingleLevel(lambda x, b: jnp.mean((x[:16] - b) ** 2))
     clients = rk.Clients(upper=[np.full((1 + i % 3, 16), i, np.float32) for i in range(CLIENTS)])
     method = rk.Ditto(step=0.1, personal_step=0.1, personal_steps=1)
@@ -44,17 +44,17 @@ def main() -> None:
     session.advance(1)
     alone = rounds(session, 5.0)
     loading = seconds_of(lambda: import_module("orbax.checkpoint"))
-    print(f"a state of {asked.gigabytes:g} GB; a round takes {alone:.3f} s; orbax is imported in {loading:.1f} s, once")
+    print(f"state: {options.gigabytes:g} GB; a round takes {alone:.3f} s; importing orbax took {loading:.1f} s, once")
 
     folder, waited, begin = Path(tempfile.mkdtemp()), [], time.perf_counter()
     with Checkpoint(folder, {}, session) as saver:
-        for _ in range(asked.times):
+        for _ in range(options.times):
             start = time.perf_counter()
             waited.append(seconds_of(lambda: saver.save({"best": None}, None)))
             beside = rounds(session, 5.0)
-            rounds(session, asked.seconds - (time.perf_counter() - start))
+            rounds(session, options.seconds - (time.perf_counter() - start))
             if waited[-1] < 1e-3:
-                print("left out: the one before is still being written, or takes too long")
+                print("skipped: the last one is still being written, or takes too long")
             print(f"the run waits {waited[-1]:.2f} s; in the 5 s after it a round takes {beside:.3f} s", flush=True)
     total = time.perf_counter() - begin
     print(f"{sum(waited):.2f} s of {total:.0f} s: {100 * sum(waited) / total:.1f} % of the run's time")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def rounds(session: Any, seconds: float) -> float:
-    """Rounds for that long; the seconds of one."""
+    """Run rounds for so many seconds; return the seconds of one."""
     begin, count = time.perf_counter(), 0
     while time.perf_counter() < begin + seconds:
         session.advance(1)
@@ -72,7 +72,7 @@ def rounds(session: Any, seconds: float) -> float:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """How long a call takes."""
+    """Return the seconds that a call takes."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin

@@ -1,15 +1,14 @@
 """A million clients of 8 samples of 32 numbers: python benchmarks/clients.py [--clients 1000000] [--cohort 1000].
 
 Least squares by FedAvg (two local steps on minibatches of four) and by Scaffold, whose clients remember 31 numbers
-each; clients of 8 samples, and of 1 to 8. Each line is measured in a process of its own:
+each; clients with 8 samples, and with 1 to 8. Each line is measured in a separate process:
 
-- building: seconds that `rk.Clients.from_arrays` takes, of arrays that are there.
-- a round of the cohort: FedAvg and Scaffold, in turns with a federation of 10,000 clients; the best of thirty
-  tens of rounds.
-- memory: the most that is resident, less what was before `from_arrays` (the interpreter, JAX, and the arrays that were
-  handed over: they are the user's, who may drop them), over the bytes of those arrays. After building, and after ten
-  rounds; the compiler's part of the latter is what ten rounds with 10,000 clients take beyond their data. On an
-  accelerator: the most bytes in use there, over the same.
+- building: the seconds that `rk.Clients.from_arrays` takes for existing arrays.
+- a round of the cohort: FedAvg and Scaffold, alternating with a federation of 10,000 clients; the best of thirty
+  measurements of ten rounds.
+- memory: the peak of resident memory, minus the memory before `from_arrays` (the interpreter, JAX, and the user's
+  arrays), divided by the bytes of those arrays; after building, and after ten rounds. The compiler's share is what ten
+  rounds with 10,000 clients take beyond their data. On an accelerator: the peak of its bytes in use.
 """
 
 import argparse
@@ -31,22 +30,22 @@ METHODS = {"FedAvg": rk.FedAvg, "Scaffold": rk.Scaffold}
 
 
 def main() -> None:
-    """All of it, or the part that is asked for."""
-    given = argparse.ArgumentParser()
-    given.add_argument("--clients", type=int, default=1_000_000)
-    given.add_argument("--cohort", type=int, default=1000)
-    given.add_argument("--unequal", action="store_true", help="1 to 8 samples")
-    given.add_argument("--method", choices=METHODS, default="FedAvg")
-    given.add_argument("--part", choices=("resident", "rounds"))
-    asked = given.parse_args()
-    if asked.part is not None:
-        part = {"resident": _resident, "rounds": _rounds}[asked.part]
-        print(json.dumps(part(asked.clients, asked.cohort, asked.unequal, asked.method)))
+    """Measure everything, or one part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--cohort", type=int, default=1000)
+    parser.add_argument("--unequal", action="store_true", help="1 to 8 samples")
+    parser.add_argument("--method", choices=METHODS, default="FedAvg")
+    parser.add_argument("--part", choices=("resident", "rounds"))
+    options = parser.parse_args()
+    if options.part is not None:
+        part = {"resident": _resident, "rounds": _rounds}[options.part]
+        print(json.dumps(part(options.clients, options.cohort, options.unequal, options.method)))
         return
     for unequal in (False, True):
-        print(f"{asked.clients:,} clients of {'1 to ' if unequal else ''}{SAMPLES} samples", flush=True)
+        print(f"{options.clients:,} clients of {'1 to ' if unequal else ''}{SAMPLES} samples", flush=True)
         for method in METHODS:
-            many, few = (_part("resident", asked, n, unequal, method) for n in (asked.clients, FEW))
+            many, few = (_part("resident", options, n, unequal, method) for n in (options.clients, FEW))
             compiler = few["run"] - few["data"]
             print(
                 f"  {method}: built in {many['seconds']:.1f} s; {many['data'] / 1e9:.2f} GB of data, memory "
@@ -55,16 +54,16 @@ def main() -> None:
                 f"{many['init']:.1f} s",
                 flush=True,
             )
-            turns = _part("rounds", asked, asked.clients, unequal, method)
+            turns = _part("rounds", options, options.clients, unequal, method)
             print(
-                f"  {method}: a round of {asked.cohort} {turns['many']:.2f} ms, of {FEW:,} clients "
+                f"  {method}: a round of {options.cohort} {turns['many']:.2f} ms, of {FEW:,} clients "
                 f"{turns['few']:.2f} ms: {turns['many'] / turns['few']:.2f} x",
                 flush=True,
             )
 
 
-def _part(name: str, asked: Any, clients: int, unequal: bool, method: str) -> dict[str, float]:
-    words = [f"--part={name}", f"--clients={clients}", f"--cohort={asked.cohort}", f"--method={method}"]
+def _part(name: str, options: Any, clients: int, unequal: bool, method: str) -> dict[str, float]:
+    words = [f"--part={name}", f"--clients={clients}", f"--cohort={options.cohort}", f"--method={method}"]
     words += ["--unequal"] if unequal else []
     done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
@@ -85,9 +84,9 @@ def _session(clients: rk.Clients, cohort: int, method: str) -> Any:
 
 
 def _resident(count: int, cohort: int, unequal: bool, method: str) -> dict[str, float]:
-    """Seconds and bytes of building, of the start and of ten rounds."""
+    """Return the seconds and bytes of building, of the start and of ten rounds."""
     rows, sizes = _arrays(count, unequal)
-    jax.block_until_ready(jax.jit(lambda a: a + 1)(np.zeros(3)))  # JAX has started
+    jax.block_until_ready(jax.jit(lambda a: a + 1)(np.zeros(3)))  # starts JAX
     before = _bytes("VmRSS")
     begin = time.perf_counter()
     clients = jax.block_until_ready(rk.Clients.from_arrays(rows, sizes))
@@ -102,7 +101,7 @@ def _resident(count: int, cohort: int, unequal: bool, method: str) -> dict[str, 
 
 
 def _bytes(name: str) -> int:
-    """This process's resident memory, now (VmRSS) or at most (VmHWM); an accelerator's, if there is one."""
+    """Return this process's resident memory, current (VmRSS) or peak (VmHWM); an accelerator's if there is one."""
     if jax.default_backend() != "cpu":
         return jax.local_devices()[0].memory_stats()["bytes_in_use" if name == "VmRSS" else "peak_bytes_in_use"]
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -110,7 +109,7 @@ def _bytes(name: str) -> int:
 
 
 def _rounds(count: int, cohort: int, unequal: bool, method: str) -> dict[str, float]:
-    """Milliseconds of a round, in turns."""
+    """Return the milliseconds of a round, measured alternately."""
     sessions = {
         name: _session(rk.Clients.from_arrays(*_arrays(n, unequal)), cohort, method)
         for name, n in (("many", count), ("few", FEW))

@@ -1,9 +1,9 @@
-"""How long a round of FedAvg takes on a convolutional network: python benchmarks/cnn.py [--clients 1000 --cohort 50].
+"""Time a round of FedAvg on a convolutional network: python benchmarks/cnn.py [--clients 1000 --cohort 50].
 
 The network of pfl's CIFAR-10 benchmark, written with plain `lax` convolutions and pooling: 3×3 convolutions to 32 and
 64 channels without padding, ReLU after each, 2×2 max pooling, dense layers to 128 and 10; 1.6 million parameters in
 float32. A client has 50 random images of 32×32×3 and takes five steps with batches of 10; 10 of 100 clients a round.
-`benchmarks/cnn_pfl.py` is the same in pfl. With --xla also without the rewrite of convolutions, which takes a minute.
+`benchmarks/cnn_pfl.py` is the same in pfl. --xla adds a run without the rewrite of convolutions (a minute).
 """
 
 import argparse
@@ -22,7 +22,7 @@ IMAGES, BATCH = 50, 10
 
 
 def init(seed: int) -> Any:
-    """The network's parameters."""
+    """Return the network's parameters."""
     rng = np.random.default_rng(seed)
     shapes = {"first": (3, 3, 3, 32), "second": (3, 3, 32, 64), "third": (14 * 14 * 64, 128), "last": (128, 10)}
     draw = lambda shape: rng.normal(0, (2 / np.prod(shape[:-1])) ** 0.5, shape).astype(np.float32)
@@ -30,7 +30,7 @@ def init(seed: int) -> Any:
 
 
 def scores(params: Any, images: jax.Array) -> jax.Array:
-    """What the network makes of images [n, 32, 32, 3]."""
+    """Return the network's scores for images [n, 32, 32, 3]."""
     values = images
     for name in ("first", "second"):
         layer = params[name]
@@ -50,7 +50,7 @@ def loss(params: Any, batch: Any) -> jax.Array:
 
 
 def job(number: int, cohort: int) -> Job:
-    """What is timed."""
+    """Return the job to time."""
     rng = np.random.default_rng(0)
     one = lambda: {
         "image": rng.normal(size=(IMAGES, 32, 32, 3)).astype(np.float32),
@@ -62,7 +62,7 @@ def job(number: int, cohort: int) -> Job:
 
 
 def seconds(engine: rk.Simulation, job: Job, rounds: int) -> tuple[float, float, float]:
-    """To the end of the first round; of each round after it, the best; and of the processors in it, on average."""
+    """Return the seconds to the end of the first round, of the best later round, and of processor time in a round."""
     session, begin = engine.open(job), time.perf_counter()
     session.init()
     session.advance(1)
@@ -86,10 +86,10 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=10)
     parser.add_argument("--block", default="auto", help="clients side by side")
     parser.add_argument("--xla", action="store_true", help="also as XLA convolves")
-    given = parser.parse_args()
-    work = job(given.clients, given.cohort)
-    block = given.block if given.block == "auto" else int(given.block)
-    for convolutions, rounds in (("auto", given.rounds), *([("xla", 1)] if given.xla else [])):
+    options = parser.parse_args()
+    work = job(options.clients, options.cohort)
+    block = options.block if options.block == "auto" else int(options.block)
+    for convolutions, rounds in (("auto", options.rounds), *([("xla", 1)] if options.xla else [])):
         first, each, used = seconds(rk.Simulation(block=block, convolutions=convolutions), work, rounds)
         print(
             f'convolutions="{convolutions}": {1e3 * each:.2f} ms a round, {1e3 * used:.0f} ms of the processors; '

@@ -1,4 +1,4 @@
-"""The round of `benchmarks/cnn.py` in pfl 0.6 with PyTorch, to be run beside it in an environment of its own:
+"""Time the round of `benchmarks/cnn.py` in pfl 0.6 with PyTorch, in a separate environment:
 
 python -m venv pfl && pfl/bin/pip install pfl torch==2.13.0 && pfl/bin/python benchmarks/cnn_pfl.py
 """
@@ -44,19 +44,19 @@ class CNN(torch.nn.Module):
 
     @torch.no_grad()
     def metrics(self, images: Any, labels: Any) -> dict[str, Any]:
-        """The loss, as pfl asks for it."""
+        """Return the loss in pfl's form."""
         return {"loss": Weighted(float(self.loss(images, labels)) * len(labels), len(labels))}
 
 
 class Timed(TrainingProcessCallback):
-    """Notes when each round ends."""
+    """Records when each round ends."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
         self.used: list[float] = []
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
-        """A round has ended."""
+        """Record the end of a round."""
         from pfl.metrics import Metrics
 
         self.ends.append(time.perf_counter())

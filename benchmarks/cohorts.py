@@ -1,11 +1,11 @@
-"""Rounds of FedNest and ASFBO with cohorts of 10 to 10,000: python benchmarks/cohorts.py [--most 10000].
+"""Time rounds of FedNest and ASFBO with cohorts of 10 to 10,000: python benchmarks/cohorts.py [--most 10000].
 
-The papers' network (784-200-10) and batches (64); every client is in the cohort. Beside each time what the device
-allows: the bytes that its memory moves at the rate of a large copy, or the products at the rate of a large one of
-float32 in JAX's own precision, whichever takes longer. Both rates are measured first. The bytes are those of a program
-in which every product of matrices, every gather and every sum over clients is a kernel of its own and all else is fused
-into them (`moved`); beside it those of one in which a whole local step stays on the chip (`needed`), which no compiler
-makes.
+The papers' network (784-200-10) and batches (64); every client is in the cohort. Each time is compared with what the
+device allows: the bytes moved at the rate of a large copy, or the products at the rate of a large float32 product in
+JAX's default precision, the longer of the two. Both rates are measured first. The bytes are those of a program in which
+every matrix product, every gather and every sum over clients is a separate kernel and everything else is fused
+(`moved`); and, for comparison, of a program in which a whole local step stays on the chip (`needed`), which no compiler
+produces.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BATCH, SEEN = 64 * ROW, 64 * HIDDEN
 
 
 def needed(name: str) -> float:
-    """Bytes that a client's round must move, if all that a local step computes stays on the chip until its end.
+    """Return the bytes that a client's round must move if a whole local step stays on the chip.
 
     FedNest: the 300 training samples once and three batches of 64; what y sees of the samples, written and read; in
     each of 23 local steps a batch of it, y, its anchor and the new y. ASFBO: in each of 15 local steps two batches, and
@@ -43,7 +43,7 @@ def needed(name: str) -> float:
 
 
 def moved(name: str) -> float:
-    """Bytes that a client's round moves, if products, gathers and sums are kernels of their own.
+    """Return the bytes that a client's round moves if products, gathers and sums are separate kernels.
 
     FedNest: the client's 300 samples are picked (read and written) and multiplied; what y sees of them is written, and
     read by the two products of the anchor. Three batches are picked, multiplied and seen. Two gradients by x: a batch,
@@ -63,19 +63,19 @@ def moved(name: str) -> float:
 
 
 def multiplied(name: str) -> float:
-    """Operations of a client's products in a round."""
+    """Return the operations of a client's products in a round."""
     return 2 * (speed.fednest_products() * 300 / 450 if name == "FedNest" else speed.asfbo_products())
 
 
 def main() -> None:
-    """All cohorts of both."""
-    given = argparse.ArgumentParser()
-    given.add_argument("--most", type=int, default=10_000)
-    given.add_argument("--cohorts", type=int, nargs="*")
-    asked = given.parse_args()
+    """Measure all cohorts for both methods."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--most", type=int, default=10_000)
+    parser.add_argument("--cohorts", type=int, nargs="*")
+    options = parser.parse_args()
     copied, computed = rates()
     print(f"memory: {copied / 1e12:.2f} TB/s; products: {computed / 1e12:.0f} TFLOP/s", flush=True)
-    cohorts = asked.cohorts or [c for c in (10, 100, 1_000, 10_000) if c <= asked.most]
+    cohorts = options.cohorts or [c for c in (10, 100, 1_000, 10_000) if c <= options.most]
     for name, (method, (lower, upper)) in METHODS.items():
         for cohort in cohorts:
             data = speed._clients(cohort, lower, 784, upper)
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def measured(session: Any, rounds: int) -> float:
-    """Seconds a round, the best of five."""
+    """Return the seconds of a round, the best of five."""
     session.init()
     session.advance(rounds)
     each = []
@@ -108,7 +108,7 @@ def measured(session: Any, rounds: int) -> float:
 
 
 def rates() -> tuple[float, float]:
-    """Bytes a second of a copy, and operations a second of a product."""
+    """Return the bytes per second of a copy, and the operations per second of a product."""
     large = jax.default_backend() != "cpu"
     a = jnp.ones(2**28 if large else 2**24)
     turns = 20
@@ -120,7 +120,7 @@ def rates() -> tuple[float, float]:
 
 
 def best(work: Callable[..., Any], *args: Any) -> float:
-    """Seconds, the best of three."""
+    """Return the seconds, the best of three."""
     compiled, each = jax.jit(work), []
     jax.block_until_ready(compiled(*args))
     for _ in range(3):

@@ -1,9 +1,9 @@
 """The same rounds on 1, 2, 4 and 8 devices of one host: python benchmarks/devices.py [--cohort 800] [--most 8].
 
 FedNest with the paper's network (784-200-10) on 100 samples of each client, bound by arithmetic. Each number of devices
-runs in a process of its own, on as many cores as it has devices, no two of them threads of one core if there are
-enough; efficiency is t(1) / (D · t(D)). A device computes those of a cohort that it holds: with 1,600 clients and a
-cohort of 800 the largest of 8 shares has about 9 clients more than the average of 100.
+runs in a separate process, with one core per device, on different physical cores if there are enough. Efficiency is
+t(1) / (D · t(D)). A device computes the clients of a cohort that it holds: with 1,600 clients and a cohort of 800, the
+largest of 8 shares has about 9 clients more than the average of 100.
 """
 
 import argparse
@@ -17,27 +17,27 @@ from typing import Any
 
 
 def main() -> None:
-    """All of them, one after another."""
-    given = argparse.ArgumentParser()
-    given.add_argument("--cohort", type=int, default=800)
-    given.add_argument("--most", type=int, default=8)
-    given.add_argument("--devices", type=int, help="measure this number alone, in this process")
-    asked = given.parse_args()
-    if asked.devices:
-        print(f"{seconds(asked.devices if asked.devices > 1 else None, asked.cohort):.6f}")
+    """Measure all of them, one after another."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cohort", type=int, default=800)
+    parser.add_argument("--most", type=int, default=8)
+    parser.add_argument("--devices", type=int, help="measure this number alone, in this process")
+    options = parser.parse_args()
+    if options.devices:
+        print(f"{seconds(options.devices if options.devices > 1 else None, options.cohort):.6f}")
         return
 
     def measured(devices: int) -> float:
-        words = [*pinned(cores()[:devices]), __file__, f"--devices={devices}", f"--cohort={asked.cohort}"]
+        words = [*pinned(cores()[:devices]), __file__, f"--devices={devices}", f"--cohort={options.cohort}"]
         return float(
             subprocess.run(words, env=environment(devices), stdout=subprocess.PIPE, text=True, check=True).stdout
         )
 
-    doubling("devices", asked.most, measured)
+    doubling("devices", options.most, measured)
 
 
 def doubling(what: str, most: int, measured: Callable[[int], float]) -> None:
-    """Print what 1, 2, 4, … of them take, as many as there are cores for."""
+    """Print the times of 1, 2, 4, … of them, up to the number of cores."""
     alone, count = 0.0, 1
     while count <= min(most, os.cpu_count() or 1):
         taken = measured(count)
@@ -47,7 +47,7 @@ def doubling(what: str, most: int, measured: Callable[[int], float]) -> None:
 
 
 def cores() -> list[int]:
-    """Those that may be used, first one thread of each."""
+    """Return the cores that may be used, first one thread of each."""
     seen: set[str] = set()
     firsts, others = [], []
     for core in sorted(os.sched_getaffinity(0)):
@@ -59,12 +59,12 @@ def cores() -> list[int]:
 
 
 def pinned(cores: list[int]) -> list[str]:
-    """This Python on these cores."""
+    """Return the command that runs this Python on these cores."""
     return ["taskset", "-c", ",".join(map(str, cores)), sys.executable]
 
 
 def environment(devices: int) -> dict[str, str]:
-    """That of a process with this number of devices, each of them a core.
+    """Return the environment of a process with this number of devices, each of them a core.
 
     Memory that is freed stays with the process (MALLOC_*): devices that give it back to the system after every program
     and ask for it again wait for each other.
@@ -75,7 +75,7 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def seconds(mesh: Any, cohort: int) -> float:
-    """What a round takes on these devices, the best of five."""
+    """Return the seconds of a round on these devices, the best of five."""
     import jax
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""What an exchange of a federation costs over gRPC, computation aside: a coordinator and three sites on loopback.
+"""Measure an exchange of a federation over gRPC, without computation: a coordinator and three sites on loopback.
 
-Each exchange sends an array to every site and takes one of the same size back. Beside it, in the same run and between
-the same kinds of processes, gRPC streams alone that send the same bytes in the same pieces.
+Each exchange sends an array to every site and receives one of the same size. For comparison, plain gRPC streams send
+the same bytes in the same pieces, in the same run and between the same kinds of processes.
 
     python benchmarks/federation.py
 """
@@ -27,19 +27,19 @@ SIZES = {"4 KB": (4_000, 300, 0.003), "1 MB": (1_000_000, 60, 0.03), "100 MB": (
 
 
 def echo(message: bytes) -> bytes:
-    """A site that computes nothing: what it is sent, it sends back."""
+    """A site that sends back what it receives."""
     header, arrays = wire.decode(message)
     return wire.encode({"answer": "value", "number": header["number"], "work": []}, arrays)
 
 
 def site(name: str, address: str) -> None:
-    """A site's process."""
+    """Run a site's process."""
     with contextlib.suppress(grpc_site.JoinError):
         grpc_site.join(echo, lambda: False, name, address, None, lambda text: None, patience=3.0)
 
 
 def ours() -> dict[str, list[float]]:
-    """Seconds of exchanges, through everything but the plan."""
+    """Return the seconds of exchanges, through everything except the plan."""
     transport = network.GrpcServer("127.0.0.1:0", NAMES, None, True)
     transport.limit = 1 << 30
     sites = [multiprocessing.Process(target=site, args=(name, transport.address), daemon=True) for name in NAMES]
@@ -64,7 +64,7 @@ def ours() -> dict[str, list[float]]:
 
 
 def bare_site(address: str) -> None:
-    """The same with nothing but gRPC: pieces go back as they come."""
+    """Run a site with gRPC only, which sends pieces back as they come."""
     channel = grpc.insecure_channel(address, options=network.OPTIONS)
     out: Any = network.queue.SimpleQueue()
     stream = channel.stream_stream("/bare/Join")(iter(out.get, None))
@@ -75,7 +75,7 @@ def bare_site(address: str) -> None:
 
 
 def bare() -> dict[str, list[float]]:
-    """Seconds of exchanges of gRPC streams alone."""
+    """Return the seconds of exchanges of plain gRPC streams."""
     queues = [network.queue.SimpleQueue() for _ in NAMES]
     back: Any = network.queue.SimpleQueue()
     free = iter(queues)
@@ -117,7 +117,7 @@ def bare() -> dict[str, list[float]]:
 
 
 def timed(exchange: Callable[[np.ndarray], None], size: int, count: int) -> list[float]:
-    """Seconds of each exchange of an array of so many bytes, but for the first."""
+    """Return the seconds of each exchange of an array of so many bytes, except for the first."""
     array = np.random.default_rng(0).random(size // 8)
     seconds = []
     for _ in range(count + 1):
@@ -128,7 +128,7 @@ def timed(exchange: Callable[[np.ndarray], None], size: int, count: int) -> list
 
 
 def ended(processes: list[Any]) -> None:
-    """Wait for them, and not for long."""
+    """Wait for the processes, but not for long."""
     for process in processes:
         process.join(5.0)
         process.kill()

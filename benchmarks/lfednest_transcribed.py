@@ -1,12 +1,12 @@
-"""The light methods of FedNest as their authors' code has them, apart from Rookery's engines and algorithms.
+"""The light methods of FedNest as in their authors' code, independent of Rookery's engines and algorithms.
 
     python benchmarks/lfednest_transcribed.py [--methods LFedNest ...] [--rounds 500] [--seeds 10] [--out FILE.csv]
 
-Hyper-representation on non-i.i.d. MNIST (`rookery.data.load` says where its files may be), to see how many runs fail:
-batches that are shuffled in every pass, the last one smaller; means over batches, not over samples; a dropout mask for
-every pass; a fresh cohort for the outer step; .05(‖W‖ + ‖b‖) at the lower level; N + 1 = 6 terms of the series. With
-`--text` the habits are those of the paper's text: an even split, no dropout, ½·10⁻³‖y‖², one batch in the hypergradient
-and the same cohort. All seeds run at once, for each pair of lower and upper step; the upper one is 1/ℓ, too.
+Hyper-representation on non-i.i.d. MNIST (for its files see `rookery.data.load`), to see how many runs fail. Batches are
+shuffled in every pass, the last one smaller; means are over batches, not over samples; every pass has a dropout mask;
+the outer step has a fresh cohort; the lower level has .05(‖W‖ + ‖b‖); the series has N + 1 = 6 terms. `--text` follows
+the paper's text instead: an even split, no dropout, ½·10⁻³‖y‖², one batch in the hypergradient and the same cohort. All
+seeds run together, for each pair of lower and upper step; the upper step is also 1/ℓ.
 """
 
 import argparse
@@ -28,20 +28,20 @@ Tree = Any
 
 
 def batches(key: Array, n: int) -> tuple[Array, Array]:
-    """The places of a pass over n samples, a row for each batch, and which of them count."""
+    """Return the indices of a pass over n samples, a row for each batch, and which of them count."""
     count = -(-n // BATCH)
     order = jnp.concatenate([jax.random.permutation(key, n), jnp.zeros(count * BATCH - n, int)])
     return order.reshape(count, BATCH), (jnp.arange(count * BATCH) < n).astype(float).reshape(count, BATCH)
 
 
 def cross_entropy(y: Tree, seen: Array, labels: Array, counts: Array) -> Array:
-    """The mean over the samples that count."""
+    """Return the mean over the samples that count."""
     scores = jax.nn.log_softmax(seen @ y[0].T + y[1])
     return -jnp.sum(counts * jnp.take_along_axis(scores, labels[:, None], 1)[:, 0]) / jnp.sum(counts)
 
 
 def rounds(method: str, text: bool) -> Callable[..., Tree]:
-    """A round of a method: round(x, y, key, clients, lower step, upper step)."""
+    """Return a round of a method: round(x, y, key, clients, lower step, upper step)."""
 
     def mask(key: Array, shape: tuple[int, ...]) -> Array:
         return jnp.ones(shape) if text else 2.0 * jax.random.bernoulli(key, 0.5, shape)
@@ -51,19 +51,19 @@ def rounds(method: str, text: bool) -> Callable[..., Tree]:
         return 0.5e-3 * sum(squares) if text else 0.05 * sum(map(jnp.sqrt, squares))
 
     def drawn(key: Array, n: int, whole: bool = True) -> tuple[Array, Array, Array]:
-        """The batches of a pass, or its first, with their masks."""
+        """Return the batches of a pass, or its first, with their masks."""
         order, dropout = jax.random.split(key)
         places, counts = batches(order, n)
         places, counts = (places, counts) if whole else (places[:1], counts[:1])
         return places, counts, mask(dropout, (len(places), BATCH, WIDTH))
 
     def mean(y: Tree, hidden: Array, labels: Array, given: tuple[Array, Array, Array]) -> Array:
-        """Over the batches, each of which counts as much."""
+        """Return the mean over the batches, which all count the same."""
         one = lambda p, counts, m: cross_entropy(y, jax.nn.relu(hidden[p] * m), labels[p], counts)
         return jnp.mean(jax.vmap(one)(*given))
 
     def inner(x: Tree, start: Tree, images: Array, labels: Array, key: Array, step: Array, anchor: Tree) -> Tree:
-        """Local SGD on y, or SVRG with an anchor."""
+        """Take local SGD steps on y, or SVRG steps with an anchor."""
         hidden = images @ x[0].T + x[1]
 
         def epoch(y: Tree, key: Array) -> tuple[Tree, None]:
@@ -89,7 +89,7 @@ def rounds(method: str, text: bool) -> Callable[..., Tree]:
         return jax.lax.scan(epoch, start, jax.random.split(key, EPOCHS))[0]
 
     def outer(x: Tree, y: Tree, own: tuple[Array, ...], key: Array, step: Array) -> Tree:
-        """The client's own hypergradient; `step` is 1/ℓ."""
+        """Return the client's hypergradient; `step` is 1/ℓ."""
         images, labels, checked, checks = own
         keys = jax.random.split(key, 4)
         sizes = (len(checked), len(images), len(images), len(checked))
@@ -138,7 +138,7 @@ def rounds(method: str, text: bool) -> Callable[..., Tree]:
 
 
 def prepared(seed: int, images: np.ndarray, labels: np.ndarray, text: bool) -> tuple[list[np.ndarray], Tree]:
-    """100 clients of two label shards each, and PyTorch's start."""
+    """Return 100 clients with two label shards each, and PyTorch's start."""
     rng = np.random.RandomState(seed)
     order, shards = labels.argsort(kind="stable").reshape(200, 300), rng.permutation(200)
     parts: list[list[np.ndarray]] = [[], [], [], []]
@@ -155,7 +155,7 @@ def prepared(seed: int, images: np.ndarray, labels: np.ndarray, text: bool) -> t
 
 
 def main() -> None:
-    """Run the pairs of steps and write where each seed was after 50 rounds, at its best and at the end."""
+    """Run the pairs of steps and write each seed's result after 50 rounds, at its best and at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--text", action="store_true", help="the habits of the paper's text")
@@ -164,13 +164,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=len(PAIRS), help="how many of the pairs of steps")
     parser.add_argument("--data-dir")
     parser.add_argument("--out")
-    given = parser.parse_args()
-    images, labels, test, answers = mnist_images(data_dir=given.data_dir)
-    made = [prepared(seed, images, labels, given.text) for seed in range(given.seeds)]
+    options = parser.parse_args()
+    images, labels, test, answers = mnist_images(data_dir=options.data_dir)
+    made = [prepared(seed, images, labels, options.text) for seed in range(options.seeds)]
     clients, start = jax.tree.map(lambda *a: jnp.asarray(np.stack(a)), *made)
     rows = []
-    for method in given.methods:
-        once = rounds(method, given.text)
+    for method in options.methods:
+        once = rounds(method, options.text)
 
         def ten(state: Tree, key: Array, clients: list[Array], lower: Array, upper: Array, once: Any = once) -> Any:
             step = lambda state, key: (once(*state, key, clients, lower, upper), None)
@@ -179,23 +179,23 @@ def main() -> None:
             return state, jnp.mean(scores.argmax(1) == jnp.asarray(answers))
 
         compiled = jax.jit(jax.vmap(ten, (0, 0, 0, None, None)))
-        for lower, upper in PAIRS[: given.pairs]:
+        for lower, upper in PAIRS[: options.pairs]:
             state, accuracy = start, []
-            for r in range(given.rounds // 10):
-                keys = jnp.stack([jax.random.key(seed * 10_000 + r) for seed in range(given.seeds)])
+            for r in range(options.rounds // 10):
+                keys = jnp.stack([jax.random.key(seed * 10_000 + r) for seed in range(options.seeds)])
                 state, now = compiled(state, keys, clients, lower, upper)
                 accuracy.append(np.asarray(now))
             table = np.array(accuracy)  # rounds, seeds
             end, best = table[-max(1, len(table) // 10) :].mean(0), table.max(0)
             early = table[min(4, len(table) - 1)]
-            for seed in range(given.seeds):
+            for seed in range(options.seeds):
                 found = {"after_50": early[seed], "highest": best[seed], "end": end[seed]}
-                which = {"method": method, "habits": "text" if given.text else "authors'"}
+                which = {"method": method, "habits": "text" if options.text else "authors'"}
                 rows.append({**which, "lower": lower, "upper": upper, "seed": seed, **found})
             failed = int((end < 0.5 * best).sum())
             print(f"{method}, lower {lower:g}, upper {upper:g}: ends at {end.mean():.3f}, {failed} of {len(end)} fail")
-    if given.out:
-        pd.DataFrame(rows).to_csv(given.out, index=False, float_format="%.4f")
+    if options.out:
+        pd.DataFrame(rows).to_csv(options.out, index=False, float_format="%.4f")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How long the lock-step engine takes: python benchmarks/lockstep.py.
+"""Time the lock-step engine: python benchmarks/lockstep.py.
 
-Sites of unequal size in this process. For each case: the seconds to the first round's end, with compilation, and what
-an exchange takes afterwards, beside the sites' own computing.
+The sites are of unequal size and run in this process. For each case: the seconds to the end of the first round, with
+compilation, and the time of a later exchange without the sites' own computing.
 """
 
 import time
@@ -40,7 +40,7 @@ def _cases() -> dict[str, Job]:
 
 
 def main() -> None:
-    """Every case."""
+    """Time every case."""
     computing = [0.0]
     compute = Site._compute
 

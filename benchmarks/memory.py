@@ -1,8 +1,8 @@
-"""What a large cohort takes: FedAvg, 1,000 clients in every round, a model of 10 million numbers, in blocks of 8.
+"""Measure the memory of a large cohort: FedAvg, 1,000 clients a round, 10 million parameters, in blocks of 8.
 
     python benchmarks/memory.py
 
-What is only averaged is never held for the whole cohort: the replies alone would be 40 GB.
+Values that are only averaged are never held for the whole cohort: the replies would take 40 GB.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ CLIENTS, WIDTH, BLOCK = 1000, 3162, 8
 
 
 def main() -> None:
-    """Compile one round, look at what it needs, and where there is an accelerator run it."""
+    """Compile a round and print the memory it needs; run it if there is an accelerator."""
     rng = np.random.default_rng(0)
     data = [{"a": rng.random((2, WIDTH), np.float32), "t": rng.random((2, WIDTH), np.float32)} for _ in range(CLIENTS)]
     problem = rk.SingleLevel(lambda x, b: jnp.mean((b["a"] @ x - b["t"]) ** 2))

@@ -1,8 +1,8 @@
-"""Rows on the host against rows on the device: python benchmarks/placement.py [--clients 1000] [--cohort 100].
+"""Compare rows on the host with rows on the device: python benchmarks/placement.py [--clients 1000] [--cohort 100].
 
 FedNest and ASFBO with the FedNest paper's network (784-200-10) and 300 + 300 samples a client, the images as float32
-and as bytes that the loss scales. The device may hold a fourth of the rows (--share). Both placements take turns in one
-process, the best time of several counts; "moved" is what travels in a round, as a share of the cohort's rows.
+and as bytes that the loss scales. The device may hold a fourth of the rows (--share). Both placements alternate in one
+process, and the best time of several counts; "moved" is the transfer in a round, as a share of the cohort's rows.
 """
 
 import argparse
@@ -21,56 +21,56 @@ from rookery.tasks.hyperrep import hidden, layers, representation_problem
 
 
 def main() -> None:
-    """Both methods, both types."""
-    given = argparse.ArgumentParser()
-    given.add_argument("--clients", type=int, default=1000)
-    given.add_argument("--cohort", type=int, default=100)
-    given.add_argument("--samples", type=int, default=speed.SAMPLES, help="of a client, at each level")
-    given.add_argument("--inputs", type=int, default=speed.INPUTS)
-    given.add_argument("--width", type=int, default=speed.WIDTH)
-    given.add_argument("--share", type=float, default=0.25, help="of the rows that may be on the device")
-    given.add_argument("--rounds", type=int, default=speed.rounds_at_once(), help="in one measurement")
-    given.add_argument("--repeats", type=int, default=7)
-    given.add_argument("--methods", nargs="*", default=["FedNest", "ASFBO"])
-    given.add_argument("--types", nargs="*", default=["float32", "uint8"])
-    asked = given.parse_args()
+    """Compare both methods with both types."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=speed.SAMPLES, help="of a client, at each level")
+    parser.add_argument("--inputs", type=int, default=speed.INPUTS)
+    parser.add_argument("--width", type=int, default=speed.WIDTH)
+    parser.add_argument("--share", type=float, default=0.25, help="of the rows that may be on the device")
+    parser.add_argument("--rounds", type=int, default=speed.rounds_at_once(), help="in one measurement")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--methods", nargs="*", default=["FedNest", "ASFBO"])
+    parser.add_argument("--types", nargs="*", default=["float32", "uint8"])
+    options = parser.parse_args()
     methods = {
         "FedNest": speed._paper_method(),
         "ASFBO": rk.ASFBO(local_steps=speed.LOCAL_STEPS[1], batch_size=speed.BATCH),
     }
-    for kind in asked.types:
-        rows, sizes = _rows(asked, kind), np.full(asked.clients, asked.samples)
+    for kind in options.types:
+        rows, sizes = _rows(options, kind), np.full(options.clients, options.samples)
         placed = {
             where: rk.Clients.from_arrays(rows[0], sizes, upper=(rows[1], sizes), placement=where)
             for where in ("device", "host")
         }
         total = sum(a.nbytes for a in jax.tree.leaves(rows))
-        staged.BYTES = int(asked.share * total)
+        staged.BYTES = int(options.share * total)
         print(f"{kind}: {total / 1e9:.2f} GB of rows, {staged.BYTES / 1e9:.2f} GB of them on the device", flush=True)
-        for name in asked.methods:
-            _compare(f"  {name}", methods[name], _problem(kind), placed, asked, total)
+        for name in options.methods:
+            _compare(f"  {name}", methods[name], _problem(kind), placed, options, total)
 
 
-def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients], asked: Any, total: int) -> None:
-    start = layers(jax.random.key(0), asked.inputs, asked.width, speed.CLASSES)
+def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients], options: Any, total: int) -> None:
+    start = layers(jax.random.key(0), options.inputs, options.width, speed.CLASSES)
     sessions: dict[str, Any] = {
-        where: rk.Simulation().open(Job(problem, clients, method, start, asked.cohort))
+        where: rk.Simulation().open(Job(problem, clients, method, start, options.cohort))
         for where, clients in placed.items()
     }
     for session in sessions.values():
         session.init()
 
     def rounds(session: Any) -> Any:
-        session.advance(asked.rounds)
+        session.advance(options.rounds)
         return session.state
 
     host = sessions["host"]
-    rounds(host)  # who is there at first, and the compilation
+    rounds(host)  # fills the device, and compiles
     before, begin = host.moved, host.rounds
-    best = speed.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, asked.repeats)
-    device, other = (best[where] / asked.rounds for where in ("device", "host"))
+    best = speed.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, options.repeats)
+    device, other = (best[where] / options.rounds for where in ("device", "host"))
     moved = (host.moved - before) / (host.rounds - begin)
-    share = moved / (total * asked.cohort / asked.clients)
+    share = moved / (total * options.cohort / options.clients)
     how = (
         f"moved {share:.0%} of the cohort's rows, {moved / other / 1e9:.1f} GB/s" if host.moved else "fetched in blocks"
     )
@@ -81,11 +81,11 @@ def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients]
     )
 
 
-def _rows(asked: Any, kind: str) -> list[dict[str, np.ndarray]]:
-    rng, total = np.random.default_rng(1), asked.clients * asked.samples
+def _rows(options: Any, kind: str) -> list[dict[str, np.ndarray]]:
+    rng, total = np.random.default_rng(1), options.clients * options.samples
 
     def level() -> dict[str, np.ndarray]:
-        images = rng.integers(256, size=(total, asked.inputs), dtype=np.uint8)
+        images = rng.integers(256, size=(total, options.inputs), dtype=np.uint8)
         labels = rng.integers(speed.CLASSES, size=total, dtype=np.int32)
         return {"image": images if kind == "uint8" else images.astype(np.float32) / np.float32(255), "label": labels}
 

@@ -1,8 +1,8 @@
-"""What an Equinox network costs beside the same one of ours: python benchmarks/resnet.py [--blocks 3 --width 16].
+"""Compare an Equinox network with the same network of ours: python benchmarks/resnet.py [--blocks 3 --width 16].
 
-The body of a residual network for CIFAR is the upper variable, its last layer the lower one, and FedNest tunes both: a
-round of it with `rookery.models.ResNet`, whose images are rows of pixels with their channels, and with Equinox's own
-layers, image by image and channels first. Both have the same numbers to begin with, and give the same losses.
+The body of a residual network for CIFAR is the upper variable, its last layer the lower one, and FedNest tunes both. A
+round is timed with `rookery.models.ResNet`, whose images are rows of pixels with their channels, and with Equinox's
+layers, image by image and channels first. Both start with the same numbers and give the same losses.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Body(eqx.Module):
 
 
 def jobs(net: ResNet, size: int) -> dict[str, Job]:
-    """The two, on the same images and with the same start."""
+    """Return both jobs, on the same images and with the same start."""
     rng = np.random.default_rng(0)
     rows = lambda n: {"image": rng.normal(size=(n, size, size, 3)).astype(np.float32), "label": rng.integers(0, 10, n)}
     clients = rk.Clients([rows(IMAGES) for _ in range(CLIENTS)], [rows(BATCH) for _ in range(CLIENTS)])
@@ -96,15 +96,15 @@ def jobs(net: ResNet, size: int) -> dict[str, Job]:
 
 
 def main() -> None:
-    """Time a round of each, by turns."""
+    """Time a round of each, alternately."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     sessions, seconds, states = {}, {}, {}
-    for name, job in jobs(ResNet(blocks=given.blocks, width=given.width), given.size).items():
+    for name, job in jobs(ResNet(blocks=options.blocks, width=options.width), options.size).items():
         sessions[name], begin = rk.Simulation().open(job), time.perf_counter()
         sessions[name].init()
         sessions[name].advance(1)
@@ -112,7 +112,7 @@ def main() -> None:
         print(f"{name}: the first round, with compilation, {time.perf_counter() - begin:.1f} s")
     apart = max(abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, states.values()), strict=True))
     at_once = 1 if jax.default_backend() == "cpu" else 10
-    for _ in range(given.rounds):
+    for _ in range(options.rounds):
         for name, session in sessions.items():
             begin = time.perf_counter()
             session.advance(at_once)

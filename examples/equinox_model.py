@@ -1,9 +1,9 @@
-"""An Equinox network, dropout and all: ten clients tell handwritten digits apart, and some of their labels are wrong.
+"""Train an Equinox network with dropout: ten clients classify handwritten digits, and some of their labels are wrong.
 
 Four of ten clients have a third of their labels wrong. Each client has a weight in the training loss of a network with
-a convolution; the weights are tuned against a small clean set, a little of which every client holds. The network is the
-lower level, as it is; the upper level is one number for each client. `python examples/equinox_model.py` prints what
-the weights come to, and saves the network as model.safetensors.
+a convolution; the weights are tuned against a small clean set, a part of which every client holds. The network itself
+is the lower variable; the upper variable is one number for each client. `python examples/equinox_model.py` prints the
+weights, and saves the network as model.safetensors.
 """
 
 import equinox as eqx
@@ -50,13 +50,13 @@ class Network(eqx.Module):
 
 
 def losses(network, batch, keys=None):
-    """The cross-entropy of each sample."""
+    """Return the cross-entropy of each sample."""
     scores = jax.vmap(network)(batch["image"]) if keys is None else jax.vmap(network)(batch["image"], keys)
     return optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"])
 
 
 def training(weights, network, batch, key):
-    """Weighted by client; `key` is for the dropout."""
+    """Return the training loss, weighted by client; `key` is for the dropout."""
     keys = jax.random.split(key, len(batch["label"]))
     decay = sum(jnp.sum(a**2) for a in jax.tree.leaves(eqx.filter(network, eqx.is_inexact_array)))
     return jnp.mean(jax.nn.sigmoid(weights[batch["client"]]) * losses(network, batch, keys)) + 5e-4 * decay
@@ -69,7 +69,7 @@ exam = {"image": jnp.asarray(images[test]), "label": jnp.asarray(labels[test])}
 
 @jax.jit
 def accuracy(network):
-    """On images that no client has."""
+    """Return the accuracy on images that no client has."""
     return jnp.mean(jnp.argmax(jax.vmap(network)(exam["image"]), axis=1) == exam["label"])
 
 

@@ -1,7 +1,7 @@
-"""A Flax NNX network, as it is: twelve clients learn a common representation, and each has its own last layer.
+"""Train a Flax NNX network: twelve clients learn a common representation, and each has its own last layer.
 
 The upper level is the state of an `nnx.Module` with dropout: its parameters are tuned, its keys and counters are kept.
-The lower level is a linear layer for each client, fitted to the few images it trains on, which never leaves it.
+The lower level is a linear layer for each client, fitted to its few training images, and it never leaves the client.
 `python examples/flax_model.py` prints the accuracy before and after.
 """
 
@@ -20,7 +20,7 @@ digits = load_digits()
 images, labels = digits.data.astype(np.float32) / 16, digits.target
 lower, upper = [], []
 for _ in range(12):
-    pair = rng.choice(10, 2, replace=False)  # every client tells two digits of its own from each other
+    pair = rng.choice(10, 2, replace=False)  # every client distinguishes two digits
     own = rng.permutation(np.flatnonzero(np.isin(labels, pair)))[:80]
     rows = {"image": images[own], "label": (labels[own] == pair[1]).astype(np.int32)}
     lower.append({name: a[:20] for name, a in rows.items()})
@@ -43,7 +43,7 @@ graph, state = nnx.split(Representation(nnx.Rngs(0)))
 
 
 def loss(x, y, batch, key=None):
-    """With a key, the dropout is on."""
+    """Return the loss; with a key, the dropout is on."""
     network = nnx.merge(graph, x)
     network.set_attributes(deterministic=key is None)
     if key is not None:
@@ -62,7 +62,7 @@ method = rk.FedBiOLocal(upper_step=0.5, lower_step=0.5, local_steps=4, neumann_t
 
 @jax.jit
 def accuracy(x):
-    """The mean over the clients, each with a layer that is fitted to its training images."""
+    """Return the mean over the clients, each with a layer fitted to its training images."""
 
     def one(rows, exam):
         step = lambda _, y: jax.tree.map(lambda a, g: a - 0.5 * g, y, jax.grad(problem.lower, 1)(x, y, rows))

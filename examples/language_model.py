@@ -1,4 +1,4 @@
-"""Whose text to trust: a transformer language model on 64 clients, half of whom have text of poor quality.
+"""Learn whose text to trust: a transformer language model on 64 clients, half of which have text of poor quality.
 
 The text comes from a small probabilistic grammar: prose whose verbs agree with their subjects and choose their objects,
 across nested clauses; sums of digits; nested brackets. In the text of half of the clients most sentences are spoilt:
@@ -7,7 +7,7 @@ few checked sentences. The lower level trains the model on all text, with a weig
 learns these weights, so that the model does well on the checked sentences (FedBiO). FedAvg is the yardstick.
 
 `python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a minute or two
-on a laptop. It writes a picture, the histories and the learnt weights, as it goes; `--search` prints the table by which
+on a laptop. It writes a picture, the histories and the learnt weights as it runs; `--search` prints the table by which
 the steps were chosen.
 """
 
@@ -30,15 +30,15 @@ import rookery as rk
 
 
 class Sizes(NamedTuple):
-    """Of the model, the text and the rounds."""
+    """Sizes of the model, the text and the rounds."""
 
     width: int
     layers: int
     heads: int
-    context: int  # words that the model sees at once
+    context: int  # words that the model sees
     clients: int
-    pieces: tuple[int, int]  # of text, `context` words each: the fewest and the most that a client has
-    checked: int  # pieces beside them, which are right
+    pieces: tuple[int, int]  # of text, `context` words each: the fewest and the most of a client
+    checked: int  # checked pieces of each client
     cohort: int
     local_steps: int
     batch: int
@@ -46,13 +46,13 @@ class Sizes(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """All methods have the first two, FedBiO all five."""
+    """Step sizes: all methods use the first two, FedBiO all five."""
 
-    model: float  # of Adam at the server, on the model
-    local: float  # of the clients' own, on the model
-    weight: float = 0.1  # of Adam at the server, on x
-    linear: float = 0.05  # of FedBiO's linear system: below 2/(largest curvature + damping)
-    damping: float = 1.0  # of the linear system
+    model: float  # Adam at the server, on the model
+    local: float  # at the clients, on the model
+    weight: float = 0.1  # Adam at the server, on x
+    linear: float = 0.05  # FedBiO's linear system: below 2/(largest curvature + damping)
+    damping: float = 1.0  # in the linear system
 
 
 LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=200)
@@ -63,8 +63,8 @@ ALL, CHECKED, NESTED, CLEAN = (
     "FedBiO, learnt weights",
     "FedAvg, clean clients",
 )
-# The large model's curvature is above 100 from the first steps on, and that of a tiny one also far below zero.
-# With less of it (10, 50, 200, 500) runs ended after 24 to 78 rounds in values that are not finite.
+# The large model's curvature exceeds 100 from the first steps on; a tiny model's also falls far below zero. With less
+# damping (10, 50, 200, 500), runs of the large model ended after 24 to 78 rounds in values that are not finite.
 START = {LARGE: Steps(1e-3, 0.01, linear=0.0003, damping=1000.0), SMALL: Steps(1e-2, 0.1)}
 CHOSEN = {sizes: dict.fromkeys((NESTED, ALL, CLEAN, CHECKED), steps) for sizes, steps in START.items()}
 DECAY = 1e-5
@@ -77,7 +77,7 @@ NOUNS = {
     "food": ["apple", "cake", "nut", "root", "plum", "egg"],
     "thing": ["cart", "lamp", "rope", "book", "drum", "boat"],
 }
-VERBS = {  # what each of them does, and to what
+VERBS = {  # each with the kind of its object
     "person": [("buy", "thing"), ("mend", "thing"), ("feed", "animal"), ("greet", "person"), ("cook", "food")],
     "animal": [("eat", "food"), ("chase", "animal"), ("follow", "person"), ("find", "food")],
     "food": [("please", "person"), ("tempt", "animal")],
@@ -100,7 +100,7 @@ CODE = {word: k for k, word in enumerate(WORDS)}
 
 
 def phrase(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
-    """A noun with what belongs to it: a determiner, an adjective, a relative clause."""
+    """Return a noun phrase: a determiner, perhaps an adjective, the noun, perhaps a relative clause."""
     form = lambda word: PLURAL[word] if plural else word
     words = [rng.choice(["the", form("this"), form("a")])]
     words += [rng.choice(ADJECTIVES[kind])] if rng.random() < 0.3 else []
@@ -109,13 +109,13 @@ def phrase(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
 
 
 def predicate(rng: Random, kind: str, plural: bool, depth: int) -> list[str]:
-    """A verb that agrees with its subject, and an object of the kind that the verb takes."""
+    """Return a verb that agrees with its subject, and an object of the kind that the verb takes."""
     verb, taken = rng.choice(VERBS[kind])
     return [verb if plural else verb + "s", *phrase(rng, taken, rng.random() < 0.5, depth)]
 
 
 def sentence(rng: Random) -> list[str]:
-    """Prose, a sum modulo ten, or brackets."""
+    """Return a sentence: prose, a sum modulo ten, or brackets."""
     form = rng.random()
     if form < 0.7:
         kind, plural = rng.choice(list(NOUNS)), rng.random() < 0.5
@@ -134,7 +134,7 @@ def sentence(rng: Random) -> list[str]:
 
 
 def spoilt(rng: Random, words: list[str], kind: str) -> list[str]:
-    """The sentence, in one of four ways not what it should be; its full stop stays."""
+    """Spoil a sentence in one of four ways; its full stop stays."""
     if kind == "shuffled":
         words = rng.sample(words[:-1], len(words) - 1)
     elif kind == "random":
@@ -151,7 +151,7 @@ KINDS = ("shuffled", "random", "disagreeing", "backwards")
 
 
 def text(rng: Random, pieces: int, context: int, share: float = 0.0, kind: str = "") -> np.ndarray:
-    """Pieces of context + 1 words, each begun afresh; this share of the sentences is spoilt."""
+    """Return pieces of context + 1 words, each with a fresh start; this share of the sentences is spoilt."""
     rows = np.empty((pieces, context + 1), np.int32)
     for row in rows:
         words: list[str] = []
@@ -163,7 +163,7 @@ def text(rng: Random, pieces: int, context: int, share: float = 0.0, kind: str =
 
 
 class Data(NamedTuple):
-    """What each client has, a clean test text, and what nobody is told: whose sentences are spoilt, and how."""
+    """Each client's text, a clean test text, and the truth that no method sees: whose text is spoilt, and how."""
 
     training: list[dict]
     checked: list[dict]
@@ -173,12 +173,12 @@ class Data(NamedTuple):
 
 
 def make(sizes: Sizes, seed: int) -> Data:
-    """Clients of unequal size, every other one with spoilt sentences."""
+    """Make clients of unequal size, every other one with spoilt sentences."""
     rng, n = Random(seed), sizes.clients
     kinds = np.array([KINDS[k // 2 % 4] if k % 2 else "clean" for k in range(n)])
     shares = np.array([rng.uniform(0.6, 1.0) if k % 2 else 0.0 for k in range(n)])
     pieces = np.linspace(*sizes.pieces, n // 2).astype(int).tolist()
-    pieces = np.repeat(rng.sample(pieces, n // 2), 2)  # as many spoilt as clean; in every seed the same, mixed
+    pieces = np.repeat(rng.sample(pieces, n // 2), 2)  # spoilt as often as clean; shuffled by the seed
     own = zip(pieces, shares, kinds, strict=True)
     training = [text(rng, size, sizes.context, share, kind) for size, share, kind in own]
     training = [{"words": rows, "client": np.full(len(rows), k, np.int32)} for k, rows in enumerate(training)]
@@ -191,7 +191,7 @@ def make(sizes: Sizes, seed: int) -> Data:
 
 @partial(jax.jit, static_argnames="sizes")
 def transformer(key: jax.Array, sizes: Sizes) -> dict:
-    """Its parameters."""
+    """Return the parameters of a transformer."""
     d, n = sizes.width, sizes.layers
     keys = jax.random.split(key, 6)
     normal = lambda key, *shape, size: size * jax.random.normal(key, shape)
@@ -207,7 +207,7 @@ def transformer(key: jax.Array, sizes: Sizes) -> dict:
 
 
 def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
-    """The mean cross-entropy of the next word, of each row."""
+    """Return the mean cross-entropy of the next word, for each row."""
     seen, following = rows[:, :-1], rows[:, 1:]
     batch, length = seen.shape
     causal = jnp.tril(jnp.ones((length, length), bool))
@@ -227,7 +227,7 @@ def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
 
 @partial(jax.jit, static_argnames="heads")
 def perplexity(model: dict, rows: jax.Array, heads: int) -> jax.Array:
-    """exp of the mean cross-entropy: among how many words the model is undecided."""
+    """Return exp of the mean cross-entropy: the number of words between which the model is undecided."""
     return jnp.exp(jnp.mean(losses(model, rows, heads)))
 
 
@@ -252,14 +252,14 @@ def nested_problem(sizes: Sizes, clients: rk.Clients, damping: float) -> rk.Bile
 
 
 def plain_problem(sizes: Sizes) -> rk.SingleLevel:
-    """The same model without weights."""
+    """Return the problem without weights."""
     return rk.SingleLevel(
         lambda model, batch: jnp.mean(losses(model, batch["words"], sizes.heads)) + DECAY / 2 * squares(model)
     )
 
 
 def squares(tree: dict) -> jax.Array:
-    """The sum of all entries' squares."""
+    """Return the sum of the squares of all entries."""
     return sum(jnp.sum(a**2) for a in jax.tree.leaves(tree))
 
 
@@ -267,7 +267,7 @@ def squares(tree: dict) -> jax.Array:
 
 
 def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: int, every: int, callbacks=()):
-    """One method on one seed's text."""
+    """Run one method on one seed's text."""
     adam = optax.inject_hyperparams(optax.adam)
     common = {"local_steps": sizes.local_steps, "batch_size": sizes.batch}
     model = transformer(jax.random.key(seed), sizes)
@@ -285,20 +285,20 @@ def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: 
         method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
     watch = lambda x, y: {"perplexity": perplexity(y if name == NESTED else x, data.test, sizes.heads)}
     cohort = min(sizes.cohort, clients.n)
-    engine = rk.Simulation(block=cohort)  # all of them side by side: on a GPU there is room
+    engine = rk.Simulation(block=cohort)  # the whole cohort side by side: a GPU has room
     run = {"cohort": cohort, "evaluate": watch, "every": every, "seed": seed, "engine": engine}
     return rk.solve(problem, clients, method, init, rounds, **run, callbacks=callbacks, progress=False)
 
 
 def weights_of(x: jax.Array, data: Data) -> pd.DataFrame:
-    """What the nested method learnt of each client."""
+    """Return the weight that the nested method learnt for each client."""
     sizes = np.array([len(own["words"]) for own in data.training])
     weights = np.exp(x) / np.average(np.exp(x), weights=sizes)
     return pd.DataFrame({"kind": data.kinds, "share": data.shares, "pieces": sizes, "weight": weights})
 
 
 def table(histories: pd.DataFrame) -> pd.DataFrame:
-    """The last evaluation of each method: mean and standard deviation over the seeds, and what a run costs."""
+    """Return the last evaluation of each method: mean and deviation over the seeds, and the cost of a run."""
     rows = []
     for name, own in histories.groupby("method", sort=False):
         ends = own.groupby("seed").tail(1)
@@ -311,7 +311,7 @@ def table(histories: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
-    """Perplexity over rounds, and the weights of each kind of client."""
+    """Draw the perplexity over rounds, and the weights of each kind of client."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     colours = {ALL: "tab:orange", CHECKED: "tab:gray", NESTED: "tab:blue", CLEAN: "tab:green"}
     for name, own in histories[histories["round"] > 0].groupby("method", sort=False):
@@ -332,7 +332,7 @@ def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
 
 
 def search(sizes: Sizes, rounds: int) -> None:
-    """Nine candidates for each method, on a federation and a test text of their own."""
+    """Try nine candidates for each method, on a separate federation and test text."""
     data, begin = make(sizes, seed=100), time.perf_counter()
     for name, word in ((NESTED, "weight"), (ALL, "local"), (CLEAN, "local"), (CHECKED, "local")):
         for one, other in product((0.3, 1.0, 3.0), repeat=2):
@@ -345,53 +345,51 @@ def search(sizes: Sizes, rounds: int) -> None:
 
 
 def main() -> None:
-    """What the command line asks for."""
+    """Run the methods, or search their steps."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--small", action="store_true", help="a model of 32,000 parameters and 16 clients")
-    parser.add_argument("--search", action="store_true", help="try steps, and print what comes of them")
-    parser.add_argument("--rounds", type=int, help="of each run")
+    parser.add_argument("--search", action="store_true", help="try step sizes, and print the results")
+    parser.add_argument("--rounds", type=int, help="rounds of each run")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument(
-        "--minutes", type=float, default=np.inf, help="begin no run, and end the one that goes on, then"
-    )
-    parser.add_argument("--out", type=Path, default=Path("language-model"), help="a folder")
+    parser.add_argument("--minutes", type=float, default=np.inf, help="after so many minutes, stop")
+    parser.add_argument("--out", type=Path, default=Path("language-model"), help="folder to write to")
     for word in Steps._fields:
-        parser.add_argument(f"--{word}", type=float, help="in the place of what was chosen: see Steps")
-    given = parser.parse_args()
-    sizes = SMALL if given.small else LARGE
-    rounds = given.rounds or sizes.rounds
-    others = {word: value for word in Steps._fields if (value := getattr(given, word)) is not None}
-    if given.search:
+        parser.add_argument(f"--{word}", type=float, help="instead of the chosen step: see Steps")
+    options = parser.parse_args()
+    sizes = SMALL if options.small else LARGE
+    rounds = options.rounds or sizes.rounds
+    others = {word: value for word in Steps._fields if (value := getattr(options, word)) is not None}
+    if options.search:
         return search(sizes, rounds)
 
     begin, every = time.perf_counter(), max(1, rounds // 25)
     elapsed = lambda: time.perf_counter() - begin
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     model = jax.eval_shape(lambda: transformer(jax.random.key(0), sizes))
     print(f"{sum(a.size for a in jax.tree.leaves(model)):,} parameters, {sizes.clients} clients, {len(WORDS)} words")
     finished, learnt = [], []
-    for seed in range(given.seeds):
+    for seed in range(options.seeds):
         data = make(sizes, seed)
-        for name in (NESTED, ALL, CLEAN) if given.small else (NESTED, ALL, CLEAN, CHECKED):
-            if elapsed() > 60 * given.minutes:
+        for name in (NESTED, ALL, CLEAN) if options.small else (NESTED, ALL, CLEAN, CHECKED):
+            if elapsed() > 60 * options.minutes:
                 break
 
             def save(run):
-                """At every evaluation: a run that is cut off leaves what it has."""
+                """Save at every evaluation, so that an interrupted run leaves its results."""
                 history = run.history.assign(method=name, seed=seed)
-                pd.concat([*finished, history]).to_csv(given.out / "histories.csv", index=False)
+                pd.concat([*finished, history]).to_csv(options.out / "histories.csv", index=False)
                 last = history.iloc[-1]
                 told = f"{name}, seed {seed}, round {last['round']:.0f}: perplexity {last['perplexity']:.3f}"
                 print(f"{elapsed():6.0f} s  {told}", flush=True)
-                return elapsed() > 60 * given.minutes
+                return elapsed() > 60 * options.minutes
 
             steps = CHOSEN[sizes][name]._replace(**others)
             run = train(name, sizes, data, steps, seed, rounds, every, callbacks=[save])
             finished.append(run.history.assign(method=name, seed=seed))
             if name == NESTED:
                 learnt.append(weights_of(run.x, data).assign(seed=seed))
-                pd.concat(learnt).to_csv(given.out / "weights.csv", index=False)
-            draw(pd.concat(finished), pd.concat(learnt), given.out / "language-model.png")
+                pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
+            draw(pd.concat(finished), pd.concat(learnt), options.out / "language-model.png")
     print(table(pd.concat(finished)).to_string(index=False))
     print(pd.concat(learnt).groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
     memory = jax.local_devices()[0].memory_stats() or {}

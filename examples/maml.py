@@ -1,8 +1,8 @@
-"""A start from which one step is enough: MAML (Finn et al. 2017) on sine waves, each client with waves of its own.
+"""Learn a start from which one step is enough: MAML (Finn et al. 2017) on sine waves, different ones at each client.
 
 A task is a wave a·sin(t + b) seen at ten points; the model takes one gradient step on them and is judged on ten others.
-What is learnt is its start: min over x of the mean over tasks of loss_query(x − α∇loss_support(x)). The inner function
-belongs to the task, so nothing has to be tracked from step to step: automatic differentiation goes through it.
+We learn its start: min over x of the mean over tasks of loss_query(x − α∇loss_support(x)). The inner function belongs
+to the task, so nothing has to be tracked from step to step: automatic differentiation goes through it.
 """
 
 import jax
@@ -18,7 +18,7 @@ model = MLP((1, 40, 40, 1))
 
 
 def waves(tasks, amplitudes):
-    """Rows of tasks: two sets of points each, to adapt on and to be judged on."""
+    """Return tasks in rows, each with points to adapt to and points to be judged on."""
     a, b = rng.uniform(*amplitudes, size=(tasks, 1, 1)), rng.uniform(0, np.pi, size=(tasks, 1, 1))
     t = rng.uniform(-3, 3, size=(tasks, 2 * POINTS, 1))
     y = a * np.sin(t + b)

@@ -1,8 +1,9 @@
-"""A signal from intensities alone: eight stations emit it through gratings of their own, one detector sees the sum.
+"""Recover a signal from intensities only: eight stations emit it through their gratings, and one detector sees the sum.
 
-The detector's j-th reading is b_j = mean_k ⟨a_kj, x⟩², k the stations. No station knows another's grating a_k, and none
-can fit a reading alone: the readings are of the mean. So it is a composition, f(mean g_k(x)), with g_k the intensities
-behind a station's own grating and f the squared misfit. Its solutions are x and −x: the sign is lost for good.
+The detector's j-th reading is b_j = mean_k ⟨a_kj, x⟩² over the stations k. No station knows another's grating a_k, and
+none can fit a reading alone, since a reading is a mean over stations. The problem is therefore a composition,
+f(mean g_k(x)), where g_k are the intensities behind a station's grating and f is the squared misfit. Its solutions are
+x and −x: the sign cannot be recovered.
 """
 
 import jax.numpy as jnp
@@ -19,10 +20,10 @@ readings = np.mean((gratings @ signal) ** 2, axis=0)
 
 clients = rk.Clients(upper=[{"a": own[None]} for own in gratings])
 problem = rk.Compositional(
-    inner=lambda x, rows: jnp.mean((rows["a"] @ x) ** 2, axis=0),  # the intensities behind the station's own grating
+    inner=lambda x, rows: jnp.mean((rows["a"] @ x) ** 2, axis=0),  # the intensities behind the station's grating
     outer=lambda intensities: jnp.mean((intensities - readings) ** 2) / 4,
 )
-# A start that points the right way: the first eigenvector of Σ_j b_j Σ_k a_kj a_kjᵀ, which every station has a part of.
+# A start that points the right way: the first eigenvector of Σ_j b_j Σ_k a_kj a_kjᵀ, a sum over stations.
 _, vectors = np.linalg.eigh(np.einsum("j,kji,kjl->il", readings - readings.mean(), gratings, gratings))
 start = 0.5 * vectors[:, -1]
 error = lambda x, y: {"error": min(np.linalg.norm(x - signal), np.linalg.norm(x + signal))}

@@ -48,10 +48,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the three hospitals' files.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("data"))
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name, table in tables(given.seed).items():
-        path = given.out / f"{name}.csv"
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables(options.seed).items():
+        path = options.out / f"{name}.csv"
         table.to_csv(path, index=False)
         counts = ", ".join(f"{count} to {use}" for use, count in table["use"].value_counts().items())
         print(f"{path}: {len(table)} patients ({counts})")

@@ -9,7 +9,7 @@ import rookery as rk
 
 
 class State(NamedTuple):
-    """What goes from round to round."""
+    """The state between rounds."""
 
     x: Any
     y: Any  # near the minimum of f + λg
@@ -32,7 +32,7 @@ class F2SA:
     Departures: the paper has one machine, takes T steps on y and z before a step on x, and lets λ grow. Here all three
     move together, because a client's own y and z would bias the mean of x; λ may be a schedule of the round.
 
-    Exchanges a round: 1.
+    Exchanges per round: 1.
 
     Reference: Kwon, Kwon, Wright and Nowak, A Fully First-Order Method for Stochastic Bilevel Optimization, ICML 2023.
     """
@@ -47,11 +47,11 @@ class F2SA:
     solves: ClassVar = (rk.Bilevel,)
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start, with z = y."""
+        """Return the initial state, with z = y."""
         return State(x, y, y)
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """Local steps, then the mean."""
+        """Take local steps, then average."""
 
         def local(client: rk.Client, key: Any) -> State:
             count, upper_key, y_key, z_key = jax.random.split(key, 4)

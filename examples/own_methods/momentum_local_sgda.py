@@ -9,7 +9,7 @@ import rookery as rk
 
 
 class State(NamedTuple):
-    """What goes from round to round."""
+    """The state between rounds."""
 
     x: Any
     y: Any
@@ -25,26 +25,26 @@ class MomentumLocalSGDA:
 
     Departures: any cohort and any client weights.
 
-    Exchanges a round: 1, and 1 for the start.
+    Exchanges per round: 1, and 1 for the start.
 
     Reference: Sharma, Panda, Joshi and Varshney, Federated Minimax Optimization, ICML 2022.
     """
 
     upper_step: rk.Step = 0.01  # α
     lower_step: rk.Step = 0.01  # β
-    momentum: rk.Share = 0.5  # μ, the weight of what is new
+    momentum: rk.Share = 0.5  # μ, the weight of the new gradient
     local_steps: rk.Steps = 1
     batch_size: rk.BatchSize = None
 
     solves: ClassVar = (rk.Minimax,)
 
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
-        """The start, with the momentum of the first gradients."""
+        """Return the initial state, with the mean of the first gradients as momentum."""
         first = fed.map(lambda c, k: directions(c, x, y, c.upper(k, self.batch_size)), key)
         return State(x, y, fed.mean(first, name="first momentum"))
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
-        """Local steps, then the mean."""
+        """Take local steps, then average."""
 
         def local(client: rk.Client, key: Any) -> State:
             count, order = jax.random.split(key)

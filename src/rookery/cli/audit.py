@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rookery.cli.options import AsJson
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import complain, errors_in_one_line, show
+from rookery.cli.terminal import complain, show
 
 if TYPE_CHECKING:
     from rookery.engines.federation.audit import Counts, Found
@@ -27,18 +27,17 @@ def audit(
     from rookery.engines.federation.audit import FILE, read
     from rookery.engines.federation.policy import Policy
 
-    with errors_in_one_line():
-        path = folder / FILE
-        if not path.exists() and not path.with_suffix(".head").exists():
-            raise ValueError(f"FOLDER must be a site's folder with {FILE} in it; {folder} has none.")
-        limits = {} if policy is None else Policy.read(policy).limits
-        found, log = read(path)
-        data = {
-            "log": path, "lines": found.lines, "broken": found.broken, "torn": found.torn, "head": found.head,
-            "counts": asdict(log.counts), "limits": limits,
-            "runs": {name: asdict(run.counts) for name, run in log.runs.items()},
-        }  # fmt: skip
-        show(False, json, data, _verdict(found), _totals(log.counts, limits), *_runs(log.runs))
+    path = folder / FILE
+    if not path.exists() and not path.with_suffix(".head").exists():
+        raise ValueError(f"FOLDER must be a site's folder with {FILE} in it; {folder} has none.")
+    limits = {} if policy is None else Policy.read(policy).limits
+    found, log = read(path)
+    data = {
+        "log": path, "lines": found.lines, "broken": found.broken, "torn": found.torn, "head": found.head,
+        "counts": asdict(log.counts), "limits": limits,
+        "runs": {name: asdict(run.counts) for name, run in log.runs.items()},
+    }  # fmt: skip
+    show(False, json, data, _verdict(found), _totals(log.counts, limits), *_runs(log.runs))
     if found.broken is not None:
         complain(f"{path} differs from what was written, from line {found.broken} on; the rest is not counted.")
         raise typer.Exit(1)

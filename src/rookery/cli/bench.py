@@ -2,7 +2,7 @@
 
 from rookery.cli.options import AsJson, Quiet
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import errors_in_one_line, show
+from rookery.cli.terminal import show
 
 
 @app.command(cls=Command)
@@ -13,7 +13,6 @@ def bench(quiet: Quiet = False, json: AsJson = False) -> None:
     from rookery import report
     from rookery.cli import speed
 
-    with errors_in_one_line():
-        result = speed.measure()
-        values = pd.DataFrame({"": result.keys(), "value": report.plain(result).values()})
-        show(quiet, json, result, report.table(values))
+    result = speed.measure()
+    values = pd.DataFrame({"": result.keys(), "value": report.plain(result).values()})
+    show(quiet, json, result, report.table(values))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rookery.cli.lookup import find
 from rookery.cli.options import AsJson, Quiet, Runs
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import errors_in_one_line, show
+from rookery.cli.terminal import show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,34 +33,31 @@ def compare(
 ) -> None:
     """Compare saved runs in a table and a picture. Runs that differ only in the seed share a line."""
     from rookery import report
-    from rookery.cli.registry import find
     from rookery.report import html
 
-    with errors_in_one_line():
-        by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]
-        sources, _ = html.read(runs)
-        goal = _common_metric(sources, metric, by)
-        if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
-        frame, summaries, notes = collect(sources, goal)
-        tasks = list(dict.fromkeys(str(source.settings.get("task") or "") for source in sources))
-        panels = [("", frame, goal.signed)]
-        if len(tasks) > 1:
-            panels = []
-            for task in tasks:
-                part = frame[frame["task"] == task]
-                labels = part["label"].str.replace(f" on {task}", "", regex=False)
-                panels.append((task, part.assign(label=labels), goal.signed))
-        report.save(report.compared(panels, by), out)
-        data = {"by": by, "metric": goal.name, "runs": summaries, "notes": notes, "picture": str(out)}
-        title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
-        show(quiet, json, data, comparison_table(summaries, title), *notes, f"The picture: {out}")
+    by = find("measure", "rounds" if by.strip().lower() == "round" else by, report.ACROSS)[0]
+    sources, _ = html.read(runs)
+    goal = _common_metric(sources, metric, by)
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
+    frame, summaries, notes = collect(sources, goal)
+    tasks = list(dict.fromkeys(str(source.settings.get("task") or "") for source in sources))
+    panels = [("", frame, goal.signed)]
+    if len(tasks) > 1:
+        panels = []
+        for task in tasks:
+            part = frame[frame["task"] == task]
+            labels = part["label"].str.replace(f" on {task}", "", regex=False)
+            panels.append((task, part.assign(label=labels), goal.signed))
+    report.save(report.compared(panels, by), out)
+    data = {"by": by, "metric": goal.name, "runs": summaries, "notes": notes, "picture": str(out)}
+    title = f"{goal.name} on {', '.join(tasks)}" if all(tasks) else goal.name
+    show(quiet, json, data, comparison_table(summaries, title), *notes, f"The picture: {out}")
 
 
 def _common_metric(sources: Sequence[Source], metric: str | None, by: str) -> Direction:
     """Return the metric to compare: the one given, or the first run's main metric that all runs have."""
     from rookery import report
-    from rookery.cli.registry import find
     from rookery.language.metrics import direction
 
     histories = [report.across(source.history) for source in sources]

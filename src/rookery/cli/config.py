@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from rookery.cli.lookup import find
+
 _SET = "rookery.set"  # key of the file's --set in the context
 
 
@@ -15,8 +17,6 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
     """Make the file's options the defaults of this command."""
     if path is None or ctx.resilient_parsing:
         return path
-    from rookery.cli.registry import find
-
     params = {(param.name if param.name != "settings" else "set"): param for param in ctx.command.params}
     known = {_option(param): name for name, param in params.items() if name not in ("config", "help")}
     defaults: dict[str, Any] = {}

@@ -10,7 +10,7 @@ import typer
 
 from rookery.cli.options import AsJson, Quiet
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import complain, errors_in_one_line, show
+from rookery.cli.terminal import complain, show
 
 # The checks run a few rounds each, so nearly all the time is spent in the compiler, and most of it in its optimizer.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -38,20 +38,17 @@ def contract(
     json: AsJson = False,
 ) -> None:
     """Check your own method against the contract of the library's methods. Exit code 1 if a check fails."""
-    with errors_in_one_line():
-        _configure_jax()
-        from rookery.cli.own_code import locating_errors
-        from rookery.cli.registry import find_algorithm
-        from rookery.cli.settings import read_settings
-        from rookery.testing import Report, checks
+    _configure_jax()
+    from rookery.cli.registry import find_algorithm
+    from rookery.cli.settings import read_settings
+    from rookery.testing import Report, checks
 
-        named = find_algorithm(method)
-        hyperparameters, _ = read_settings(settings or [], None, named)
-        with locating_errors():
-            made = named.target(**named.given | hyperparameters)
-        names: dict[str, Any] = {"only": only or (), "skip": skip or (), "quick": quick}
-        chosen = list(checks(made, problem, exchanges=exchanges, gradients=gradients, **names))
-        report = Report(named.name, _run(chosen, named.name, quiet or json))
+    named = find_algorithm(method)
+    hyperparameters, _ = read_settings(settings or [], None, named)
+    made = named.target(**named.given | hyperparameters)
+    names: dict[str, Any] = {"only": only or (), "skip": skip or (), "quick": quick}
+    chosen = list(checks(made, problem, exchanges=exchanges, gradients=gradients, **names))
+    report = Report(named.name, _run(chosen, named.name, quiet or json))
     results = [dataclasses.asdict(result) for result in report.results]
     counts = {ending: len(report.of(ending)) for ending in ("passed", "failed", "skipped")}
     kept = [f"{named.name} keeps the contract: {report.summary}."] if report.ok else []

@@ -7,7 +7,7 @@ import typer
 
 from rookery.cli.options import AsJson, Quiet
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import complain, errors_in_one_line, show, without_nonfinite_warnings, writable
+from rookery.cli.terminal import complain, show, without_nonfinite_warnings, writable
 
 
 @app.command(cls=Command)
@@ -19,11 +19,10 @@ def demo(
     """Show what nested methods are for: three stories on handwritten digits, in about a minute."""
     from rookery.cli import demo_runs
 
-    with errors_in_one_line():
-        writable(out)
-        with without_nonfinite_warnings():
-            result = demo_runs.run_demo(out, progress=not (quiet or json))
-        show(quiet, json, result.numbers(), result.table(), *result.lines(), f"The picture: {result.picture}")
-        if result.stopped:
-            complain(f"Runs stopped early: {'; '.join(result.stopped)}")
-            raise typer.Exit(1)
+    writable(out)
+    with without_nonfinite_warnings():
+        result = demo_runs.run_demo(out, progress=not (quiet or json))
+    show(quiet, json, result.numbers(), result.table(), *result.lines(), f"The picture: {result.picture}")
+    if result.stopped:
+        complain(f"Runs stopped early: {'; '.join(result.stopped)}")
+        raise typer.Exit(1)

@@ -6,7 +6,6 @@ import rookery as rk
 from rookery.cli.options import AlgorithmName, ClientCount, Cohort, ConfigFile, Partition, Seed, Settings, TaskName
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
-from rookery.cli.terminal import errors_in_one_line
 
 
 @app.command(cls=Command)
@@ -21,12 +20,9 @@ def explain(
     config: ConfigFile = None,
 ) -> None:
     """Show every exchange of a round: what clients receive, what they keep, what they send. Nothing is run."""
-    from rookery.cli.own_code import locating_errors
-
-    with errors_in_one_line(), locating_errors():
-        request = resolve(task, algorithm, TaskOptions(settings or [], clients, partition, seed))
-        if request.note:
-            print(request.note, file=sys.stderr)
-        made = request.task
-        size = made.cohort if cohort is None else cohort
-        print(rk.explain(made.problem, made.clients, request.method, made.init, cohort=size))
+    request = resolve(task, algorithm, TaskOptions(settings or [], clients, partition, seed))
+    if request.note:
+        print(request.note, file=sys.stderr)
+    made = request.task
+    size = made.cohort if cohort is None else cohort
+    print(rk.explain(made.problem, made.clients, request.method, made.init, cohort=size))

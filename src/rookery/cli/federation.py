@@ -7,7 +7,7 @@ import typer
 
 from rookery.cli.options import AsJson, Quiet
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import errors_in_one_line, show, writable
+from rookery.cli.terminal import show, writable
 
 federation = typer.Typer(no_args_is_help=True)
 app.add_typer(federation, name="federation")
@@ -30,14 +30,13 @@ def init(
     """Make a kit for the coordinator and for each site: a certificate, a private key and an address."""
     from rookery.engines.federation import kits
 
-    with errors_in_one_line():
-        names = [name.strip() for name in sites.split(",") if name.strip()]
-        try:
-            made = kits.make_kits(writable(out), coordinator, names, days)
-        except ImportError as error:
-            raise ValueError(str(error)) from None
-        secret = "Keys are secret: send each kit over a safe channel, and only to its participant."
-        show(quiet, json, {"kits": made}, *(f"{path}: {_contents(path.name)}" for path in made), secret)
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    try:
+        made = kits.make_kits(writable(out), coordinator, names, days)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    secret = "Keys are secret: send each kit over a safe channel, and only to its participant."
+    show(quiet, json, {"kits": made}, *(f"{path}: {_contents(path.name)}" for path in made), secret)
 
 
 @federation.command(cls=Command)
@@ -50,18 +49,17 @@ def revoke(
     """Revoke a site's certificate, so that the coordinator refuses it."""
     from rookery.engines.federation import kits
 
-    with errors_in_one_line():
-        try:
-            listing = kits.revoke(folder, site)
-        except ImportError as error:
-            raise ValueError(str(error)) from None
-        show(
-            quiet,
-            json,
-            {"revoked": site, "listing": listing},
-            f"The certificate of {site} is revoked. Copy {listing} to the coordinator's kit.",
-            f"`rookery federation init` with --sites {site} makes a new kit for it.",
-        )
+    try:
+        listing = kits.revoke(folder, site)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    show(
+        quiet,
+        json,
+        {"revoked": site, "listing": listing},
+        f"The certificate of {site} is revoked. Copy {listing} to the coordinator's kit.",
+        f"`rookery federation init` with --sites {site} makes a new kit for it.",
+    )
 
 
 def _contents(name: str) -> str:

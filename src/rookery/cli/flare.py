@@ -23,7 +23,7 @@ from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.run_folder import locked
 from rookery.cli.serve import channel_of, study_of
 from rookery.cli.site import fitting, read_module
-from rookery.cli.terminal import complain, errors_in_one_line, show, writable
+from rookery.cli.terminal import complain, locating_errors, show, writable
 
 if TYPE_CHECKING:
     from rookery.engines.federation.transports import nvflare
@@ -75,43 +75,42 @@ def submit(
     from rookery.engines.federation.transports import nvflare
     from rookery.run.result import metrics_of
 
-    with errors_in_one_line():
-        writable(out)
-        if (out / "run.json").exists():
-            raise ValueError(f"{out} holds a run already; give another --out.")
-        name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        channel_of(clip, noise)
-        options: dict[str, Any] = {
-            "task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort,
-            "seed": seed, "every": every, "run": check_name(name), "minimum": minimum, "deadline": deadline,
-            "patience": patience, "clip": clip, "noise": noise, "allow_other_study": allow_other_study,
-        }  # fmt: skip
-        _check_files(options)
-        logging.basicConfig(handlers=[logging.NullHandler()])  # hides the log of FLARE's client
-        tell = lambda text: None if quiet else print(printable(text, _LINE_LENGTH), file=sys.stderr)
-        try:
-            connect = lambda: supervisor.session(admin)
-            names = _names(sites) if sites else _connected(connect)
-            tell(f"The run is called {name}; its sites are {', '.join(names)}.")
-            with tempfile.TemporaryDirectory() as folder:
-                job = nvflare.write_job(Path(folder) / name, options, names, name=name)
-                supervisor.supervise(connect, job, out, again=again, tell=tell)
-        except ModuleNotFoundError as error:
-            raise ValueError(str(error)) from None
-        except supervisor.JobFailedError as error:
-            complain(str(error))
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            complain(f"The job was aborted; the same command with --run {name} continues from its checkpoint.")
-            raise typer.Exit(130) from None
-        description, history = report.read_run(out)
-        shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1)
-        title = f"{description['algorithm']} on {description['task']}, {int(history['round'].iloc[-1])} rounds"
-        table = report.table(shown.rename(printable).reset_index(names=""), printable(title))
-        show(quiet, json, {**description, "out": out}, table, f"Written to {out}.")
-        if description.get("stopped"):
-            complain(f"The run stopped: {description['stopped']}")
-            raise typer.Exit(1)
+    writable(out)
+    if (out / "run.json").exists():
+        raise ValueError(f"{out} holds a run already; give another --out.")
+    name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    channel_of(clip, noise)
+    options: dict[str, Any] = {
+        "task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort,
+        "seed": seed, "every": every, "run": check_name(name), "minimum": minimum, "deadline": deadline,
+        "patience": patience, "clip": clip, "noise": noise, "allow_other_study": allow_other_study,
+    }  # fmt: skip
+    _check_files(options)
+    logging.basicConfig(handlers=[logging.NullHandler()])  # hides the log of FLARE's client
+    tell = lambda text: None if quiet else print(printable(text, _LINE_LENGTH), file=sys.stderr)
+    try:
+        connect = lambda: supervisor.session(admin)
+        names = _names(sites) if sites else _connected(connect)
+        tell(f"The run is called {name}; its sites are {', '.join(names)}.")
+        with tempfile.TemporaryDirectory() as folder:
+            job = nvflare.write_job(Path(folder) / name, options, names, name=name)
+            supervisor.supervise(connect, job, out, again=again, tell=tell)
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from None
+    except supervisor.JobFailedError as error:
+        complain(str(error))
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        complain(f"The job was aborted; the same command with --run {name} continues from its checkpoint.")
+        raise typer.Exit(130) from None
+    description, history = report.read_run(out)
+    shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1)
+    title = f"{description['algorithm']} on {description['task']}, {int(history['round'].iloc[-1])} rounds"
+    table = report.table(shown.rename(printable).reset_index(names=""), printable(title))
+    show(quiet, json, {**description, "out": out}, table, f"Written to {out}.")
+    if description.get("stopped"):
+        complain(f"The run stopped: {description['stopped']}")
+        raise typer.Exit(1)
 
 
 def check_name(name: str) -> str:
@@ -198,7 +197,6 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         out: the folder for results; the run has its own folder, and continues there if it exists.
         own: the server's settings.
     """
-    from rookery.cli.own_code import locating_errors
     from rookery.cli.registry import find_task
 
     _check_references(options, own)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rookery.cli.lookup import find
 from rookery.cli.options import AsJson
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import complain, errors_in_one_line, show
+from rookery.cli.terminal import complain, show
 
 if TYPE_CHECKING:
     from rookery.cli.registry import Named
@@ -34,33 +35,31 @@ def list_names(
 
     from rookery.base.printing import table
     from rookery.cli.own_code import is_reference
-    from rookery.cli.registry import find, find_algorithm, find_either, find_task, names
+    from rookery.cli.registry import find_algorithm, find_either, find_task, names
 
-    with errors_in_one_line():
-        kinds: dict[str, Callable[[], Rows]] = {
-            "algorithms": lambda: _offered("algorithm"),
-            "tasks": lambda: _offered("task"),
-            "experiments": _experiments,
-            "datasets": _datasets,
-        }
-        if what is None:
-            lists = {kind: make() for kind, make in kinds.items()}
-        elif is_reference(what):
-            named = find_either(what)
-            lists = {named.name: settings_of(named)}
-        else:
-            single: dict[str, Callable[[], Rows]] = {}
-            for kind, look_up in (("algorithm", find_algorithm), ("task", find_task)):
-                for name in names(kind):
-                    single[name] = lambda look_up=look_up, name=name: settings_of(look_up(name))  # type: ignore[misc]
-            kind, make = find("list of", what, single | kinds)
-            lists = {kind: make()}
-        titles = {kind: kind.capitalize() if kind in kinds else kind for kind in lists}
-        tables = [
-            table(pd.DataFrame(rows), titles[kind]) if rows else f"{kind} has no settings."
-            for kind, rows in lists.items()
-        ]
-        show(False, json, lists, *tables)
+    kinds: dict[str, Callable[[], Rows]] = {
+        "algorithms": lambda: _offered("algorithm"),
+        "tasks": lambda: _offered("task"),
+        "experiments": _experiments,
+        "datasets": _datasets,
+    }
+    if what is None:
+        lists = {kind: make() for kind, make in kinds.items()}
+    elif is_reference(what):
+        named = find_either(what)
+        lists = {named.name: settings_of(named)}
+    else:
+        single: dict[str, Callable[[], Rows]] = {}
+        for kind, look_up in (("algorithm", find_algorithm), ("task", find_task)):
+            for name in names(kind):
+                single[name] = lambda look_up=look_up, name=name: settings_of(look_up(name))  # type: ignore[misc]
+        kind, make = find("list of", what, single | kinds)
+        lists = {kind: make()}
+    titles = {kind: kind.capitalize() if kind in kinds else kind for kind in lists}
+    tables = [
+        table(pd.DataFrame(rows), titles[kind]) if rows else f"{kind} has no settings." for kind, rows in lists.items()
+    ]
+    show(False, json, lists, *tables)
 
 
 def _offered(kind: str) -> Rows:

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from rookery.cli.lookup import find
 from rookery.cli.options import Quiet
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import errors_in_one_line, show
+from rookery.cli.terminal import show
 
 _STARTS = Path(__file__).parent / "starts"
 _TASKS = {  # to try a method for each class of problems
@@ -38,30 +39,25 @@ def new(
     quiet: Quiet = False,
 ) -> None:
     """Write a file to start your own problem or algorithm from; it runs as it is."""
-    from rookery.cli.registry import find
-
-    with errors_in_one_line():
-        kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
-        if kind == "problem" and problem is not None:
-            raise ValueError("--problem says what an algorithm solves; leave it out for `rookery new problem`.")
-        solved, task = find("class of problems", problem or "bilevel", _TASKS)
-        identifier = name.replace("-", "_")
-        if not identifier.isidentifier() or keyword.iskeyword(identifier):
-            raise ValueError(f"{name!r} can't be a name in Python; use letters, digits and _, e.g. hospital.")
-        path = out or Path(f"{identifier}.py" if kind == "problem" else f"{identifier.lower()}.py")
-        if path.suffix != ".py":
-            raise ValueError(f"--out {path}: the name of a Python file ends in .py.")
-        if path.exists():
-            raise ValueError(f"{path} exists already; give another name, or another --out.")
-        if path.stem in sys.stdlib_module_names or importlib.util.find_spec(path.stem) is not None:
-            raise ValueError(
-                f"{path.name} would hide the Python module {path.stem}; give another name, or another --out."
-            )
-        file = kind if kind == "problem" else solved.replace("-", "_")
-        text = (_STARTS / f"{file}.py").read_text(encoding="utf-8").replace("  # type: ignore[no-untyped-def]", "")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(re.sub(rf"\b{start}\b(?=[(:\"])", identifier, text), encoding="utf-8")
-        where = shlex.quote(f"{path}:{identifier}")
-        command = f"{where} --algorithm FedNest" if kind == "problem" else f"{task} --algorithm {where}"
-        check = f"\nCheck it:\n  rookery contract {where}" if kind == "algorithm" else ""
-        show(quiet, False, None, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20{check}")
+    kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
+    if kind == "problem" and problem is not None:
+        raise ValueError("--problem says what an algorithm solves; leave it out for `rookery new problem`.")
+    solved, task = find("class of problems", problem or "bilevel", _TASKS)
+    identifier = name.replace("-", "_")
+    if not identifier.isidentifier() or keyword.iskeyword(identifier):
+        raise ValueError(f"{name!r} can't be a name in Python; use letters, digits and _, e.g. hospital.")
+    path = out or Path(f"{identifier}.py" if kind == "problem" else f"{identifier.lower()}.py")
+    if path.suffix != ".py":
+        raise ValueError(f"--out {path}: the name of a Python file ends in .py.")
+    if path.exists():
+        raise ValueError(f"{path} exists already; give another name, or another --out.")
+    if path.stem in sys.stdlib_module_names or importlib.util.find_spec(path.stem) is not None:
+        raise ValueError(f"{path.name} would hide the Python module {path.stem}; give another name, or another --out.")
+    file = kind if kind == "problem" else solved.replace("-", "_")
+    text = (_STARTS / f"{file}.py").read_text(encoding="utf-8").replace("  # type: ignore[no-untyped-def]", "")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(re.sub(rf"\b{start}\b(?=[(:\"])", identifier, text), encoding="utf-8")
+    where = shlex.quote(f"{path}:{identifier}")
+    command = f"{where} --algorithm FedNest" if kind == "problem" else f"{task} --algorithm {where}"
+    check = f"\nCheck it:\n  rookery contract {where}" if kind == "algorithm" else ""
+    show(quiet, False, None, f"Written: {path}. Run it:\n  rookery run {command} --rounds 20{check}")

@@ -1,16 +1,14 @@
-"""Users' own code: load a file or a module, and say where in it an error was raised."""
+"""Load users' own code from a file or a module."""
 
 import importlib
 import importlib.util
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rookery.base.printable import is_own, located
+from rookery.base.printable import located
+from rookery.cli.lookup import suggestion
 from rookery.tasks.task import Task
 
 
@@ -25,8 +23,6 @@ def is_reference(name: str) -> bool:
 
 def load_reference(text: str) -> tuple[str, str, Any]:
     """Load file.py:name or package.module:name; return its short name, a reference from any folder, and the object."""
-    from rookery.cli.registry import suggestion
-
     where, _, name = text.rpartition(":")
     if text.endswith(".py"):
         where, name = text, ""
@@ -92,15 +88,3 @@ def _load_module(name: str) -> ModuleType:
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             raise ValueError(f"There is no module {name!r}; write a file's name in full: hospital.py:task.") from None
         raise ValueError(f"{name} can't be loaded: {located(error)}") from error
-
-
-@contextmanager
-def locating_errors() -> Iterator[None]:
-    """Turn an error raised by a user's code, or by a package that it called, into one line with its place."""
-    try:
-        yield
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        if not any(map(is_own, frames)) or Path(__file__).parents[1] in Path(frames[-1].filename).parents:
-            raise
-        raise ValueError(located(error)) from error

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import rookery as rk
 from rookery.cli.compilation_cache import keep_compiled
-from rookery.cli.terminal import complain
+from rookery.cli.terminal import complain, errors_in_one_line, locating_errors
 
 # Each command: the module of this folder that adds it to `app`, and its line in `rookery --help`. JAX and most of the
 # library are imported inside a command's function, so that --help is fast.
@@ -90,13 +90,14 @@ class Command(TyperCommand):
             raise typer.Exit(2) from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, with compiled programs kept on disk."""
+        """Run the command, with compiled programs kept on disk and errors reported in one line."""
         if ctx.params.get("quiet") and ctx.params.get("json"):
             complain("--quiet and --json exclude each other: --json prints one JSON object and nothing else.")
             raise typer.Exit(2)
         if ctx.info_name not in ("bench", "list"):  # bench measures compilation; list compiles nothing
             keep_compiled()
-        return super().invoke(ctx)
+        with errors_in_one_line(), locating_errors():
+            return super().invoke(ctx)
 
     def _check_values(self, args: list[str]) -> None:
         """Raise ValueError if an option's value is missing, empty, or another option."""

@@ -4,23 +4,21 @@ A package offers its own by entry points in the groups `rookery.tasks` and `rook
 """
 
 import dataclasses
-import difflib
 import inspect
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 
 from rookery import algorithms, tasks
 from rookery.base.arguments import kind_of
 from rookery.base.printable import located
+from rookery.cli.lookup import find, plain
 from rookery.cli.own_code import is_reference, load_reference
 from rookery.engines.simulation.memory import memory_of, words
 from rookery.tasks.task import Task
-
-V = TypeVar("V")
 
 ALGORITHMS: dict[str, type] = {name: getattr(algorithms, name) for name in algorithms.__all__}
 TASKS: dict[str, Callable[..., Task]] = {
@@ -131,14 +129,14 @@ def offered(kind: str) -> tuple[dict[str, Named], list[str]]:
         except ValueError as error:
             broken.append(str(error))
     for name in _plugins(kind):
-        if _plain(name) in {*map(_plain, known)}:
+        if plain(name) in {*map(plain, known)}:
             broken.append(f"A package's {kind} {name!r} has the name of one of the library's, and is not used.")
     return found, broken
 
 
 def names(kind: str) -> list[str]:
     """Return the names of all algorithms or tasks, sorted, including those of packages; nothing is loaded."""
-    known = {_plain(name): name for name in (*_plugins(kind), *(ALGORITHMS if kind == "algorithm" else TASKS))}
+    known = {plain(name): name for name in (*_plugins(kind), *(ALGORITHMS if kind == "algorithm" else TASKS))}
     return sorted(known.values(), key=str.casefold)
 
 
@@ -164,38 +162,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "a function" if inspect.isfunction(value) else kind_of(value)
-
-
-def find(kind: str, name: str, known: Mapping[str, V]) -> tuple[str, V]:
-    """Return a known name and its entry; capitals, `-` and `_` do not matter.
-
-    >>> find("task", "Minimax_Quadratic", TASKS)[0]
-    'minimax-quadratic'
-    >>> find("algorithm", "FedNets", {"FedAvg": 1, "FedNest": 2})
-    Traceback (most recent call last):
-    ValueError: There is no algorithm 'FedNets'; did you mean FedNest?
-    """
-    by_plain = {_plain(entry): entry for entry in known}
-    entry = by_plain.get(_plain(name))
-    if entry is None:
-        raise ValueError(f"There is no {kind} {name!r}; {suggestion(name, known)}")
-    return entry, known[entry]
-
-
-def check_setting(owner: str, name: str, known: Sequence[str]) -> None:
-    """Raise ValueError unless `owner` has this setting."""
-    if name not in known:
-        raise ValueError(f"{owner} has no setting {name!r}; {suggestion(name, known)}")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Suggest the nearest known names, or list all of them."""
-    by_plain: dict[Any, str] = {_plain(entry): entry for entry in known}
-    close = [by_plain[entry] for entry in difflib.get_close_matches(_plain(name), by_plain, n=3, cutoff=0.6)]
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"there are: {', '.join(sorted(by_plain.values(), key=str.casefold))}."
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")

@@ -7,7 +7,7 @@ import typer
 
 from rookery.cli.options import AsJson, Quiet, Runs
 from rookery.cli.program import Command, app
-from rookery.cli.terminal import errors_in_one_line, show
+from rookery.cli.terminal import show
 
 
 @app.command(cls=Command)
@@ -21,6 +21,5 @@ def report(
     """Write runs into one HTML page that opens offline: curves, costs, settings, weights, a reproduction's claims."""
     from rookery.report import html
 
-    with errors_in_one_line():
-        html.write(runs, out, title)
-        show(quiet, json, {"report": str(out), "runs": [str(path) for path in runs]}, f"The report: {out}")
+    html.write(runs, out, title)
+    show(quiet, json, {"report": str(out), "runs": [str(path) for path in runs]}, f"The report: {out}")

@@ -14,7 +14,6 @@ from rookery.cli.execution import RunOptions, execute
 from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, default_algorithm_of, resolve
 from rookery.cli.settings import parse_value
-from rookery.cli.terminal import errors_in_one_line
 
 
 @app.command(cls=Command)
@@ -63,28 +62,25 @@ def run(
     json: opt.AsJson = False,
 ) -> None:
     """Run algorithms on tasks. Several runs end with a table of means and standard errors, and a picture."""
-    from rookery.cli.own_code import locating_errors
+    if join(distributed, coordinator, processes, process):
+        mesh = mesh or "all"
+    engine = rk.Simulation(
+        debug=debug, mesh=None if mesh is None else parse_value(mesh), precision=precision, remat=remat
+    )
+    recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
+    options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json)
+    settings = settings or []
 
-    with errors_in_one_line(), locating_errors():
-        if join(distributed, coordinator, processes, process):
-            mesh = mesh or "all"
-        engine = rk.Simulation(
-            debug=debug, mesh=None if mesh is None else parse_value(mesh), precision=precision, remat=remat
-        )
-        recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
-        options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json)
-        settings = settings or []
+    def request(task: str, algorithm: str | None, settings: Sequence[str], seed: int) -> Request:
+        return resolve(task, algorithm, TaskOptions(settings, clients, partition, seed), server_optimizer)
 
-        def request(task: str, algorithm: str | None, settings: Sequence[str], seed: int) -> Request:
-            return resolve(task, algorithm, TaskOptions(settings, clients, partition, seed), server_optimizer)
+    if len(task) == len(algorithm or [None]) == 1 and seeds is None:
+        single = request(task[0], algorithm[0] if algorithm else None, settings, seed)
+        raise typer.Exit(execute(single, options, recorded, engine=engine))
+    if distributed or coordinator:
+        raise ValueError("--distributed takes one task, one algorithm and no --seeds.")
+    from rookery.cli.grid import run_grid
 
-        if len(task) == len(algorithm or [None]) == 1 and seeds is None:
-            single = request(task[0], algorithm[0] if algorithm else None, settings, seed)
-            raise typer.Exit(execute(single, options, recorded, engine=engine))
-        if distributed or coordinator:
-            raise ValueError("--distributed takes one task, one algorithm and no --seeds.")
-        from rookery.cli.grid import run_grid
-
-        given = TaskOptions(settings, clients, partition, seed)
-        pairs = [(name, method) for name in task for method in algorithm or [default_algorithm_of(name, given)]]
-        raise typer.Exit(run_grid(pairs, settings, 1 if seeds is None else seeds, request, options, recorded, engine))
+    given = TaskOptions(settings, clients, partition, seed)
+    pairs = [(name, method) for name in task for method in algorithm or [default_algorithm_of(name, given)]]
+    raise typer.Exit(run_grid(pairs, settings, 1 if seeds is None else seeds, request, options, recorded, engine))

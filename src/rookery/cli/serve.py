@@ -16,9 +16,10 @@ import typer
 import rookery as rk
 from rookery.cli import options as opt
 from rookery.cli.execution import RunOptions, execute
+from rookery.cli.lookup import find
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
-from rookery.cli.terminal import complain, errors_in_one_line, logger
+from rookery.cli.terminal import complain, logger
 
 if TYPE_CHECKING:
     from rookery.cli.registry import Named
@@ -55,10 +56,8 @@ def serve(
     json: opt.AsJson = False,
 ) -> None:
     """Run an algorithm on data that stay at sites: wait for the sites, and coordinate them. See `rookery site`."""
-    from rookery.cli.own_code import locating_errors
-
     hint = " Continue with --resume, from the last completed round." if out is not None else ""
-    with errors_in_one_line(), locating_errors(), network_errors(hint), _page(status, status_host) as page:
+    with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
         if resume and out is not None:  # before any site is asked
             _check_options(out, {"clip": clip, "noise": noise}, minimum)
@@ -100,7 +99,6 @@ INSECURE = "rookery: --insecure: nothing is encrypted, and no site's or coordina
 
 def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
     """Return the sites' names, in order; raise ValueError if there are none or the kit has others."""
-    from rookery.cli.registry import find
     from rookery.engines.federation.kits import COORDINATOR, load_kit
 
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())

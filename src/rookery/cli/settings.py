@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import rookery as rk
+from rookery.cli.lookup import check_setting, find
 
 if TYPE_CHECKING:
     from rookery.cli.registry import Named
@@ -75,8 +76,6 @@ def read_settings(
     entries: Iterable[str], task: Named | None, algorithm: Named | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the hyperparameters of the algorithm and the arguments of the task that entries of `--set` give."""
-    from rookery.cli.registry import check_setting
-
     fields = [] if algorithm is None else [field.name for field in dataclasses.fields(algorithm.target)]
     parameters = [] if task is None else [name for name in parameters_of(task) if name not in TASK_OPTIONS]
     owner = " on ".join(named.name for named in (algorithm, task) if named is not None)
@@ -106,7 +105,6 @@ def parameters_of(task: Named) -> list[str]:
 
 def check_argument(task: Named, name: str, value: Any) -> None:
     """Raise ValueError unless the task has this setting and the value has the type of its default."""
-    from rookery.cli.registry import find
     from rookery.data import PARTITIONS
 
     parameters = inspect.signature(task.target).parameters
@@ -143,7 +141,6 @@ def parse_optimizer(text: str) -> Any:
     import optax
 
     from rookery.base.arguments import is_number
-    from rookery.cli.registry import find
 
     word, _, size = text.partition(":")
     name, _ = find("server optimizer", word.strip(), dict.fromkeys(_OPTIMIZERS))

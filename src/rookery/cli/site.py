@@ -16,7 +16,7 @@ from rookery.cli.options import Address, AllowOtherStudy, Insecure, KitFolder, Q
 from rookery.cli.program import Command, app
 from rookery.cli.request import fit
 from rookery.cli.serve import INSECURE, network_errors
-from rookery.cli.terminal import complain, errors_in_one_line, logger
+from rookery.cli.terminal import complain, logger
 
 if TYPE_CHECKING:
     from rookery.engines.federation.responder import Opened, Study
@@ -49,14 +49,13 @@ def site(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here, until the coordinator ends the run."""
-    from rookery.cli.own_code import locating_errors
     from rookery.engines.federation.audit import FILE, Audit
     from rookery.engines.federation.kits import COORDINATOR, load_kit
     from rookery.engines.federation.policy import Policy, guard_of
     from rookery.engines.federation.transports.grpc_site import JoinError
     from rookery.run import join as sites
 
-    with errors_in_one_line(), locating_errors(), network_errors():
+    with network_errors():
         loaded = None if kit is None else load_kit(kit, address)
         if loaded is None and not insecure:
             raise ValueError("A site needs certificates: --kit FOLDER, made by `rookery federation init`.")

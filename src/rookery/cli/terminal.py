@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 import rookery as rk
-from rookery.base.printable import printable
+from rookery.base.printable import is_own, located, printable
 
 _ERROR_LENGTH = 10_000  # the longest line of an error
 
@@ -54,6 +55,8 @@ def errors_in_one_line() -> Iterator[None]:
     """End the command with one line: code 2 for bad input, code 1 if a run fails."""
     try:
         yield
+    except typer.Exit:
+        raise
     except (ValueError, TypeError, OSError) as error:
         complain(_describe(error) if isinstance(error, OSError) else str(error))
         _tell_other_processes(error)
@@ -74,6 +77,18 @@ def errors_in_one_line() -> Iterator[None]:
         complain(f"{error} The run has ended; with --out, resume it from its last checkpoint with --resume.")
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(1)  # JAX would wait for the other processes
+
+
+@contextmanager
+def locating_errors() -> Iterator[None]:
+    """Turn an error raised by a user's code, or by a package that it called, into a ValueError with its place."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(map(is_own, frames)) or Path(__file__).parents[1] in Path(frames[-1].filename).parents:
+            raise
+        raise ValueError(located(error)) from error
 
 
 def _describe(error: OSError) -> str:

@@ -15,11 +15,12 @@ import typer
 import rookery as rk
 from rookery.cli import options as opt
 from rookery.cli.execution import BAD_START
+from rookery.cli.lookup import check_setting
 from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, resolve
 from rookery.cli.run_folder import repeating_config
 from rookery.cli.settings import format_value, parse_value, setting_name
-from rookery.cli.terminal import complain, errors_in_one_line, folder_name, show, writable
+from rookery.cli.terminal import complain, folder_name, show, writable
 
 CANDIDATES = 49  # the default of `rk.tune`
 
@@ -59,66 +60,64 @@ def tune(
 ) -> None:
     """Search step sizes and other hyperparameters: many candidates together, the worse half stopped early."""
     from rookery import report
-    from rookery.cli.own_code import locating_errors
 
-    with errors_in_one_line(), locating_errors():
-        settings = settings or []
-        request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
-        made, method = request.task, request.method
-        folder = _new_folder(request) if out is None else writable(out)
-        if (folder / "tuning.json").exists():
-            raise ValueError(f"{folder} holds a search already: give another --out.")
-        if request.note and not quiet:
-            print(request.note, file=sys.stderr)
-        tuning = rk.tune(
-            made.problem,
-            made.clients,
-            method,
-            made.init,
-            made.rounds if rounds is None else rounds,
-            evaluate=made.evaluate,
-            evaluate_client=made.evaluate_client,
-            metric=made.metric if metric is None else metric,
-            search=_search(over, method, settings),
-            candidates=candidates,
-            cohort=made.cohort if cohort is None else cohort,
-            seed=seed,
-            engine=None if mesh is None else rk.Simulation(mesh=parse_value(mesh)),
-            progress=False if quiet or json else None,
-        )
-        if tuning.interrupted and tuning.best is None:
-            complain("Stopped before any candidates were compared.")
-            raise typer.Exit(130)
-        options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
-        kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
-        base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
-        base += [f"--{name} {value}" for name, value in options.items() if value is not None]
-        base += [f"--set {shlex.quote(entry)}" for entry in kept]
-        more = [] if metric is None else [f"--metric {metric}"]
-        more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
-        more += [] if mesh is None else [f"--mesh {mesh}"]
-        data = _summary(request, tuning, base, more, folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tuning.table.to_csv(folder / "candidates.csv", index=False)
-        (folder / "tuning.json").write_text(report.to_json(data) + "\n")
-        title = f"{request.title}: {tuning.metric} by step size"
-        picture = report.save(tuning.picture(title), folder / "landscape.png")
-        if tuning.best is not None:
-            options |= {"rounds": tuning.rounds, "seed": seed}
-            (folder / "best.toml").write_text(repeating_config(request, options, data["best"]), encoding="utf-8")
-        lines = _lines(tuning, request, data, picture, candidates)
-        show(quiet, json, {**data, "candidates": tuning.table.to_dict("records")}, *lines)
-        if tuning.best is None:
-            all_diverged = f"All {len(tuning.table)} candidates diverged"
-            bad_start = f"{all_diverged}: {tuning.metric} is not finite at round 0. {BAD_START}"
-            smaller = f"{all_diverged}. Search smaller steps: {data['next']}"
-            complain(smaller if math.isfinite(tuning.start) else bad_start)
-            raise typer.Exit(1)
-        if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
-            complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
-        if tuning.interrupted:
-            complain("Stopped early: this is the best so far.")
-            raise typer.Exit(130)
+    settings = settings or []
+    request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
+    made, method = request.task, request.method
+    folder = _new_folder(request) if out is None else writable(out)
+    if (folder / "tuning.json").exists():
+        raise ValueError(f"{folder} holds a search already: give another --out.")
+    if request.note and not quiet:
+        print(request.note, file=sys.stderr)
+    tuning = rk.tune(
+        made.problem,
+        made.clients,
+        method,
+        made.init,
+        made.rounds if rounds is None else rounds,
+        evaluate=made.evaluate,
+        evaluate_client=made.evaluate_client,
+        metric=made.metric if metric is None else metric,
+        search=_search(over, method, settings),
+        candidates=candidates,
+        cohort=made.cohort if cohort is None else cohort,
+        seed=seed,
+        engine=None if mesh is None else rk.Simulation(mesh=parse_value(mesh)),
+        progress=False if quiet or json else None,
+    )
+    if tuning.interrupted and tuning.best is None:
+        complain("Stopped before any candidates were compared.")
+        raise typer.Exit(130)
+    options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
+    kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
+    base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
+    base += [f"--{name} {value}" for name, value in options.items() if value is not None]
+    base += [f"--set {shlex.quote(entry)}" for entry in kept]
+    more = [] if metric is None else [f"--metric {metric}"]
+    more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
+    more += [] if mesh is None else [f"--mesh {mesh}"]
+    data = _summary(request, tuning, base, more, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tuning.table.to_csv(folder / "candidates.csv", index=False)
+    (folder / "tuning.json").write_text(report.to_json(data) + "\n")
+    title = f"{request.title}: {tuning.metric} by step size"
+    picture = report.save(tuning.picture(title), folder / "landscape.png")
+    if tuning.best is not None:
+        options |= {"rounds": tuning.rounds, "seed": seed}
+        (folder / "best.toml").write_text(repeating_config(request, options, data["best"]), encoding="utf-8")
+    lines = _lines(tuning, request, data, picture, candidates)
+    show(quiet, json, {**data, "candidates": tuning.table.to_dict("records")}, *lines)
+    if tuning.best is None:
+        all_diverged = f"All {len(tuning.table)} candidates diverged"
+        bad_start = f"{all_diverged}: {tuning.metric} is not finite at round 0. {BAD_START}"
+        smaller = f"{all_diverged}. Search smaller steps: {data['next']}"
+        complain(smaller if math.isfinite(tuning.start) else bad_start)
+        raise typer.Exit(1)
+    if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
+        complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
+    if tuning.interrupted:
+        complain("Stopped early: this is the best so far.")
+        raise typer.Exit(130)
 
 
 def _new_folder(request: Request) -> Path:
@@ -130,7 +129,6 @@ def _new_folder(request: Request) -> Path:
 
 def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[str, Any] | None:
     """Return the hyperparameters to search, each with its range, its values or None; None for the default search."""
-    from rookery.cli.registry import check_setting
     from rookery.run.search import step_sizes
 
     if over is None:
