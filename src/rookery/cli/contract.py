@@ -45,7 +45,7 @@ def contract(
 
     named = find_algorithm(method)
     hyperparameters, _ = read_settings(settings or [], None, named)
-    made = named.target(**named.given | hyperparameters)
+    made = named.target(**named.hyperparameters | hyperparameters)
     names: dict[str, Any] = {"only": only or (), "skip": skip or (), "quick": quick}
     chosen = list(checks(made, problem, exchanges=exchanges, gradients=gradients, **names))
     report = Report(named.name, _run(chosen, named.name, quiet or json))

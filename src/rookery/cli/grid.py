@@ -80,10 +80,10 @@ def run_grid(
             rounds = request.task.rounds if options.rounds is None else options.rounds
             done = start(f"{request.title}, seed {run.seed}", rounds)
             resume = (run.folder / "run.json").exists()
-            own = options._replace(seed=run.seed, out=run.folder, resume=resume, quiet=True, json=False)
-            if resume and _is_finished(request, own):
+            run_options = options._replace(seed=run.seed, out=run.folder, resume=resume, quiet=True, json=False)
+            if resume and _is_finished(request, run_options):
                 done(None)
-            elif execute(request, own, recorded, engine=engine, callbacks=(done,)) == 130:
+            elif execute(request, run_options, recorded, engine=engine, callbacks=(done,)) == 130:
                 complain(f"{count} of {len(planned)} runs are finished. Continue with --resume.")
                 return 130
     return _show_means(folders, out, options.quiet, options.json)

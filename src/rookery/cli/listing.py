@@ -103,7 +103,7 @@ def _hyperparameters(named: Named) -> Rows:
     rows = []
     for p in inspect.signature(named.target).parameters.values():
         meaning, comment = MEANINGS.get(p.name, ""), comments.get(p.name, "")
-        row = {"setting": p.name, "default": _default(named.given.get(p.name, p.default))}
+        row = {"setting": p.name, "default": _default(named.hyperparameters.get(p.name, p.default))}
         row["may be"] = expected(named.target, p.name)
         if named.name in ALGORITHMS:
             rows.append(row | {"meaning": meaning, "in its paper": comment})

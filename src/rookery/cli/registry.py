@@ -33,13 +33,13 @@ class Named(NamedTuple):
         name: its name in tables and files.
         reference: a name that finds it from any folder.
         target: for a task, a function that returns it; for an algorithm, the class.
-        given: hyperparameters, if the name stands for an instance of an algorithm.
+        hyperparameters: their values, if the name stands for an instance of an algorithm.
     """
 
     name: str
     reference: str
     target: Any
-    given: dict[str, Any]
+    hyperparameters: dict[str, Any]
 
 
 def find_task(name: str) -> Named:
@@ -110,8 +110,8 @@ def find_algorithm(name: str) -> Named:
         raise ValueError(
             f"{name} is {_kind(target)}{lacks}; an algorithm is a frozen dataclass with solves, init and round."
         )
-    given = {} if cls is target else {f.name: getattr(target, f.name) for f in dataclasses.fields(cls) if f.init}
-    return Named(name, reference, cls, given)
+    values = {} if cls is target else {f.name: getattr(target, f.name) for f in dataclasses.fields(cls) if f.init}
+    return Named(name, reference, cls, values)
 
 
 def find_either(reference: str) -> Named:

@@ -91,7 +91,7 @@ def resolve(
         local = f"{named.name} gives every client a lower level of its own: {named_task.name} has scope=client."
     made = first if first is not None and first_arguments == arguments else make_task(named_task, **arguments)
     fitted, note = fit(made, named.target)
-    method = fitted.algorithm(named.target, **named.given | hyperparameters)
+    method = fitted.algorithm(named.target, **named.hyperparameters | hyperparameters)
     return Request(named_task, named, arguments, fitted, method, local or note, server_optimizer)
 
 

@@ -81,6 +81,6 @@ def run(
         raise ValueError("--distributed takes one task, one algorithm and no --seeds.")
     from rookery.cli.grid import run_grid
 
-    given = TaskOptions(settings, clients, partition, seed)
-    pairs = [(name, method) for name in task for method in algorithm or [default_algorithm_of(name, given)]]
+    task_options = TaskOptions(settings, clients, partition, seed)
+    pairs = [(name, method) for name in task for method in algorithm or [default_algorithm_of(name, task_options)]]
     raise typer.Exit(run_grid(pairs, settings, 1 if seeds is None else seeds, request, options, recorded, engine))

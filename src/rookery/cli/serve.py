@@ -94,7 +94,7 @@ def serve(
         raise typer.Exit(code)
 
 
-INSECURE = "rookery: --insecure: nothing is encrypted, and no site's or coordinator's name is checked."
+INSECURE = "rookery: --insecure: nothing is encrypted, and no names are checked."
 
 
 def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ...]:
@@ -112,10 +112,10 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
         if not names:
             raise ValueError(f"{kit} does not name the sites; give --sites a,b,c.")
         return names
-    own = load_kit(kit)
-    if own.name != COORDINATOR:
-        raise ValueError(f"{kit} is the kit of the site {own.name}; give the coordinator's.")
-    return tuple(find("site", name, dict.fromkeys(own.sites))[0] for name in names) or own.sites
+    loaded = load_kit(kit)
+    if loaded.name != COORDINATOR:
+        raise ValueError(f"{kit} is the kit of the site {loaded.name}; give the coordinator's.")
+    return tuple(find("site", name, dict.fromkeys(loaded.sites))[0] for name in names) or loaded.sites
 
 
 def study_of(named: Named) -> list[Any]:
