@@ -87,13 +87,13 @@ CLEANING = Story(
     (
         Entry("FedAvg on all labels", FedAvg, 100, {"step": 0.3, "penalty": 1e-2}, _PLAIN,
               {"fit": "all", "local_steps": 5}),
-        Entry("FedAvg on the checked labels alone", FedAvg, 100, {"step": 0.3, "penalty": 1e-4}, _PLAIN,
+        Entry("FedAvg on the checked labels only", FedAvg, 100, {"step": 0.3, "penalty": 1e-4}, _PLAIN,
               {"fit": "validation", "local_steps": 5}),
         Entry("nested: learns which labels to trust", FedBiO, 100, {"upper_step": 1300.0, "penalty": 1e-4}, _NESTED),
     ),
 )  # fmt: skip
 CLINIC = Story(
-    "a clinic among unlike ones",
+    "a clinic among dissimilar ones",
     weighted_nodes,
     {"setting": 2, "validation": 50},
     "accuracy",
@@ -102,7 +102,7 @@ CLINIC = Story(
         Entry("FedAvg over all clinics", FedAvg, 200, {"step": 1.0}, _NINE),
         Entry("the clinic alone", LocalTrain, 200, {"step": 2.0}, _NINE),
         Entry("FedAvg, fine-tuned by each clinic", FineTuned, 200, {"step": 3.0, "personal_step": 3.0}, _FINE_TUNED),
-        Entry("nested: learns whom to learn from", WeightedNodesProx, 40, {"model_step": 2.0, "weight_step": 0.4},
+        Entry("nested: learns which clinics to trust", WeightedNodesProx, 40, {"model_step": 2.0, "weight_step": 0.4},
               _WEIGHTED),
     ),
 )  # fmt: skip
@@ -116,7 +116,7 @@ ROBUST = Story(
         Entry("FedAvg", FedAvg, 100, {"step": 0.3, "penalty": 1e-3}, _PLAIN, {"local_steps": 20}),
         Entry("FedAvg, groups weighted by hand", FedAvg, 100, {"step": 0.1, "penalty": 1e-3}, _PLAIN,
               {"local_steps": 20, "count": "groups"}),
-        Entry("nested: minds the group served worst", FedDRO, 100, {"step": 0.1, "penalty": 1e-4}, _PLAIN),
+        Entry("nested: protects the worst-served group", FedDRO, 100, {"step": 0.1, "penalty": 1e-4}, _PLAIN),
     ),
 )  # fmt: skip
 STORIES = (CLEANING, CLINIC, ROBUST)

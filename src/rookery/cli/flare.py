@@ -176,8 +176,8 @@ def _check_files(options: dict[str, Any]) -> None:
 def responder(own: nvflare.Own, name: str) -> Any:
     """Return the responder that answers at a site, by the site's own settings."""
     from rookery.engines.federation.audit import FILE, Audit
-    from rookery.engines.federation.responder import Responder
     from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.responder import Responder
     from rookery.engines.federation.transports import nvflare
 
     if "module" not in own.said:

@@ -19,8 +19,8 @@ from rookery.cli.serve import INSECURE, network_errors
 from rookery.cli.terminal import complain, logger
 
 if TYPE_CHECKING:
-    from rookery.engines.federation.responder import Opened, Study
     from rookery.engines.federation.policy import Policy
+    from rookery.engines.federation.responder import Opened, Study
     from rookery.tasks.task import Task
 
 _LINE_LENGTH = 3000  # the longest line of text from the coordinator
