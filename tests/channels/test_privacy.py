@@ -141,7 +141,7 @@ def test_values_whose_squares_overflow_are_bounded() -> None:
 @pytest.mark.parametrize("value", [jnp.arange(3), jnp.array([True])], ids=["integers", "booleans"])
 def test_what_can_not_be_scaled_is_refused(value: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"rk.clip needs floating-point updates, and the exchange 'x' sends.*Bookkeeping"
+        TypeError, match=r"rk.clip needs floating-point updates, but the exchange 'x' sends.*Bookkeeping"
     ):
         clipped(1.0, (jnp.ones(2), value))
 

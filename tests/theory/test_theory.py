@@ -196,7 +196,7 @@ def test_feddro_by_hand():
     assert (method.step, method.batch_size) == (pytest.approx(0.5 * 4e-4), 3)
     assert method.momentum == pytest.approx(4 * 0.5**4 * 2**2 * method.step)
     assert method.local_steps == 12  # 100/8 = 12.5, to the even
-    with pytest.raises(ValueError, match=r"steps=100 is too few: β = .* = 32 > 1; take 102400, or a lower c"):
+    with pytest.raises(ValueError, match=r"steps must be at least 102400.*; got 100, and β = 32. Take"):
         theory.feddro(theory.CompositionalConstants(l_f0=1, l_f1=1, l_r0=2), steps=100, clients=25)
 
     two_sided = theory.ds_feddro(steps=10**6, clients=4, c=0.5, c_beta=3, c_gamma=2)

@@ -176,7 +176,6 @@ class LFedNestNonAlt(_Nest):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def nested(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
             inner, outer = jax.random.split(k)
             seen = c.seen(state.x, _samples(self))

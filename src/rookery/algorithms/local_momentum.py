@@ -97,7 +97,6 @@ class LocalBSGM(_Gao):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tuple[Pair, Pair]:
             count, noise = jax.random.split(k)
 

@@ -62,7 +62,6 @@ class ComFedL:
         return State(x)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tree.Tree:
             step = lambda t, x: tree.step(x, self.step, _estimates(self, c, (x,), k, t)[0])
             return c.loop(self.local_steps, step, state.x)
@@ -146,7 +145,22 @@ class LocalSCGDM:
 
 
 @dataclass(frozen=True)
-class FCSG:
+class _Conditional:
+    """The hyperparameters of the methods for conditional problems."""
+
+    step: Step = 0.01  # η
+    gradient_momentum: Share | None = None  # a; None: no running gradient, FCSG
+    local_steps: AtLeastOne = 10  # q
+    batch_size: BatchSize = None  # outer samples of a step; None: all the client's data
+    inner_batch: BatchSize = None  # m, inner samples for each; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Compositional,)
+    scope: ClassVar = "client"
+    conditional: ClassVar = True
+
+
+@dataclass(frozen=True)
+class FCSG(_Conditional):
     """Local SGD, or FCSG-M with momentum, for conditional problems: the inner mean depends on the outer sample.
 
     FCSG solves compositional problems whose inner function differs by client, min over x of mean_k E_ξ[h_k(x; ξ) +
@@ -180,22 +194,11 @@ class FCSG:
     Reference: Wu et al., Federated Conditional Stochastic Optimization, NeurIPS 2023.
     """
 
-    step: Step = 0.01  # η
-    gradient_momentum: Share | None = None  # a; None: no running gradient, FCSG
-    local_steps: AtLeastOne = 10  # q
-    batch_size: BatchSize = None  # outer samples of a step; None: all the client's data
-    inner_batch: BatchSize = None  # m, inner samples for each; None: all the client's data
-
-    solves: ClassVar[tuple[type, ...]] = (Compositional,)
-    scope: ClassVar = "client"
-    conditional: ClassVar = True
-
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """Start with a d that is not used before the first estimate."""
         return State(x, (), _no_gradient_yet(self, x), jnp.int32(0))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
             def one(t: Any, carry: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
                 x, d = carry
@@ -211,7 +214,7 @@ class FCSG:
 
 
 @dataclass(frozen=True)
-class AccFCSGM:
+class AccFCSGM(_Conditional):
     """Acc-FCSG-M: FCSG with STORM, d_k ← v_k(x_k) + (1−a)(d_k − v_k(x_k⁻)) on the same samples, x_k ← x_k − ηd_k.
 
     Acc-FCSG-M solves the problems of `FCSG`, conditional or not, with the same estimate v_k.
@@ -227,15 +230,7 @@ class AccFCSGM:
     Reference: Wu et al., Federated Conditional Stochastic Optimization, NeurIPS 2023.
     """
 
-    step: Step = 0.01  # η
     gradient_momentum: Share = 0.1  # a
-    local_steps: AtLeastOne = 10  # q
-    batch_size: BatchSize = None  # outer samples of a step; None: all the client's data
-    inner_batch: BatchSize = None  # m, inner samples for each; None: all the client's data
-
-    solves: ClassVar[tuple[type, ...]] = (Compositional,)
-    scope: ClassVar = "client"
-    conditional: ClassVar = True
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """Start with a d that is not used before the first estimate."""

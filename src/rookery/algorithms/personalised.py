@@ -28,7 +28,21 @@ def _local(c: Client, key: Array, x: tree.Tree, step: Any, local_steps: Steps, b
 
 
 @dataclass(frozen=True)
-class Ditto:
+class _Personalised:
+    """Methods in which each client remembers a model of its own."""
+
+    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+
+    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
+        return State(x)
+
+    def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
+        """A client's memory: its own model, at first x."""
+        return x
+
+
+@dataclass(frozen=True)
+class Ditto(_Personalised):
     """FedAvg, together with a model v_k of each client that stays near the common one.
 
     Ditto solves single-level problems: w minimises mean F_k, and v_k minimises F_k(v) + λ/2‖v − w‖². `Run.x` is w, and
@@ -52,17 +66,7 @@ class Ditto:
     proximal: Positive = 0.1  # λ
     batch_size: BatchSize = None  # None: all the client's data
 
-    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
-
-    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        return State(x)
-
-    def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """A client's memory: v_k, at first x."""
-        return x
-
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array, v_k: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
             common, order = jax.random.split(k)
 
@@ -77,7 +81,7 @@ class Ditto:
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(_Personalised):
     """Descent on the Moreau envelopes of the clients' losses, whose minimisers are the clients' models.
 
     pFedMe solves single-level problems as min over w of mean_k min over θ of F_k(θ) + λ/2‖θ − w‖². `Run.x` is w, and
@@ -106,15 +110,6 @@ class PFedMe:
     inner_steps: AtLeastOne = 20  # their number, at most
     batch_size: BatchSize = None  # None: all the client's data
 
-    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
-
-    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        return State(x)
-
-    def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """A client's memory: θ_k, at first x."""
-        return x
-
     def _attain(self, c: Client, theta: tree.Tree, w: tree.Tree, batch: Any) -> tree.Tree:
         """Return θ near the minimiser of the loss on the batch + λ/2‖θ − w‖²."""
 
@@ -128,7 +123,6 @@ class PFedMe:
         return c.loop(self.inner_steps, descend, (theta, jnp.array(True)), go_on=lambda carry: carry[1])[0]
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array, _: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
             count, order = jax.random.split(k)
 
@@ -144,7 +138,7 @@ class PFedMe:
 
 
 @dataclass(frozen=True)
-class FineTuned:
+class FineTuned(_Personalised):
     """FedAvg, together with a copy of its model that each client trains further on its own data.
 
     The method solves single-level problems. `Run.x` is FedAvg's model, and `Run.memory` holds the clients' copies.
@@ -167,15 +161,6 @@ class FineTuned:
     personal_step: Step = 0.01  # η_l
     personal_steps: AtLeastOne = 25  # s
     batch_size: BatchSize = None  # None: all the client's data
-
-    solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
-
-    def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> State:
-        return State(x)
-
-    def memory(self, x: tree.Tree, y: tuple[()]) -> tree.Tree:
-        """A client's memory: its copy, at first x."""
-        return x
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
         k1, k2 = jax.random.split(key)

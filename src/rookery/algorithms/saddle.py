@@ -26,7 +26,19 @@ def _directions(c: Client, z: tuple[tree.Tree, tree.Tree], batch: Any) -> tuple[
 
 
 @dataclass(frozen=True)
-class FedAvgSaddle:
+class _Saddle:
+    """The hyperparameters of both methods."""
+
+    upper_step: Step = 0.01  # α
+    lower_step: Step = 0.01  # β
+    local_steps: Steps = 1  # τ_i
+    batch_size: BatchSize = None  # of ξ; None: all the client's data
+
+    solves: ClassVar[tuple[type, ...]] = (Minimax,)
+
+
+@dataclass(frozen=True)
+class FedAvgSaddle(_Saddle):
     """FedAvg-S: local steps on both variables simultaneously, then the mean. With one client it is SGDA.
 
     FedAvg-S solves minimax problems. A local step is x ← x − α ∇_x f_i and y ← y − β (−∇_y f_i), both from the values
@@ -39,18 +51,10 @@ class FedAvgSaddle:
     Reference: Hou, Thekumparampil, Fanti and Oh, Efficient Algorithms for Federated Saddle Point Optimization, 2021.
     """
 
-    upper_step: Step = 0.01  # α
-    lower_step: Step = 0.01  # β
-    local_steps: Steps = 1  # τ_i
-    batch_size: BatchSize = None  # of ξ; None: all the client's data
-
-    solves: ClassVar[tuple[type, ...]] = (Minimax,)
-
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         return State(x, y)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tuple[tree.Tree, tree.Tree]:
             count, order = jax.random.split(k)
             steps = c.steps(self.local_steps, count, self.batch_size, "upper")
@@ -66,7 +70,7 @@ class FedAvgSaddle:
 
 
 @dataclass(frozen=True)
-class ScaffoldSaddle:
+class ScaffoldSaddle(_Saddle):
     """SCAFFOLD-S: FedAvg-S with control variates on the clients (c_i) and the server (c). With one client it is SGDA.
 
     SCAFFOLD-S solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i).
@@ -79,13 +83,6 @@ class ScaffoldSaddle:
 
     Reference: Hou et al. 2021, with Karimireddy et al., SCAFFOLD, ICML 2020.
     """
-
-    upper_step: Step = 0.01  # α
-    lower_step: Step = 0.01  # β
-    local_steps: Steps = 1  # τ_i
-    batch_size: BatchSize = None  # of ξ; None: all the client's data
-
-    solves: ClassVar[tuple[type, ...]] = (Minimax,)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """Start at c = 0."""

@@ -62,7 +62,6 @@ class FedAvg:
         return State(x)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tree.Tree:
             gradient = lambda x, batch: c.f_x(x, (), batch)
             return descend(c, gradient, state.x, k, optimizer=self.optimizer, **_local_steps(self))
@@ -100,7 +99,6 @@ class FedProx:
         return State(x)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-
         def local(c: Client, k: Array) -> tree.Tree:
             count, order = jax.random.split(k)
             steps = c.steps(self.local_steps, count, self.batch_size, "upper")
@@ -146,7 +144,6 @@ class Scaffold:
         return tree.zeros_like(x)
 
     def round(self, fed: Fed, state: Controlled, key: Array) -> Controlled:
-
         def local(c: Client, k: Array, c_i: tree.Tree) -> tuple[Any, tree.Tree]:
             count, order = jax.random.split(k)
             steps = c.steps(self.local_steps, count, self.batch_size, "upper")

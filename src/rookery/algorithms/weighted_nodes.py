@@ -105,35 +105,50 @@ class LocalSVRG:
         return SingleLevelState(project(average), (), project(x), done + self.sync_every)
 
 
-def _hypergradient(
-    method: "WeightedNodesProx | WeightedNodesABA", fed: Fed, w: Array, theta: tree.Tree, key: Array
-) -> tuple[tree.Tree, Float[Array, " k"]]:
-    """Approximate θ(w) and ∇F(w): (14)–(15), lines 4–10 of Algorithm 3 and 6–12 of Algorithm 2."""
-    k1, k2, k3, k4 = jax.random.split(key, 4)
-    draw = None if method.batch_size is None else lambda c, k, t: c.lower(k, method.batch_size, t)
-    numbers = (method.refresh, method.average, method.strong_convexity)
+@dataclass(frozen=True)
+class _WeightedNodes:
+    """The hyperparameters of both methods, and their hypergradient."""
 
-    losses = FiniteSum(
-        whole=lambda c, y, k: c.g_y(w, y, c.lower(k)),
-        difference=lambda c, y, r, batch: tree.sub(c.g_y(w, y, batch), c.g_y(w, r, batch)),
-        draw=draw,
-    )
-    pace = local_svrg.pace(method.model_step, *numbers)
-    y = _local_svrg(fed, losses, w, theta, k1, pace, method.sync_every, method.steps, "theta")
+    model_step: Step = 0.01  # γ of (1), for θ
+    linear_step: Step = 0.01  # γ of (15), for h
+    weight_step: Step = 0.01  # η
+    steps: AtLeastOne = 100  # T_s
+    sync_every: AtLeastOne = 10  # τ
+    refresh: Share = 0.02  # q
+    batch_size: BatchSize = None  # |B|; None: all the client's data
+    average: Average = "last"  # the output of Local-SVRG
+    strong_convexity: Positive | None = None  # μ, for average="theory"
 
-    at_center = fed.center(lambda c, k: c.f_y(w, y, c.upper(k)), k2, name="center")  # ∇L_0(θ)
-    system = FiniteSum(  # of ½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), whose gradient is linear in h
-        whole=lambda c, h, k: tree.sub(c.g_yy(w, y, c.lower(k), h), at_center),
-        difference=lambda c, h, r, batch: c.g_yy(w, y, batch, tree.sub(h, r)),
-        draw=draw,
-    )
-    pace_h = local_svrg.pace(method.linear_step, *numbers)
-    h = _local_svrg(fed, system, w, at_center, k3, pace_h, method.sync_every, method.steps, "h")
+    solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
+    needs: ClassVar[tuple[str, ...]] = ("all clients",)
 
-    slopes = fed.map(lambda c, k: tree.dot(c.g_y(w, y, c.lower(k)), h), k4)
-    slope, there = fed.gather(slopes, name="slopes", replied=True)
-    slope = jnp.where(there, slope, jnp.mean(slope, where=there))  # missing slopes are replaced by the mean
-    return y, -slope.astype(w.dtype)
+    def hypergradient(self, fed: Fed, w: Array, theta: tree.Tree, key: Array) -> tuple[tree.Tree, Float[Array, " k"]]:
+        """Approximate θ(w) and ∇F(w): (14)–(15), lines 4–10 of Algorithm 3 and 6–12 of Algorithm 2."""
+        k1, k2, k3, k4 = jax.random.split(key, 4)
+        draw = None if self.batch_size is None else lambda c, k, t: c.lower(k, self.batch_size, t)
+        numbers = (self.refresh, self.average, self.strong_convexity)
+
+        losses = FiniteSum(
+            whole=lambda c, y, k: c.g_y(w, y, c.lower(k)),
+            difference=lambda c, y, r, batch: tree.sub(c.g_y(w, y, batch), c.g_y(w, r, batch)),
+            draw=draw,
+        )
+        pace = local_svrg.pace(self.model_step, *numbers)
+        y = _local_svrg(fed, losses, w, theta, k1, pace, self.sync_every, self.steps, "theta")
+
+        at_center = fed.center(lambda c, k: c.f_y(w, y, c.upper(k)), k2, name="center")  # ∇L_0(θ)
+        system = FiniteSum(  # of ½hᵀ∇²L_k(θ)h − hᵀ∇L_0(θ), whose gradient is linear in h
+            whole=lambda c, h, k: tree.sub(c.g_yy(w, y, c.lower(k), h), at_center),
+            difference=lambda c, h, r, batch: c.g_yy(w, y, batch, tree.sub(h, r)),
+            draw=draw,
+        )
+        pace_h = local_svrg.pace(self.linear_step, *numbers)
+        h = _local_svrg(fed, system, w, at_center, k3, pace_h, self.sync_every, self.steps, "h")
+
+        slopes = fed.map(lambda c, k: tree.dot(c.g_y(w, y, c.lower(k)), h), k4)
+        slope, there = fed.gather(slopes, name="slopes", replied=True)
+        slope = jnp.where(there, slope, jnp.mean(slope, where=there))  # missing slopes are replaced by the mean
+        return y, -slope.astype(w.dtype)
 
 
 class ProxState(NamedTuple):
@@ -152,7 +167,7 @@ class ProxState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightedNodesProx:
+class WeightedNodesProx(_WeightedNodes):
     """Proximal gradient steps on the nodes' weights, with a hypergradient from two calls of Local-SVRG.
 
     The method solves weighted-nodes problems, min over w in the capped simplex of L_0(θ(w)), θ(w) = argmin Σ w_k
@@ -174,19 +189,7 @@ class WeightedNodesProx:
     Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 3.
     """
 
-    model_step: Step = 0.01  # γ of (1), for θ
-    linear_step: Step = 0.01  # γ of (15), for h
-    weight_step: Step = 0.01  # η
-    steps: AtLeastOne = 100  # T_s
-    sync_every: AtLeastOne = 10  # τ
-    refresh: Share = 0.02  # q
-    batch_size: BatchSize = None  # |B|; None: all the client's data
-    average: Average = "last"  # what Local-SVRG returns
-    strong_convexity: Positive | None = None  # μ, for average="theory"
     output: Literal["last", "random"] = "last"
-
-    solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
-    needs: ClassVar[tuple[str, ...]] = ("all clients",)
 
     def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ProxState:
         return ProxState(x, y) if self.output == "last" else ProxState(x, y, x, y, jnp.int32(0))
@@ -195,7 +198,7 @@ class WeightedNodesProx:
         inner, pick = jax.random.split(key)
         last = self.output == "last"
         w, before = (state.x, state.y) if last else (state.last_weights, state.last_model)
-        theta, gradient = _hypergradient(self, fed, w, before, inner)
+        theta, gradient = self.hypergradient(fed, w, before, inner)
         w_new = capped_simplex(tree.step(w, self.weight_step, gradient), fed.problem.cap)
         if last:
             return ProxState(w_new, theta)
@@ -218,7 +221,7 @@ class ABAState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightedNodesABA:
+class WeightedNodesABA(_WeightedNodes):
     """Accelerated steps on the nodes' weights (ABA of Ghadimi and Wang 2018), for convex F.
 
     The method solves weighted-nodes problems, like `WeightedNodesProx`.
@@ -234,19 +237,6 @@ class WeightedNodesABA:
     Reference: Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Algorithms 1 and 2.
     """
 
-    model_step: Step = 0.01  # γ of (1), for θ
-    linear_step: Step = 0.01  # γ of (15), for h
-    weight_step: Step = 0.01  # η
-    steps: AtLeastOne = 100  # T_s
-    sync_every: AtLeastOne = 10  # τ
-    refresh: Share = 0.02  # q
-    batch_size: BatchSize = None  # |B|; None: all the client's data
-    average: Average = "last"  # what Local-SVRG returns
-    strong_convexity: Positive | None = None  # μ, for average="theory"
-
-    solves: ClassVar[tuple[type, ...]] = (WeightedNodes,)
-    needs: ClassVar[tuple[str, ...]] = ("all clients",)
-
     def init(self, fed: Fed, x: Array, y: tree.Tree, key: Array) -> ABAState:
         """Start at w_ag = w (line 2)."""
         return ABAState(x, y, x, jnp.int32(0))
@@ -255,7 +245,7 @@ class WeightedNodesABA:
         s, cap = state.done.astype(state.x.dtype), fed.problem.cap
         share = 2 / (s + 2)
         w_md = share * state.last_weights + (1 - share) * state.x
-        theta, gradient = _hypergradient(self, fed, w_md, state.y, key)
+        theta, gradient = self.hypergradient(fed, w_md, state.y, key)
         w = capped_simplex(tree.step(state.last_weights, self.weight_step * (s + 1) / 4, gradient), cap)
         w_ag = capped_simplex(tree.step(w_md, self.weight_step, gradient), cap)
         return ABAState(w_ag, theta, w, state.done + 1)

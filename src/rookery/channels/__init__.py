@@ -1,4 +1,4 @@
-"""What can stand in a channel."""
+"""The channels: clipping and noise."""
 
 from rookery.channels.privacy import clip, gaussian
 

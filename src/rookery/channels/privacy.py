@@ -1,4 +1,4 @@
-"""Clipping and noise: no client moves a result by more than a bound, and what it moved is hidden."""
+"""Clipping and noise: a bound on one client's effect on a result, and noise that hides the effect."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -20,24 +20,24 @@ class Clip(Plain):
     bound: float
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """value·min(1, bound/‖value‖), or zero where an entry is not finite."""
+        """Return value·min(1, bound/‖value‖), or zero if an entry is not finite."""
         leaves = [a.astype(_precise(a)) for a in _numbers(exchange, value, "clip") if a.size]
         if not leaves:
             return value, state
         finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(a)) for a in leaves))
         sizes = [jnp.where(finite, jnp.abs(a), 0) for a in leaves]
-        largest = functools.reduce(jnp.maximum, (jnp.max(a) for a in sizes))  # that no square overflows
+        largest = functools.reduce(jnp.maximum, (jnp.max(a) for a in sizes))  # so that no square overflows
         scale = jnp.where(largest > 0, largest, 1)
-        most = float(jnp.finfo(scale.dtype).max) / 8  # beyond it, 1/scale is flushed to zero
+        most = float(jnp.finfo(scale.dtype).max) / 8  # above it, 1/scale is flushed to zero
         scale = jnp.clip(scale, 1 / most, most)
         norm = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(a / scale)) for a in sizes)))
         factor = jnp.where(norm > self.bound, self.bound / jnp.where(norm > self.bound, norm, 1), 1)
 
         def clipped(a: Array) -> Array:
-            own = factor
-            if jnp.finfo(a.dtype).bits < 32:  # to nearest, a short number may be rounded up beyond the bound
-                own = jnp.where(norm > self.bound, factor * (1 - float(jnp.finfo(a.dtype).eps)), 1)
-            return jnp.where(finite, (a * own).astype(a.dtype), jnp.zeros((), a.dtype))
+            shrink = factor
+            if jnp.finfo(a.dtype).bits < 32:  # rounding a short number to nearest could exceed the bound
+                shrink = jnp.where(norm > self.bound, factor * (1 - float(jnp.finfo(a.dtype).eps)), 1)
+            return jnp.where(finite, (a * shrink).astype(a.dtype), jnp.zeros((), a.dtype))
 
         return jax.tree.map(clipped, value), state
 
@@ -47,16 +47,16 @@ class Gaussian(Plain):
     """See `gaussian`."""
 
     multiplier: float
-    received: float | None = None  # the bound on what one client sends
+    received: float | None = None  # the bound on one client's message
 
     def bounded_by(self, bound: float | None) -> "Gaussian":
-        """The same noise for values of at most this norm."""
+        """Return the same noise for values of at most this norm."""
         if bound is None:
-            raise ValueError("rk.gaussian hides values of a known size: put rk.clip(bound) before it in the chain.")
+            raise ValueError("rk.gaussian needs a bound on the values. Put rk.clip(bound) before it in the chain.")
         return replace(self, received=bound)
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """The total plus noise of the standard deviation multiplier · bound · the largest weight of one client."""
+        """Add noise with the standard deviation multiplier · bound · the largest weight of one client."""
         if self.received is None:
             self.bounded_by(None)
         scale = self.multiplier * self.received * exchange.share  # type: ignore[operator]
@@ -78,18 +78,18 @@ class Gaussian(Plain):
 def clip(bound: float) -> Clip:
     """Scale what a client sends down to the norm `bound`, over all its numbers together.
 
-    Where a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry
-    that is not finite counts as zero. Integers cannot be scaled: a method that sends them marks them as
-    `rk.Bookkeeping`, which has a bound of its own.
+    If a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry that
+    is not finite counts as zero. Integers cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`,
+    which has a bound of its own.
     """
     return Clip(_positive("clip", "bound", bound))
 
 
 def gaussian(multiplier: float) -> Gaussian:
-    """Add normal noise to every result, with a standard deviation of `multiplier` times what one client can change.
+    """Add normal noise to every result; its standard deviation is `multiplier` times the largest effect of one client.
 
-    Needs `rk.clip` before it. The server draws the noise from its own entropy, so that no participant can draw it
-    again; see `noise_seed` in `rk.solve`. Bookkeeping gets no noise. How much privacy that gives is not computed.
+    It needs `rk.clip` before it. The server draws the noise from its own entropy, so that no participant can reproduce
+    it; see `noise_seed` in `rk.solve`. Bookkeeping gets no noise. The resulting privacy is not computed.
     """
     return Gaussian(_positive("gaussian", "multiplier", multiplier))
 
@@ -101,13 +101,13 @@ def _positive(owner: str, name: str, value: Any) -> float:
 
 
 def _numbers(exchange: ChannelExchange, value: Any, owner: str) -> list[Array]:
-    """The leaves, all of which are real or complex numbers; TypeError otherwise."""
+    """Return the leaves; raise TypeError unless all are floating-point."""
     leaves = jax.tree.leaves(value)
     for leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
-                f"rk.{owner} needs floating-point updates, and the exchange {exchange.name!r} sends {leaf.dtype}. Mark "
-                "that part of the message in the method: bookkeeping=(None, rk.Bookkeeping(...))."
+                f"rk.{owner} needs floating-point updates, but the exchange {exchange.name!r} sends {leaf.dtype}. Mark "
+                "that part of the message in the method with bookkeeping=(None, rk.Bookkeeping(...))."
             )
     return leaves
 
