@@ -17,7 +17,7 @@ HEAVY = {"jax", "numpy", "pandas", "matplotlib", "orbax", "pooch", "scipy", "skl
 
 
 def fresh(code):
-    """What the code, run by a Python of its own, prints as JSON."""
+    """What the code prints as JSON, run in a separate Python process."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -25,7 +25,7 @@ def fresh(code):
 
 @functools.cache
 def imported():
-    """Which modules `import rookery` loads, and what it then gives of tasks and theory; of one Python."""
+    """The modules that `import rookery` loads, and what `tasks` and `theory` are then."""
     return fresh("""
 import json, sys
 import rookery as rk
@@ -45,7 +45,7 @@ def test_import_loads_nothing_that_is_slow():
 
 
 def said(*lines):
-    """What the program prints for each of these lines, and the modules that are then loaded; of one Python."""
+    """What the program prints for each of these lines, and the modules that it has then loaded."""
     return fresh(f"""
 import contextlib, io, json, sys
 from rookery.cli import main

@@ -1,4 +1,4 @@
-"""The architecture, held by a test: imports point one way, and what is public is documented."""
+"""The architecture: imports point one way, and public names are documented."""
 
 import ast
 import dataclasses
@@ -14,7 +14,7 @@ from rookery import algorithms
 from rookery.report import methods as catalogue
 
 SOURCE = Path(rk.__file__).parent
-# From a problem to a result: a package may import those before it, and its own files.
+# A package may import those before it, and its own files.
 ORDER = ["base", "data", "problems", "language", "plan", "channels", "parts", "algorithms", "engines", "run", "report"]
 ORDER += ["tasks", "theory", "testing", "experiments", "cli"]
 RANK = {name: rank for rank, name in enumerate(ORDER)}
@@ -22,7 +22,7 @@ FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__in
 
 
 def imported(path: Path) -> set[str]:
-    """The parts of rookery that a file imports, whether at its top or inside a function."""
+    """The packages of rookery that a file imports, at its top or inside a function."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module == "rookery":
@@ -51,7 +51,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 def test_what_may_change_with_jax_is_in_one_file() -> None:
-    """Its private modules, its jaxprs, and primitives that are known by name."""
+    """Private JAX, jaxprs, and primitives that are matched by name."""
     private = r"jax\._src|jax\.(extend|interpreters)\b|jax\.core\b|primitive\.name|str\(\w+\.primitive\)"
     found = {str(path.relative_to(SOURCE)) for path in FILES if re.search(private, path.read_text())}
     assert found == {"base/compat.py"}

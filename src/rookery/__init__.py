@@ -1,4 +1,4 @@
-"""Rookery: federated nested optimization. State the problem once as plain JAX losses, and pick a method by name."""
+"""Federated nested optimization: write the losses once, as plain JAX functions, and pick a method by name."""
 
 import sys as _sys
 from importlib import import_module as _import_module
@@ -18,7 +18,7 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {  # public modules that live in a package: `import rookery.tree` gives `rookery.base.tree`
+_MODULES = {  # short names of public modules: `import rookery.tree` imports `rookery.base.tree`
     "rookery.channel": "rookery.language.channel",
     "rookery.client": "rookery.language.client",
     "rookery.clients": "rookery.data.clients",
@@ -33,23 +33,23 @@ _MODULES = {  # public modules that live in a package: `import rookery.tree` giv
 }
 
 
-class _Elsewhere(_Loader):
-    """Finds and loads public modules that live in a package."""
+class _ShortNames(_Loader):
+    """Import public modules by their short names."""
 
     def find_spec(self, name: str, path: _Any = None, target: _Any = None) -> _ModuleSpec | None:
         return _ModuleSpec(name, self) if name in _MODULES else None
 
     def create_module(self, spec: _ModuleSpec) -> _ModuleType:
         module = _import_module(_MODULES[spec.name])
-        self.kept = module.__spec__
+        self.spec = module.__spec__
         return module
 
     def exec_module(self, module: _ModuleType) -> None:
-        module.__spec__ = self.kept  # it was executed where it lives
+        module.__spec__ = self.spec  # it was executed under its full name
 
 
 def __getattr__(name: str) -> _Any:
-    """Load public names and modules on first use: `rookery --help` need not wait for JAX."""
+    """Load public names and modules on first use, so that `rookery --help` does not import JAX."""
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'rookery' has no attribute {name!r}")
     if _find_spec(f"rookery.{name}") is not None:
@@ -66,4 +66,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
-_sys.meta_path.append(_Elsewhere())
+_sys.meta_path.append(_ShortNames())

@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, and so do the README's commands."""
+"""The code on the pages runs, and so do the README's commands."""
 
 import ast
 import re

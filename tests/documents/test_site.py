@@ -1,4 +1,4 @@
-"""The documentation site, as far as that can be told without building it: `make docs` builds it."""
+"""The documentation site, without building it: tables of contents, links, tutorials, the reference."""
 
 import ast
 import re
