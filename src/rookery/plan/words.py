@@ -130,11 +130,11 @@ class _Words(_Named):
 
     def reduce(self, call: ReduceCall, read: Read) -> list[_Value]:
         """Say what each client sends."""
-        return self._exchange(call, read, "aggregated before anyone sees it")
+        return self._exchange(call, read, "aggregated: only the result is used")
 
     def gather(self, call: GatherCall, read: Read) -> list[_Value]:
         """Say what each client sends."""
-        return self._exchange(call, read, "seen by the server one by one")
+        return self._exchange(call, read, "not aggregated: the server uses each reply")
 
     def _exchange(self, call: ReduceCall | GatherCall, read: Read, seen: str) -> list[_Value]:
         exchange = call.exchange

@@ -30,7 +30,7 @@ def explain(
       #1 clients at single_level.py:...
            are sent: step, x (... bytes)
            keep: (5)
-         mean "x" of #1: each sends (5) (... bytes), aggregated before anyone sees it
+         mean "x" of #1: each sends (5) (... bytes), aggregated: only the result is used
     """
     models = taken(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, channel=channel, faults=faults)
