@@ -441,7 +441,7 @@ def _stage(traced: engine.Traced, data: Fetched) -> Stage | None:
     held = fetched.levels(job.clients)
     marked = fetched.with_rows(data.described, lambda k, j, sample: ("row", k, j), data.samples)
     leaves = jax.tree.leaves(marked, is_leaf=lambda a: isinstance(a, tuple) and a[:1] == ("row",))
-    read = {leaves[i] for call in plan.body.of(MapCall) for i in call.data}
+    read = [leaves[i] for call in plan.body.of(MapCall) for i in call.data]
     looked_at = {leaf for leaf in read if isinstance(leaf, tuple)}
     names = list(data.described.levels())
     used = [
