@@ -352,5 +352,5 @@ def test_another_shape_of_the_same_problem() -> None:
 
 @pytest.mark.parametrize("engine", [rk.Simulation, rk.Federation])
 def test_no_other_choice(engine: Any) -> None:
-    with pytest.raises(ValueError, match=r'convolutions=\'fft\' is not "auto", "products" or "xla"'):
+    with pytest.raises(ValueError, match=r'convolutions must be "auto", "products" or "xla"; got \'fft\''):
         engine(convolutions="fft")

@@ -402,7 +402,7 @@ def test_noisy_labels():
     assert shares[[0, 1, 3, 4]].min() > 60  # of about 100 each
     assert np.array_equal(noisy, data.noisy_labels(labels, 0.4, seed=0))
     assert not np.array_equal(noisy, data.noisy_labels(labels, 0.4, seed=1))
-    with pytest.raises(ValueError, match=r"fraction=1\.5"):
+    with pytest.raises(ValueError, match=r"fraction must be between 0 and 1; got 1\.5"):
         data.noisy_labels(labels, 1.5, seed=0)
 
 

@@ -174,7 +174,7 @@ def test_a_module_at_either_level(place: str) -> None:
 def test_what_is_no_variable_is_kept() -> None:
     key = jax.random.key(1)
     model = {"w": np.ones(2), "f": jnp.tanh, "on": True, "word": "relu", "nothing": None, "key": key}
-    taken = variables.taken(rk.SingleLevel(lambda x, b: x["w"].sum()), model)
+    taken = variables.adapt(rk.SingleLevel(lambda x, b: x["w"].sum()), model)
     assert isinstance(taken.init, variables.Variables)
     assert taken.init.names == ("['w']",)
     whole = taken.whole({"a": taken.init})["a"]
@@ -185,7 +185,7 @@ def test_what_is_no_variable_is_kept() -> None:
 def test_two_models_with_the_same_names_keep_what_is_their_own() -> None:
     net = equinox()[0]
     other = eqx.tree_at(lambda n: n.activation, net, jnp.sin)
-    taken = variables.taken(rk.Bilevel(lambda x, y, b: 0.0, lambda x, y, b: 0.0), (net, other))
+    taken = variables.adapt(rk.Bilevel(lambda x, y, b: 0.0, lambda x, y, b: 0.0), (net, other))
     x, y = taken.whole(jax.tree.map(lambda a: 2 * a, taken.init))
     assert (x.activation, y.activation) == (jnp.tanh, jnp.sin)
     np.testing.assert_array_equal(x.v, 2 * np.ones(3))

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 from rookery.base import tree
 from rookery.data.rows import Batch
 from rookery.language.fed import BatchSize, Bookkeeping, Client, Fed, Positive, Step
-from rookery.problems.objectives import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
 from rookery.problems.problems import SingleLevel
+from rookery.problems.risks import chi2_ball_risk, chi2_risk, cvar_risk, kl_risk
 
 
 def _shares(batch: Batch, losses: Float[Array, " rows"]) -> Float[Array, " rows"]:

@@ -1,1 +1,1 @@
-"""What knows nothing of federations: trees, arguments, random draws, jaxprs, the content of values, processes."""
+"""Foundations that know nothing of federations: trees, arguments, random draws, jaxprs, digests, processes."""

@@ -1,4 +1,4 @@
-"""Check arguments; each check raises an error that names the argument and what it must be."""
+"""Checks of arguments. Errors name the argument and what it must be."""
 
 import dataclasses
 import difflib
@@ -11,29 +11,29 @@ import numpy as np
 
 
 def nearest(name: Any, known: Iterable[str]) -> str | None:
-    """Return the known name that a misspelt one is most like, or None."""
+    """Return the known name closest to a misspelt one, or None."""
     return next(iter(difflib.get_close_matches(str(name), sorted(known), 1)), None)
 
 
 def naming_fields(cls: type) -> None:
-    """Make a dataclass name its fields when it is given one that it does not have."""
+    """Make a dataclass suggest the nearest field when it receives an unknown one."""
     init: Any = cls.__init__  # type: ignore[misc]
     known = [field.name for field in dataclasses.fields(cls) if field.init]
 
     @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        for name in given:
+    def checked(self: Any, *args: Any, **values: Any) -> None:
+        for name in values:
             if name not in known:
                 steps = [field for field in known if field.endswith("step")] if name in _STEPS else []
                 near = " or ".join(steps) or nearest(name, known)
                 meant = f"Did you mean {near}?" if near else f"It has: {', '.join(known)}."
                 raise TypeError(f"{cls.__name__} has no hyperparameter {name!r}. {meant}")
-        init(self, *args, **given)
+        init(self, *args, **values)
 
     cls.__init__ = checked  # type: ignore[misc]
 
 
-_STEPS = ("lr", "learning_rate", "step_size", "stepsize", "eta", "alpha", "step")  # what others call a step size
+_STEPS = ("lr", "learning_rate", "step_size", "stepsize", "eta", "alpha", "step")  # other names of a step size
 
 
 def kind_of(value: Any) -> str:
@@ -47,7 +47,7 @@ def is_number(value: Any) -> bool:
     real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     try:
         return real and math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -56,28 +56,28 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_counts(least: int = 1, /, **given: Any) -> None:
+def check_counts(least: int = 1, /, **values: Any) -> None:
     """Raise ValueError unless each value is an integer of at least `least`."""
-    for name, value in given.items():
+    for name, value in values.items():
         if not is_integer(value) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
 
 
-def check_amounts(**given: Any) -> None:
+def check_amounts(**values: Any) -> None:
     """Raise ValueError unless each value is a number of at least 0."""
-    for name, value in given.items():
+    for name, value in values.items():
         if not is_number(value) or value < 0:
             raise ValueError(f"{name} must be a number of at least 0; got {value!r}.")
 
 
-def check_positive(**given: Any) -> None:
+def check_positive(**values: Any) -> None:
     """Raise ValueError unless each value is a positive number."""
-    for name, value in given.items():
+    for name, value in values.items():
         if not is_number(value) or value <= 0:
             raise ValueError(f"{name} must be a positive number; got {value!r}.")
 
 
 def check_seed(seed: Any, name: str = "seed") -> None:
-    """Raise ValueError unless the seed is an unsigned integer of 64 bits."""
+    """Raise ValueError unless the seed is an unsigned 64-bit integer."""
     if not is_integer(seed) or not 0 <= seed < 2**64:
         raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1; got {seed!r}.")

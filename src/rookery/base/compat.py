@@ -1,6 +1,6 @@
-"""All that may change with a version of JAX: its private parts, and the primitives that are known by name.
+"""Everything that may change with a version of JAX: its private parts, and primitives matched by name.
 
-Each says what needs it, and what happens where JAX no longer has it. What is public is used where it is needed.
+Each entry says who needs it, and what happens if JAX no longer has it. Public names are imported where they are used.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from jax.interpreters import mlir, partial_eval
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Var", "eval_jaxpr", "jaxpr_as_fun"]
 
-# Jaxprs: what the plan and all engines are built on. Without any one of them nothing runs.
+# Jaxprs, on which the plan and all engines are built. Nothing runs without them.
 
 
 def without_unused(jaxpr: Jaxpr, needed: list[bool]) -> tuple[Jaxpr, list[bool]]:
-    """The jaxpr without what the needed results do not depend on, and which of its inputs are left."""
+    """Return the jaxpr with dead code removed, and which of its inputs it still uses."""
     pruned, used = partial_eval.dce_jaxpr(jaxpr, needed)
     return pruned, list(used)
 
 
 def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
-    """Let the compiler take a primitive with several results as this function: debugging runs need it."""
+    """Compile a primitive with several results as this function. Debugging runs need it."""
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
 
 
@@ -32,9 +32,9 @@ def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
 
 
 def keys_by_kernel() -> Callable[[bool], Any] | None:
-    """A context, for this thread alone, in which a GPU hashes keys with a kernel of JAX's own.
+    """Return a context, for this thread only, in which a GPU hashes keys with JAX's own kernel.
 
-    It shortens compilation on a GPU. None where JAX has no such setting: then hashes are compiled with the program.
+    It shortens compilation on a GPU. None if JAX has no such setting: then hashes are compiled with the program.
     """
     from jax._src import config
 
@@ -42,7 +42,7 @@ def keys_by_kernel() -> Callable[[bool], Any] | None:
 
 
 def shared_service() -> Any:
-    """The client of the key-value service that JAX's processes share; None where there is one process.
+    """Return the client of the key-value service that JAX's processes share; None if there is one process.
 
     `base/processes.py` needs it. Without it, runs of several processes fail at the start with an AttributeError.
     """
@@ -52,18 +52,18 @@ def shared_service() -> Any:
 
 
 def looks_for_reused_keys() -> bool:
-    """Whether JAX looks for keys that are used twice: it takes a row of a table for the same key in every turn."""
+    """Return whether JAX checks for reused keys, which takes a row of a table for the same key in every iteration."""
     return bool(getattr(jax.config, "jax_debug_key_reuse", False))
 
 
-# Primitives of `jax.lax`, by their public names. One that a version of JAX does not have is left out.
+# Primitives of `jax.lax`, by their public names. Those that a version of JAX lacks are left out.
 
 
 def _named(names: str) -> frozenset[Any]:
     return frozenset(getattr(lax, f"{name}_p") for name in names.split() if hasattr(lax, f"{name}_p"))
 
 
-# What a compiler computes where it is read, so that it takes no memory of its own. Without one, estimates are larger.
+# Fused by the compiler, so that they need no memory of their own. If one is missing, memory estimates are larger.
 _FUSED = _named("""
     abs add and broadcast_in_dim ceil clamp convert_element_type copy cos div eq erf exp exp2
     expm1 floor ge gt integer_pow iota is_finite le log log1p logistic lt max min mul ne neg not or pad pow real
@@ -73,37 +73,37 @@ _FUSED = _named("""
 
 
 def is_fused(eqn: Any) -> bool:
-    """Whether a compiler computes it where it is read."""
+    """Return whether the compiler fuses an equation into its readers."""
     return eqn.primitive in _FUSED or eqn.primitive.name == "add_any"  # which has no public name
 
 
 LOOPS = _named("scan while")
-# What can't be computed for many turns of a loop at once: a condition would be computed both ways, and generators but
-# JAX's default draw other numbers when vectorised.
+# Not computed for many iterations together: a condition would be computed both ways, and generators other than JAX's
+# default draw different numbers when vectorised.
 IN_TURN = _named("while cond rng_bit_generator rng_uniform")
 
-# Primitives that have no public name: known by their own.
+# Primitives without a public name, matched by the primitive's name.
 
 
 def has_custom_derivative(eqn: Any) -> bool:
-    """Whether an equation calls a function with a derivative rule of its own."""
+    """Return whether an equation calls a function with a custom derivative rule."""
     return eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def is_foreign(eqn: Any) -> bool:
-    """Whether an equation calls something outside of JAX: a callback, or a library."""
+    """Return whether an equation calls something outside JAX: a callback or a library."""
     return "callback" in eqn.primitive.name or "ffi" in eqn.primitive.name
 
 
 def draws_words(eqn: Any) -> bool:
-    """Whether an equation draws random words."""
+    """Return whether an equation draws random words."""
     return eqn.primitive.name in ("random_bits", "threefry2x32")
 
 
 def derives_keys(eqn: Any) -> bool:
-    """Whether an equation derives keys or draws; wrapping a key derives nothing.
+    """Return whether an equation derives keys or draws; wrapping a key does not count.
 
-    Without these names draws are not made ahead: programs are right, and slower to compile on a GPU.
+    Without these names, nothing is drawn ahead: programs are correct, but slower to compile on a GPU.
     """
     name = eqn.primitive.name
     return draws_words(eqn) or (name.startswith("random_") and name not in ("random_wrap", "random_unwrap"))

@@ -1,4 +1,4 @@
-"""Digests of Python values by what they hold: functions, objects and arrays, the same in every process."""
+"""Digests of Python values by content: functions, objects and arrays. They are the same in every process."""
 
 import dataclasses
 import functools
@@ -18,33 +18,28 @@ from rookery.base.placement import HostArray
 
 
 def of_arrays(value: Any) -> str:
-    """A digest of a tree of arrays."""
+    """Return a digest of a tree of arrays; of data that are elsewhere, only shapes and types count."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(value):
-        if isinstance(leaf, jax.ShapeDtypeStruct):  # of data that are elsewhere
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            continue
-        if isinstance(leaf, HostArray):
-            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
-            for piece in leaf.pieces():
-                digest.update(piece.reshape(-1).view(np.uint8).data)
-            continue
-        array = np.asarray(leaf, order="C")
+        array = leaf if isinstance(leaf, jax.ShapeDtypeStruct | HostArray) else np.asarray(leaf, order="C")
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
+        if isinstance(array, jax.ShapeDtypeStruct):
+            continue
+        for piece in array.pieces() if isinstance(array, HostArray) else [array]:
+            digest.update(piece.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-CODE = ("its code", "the function")  # what is not a variable's name in a fingerprint
+CODE = ("its code", "the function")  # keys of a fingerprint that are not names of variables
 
 
 def fingerprint(function: Callable[..., Any] | None) -> dict[str, str] | None:
-    """Digests of a function's code and of the values that it reads, by name; the same in every process.
+    """Return digests of a function's code and of the values it reads, by name; the same in every process.
 
-    Of an object that can be called, or whose method it is, those of its class and of its attributes.
+    For a callable object or a bound method, these are the digests of the object's class and attributes.
 
-    Functions that it calls count likewise. Functions and classes of installed libraries count by their names, and
-    objects that cannot be pickled by their types. Names, line numbers and comments don't count.
+    Functions that it calls count likewise. Functions and classes of installed libraries count by name, and objects that
+    cannot be pickled by type. Its own name, line numbers and comments do not count.
     """
     if function is None:
         return None
@@ -60,22 +55,22 @@ def fingerprint(function: Callable[..., Any] | None) -> dict[str, str] | None:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object of a user's own class holds, by name; nothing if it does not show it."""
+    """Return the attributes of an object of a user's class; empty if it does not reveal them."""
     if _installed(type(value)) or isinstance(value, type):
         return {}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     try:
-        _, made_of, state, *items = (*value.__reduce_ex__(4), None, None, None)[:5]
+        _, arguments, state, *items = (*value.__reduce_ex__(4), None, None, None)[:5]
     except Exception:
         return {}
-    if made_of != (type(value),) or not isinstance(state, dict) or any(more is not None for more in items):
+    if arguments != (type(value),) or not isinstance(state, dict) or any(more is not None for more in items):
         return {}
     return {name: entry for name, entry in state.items() if not is_cached(type(value), name)}
 
 
 def _read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables that a function reads from around it, and what it reads from modules, with their names."""
+    """Yield the variables that a function closes over or reads from modules, by name."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -99,12 +94,12 @@ def _names(code: types.CodeType) -> set[str]:
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*found, str(Path(__file__).parents[1]), "<frozen ")
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (*folders, str(Path(__file__).parents[1]), "<frozen ")
 
 
 def _installed(value: Any) -> bool:
-    """Whether a function, class or module belongs to an installed library, to Python, or to this package."""
+    """Return whether a function, class or module belongs to an installed library, Python or this package."""
     if isinstance(value, types.FunctionType):
         return value.__code__.co_filename.startswith(_library_folders())
     name = value.__name__ if isinstance(value, types.ModuleType) else str(getattr(value, "__module__", ""))
@@ -114,19 +109,19 @@ def _installed(value: Any) -> bool:
 
 
 class Content:
-    """A digest of any value by what it holds: no addresses, and nothing that differs between two processes.
+    """A digest of any value by its content, without addresses or anything else that differs between processes.
 
     Arguments:
-        unknown: a text for an object that does not show what it holds; by default it counts by its type alone.
+        unknown: a text for an object that does not reveal its content; by default only its type counts.
     """
 
     def __init__(self, unknown: Callable[[Any], str] = lambda value: "") -> None:
         self._unknown = unknown
         self._hash = hashlib.blake2b(digest_size=16)
-        self._seen: dict[int, tuple[int, Any]] = {}  # by id, with the object, so that no other gets its id
+        self._seen: dict[int, tuple[int, Any]] = {}  # by id; holding the object keeps its id from being reused
 
     def of(self, value: Any) -> str:
-        """The digest of one value."""
+        """Return the digest of one value."""
         self._add(value)
         return self._hash.hexdigest()
 
@@ -146,9 +141,9 @@ class Content:
             return self._text("seen", self._seen[id(value)][0])
         self._seen[id(value)] = len(self._seen), value
         if isinstance(value, jax.Array | np.ndarray | np.generic | HostArray) and value.dtype != object:
-            known = not isinstance(value, jax.Array) or value.is_fully_addressable
+            local = not isinstance(value, jax.Array) or value.is_fully_addressable
             numbers: Any = jax.random.key_data(value) if _is_key(value) else value  # type: ignore[arg-type]
-            return self._text("array", of_arrays(numbers) if known else f"{value.dtype}{value.shape}")
+            return self._text("array", of_arrays(numbers) if local else f"{value.dtype}{value.shape}")
         if isinstance(value, types.CodeType):
             self._text("code", value.co_code.hex(), value.co_exceptiontable.hex(), value.co_argcount, value.co_flags)
             self._text(*value.co_names, *value.co_freevars)
@@ -163,7 +158,7 @@ class Content:
             return self._all("partial", (value.func, value.args, value.keywords))
         if isinstance(value, type):
             return self._class(value)
-        if hasattr(value, "__wrapped__") and callable(value):  # jitted, say
+        if hasattr(value, "__wrapped__") and callable(value):  # e.g. a jitted function
             return self._all(type(value).__name__, (value.__wrapped__,))
         return self._object(value)
 
@@ -197,7 +192,7 @@ class Content:
             return self._all("items", [part for item in value.items() for part in item])
         if isinstance(value, list | tuple):
             return self._all("entries", value)
-        if dataclasses.is_dataclass(value):  # their fields alone: other attributes are caches
+        if dataclasses.is_dataclass(value):  # only the fields: other attributes are caches
             return self._all("fields", [getattr(value, field.name, None) for field in dataclasses.fields(value)])
         if of_jax(value) and " at 0x" not in (text := repr(value)):
             return self._text(text)
@@ -208,18 +203,18 @@ class Content:
         if isinstance(parts, str):
             return self._text(parts)
         state = parts[2] if len(parts) > 2 else None
-        if isinstance(state, dict):  # without what is computed on first use
+        if isinstance(state, dict):
             state = {name: entry for name, entry in state.items() if not is_cached(type(value), name)}
         return self._all("state", [parts[1], state, *(list(more) for more in parts[3:5] if more is not None)])
 
 
 def is_cached(cls: type, name: str) -> bool:
-    """Return whether the attribute is computed on first use."""
+    """Return whether the attribute is a cached property."""
     return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
 
 
 def of_jax(value: Any) -> bool:
-    """Whether a value's class is one of JAX's or NumPy's own."""
+    """Return whether a value's class belongs to JAX or NumPy."""
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib", "numpy")
 
 

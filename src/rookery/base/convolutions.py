@@ -1,9 +1,8 @@
-"""Convolutions and pooling as slices and matrix products, in programs whose derivatives have been taken.
+"""Rewrite convolutions and pooling as slices and matrix products.
 
-With a kernel for each client, and in loops on a CPU, XLA's own convolutions and their gradients take many times as long
-as the same arithmetic as a product over patches. `rewrite` replaces them wherever they stand in a jaxpr. It is applied
-to a client's whole function, after differentiation, so that each convolution of a gradient or of a second derivative is
-replaced by itself.
+With one kernel per client, and in loops on a CPU, XLA's convolutions and their gradients take many times as long as the
+same arithmetic as a product over patches. `rewrite` replaces them anywhere in a jaxpr. It is applied to a client's
+whole function after differentiation, so that every convolution of a first or second derivative is replaced, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,25 +20,25 @@ from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, eval_jaxpr, ha
 from rookery.base.jaxprs import within
 
 CHOICES = ("auto", "products", "xla")
-_MOST_SLICES = 128  # of one convolution or pooling: what would need more is left as it is
-_WIDE = 64  # numbers in a row of a matrix that are worth a product of their own
+_MOST_SLICES = 128  # convolutions and poolings that would need more are left as they are
+_WIDE = 64  # length of a matrix row from which on a separate product pays
 
 
 def check(choice: Any, where: str) -> None:
-    """An error for what is no choice."""
+    """Raise ValueError unless the choice is known."""
     if choice not in CHOICES:
-        raise ValueError(f'{where}: convolutions={choice!r} is not "auto", "products" or "xla".')
+        raise ValueError(f'{where}: convolutions must be "auto", "products" or "xla"; got {choice!r}.')
 
 
 def chosen(choice: str) -> bool:
-    """Whether to rewrite: "auto" does so on CPUs and GPUs."""
+    """Return whether to rewrite; "auto" does on CPUs and GPUs."""
     return choice == "products" or (choice == "auto" and jax.default_backend() in ("cpu", "gpu"))
 
 
 def as_products(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """fn with its convolutions and pooling rewritten.
+    """Return fn with its convolutions and pooling rewritten.
 
-    Custom derivative rules around a convolution are dropped: take derivatives first, as in as_products(jax.grad(f)).
+    Custom derivative rules around a convolution are dropped. Take derivatives first: as_products(jax.grad(f)).
 
     >>> image, kernel = jnp.ones((1, 1, 8, 8)), jnp.ones((2, 1, 3, 3))
     >>> same = as_products(lambda a, k: lax.conv(a, k, (1, 1), "VALID"))
@@ -59,25 +58,25 @@ def as_products(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rewrite(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with its convolutions and pooling rewritten; the same object if it has none."""
+    """Return the jaxpr with its convolutions and pooling rewritten; the same object if it has none."""
     if not _concerned(jaxpr):
         return jaxpr
     return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in _rewritten(eqn)])
 
 
 def _concerned(jaxpr: Jaxpr) -> bool:
-    """Whether there is something to rewrite in it."""
+    """Return whether the jaxpr has anything to rewrite."""
     return any(_replacement(eqn) is not None or any(map(_concerned, within(eqn.params))) for eqn in jaxpr.eqns)
 
 
 def _rewritten(eqn: Any) -> list[Any]:
-    """The equations that take an equation's place."""
+    """Return the equations that replace an equation."""
     replacement = _replacement(eqn)
     if replacement is not None:
         return _inlined(eqn, replacement)
     if not any(map(_concerned, within(eqn.params))):
         return [eqn]
-    if has_custom_derivative(eqn):  # its derivatives are taken: what is left is the function itself
+    if has_custom_derivative(eqn):  # derivatives have been taken: only the function itself is needed
         body = eqn.params["call_jaxpr"]
         return _inlined(eqn, lambda *a: eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
     return [eqn.replace(params={name: _rewritten_param(value) for name, value in eqn.params.items()})]
@@ -92,23 +91,23 @@ def _rewritten_param(value: Any) -> Any:
 
 
 def _inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:
-    """fn's equations, from the equation's inputs to its outputs."""
+    """Return fn's equations, from the equation's inputs to its outputs."""
     like = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
     closed = jax.make_jaxpr(fn)(*(like(v.aval) for v in eqn.invars))
     body = closed.jaxpr
-    made = {v for new in body.eqns for v in new.outvars}
-    if closed.consts or len({v for v in body.outvars if v in made}) < len(body.outvars):
+    computed = {v for new in body.eqns for v in new.outvars}
+    if closed.consts or len({v for v in body.outvars if v in computed}) < len(body.outvars):
         return [eqn]
     names: dict[Var, Any] = dict(zip([*body.invars, *body.outvars], [*eqn.invars, *eqn.outvars], strict=True))
-    own = lambda v: v if isinstance(v, Literal) else names.get(v, v)
+    rename = lambda v: v if isinstance(v, Literal) else names.get(v, v)
     return [
-        new.replace(invars=[*map(own, new.invars)], outvars=[*map(own, new.outvars)], source_info=eqn.source_info)
+        new.replace(invars=[*map(rename, new.invars)], outvars=[*map(rename, new.outvars)], source_info=eqn.source_info)
         for new in body.eqns
     ]
 
 
 def _replacement(eqn: Any) -> Callable[..., Any] | None:
-    """What computes the same as one equation's primitive; None where that is left as it is."""
+    """Return a function that computes the same as an equation; None if the equation stays."""
     if any(0 in v.aval.shape for v in (*eqn.invars, *eqn.outvars)):
         return None
     if eqn.primitive is lax.conv_general_dilated_p:
@@ -116,7 +115,7 @@ def _replacement(eqn: Any) -> Callable[..., Any] | None:
     return _pooling(eqn) if eqn.primitive in _POOLING else None
 
 
-# Convolutions: an image [n, *size, c] with a kernel [*kernel, c, o] gives [n, *out, o].
+# Convolutions: an image [n, *size, c] and a kernel [*kernel, c, o] give [n, *out, o].
 
 
 class _Axis(NamedTuple):
@@ -128,15 +127,15 @@ class _Axis(NamedTuple):
     stride: int
     low: int  # padding before the image, which may be negative
     spread: int  # lhs_dilation: the distance of the image's entries
-    dilation: int  # rhs_dilation: that of the kernel's
+    dilation: int  # rhs_dilation: the distance of the kernel's entries
 
     @property
     def swapped(self) -> "_Axis":
-        """Kernel and output in each other's place."""
+        """The axis with kernel and output swapped."""
         return self._replace(kernel=self.out, out=self.kernel, stride=self.dilation, dilation=self.stride)
 
     def edge(self, first: int, length: int) -> tuple[int, int, int]:
-        """The padding after which the axis begins with `first`, in the kernel's coordinates, and is so long."""
+        """Return the padding that makes the axis begin at `first`, in the kernel's coordinates, with this length."""
         before = self.low - first
         return before, length - before - ((self.size - 1) * self.spread + 1), self.spread - 1
 
@@ -146,27 +145,27 @@ Dot = Callable[[Array, Array], Array]
 
 
 def _convolution(eqn: Any) -> Callable[[Array, Array], Array] | None:
-    params, (image, kernel), found = eqn.params, (v.aval for v in eqn.invars), eqn.outvars[0].aval
-    of_image, of_kernel, of_found = params["dimension_numbers"]
+    params, (image, kernel), out = eqn.params, (v.aval for v in eqn.invars), eqn.outvars[0].aval
+    of_image, of_kernel, of_out = params["dimension_numbers"]
     axes = [
-        _Axis(image.shape[i], kernel.shape[k], found.shape[o], stride, low, spread, dilation)
+        _Axis(image.shape[i], kernel.shape[k], out.shape[o], stride, low, spread, dilation)
         for i, k, o, stride, (low, _), spread, dilation in zip(
-            of_image[2:], of_kernel[2:], of_found[2:], params["window_strides"], params["padding"],
+            of_image[2:], of_kernel[2:], of_out[2:], params["window_strides"], params["padding"],
             params["lhs_dilation"], params["rhs_dilation"], strict=True,
         )
     ]  # fmt: skip
     if min(_count(axes, "kernel"), _count(axes, "out")) > _MOST_SLICES:
         return None
-    wide = jnp.promote_types(found.dtype, jnp.float32) if jnp.issubdtype(found.dtype, jnp.inexact) else found.dtype
+    wide = jnp.promote_types(out.dtype, jnp.float32) if jnp.issubdtype(out.dtype, jnp.inexact) else out.dtype
     dot = partial(_dot, precision=params["precision"], dtype=wide)
-    order = (of_found[0], *of_found[2:], of_found[1])
+    order = (of_out[0], *of_out[2:], of_out[1])
     back = [order.index(axis) for axis in range(len(order))]
 
     def convolve(image: Array, kernel: Array) -> Array:
         image = jnp.transpose(image, (of_image[0], *of_image[2:], of_image[1]))
         kernel = jnp.transpose(kernel, (*of_kernel[2:], of_kernel[1], of_kernel[0]))
         value = _grouped(image, kernel, axes, dot, params["feature_group_count"], params["batch_group_count"])
-        return jnp.transpose(value, back).astype(found.dtype)
+        return jnp.transpose(value, back).astype(out.dtype)
 
     return convolve
 
@@ -180,7 +179,7 @@ def _dot(a: Array, b: Array, precision: Any, dtype: Any) -> Array:
 
 
 def _grouped(image: Array, kernel: Array, axes: Axes, dot: Dot, features: int, batches: int) -> Array:
-    """The convolution in groups of the features, or of the batch."""
+    """Convolve in groups of the features or of the batch."""
     groups = max(features, batches)
     if groups == 1:
         return _convolved(image, kernel, axes, dot)
@@ -192,11 +191,11 @@ def _grouped(image: Array, kernel: Array, axes: Axes, dot: Dot, features: int, b
 
 
 def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
-    """The convolution, in the form that has the least to lay out."""
+    """Convolve in the form that copies least."""
     many, places, (c, o), n = _count(axes, "kernel"), _count(axes, "out"), kernel.shape[-2:], len(image)
-    if places < many:  # the gradient of a kernel: few places, each of which sees much
+    if places < many:  # the gradient of a kernel: few outputs, each of many inputs
         seen = jnp.moveaxis(kernel, -2, 0).reshape(-1, o).T
-        pieces = _patches(jnp.swapaxes(image, 0, -1), [axis.swapped for axis in axes])  # those of the forward pass
+        pieces = _patches(jnp.swapaxes(image, 0, -1), [axis.swapped for axis in axes])  # as in the forward pass
         each = jnp.stack([dot(seen, piece.reshape(seen.shape[1], -1)) for piece in pieces])  # [pieces, o, out · n]
         value = jnp.moveaxis(each, 1, -1).reshape(*(axis.out for axis in axes), n, o)
         return jnp.moveaxis(value, -2, 0)
@@ -208,10 +207,10 @@ def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
 
 
 def _patches(image: Array, axes: Axes) -> list[Array]:
-    """What each place of the output sees, side by side: [n, *out, kernel · c], in pieces along the last axis.
+    """Return the inputs of every output, side by side: [n, *out, kernel · c], in pieces along the last axis.
 
-    On a CPU there is a piece for each entry of the kernel's first axis where that makes no small ones: its rows overlap
-    in the image, and copying them is then most of the work. A GPU would rather have one large product.
+    On a CPU there is a piece for each entry of the kernel's first axis, unless the pieces would be small: patches
+    overlap in the image, and copying them would be most of the work. On a GPU one large product is faster.
     """
     reach = [(axis.kernel - 1) * axis.dilation + (axis.out - 1) * axis.stride + 1 for axis in axes]
     image = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])
@@ -223,13 +222,13 @@ def _patches(image: Array, axes: Axes) -> list[Array]:
 
 
 def _side_by_side(image: Array, axes: Axes, along: Sequence[int]) -> Array:
-    """What the kernel sees along some of the axes, in the features."""
+    """Return the inputs along some of the axes, concatenated in the features."""
     entries = np.ndindex(*(axes[i].kernel for i in along))
     return jnp.concatenate([_entry(image, axes, dict(zip(along, entry, strict=True))) for entry in entries], axis=-1)
 
 
 def _entry(image: Array, axes: Axes, at: dict[int, int]) -> Array:
-    """What one entry of the kernel sees, which is at these places of some axes; the other axes are left as they are."""
+    """Return the inputs of one entry of the kernel, at these positions of some axes; other axes stay as they are."""
     first, last, stride = [0] * image.ndim, list(image.shape), [1] * image.ndim
     for i, k in at.items():
         first[i + 1] = k * axes[i].dilation
@@ -239,7 +238,7 @@ def _entry(image: Array, axes: Axes, at: dict[int, int]) -> Array:
 
 
 def _product_first(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
-    """Each place of the image times the whole kernel; then all that reaches a place of the output is added up."""
+    """Multiply every pixel by the whole kernel, and add up the contributions to each output."""
     c, o = kernel.shape[-2:]
     products = dot(image, jnp.moveaxis(kernel, -2, 0).reshape(c, -1))
     strides, parts = (1, *(axis.stride for axis in axes), 1), []
@@ -260,7 +259,7 @@ def _padded(image: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
 
 
 def _alone(total: Array) -> Array:
-    """On a GPU: computed by a kernel of its own, which reductions that follow would slow down."""
+    """On a GPU, compute it in a kernel of its own: fused with later reductions it would be slower."""
     return total if jax.default_backend() == "cpu" else lax.optimization_barrier(total)
 
 
@@ -268,14 +267,14 @@ def _alone(total: Array) -> Array:
 
 
 class _Windows(NamedTuple):
-    """Windows over an array: a number for each of its axes."""
+    """Windows over an array, with one entry for each of its axes."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
 
     def entries(self, array: Array, fill: Any) -> list[Array]:
-        """The first entry of each window, the second of each, and so on."""
+        """Return the first entry of each window, the second of each, and so on."""
         edges = [(low, high, 0) for low, high in self.padding]
         padded = lax.pad(array, jnp.asarray(fill, array.dtype), edges) if any(map(any, edges)) else array
         last = [(n - w) // s * s + 1 for n, w, s in zip(padded.shape, self.size, self.stride, strict=True)]
@@ -283,7 +282,7 @@ class _Windows(NamedTuple):
         return [lax.slice(padded, f, [a + b for a, b in zip(f, last, strict=True)], self.stride) for f in firsts]
 
     def put_back(self, entries: Sequence[Array], shape: Sequence[int]) -> Array:
-        """Its transpose: the array whose entries are the sums of what they are in the windows."""
+        """Apply the transpose of `entries`: sum what every entry of the array has in its windows."""
         total: Any = None
         for first, entry in zip(np.ndindex(*self.size), entries, strict=True):
             edges = []
@@ -295,11 +294,11 @@ class _Windows(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether each entry is in one window at most, and all windows lie within the array."""
+        """Whether windows neither overlap nor extend beyond the array."""
         return self.size == self.stride and not any(map(any, self.padding))
 
     def spread(self, value: Array, which: Array, shape: Sequence[int]) -> Array:
-        """`put_back` of windows apart, each of which has a value at one of its entries: the `which`-th."""
+        """Return `put_back` for windows apart, where each has one value, at its `which`-th entry."""
         wide = [length for pair in zip(value.shape, self.size, strict=True) for length in pair]
         within = lambda a: lax.broadcast_in_dim(a, wide, range(0, 2 * a.ndim, 2))
         numbers = lax.iota(jnp.int32, prod(self.size)).reshape(self.size)
@@ -328,19 +327,19 @@ def _highest(dtype: Any) -> Any:
 
 
 def _gather_add(windows: _Windows, tangent: Array, array: Array, select_prim: Any) -> Array:
-    """The tangent at the first of a window's extreme entries; 0 where all are −∞, as in XLA."""
+    """Return the tangent at the first of a window's extreme entries; 0 where all are −∞, as in XLA."""
     fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
     best: Any = None
-    for value, own in zip(windows.entries(array, fill), windows.entries(tangent, 0), strict=True):
+    for value, change in zip(windows.entries(array, fill), windows.entries(tangent, 0), strict=True):
         if best is None:
-            best, found = lax.full_like(value, fill), lax.full_like(own, 0)
+            best, out = lax.full_like(value, fill), lax.full_like(change, 0)
         stays = select_prim.bind(best, value)
-        best, found = lax.select(stays, best, value), lax.select(stays, found, own)
-    return found
+        best, out = lax.select(stays, best, value), lax.select(stays, out, change)
+    return out
 
 
 def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: Any) -> Array:
-    """Its transpose: the first of a window's extreme entries gets the window's value."""
+    """Apply the transpose of `_gather_add`: the first of a window's extreme entries gets the window's value."""
     fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
     best, *rest = windows.entries(array, fill)
     which = jnp.zeros(best.shape, jnp.int32)

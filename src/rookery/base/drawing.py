@@ -1,4 +1,4 @@
-"""The look of every figure: the methods' colours, and axes, lines, bands and legends alike."""
+"""The look of figures: the methods' colours, axes, lines, bands and legends."""
 
 import math
 import re
@@ -12,16 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; yellow is left out, it is too pale for a line.
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is too pale for a line.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#000000", "#767676"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 FILLS = (*COLOURS, "#F0E442", GREY, "#8C564B")  # for areas
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_DRAWN = 1e100  # larger values are left out: near the largest float a logarithmic axis has no room for its ticks
+_DRAWN = 1e100  # larger values are left out: a logarithmic axis cannot place ticks near the largest float
 
-# The methods that often share a picture, each with its own look. A name that is not here gets one from its letters.
+# Methods that often share a figure, each with its own look. Other names get a look by hashing.
 _STYLES: dict[str, tuple[str, str, str]] = {
     "fednest": (BLUE, "-", "o"),
     "lfednest": (VERMILION, "-", "s"),
@@ -61,7 +61,7 @@ _STYLES: dict[str, tuple[str, str, str]] = {
 
 
 def style(name: str) -> dict[str, Any]:
-    """The colour, line and marker of a method: the same in every picture, whatever else is in it.
+    """Return the colour, line and marker of a method, the same in every figure.
 
     >>> style("LFedNest-SVRG") == style("LFedNestSVRG")
     True
@@ -78,23 +78,23 @@ def style(name: str) -> dict[str, Any]:
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The looks of names that share a picture: each one's own, but for names that would look alike."""
+    """Return the looks of names that share a figure: each name's own, unless two would look alike."""
     looks: dict[str, dict[str, Any]] = {}
     spare = [(colour, line, marker) for marker in _MARKERS for line in _LINES for colour in COLOURS]
     for name in names:
         look = style(name)
         taken = {tuple(other.values()) for other in looks.values()}
-        lines = {own[:2] for own in taken}
-        if tuple(look.values())[:2] in lines:  # another line; if there is none left, another marker on it
-            free = next((own for own in spare if own[:2] not in lines), None)
-            free = free or next(own for own in spare if own not in taken)
+        lines = {other[:2] for other in taken}
+        if tuple(look.values())[:2] in lines:  # take another line or, if none is left, another marker
+            free = next((other for other in spare if other[:2] not in lines), None)
+            free = free or next(other for other in spare if other not in taken)
             look = dict(zip(look, free, strict=True))
         looks[name] = look
     return looks
 
 
 def figure(rows: int = 1, cols: int = 1, width: float | None = None, height: float | None = None) -> tuple[Figure, Any]:
-    """A figure with a grid of plain axes, always as a two-dimensional array; width and height in inches, in all."""
+    """Return a figure and a two-dimensional array of plain axes; width and height are the figure's, in inches."""
     fig = Figure(figsize=(width or 4.6 * cols, height or 3.5 * rows), layout="constrained")
     axes = fig.subplots(rows, cols, squeeze=False)
     for ax in axes.flat:
@@ -107,7 +107,7 @@ def figure(rows: int = 1, cols: int = 1, width: float | None = None, height: flo
 
 
 def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
-    """The words of one panel: a title on the left, and what the axes are."""
+    """Set the title of a panel, on the left, and the labels of its axes."""
     if title:
         ax.set_title(title, loc="left", fontsize=11, fontweight="bold")
     if x:
@@ -119,10 +119,10 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
 
 
 def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = "seed", **look: Any) -> None:
-    """The mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
+    """Draw the mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
 
-    Rows are matched by `round` where the frame has it (bytes or seconds of the same round may differ between seeds),
-    else by x; a round that some seed has no value of is left out. `look` changes the style that belongs to the label.
+    Rows are matched by `round` if the frame has it (bytes or seconds of the same round may differ between seeds), else
+    by x. Rounds without a value for every seed are left out. `look` overrides the label's style.
     """
     seeds = frame[seed].nunique() if seed in frame else 1
     frame = frame.dropna(subset=[x, y])
@@ -134,7 +134,7 @@ def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = 
     place, middle = groups[x].mean().to_numpy(float), groups[y].mean().to_numpy(float)
     drawn = {**style(label), "linewidth": 1.8, "markersize": 4.5, **look}
     if len(place) > 12:
-        first = zlib.crc32(label.encode()) % 4  # the markers of different lines then seldom hide each other
+        first = zlib.crc32(label.encode()) % 4  # so that markers of different lines seldom coincide
         drawn.setdefault("markevery", (first, max(1, len(place) // 8)))
     ax.plot(place, middle, label=label, **drawn)
     if seed in frame and frame[seed].nunique() > 1:
@@ -143,19 +143,19 @@ def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = 
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """A legend without a frame, where it hides least."""
+    """Add a legend without a frame, where it hides least."""
     ax.legend(**{"frameon": False, "fontsize": 9, **options})
 
 
 def scale(ax: Axes, higher: bool, values: Sequence[float]) -> None:
-    """A logarithmic axis for a metric that falls by orders of magnitude, a plain one for the rest."""
+    """Make the y axis logarithmic if the metric falls by orders of magnitude."""
     finite = [v for v in values if math.isfinite(v)]
     if finite and not higher and min(finite) > 0 and max(finite) > 30 * min(finite):
         ax.set_yscale("log")
 
 
 def save(fig: Figure, path: str | Path) -> Path:
-    """Write the figure (the ending says how: .png, .pdf, .svg) and make its folder if need be."""
+    """Write the figure in the format of the suffix (.png, .pdf, .svg); create its folder if needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=160, facecolor="white")

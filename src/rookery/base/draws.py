@@ -1,7 +1,7 @@
-"""Random integers, coins, normal numbers and seeds that are the same with and without jax_enable_x64.
+"""Random integers, coins, normal numbers and keys that are the same with and without jax_enable_x64.
 
-`jax.random.randint` and `bernoulli` draw words as wide as the numbers they return, so that double precision changes
-every draw. These compute in 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
+`jax.random.randint` and `bernoulli` draw words as wide as the numbers they return, so double precision changes every
+draw. These functions compute with 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.base.arguments import check_seed
 
-WIDEST = 2**16  # spans are smaller: products of two numbers below a span fit into 32 bits
+WIDEST = 2**16  # spans are smaller, so that the product of two numbers below a span fits into 32 bits
 
 
 def seed_key(seed: int) -> Array:
-    """The key of a seed, another one for each; below 2**32 it is `jax.random.key(seed)`."""
+    """Return the key of a seed. Different seeds have different keys; below 2**32 it is `jax.random.key(seed)`."""
     check_seed(seed)
     high, low = divmod(int(seed), 2**32)
     return jax.random.wrap_key_data(jnp.array([high, low], jnp.uint32), impl="threefry2x32")
 
 
 def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Array, "*shape"]:
-    """Uniform integers, low ≤ i < high, for scalars with high − low < 2¹⁶; just low where high ≤ low."""
+    """Draw uniform integers, low ≤ i < high, for scalars with high − low < 2¹⁶; low if high ≤ low."""
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and high - low >= WIDEST:
-        raise ValueError(f"Random integers from {low} to {high - 1}: the range must be shorter than {WIDEST}.")
+        raise ValueError(f"The range of random integers must be shorter than {WIDEST}; got {low} to {high - 1}.")
     low, high = jnp.asarray(low, jnp.int32), jnp.asarray(high, jnp.int32)
     span = jnp.maximum(high - low, 1).astype(jnp.uint32)
     word = jnp.square(WIDEST % span) % span  # 2³² mod span
@@ -36,9 +36,9 @@ def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Arr
 
 
 def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "*shape"]:
-    """True with probability `chance`, a scalar.
+    """Draw True with probability `chance`, a scalar.
 
-    The chance counts as it is given: in float32 it may be off by 2⁻²⁵, and as seldom a coin differs from float64's.
+    In float32 the chance may be off by 2⁻²⁵, and a coin differs from that of float64 as rarely.
     """
     chance = jnp.asarray(chance)
     chance = chance.astype(jnp.promote_types(chance.dtype, jnp.float32))
@@ -51,10 +51,10 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
 
 
 def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
-    """Normal numbers of 24 random bits each, in the precision of `dtype`: the same in any, to rounding.
+    """Draw normal numbers of 24 random bits each; they are the same for every `dtype` up to rounding.
 
-    In float32 they are those of `jax.random.normal`; its rounding may differ from one compiled program to another, so
-    in float64 they are computed in float64.
+    In float32 they are those of `jax.random.normal`. Its rounding may differ between compiled programs, so float64
+    numbers are computed in float64.
     """
     low = np.nextafter(np.float32(-1), np.float32(0))
     uniform = jax.random.uniform(key, shape, jnp.float32, low, np.float32(1))
@@ -62,6 +62,6 @@ def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*sh
 
 
 def _words(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """The upper and lower halves of random 64-bit words."""
+    """Return the upper and lower halves of random 64-bit words."""
     words = jax.random.key_data(jax.random.split(key, shape))
     return words[..., 0], words[..., 1]

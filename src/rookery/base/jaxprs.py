@@ -1,4 +1,4 @@
-"""Jaxprs as data: closed-over values as inputs, pruning, cutting out, loop bodies, and a text that identifies one."""
+"""Jaxprs as data: constants as inputs, pruning, extraction, loop bodies and fingerprints."""
 
 import dataclasses
 import enum
@@ -17,30 +17,30 @@ from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """fn's jaxpr and the shapes of its result, traced anew: JAX would find the trace of a function it knows."""
+    """Return fn's jaxpr and the shapes of its result. Always traces: JAX would reuse the trace of a known function."""
     return jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
 
 
 def strong(a: Any) -> Array:
-    """As an array whose type is its own: a Python number's would give way to others."""
+    """Return an array without a weak type, which a Python number would have."""
     a = jnp.asarray(a)
     return a if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.asarray(a, a.dtype)
 
 
 def open_up(closed: ClosedJaxpr) -> Jaxpr:
-    """The jaxpr with its constants as further inputs, in front."""
+    """Return the jaxpr with its constants as additional inputs, in front."""
     jaxpr = closed.jaxpr
     return part(jaxpr, jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
 
 
 def prune(jaxpr: Jaxpr, needed: Sequence[bool] | None = None) -> tuple[Jaxpr, list[bool]]:
-    """Without what its (needed) outputs do not depend on; and which of its inputs are left."""
+    """Remove dead code. Returns the jaxpr and which of its inputs it still uses."""
     pruned, used = compat.without_unused(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
     return pruned, list(used)
 
 
 def part(jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Var], outputs: Sequence[Any]) -> Jaxpr:
-    """Some equations of a jaxpr, as a jaxpr of their own."""
+    """Return some equations of a jaxpr as a jaxpr of their own."""
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return jaxpr.replace(
         constvars=(), invars=list(inputs), outvars=list(outputs), eqns=list(eqns), effects=effects,
@@ -55,7 +55,7 @@ def run(jaxpr: Jaxpr, *args: Any) -> list[Any]:
 
 
 def free_vars(eqns: Iterable[Any]) -> list[Var]:
-    """What the equations read and do not make themselves, in the order of reading."""
+    """Return the variables that the equations read but do not compute, in the order of reading."""
     made: set[Var] = set()
     free: dict[Var, None] = {}
     for eqn in eqns:
@@ -65,7 +65,7 @@ def free_vars(eqns: Iterable[Any]) -> list[Var]:
 
 
 def dependencies(jaxpr: Jaxpr) -> dict[Var, list[Var]]:
-    """For each output, the inputs that it depends on, in their order."""
+    """Return, for each output, the inputs that it depends on, in order."""
     order = {v: i for i, v in enumerate(jaxpr.invars)}
     read: dict[Var, frozenset[Var]] = {v: frozenset([v]) for v in jaxpr.invars}
     for eqn in jaxpr.eqns:
@@ -75,7 +75,7 @@ def dependencies(jaxpr: Jaxpr) -> dict[Var, list[Var]]:
 
 
 def within(value: Any) -> list[Jaxpr]:
-    """The jaxprs in an equation's parameters."""
+    """Return the jaxprs in an equation's parameters."""
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):
@@ -85,7 +85,7 @@ def within(value: Any) -> list[Jaxpr]:
 
 
 def literal(v: Literal) -> Array:
-    """A literal's value in its own type: JAX may hold a Python number."""
+    """Return a literal's value in its type: JAX may hold a Python number."""
     return jnp.asarray(v.val, getattr(v.aval, "dtype", None))
 
 
@@ -93,13 +93,13 @@ DRAWN_AHEAD = 2**17  # bytes of one value that is drawn before a loop, for all o
 
 
 class LoopBody:
-    """fn(i, carry) -> (carry, aux), traced once; what is drawn for a turn can be drawn before the loop.
+    """A loop's body, fn(i, carry) -> (carry, aux), traced once; random draws can be made before the loop.
 
     Attributes:
-        carry: the one to begin with.
-        consts: what fn closes over.
+        carry: the initial carry.
+        consts: the values that fn closes over.
         aux: its shapes.
-        jaxpr: of (consts, i, carry, what was drawn).
+        jaxpr: a jaxpr of (consts, i, carry, draws).
     """
 
     def __init__(self, fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> None:
@@ -134,13 +134,13 @@ class LoopBody:
         self.jaxpr, self._count, self._const_count = open_up(traced), len(leaves), len(traced.consts)
 
     def __call__(self, i: Any, carry: Any, drawn: Sequence[Array] = ()) -> tuple[Any, Any]:
-        """The carry after turn i, and the aux; `drawn` is that turn's row of what `ahead` gives."""
+        """Return the carry after iteration i, and the aux; `drawn` is that iteration's row of the result of `ahead`."""
         out = run(self.jaxpr, *self.consts, jnp.asarray(i, jnp.int32), *jax.tree.leaves(carry), *drawn)
         aux = jax.tree.unflatten(jax.tree.structure(self.aux), out[self._count :])
         return jax.tree.unflatten(self._structure, out[: self._count]), aux
 
     def constants_of_aux(self) -> Any | None:
-        """The aux, where it is the same in every turn; else None."""
+        """Return the aux if it is the same in every iteration, else None."""
         jaxpr, used = prune(self.jaxpr, [False] * self._count + [True] * (len(self.jaxpr.outvars) - self._count))
         if any(used[self._const_count :]):
             return None
@@ -148,16 +148,18 @@ class LoopBody:
         return jax.tree.unflatten(jax.tree.structure(self.aux), run(jaxpr, *inputs))
 
     def before(self, most: int | None, limit: int = DRAWN_AHEAD) -> Callable[[Any], list[Array]]:
-        """What is drawn ahead (see there) for a loop of at most `most` turns, as a function of the turn; a value of all
-        turns has at most `limit` bytes. None: nothing is."""
+        """Draw ahead for a loop of at most `most` iterations, and return the draws as a function of the iteration.
+
+        A value of all iterations has at most `limit` bytes. With `most` None nothing is drawn ahead.
+        """
         rows = self.ahead(limit // most)(jnp.arange(most, dtype=jnp.int32)) if most else []
         return lambda i: [jax.lax.dynamic_index_in_dim(a, jnp.asarray(i, jnp.int32), keepdims=False) for a in rows]
 
     def ahead(self, limit: int = DRAWN_AHEAD) -> Callable[[Array], list[Array]]:
-        """A function that draws for several turns at once; from now on a turn is given its row of the result.
+        """Return a function that draws for several iterations together; each iteration then takes its row.
 
-        Drawn are keys and random integers that do not depend on the carry, each of at most `limit` bytes;
-        what a jitted function draws twice of the same values, once. See `_can_be_ahead` for what stays in the loop.
+        It draws keys and random integers that do not depend on the carry, each of at most `limit` bytes. Calls of one
+        jitted function with the same values are made once. See `_can_be_ahead` for what stays in the loop.
         """
         jaxpr, inputs = self.jaxpr, self._const_count + 1
         known = {*jaxpr.invars[:inputs]}
@@ -193,15 +195,15 @@ class LoopBody:
         return lambda turns: list(jax.vmap(row)(turns)) if drawn else []
 
 
-_SPARE = 64  # bytes for each byte of a result, to compute it: a shuffle needs 24
+_SPARE = 64  # bytes of working memory for each byte of a result: a shuffle needs 24
 
 
 def _can_be_ahead(eqn: Any, limit: int) -> bool:
-    """Whether it can be computed for many turns at once, with the numbers of each alone, and with little more memory.
+    """Return whether an equation can be computed for many iterations together, with the same numbers and little memory.
 
-    Generators but JAX's default draw other numbers when vectorised, and callbacks may not allow it; a condition would
-    be computed both ways; and what it makes, inside, too, has at most `limit` bytes. JAX's search for keys that are
-    used twice takes a row of a table for the same key in every turn.
+    Generators other than JAX's default draw different numbers when vectorised, callbacks may not allow it, and a
+    condition would be computed both ways. Results, inner ones included, must have at most `limit` bytes. JAX's check
+    for reused keys takes a row of a table for the same key in every iteration.
     """
     made, read = [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
     if eqn.effects or eqn.primitive in compat.IN_TURN or compat.is_foreign(eqn):
@@ -214,7 +216,7 @@ def _can_be_ahead(eqn: Any, limit: int) -> bool:
 
 
 def _draws(eqn: Any) -> bool:
-    """Whether it, or what it calls, derives keys or draws."""
+    """Return whether an equation, or a function that it calls, derives keys or draws."""
     return (
         compat.derives_keys(eqn)
         or eqn.params.get("name") == "minibatch"
@@ -223,7 +225,7 @@ def _draws(eqn: Any) -> bool:
 
 
 def largest_draw(jaxpr: Jaxpr) -> int:
-    """The most random words that one equation of it, or of what it calls, draws."""
+    """Return the largest number of random words that one equation draws, in called functions, too."""
     avals: list[Any] = [eqn.outvars[0].aval for eqn in jaxpr.eqns if compat.draws_words(eqn)]
     return max(
         [0, *(aval.size for aval in avals), *(largest_draw(each) for eqn in jaxpr.eqns for each in within(eqn.params))]
@@ -243,11 +245,11 @@ def _nbytes(aval: Any) -> int:
 
 
 def identified(jaxpr: Jaxpr, also: Any = ()) -> "tuple[str, tuple[Same, ...]]":
-    """A program's fingerprint, and the Python objects that it calls or refers to.
+    """Return a program's fingerprint, and the Python objects that it calls or refers to.
 
-    Two programs share a fingerprint only if they are the same: equations, types and JAX's settings. Constants must be
-    inputs. It is the same in every process: callbacks are told apart by their code and by what they hold. (An object
-    that does not show what it holds makes it this process's own.)
+    Two programs share a fingerprint only if their equations, types and JAX settings are the same. Constants must be
+    inputs. The fingerprint is the same in every process: callbacks are identified by their code and content. (With an
+    object that does not reveal its content, it is valid in this process only.)
 
     A compiled program calls the very objects that it was traced with, so within a process these are compared, too.
     """
@@ -258,12 +260,12 @@ def identified(jaxpr: Jaxpr, also: Any = ()) -> "tuple[str, tuple[Same, ...]]":
 
 
 def fingerprint(jaxpr: Jaxpr, also: Any = ()) -> str:
-    """See `identified`."""
+    """Return a program's fingerprint: see `identified`."""
     return identified(jaxpr, also)[0]
 
 
 class Same:
-    """An object that equals itself alone, or an equal one of JAX's own."""
+    """An object that equals only itself or, if its class belongs to JAX or NumPy, an equal one."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -279,7 +281,7 @@ class Same:
 
 
 def _settings() -> tuple[Any, ...]:
-    """JAX's settings on which a program depends."""
+    """Return the JAX settings that a program depends on."""
     config: Any = jax.config
     return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable
 
@@ -293,7 +295,7 @@ def _qualified(kind: Any) -> str:
 
 
 class _Walker:
-    """Writes a jaxpr as a text, and collects the objects in it that a text can't stand for."""
+    """Writes a jaxpr as text, and collects the objects that text cannot represent."""
 
     def __init__(self) -> None:
         self._seen: dict[int, str] = {}
@@ -312,7 +314,7 @@ class _Walker:
         typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
         lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
         for eqn in jaxpr.eqns:
-            derived = compat.has_custom_derivative(eqn)  # derivatives are taken: rules are not used
+            derived = compat.has_custom_derivative(eqn)  # derivatives have been taken: rules are not used
             params = " ".join(
                 f"{key}={self._param(value)}"
                 for key, value in sorted(eqn.params.items())
@@ -344,7 +346,7 @@ class _Walker:
         if isinstance(value, type | types.ModuleType | np.dtype):
             return f"{kind.__name__}:{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
         if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
-            return ONE_BY_ONE  # it does what the function beside it says
+            return ONE_BY_ONE  # the function next to it determines what it does
         self.objects.append(Same(value))
         if content.of_jax(value) and not dataclasses.is_dataclass(value):
             text = repr(value)
@@ -363,6 +365,6 @@ def _array(value: Any) -> str:
 
 
 def digest(*values: Any) -> str:
-    """A digest of texts and arrays."""
+    """Return a digest of texts and arrays."""
     each = (value if isinstance(value, str) else _array(value) for value in values)
     return hashlib.sha256("\n".join(each).encode()).hexdigest()

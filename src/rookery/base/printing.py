@@ -1,4 +1,4 @@
-"""Numbers, tables and progress bars as a person reads them, and values as JSON holds them."""
+"""Human-readable numbers, tables and progress bars, and values as JSON."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from rookery.base.printable import without_address
 
 
 def number(value: Any) -> str:
-    """A number as a person reads it.
+    """Format a number for people.
 
     >>> [number(v) for v in (0.93333, 12345, 1e-9, float("nan"), "x")]
     ['0.9333', '12345', '1e-09', 'nan', 'x']
@@ -34,7 +34,7 @@ def number(value: Any) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them.
+    """Format a number of bytes for people.
 
     >>> [size(n) for n in (12, 3400, 5.6e6, 7.8e9)]
     ['12 B', '3.4 kB', '5.6 MB', '7.8 GB']
@@ -47,23 +47,23 @@ def size(count: float) -> str:
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    r"""Return the mean and, of several values, its standard error.
+    r"""Format the mean and, for several values, its standard error.
 
     >>> mean_and_error([0.90, 0.92, 0.94]), mean_and_error([0.5])
     ('0.92\xa0±\xa00.012', '0.5')
     """
-    own = np.asarray(values, float)
-    if len(own) < 2:
-        return number(own.mean())
-    return f"{own.mean():.3g}\u00a0±\u00a0{own.std(ddof=1) / math.sqrt(len(own)):.2g}"  # kept in one line
+    array = np.asarray(values, float)
+    if len(array) < 2:
+        return number(array.mean())
+    return f"{array.mean():.3g}\u00a0±\u00a0{array.std(ddof=1) / math.sqrt(len(array)):.2g}"  # no line break
 
 
 def table(frame: pd.DataFrame, title: str = "") -> Table:
-    """A frame as a table for the terminal: its first column to the left, numbers and sizes to the right."""
+    """Return a frame as a table for the terminal: first column left-aligned, numbers and sizes right-aligned."""
     grid = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
-    for place, name in enumerate(frame.columns):
+    for position, name in enumerate(frame.columns):
         numeric = frame[name].map(lambda v: re.match(r"[-+.\d]|nan$|never$|$", number(v)) is not None).all()
-        grid.add_column(Text(str(name)), justify="right" if numeric and place else "left", overflow="fold")
+        grid.add_column(Text(str(name)), justify="right" if numeric and position else "left", overflow="fold")
     for row in frame.itertuples(index=False):
         grid.add_row(*(Text(number(value)) for value in row))
     return grid
@@ -73,7 +73,7 @@ def table(frame: pd.DataFrame, title: str = "") -> Table:
 def bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[str, int], Callable[[Any], None]]]:
     """Show two bars: over the runs, and over the rounds of the current run.
 
-    Yields `start(name, rounds)`, which returns a callback for `solve`; call it with None for a run that is skipped.
+    Yields `start(name, rounds)`, which returns a callback for `solve`; call the callback with None for a skipped run.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -102,7 +102,7 @@ def bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[st
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: numbers that are not finite become null, arrays lists, other things their text."""
+    """Return a value as JSON can hold it: non-finite numbers become null, arrays lists, other objects their text."""
     if isinstance(value, dict):
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple) or (isinstance(value, np.ndarray | jax.Array) and value.ndim > 0):
@@ -121,5 +121,5 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """The value as JSON text."""
+    """Return the value as JSON text."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees: the few operations that the algorithms are written in."""
+"""Arithmetic on pytrees: the operations that algorithms are written in."""
 
 import functools
 from typing import Any, TypeAlias
@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, PyTree
 
 Tree: TypeAlias = Any  # a pytree of floating-point arrays
 Scalar = float | Float[Array, ""]
+
+# Not `optax.tree`, whose operations differ: `add` starts from 0, `sub` leaves NumPy leaves to NumPy (in float64), and
+# `vdot` and `norm` round differently. Results would change in the last bits.
 
 
 def add(a: Tree, b: Tree) -> Tree:
@@ -27,7 +30,7 @@ def scale(c: Scalar, a: Tree) -> Tree:
 
 
 def step(z: Tree, size: Scalar, direction: Tree) -> Tree:
-    """z − size·direction: the one form that every update of every algorithm has."""
+    """z − size·direction: the form of every update of every algorithm."""
     return jax.tree.map(lambda leaf, d: leaf - size * d, z, direction)
 
 
@@ -43,15 +46,15 @@ def norm(a: Tree) -> Float[Array, ""]:
 
 
 def zeros_like(a: Tree) -> Tree:
-    """Zeros in the shape of a."""
+    """Zeros of the shape of a."""
     return jax.tree.map(jnp.zeros_like, a)
 
 
 def nbytes(a: PyTree[Any]) -> int:
-    """The bytes that the arrays of a take, as they would be sent."""
+    """Return the bytes that the arrays take when they are sent."""
     return sum(int(leaf.size) * jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(a))
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """A leaf's place in its pytree, for messages."""
+    """Return a leaf's path in its pytree, for messages."""
     return jax.tree_util.keystr(path) or "(the array itself)"

@@ -1,4 +1,4 @@
-"""Data sets and the ways to divide them among clients."""
+"""Clients, data sets, and ways to divide data sets among clients."""
 
 from rookery.data.datasets import DATASETS, Dataset, load
 from rookery.data.files import DataError

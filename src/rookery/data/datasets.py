@@ -1,4 +1,4 @@
-"""The data sets: what each is made of, and `load`, which gives its arrays."""
+"""The data sets: their files, and `load`, which returns their arrays."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from rookery.data.files import Arrays, DataError, File, Form, arrays
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set as it was published: no scaling, original order.
+    """A data set as published: not scaled, in the original order.
 
     Attributes:
         name: as in `load`.
-        train, test: the inputs, one row for each sample (images are uint8, without or with a last axis for colour).
+        train, test: the inputs, one row per sample (images are uint8, without or with a last axis for colour).
         train_labels, test_labels: int32, counted from 0.
         names: of the classes.
         columns: of the inputs, for tables.
-        extra: what else there is, by name.
+        extra: other arrays, by name.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Dataset:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """A data set by name: one of `DATASETS`.
+    """Load a data set by name: one of `DATASETS`.
 
-    Its files are looked for in `data_dir` (by default the folder that ROOKERY_DATA names), then in the user's cache,
-    and are downloaded there if there is a network. They are checked against the published hashes; one that differs is
-    named and not used. What was read once is kept in the cache, so the second time is fast.
+    Looks for its files in `data_dir` (by default the folder named by ROOKERY_DATA), then in the user's cache, and
+    downloads them if needed. Files are checked against the published hashes; one that differs is refused. The arrays
+    are kept in the cache, so that the second time is fast.
 
     >>> load("digits")
     Dataset(digits: 1437 to train, 360 to test, samples of shape (8, 8), 10 classes)
@@ -70,7 +70,7 @@ def _dataset(name: str, of: Arrays) -> Dataset:
 
 
 def _digits() -> Arrays:
-    """The last 360 images, by other writers, are the test set."""
+    """Return the digits of scikit-learn; the last 360 images, by other writers, are the test set."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -96,12 +96,20 @@ DATASETS: dict[str, str] = {
 }
 
 
-def _mnist(folder: str, urls: tuple[str, ...], digests: dict[str, str], names: tuple[str, ...]) -> tuple[Form, ...]:
-    files = tuple(
-        File((f"{folder}/{name}",), (f"sha256:{digest}",), tuple(url + name for url in urls))
+_CLOTHES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python/"
+
+
+def _files(folder: str, digests: dict[str, str], *urls: str) -> tuple[File, ...]:
+    """Return the files of one folder, by name with their SHA-256 or MD5; each can be downloaded from every url."""
+    kind = lambda digest: "md5" if len(digest) == 32 else "sha256"
+    return tuple(
+        File((f"{folder}/{name}",), (f"{kind(digest)}:{digest}",), tuple(url + name for url in urls))
         for name, digest in digests.items()
     )
-    return (Form(files, formats.mnist(names)),)
 
 
 def _cifar(
@@ -111,49 +119,47 @@ def _cifar(
         File((f"{name}/{folder}/{file}", f"{folder}/{file}"), (f"md5:{digest}",)) for file, digest in md5.items()
     )
     script = File(("unpack_cifar.py", f"{name}/unpack_cifar.py"), (f"sha256:{formats.UNPACK_SHA256}",))
-    tar = f"{name}-python.tar.gz"
+    tar, npz = f"{name}-python.tar.gz", f"{name}.packed.npz"
     url = f"https://www.cs.toronto.edu/~kriz/{tar}"
     return (
         Form(originals, formats.from_folder(parse)),
         Form((File((f"{name}/{tar}", tar), (f"sha256:{archive}",), (url,)),), formats.from_archive(parse, tar, folder)),
-        Form(
-            (File((f"{name}/{name}.packed.npz",), (f"sha256:{packed}",)), script),
-            formats.from_packed(parse, f"{name}.packed.npz", folder, md5),
-        ),
+        Form((*_files(name, {npz: packed}), script), formats.from_packed(parse, npz, folder, md5)),
     )
 
 
-_CLOTHES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
-_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python"
-
 SOURCES: dict[str, tuple[Form, ...]] = {
-    "mnist": _mnist(
-        "mnist",
-        ("https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        {
-            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-        tuple("0123456789"),
-    ),
-    "fashion-mnist": _mnist(
-        "fashion-mnist",
-        (
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "mnist": (
+        Form(
+            _files(
+                "mnist",
+                {
+                    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                    "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                    "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+                },
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            ),
+            formats.mnist(tuple("0123456789")),
         ),
-        {
-            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
-        _CLOTHES,
+    ),
+    "fashion-mnist": (
+        Form(
+            _files(
+                "fashion-mnist",
+                {
+                    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+                },
+                "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            ),
+            formats.mnist(_CLOTHES),
+        ),
     ),
     "cifar-10": _cifar(
         "cifar-10",
@@ -185,12 +191,13 @@ SOURCES: dict[str, tuple[Form, ...]] = {
     ),
     "adult": (
         Form(
-            tuple(
-                File((f"adult/{name}",), (f"sha256:{digest}",), (f"{_UCI}/adult/{name}",))
-                for name, digest in (
-                    ("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
-                    ("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
-                )
+            _files(
+                "adult",
+                {
+                    "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
+                    "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
+                },
+                f"{_UCI}/adult/",
             ),
             formats.adult,
         ),
@@ -202,7 +209,7 @@ SOURCES: dict[str, tuple[Form, ...]] = {
                     ("covtype/covtype.data.gz",),
                     (
                         "sha256:614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
-                        "sha256:b22ca13b51814b12ef7fec2fc96a623903e35dab1469a4d1213fe9911d92912c",  # compressed anew
+                        "sha256:b22ca13b51814b12ef7fec2fc96a623903e35dab1469a4d1213fe9911d92912c",  # compressed again
                     ),
                     ("https://ndownloader.figshare.com/files/5976039", f"{_UCI}/covtype/covtype.data.gz"),
                 ),
@@ -212,22 +219,18 @@ SOURCES: dict[str, tuple[Form, ...]] = {
     ),
     "omniglot": (
         Form(
-            (
-                File(
-                    ("omniglot/omniglot.npz",),
-                    ("sha256:847cc69347058298a5ccc355a5c5f5a4ad0c07cbcde180616f19d005704196ad",),
-                ),
-            ),
+            _files("omniglot", {"omniglot.npz": "847cc69347058298a5ccc355a5c5f5a4ad0c07cbcde180616f19d005704196ad"}),
             formats.omniglot,
             keep=False,
         ),
         Form(
-            tuple(
-                File((f"omniglot/{name}.zip",), (f"md5:{digest}",), (f"{_OMNIGLOT}/{name}.zip",))
-                for name, digest in (
-                    ("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
-                    ("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
-                )
+            _files(
+                "omniglot",
+                {
+                    "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
+                    "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+                },
+                _OMNIGLOT,
             ),
             formats.omniglot_zips,
         ),

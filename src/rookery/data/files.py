@@ -1,4 +1,4 @@
-"""The files of data sets: where they are looked for, how they are checked and fetched, and what is kept of them."""
+"""The files of data sets: find, verify, download and cache them."""
 
 import hashlib
 import json
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-_PATIENCE = 4.0  # seconds to wait for the first answer of a server
-_READING = "1"  # to be raised when a parser changes: what was kept before is then not used
+_PATIENCE = 4.0  # seconds to wait for a server's first answer
+_READING = "1"  # raise it when a parser changes, to invalidate the cache
 
 
 class DataError(ValueError):
-    """A data set's file is missing, or is not what was published; the message says which, where and the fix."""
+    """A data set's file is missing or is not the published one; the message says which, where and the fix."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class File:
     """A published file.
 
     Attributes:
-        paths: where it may lie below a data folder; the first is where it is put.
-        digests: "sha256:…" or "md5:…", any of which it may have; the first is that of the file at the urls.
-        urls: where it is to be had, mirrors included; none: it is not downloaded.
+        paths: where it may be below a data folder; downloads go to the first.
+        digests: "sha256:…" or "md5:…", any of which is accepted; the first is that of the file at the urls.
+        urls: where to download it, mirrors included; empty: it is not downloaded.
     """
 
     paths: tuple[str, ...]
@@ -40,26 +40,26 @@ class File:
 
     @property
     def name(self) -> str:
-        """Its name without folders."""
+        """The file name without folders."""
         return self.paths[0].rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a data set is published: its files, and how arrays are made of them (file name -> path)."""
+    """One form in which a data set is published: its files, and how to parse them (file name -> path)."""
 
     files: tuple[File, ...]
     parse: Callable[[dict[str, Path]], Arrays]
-    keep: bool = True  # keep the arrays, because making them takes longer than reading them
+    keep: bool = True  # cache the arrays, because parsing takes longer than reading them
 
     @property
     def can_be_fetched(self) -> bool:
-        """Whether every file has an address."""
+        """Whether every file has a url."""
         return all(file.urls for file in self.files)
 
 
 def cache_dir() -> Path:
-    """The user's cache: XDG_CACHE_HOME, or what the system has for it."""
+    """Return the user's cache folder: XDG_CACHE_HOME, or the system's."""
     if os.environ.get("XDG_CACHE_HOME"):
         return Path(os.environ["XDG_CACHE_HOME"]) / "rookery"
     if sys.platform == "darwin":
@@ -70,20 +70,20 @@ def cache_dir() -> Path:
 
 
 def places(data_dir: str | Path | None) -> list[Path]:
-    """The folders that data are looked for in: the one given, or that of ROOKERY_DATA; then the cache."""
-    given = data_dir or os.environ.get("ROOKERY_DATA")
-    return [*([Path(given).expanduser()] if given else []), cache_dir()]
+    """Return the folders to search: `data_dir` or that of ROOKERY_DATA, then the cache."""
+    folder = data_dir or os.environ.get("ROOKERY_DATA")
+    return [*([Path(folder).expanduser()] if folder else []), cache_dir()]
 
 
 def arrays(name: str, forms: Sequence[Form], data_dir: str | Path | None = None) -> Arrays:
-    """The data set's arrays, from the first form that is there; fetched if none is."""
+    """Return the data set's arrays from the first form that is complete; download one if none is."""
     where = places(data_dir)
     form, paths = _find(forms, where) or _fetch(name, forms, where)
     digests = [verify(paths[file.name], file) for file in form.files]
     if not form.keep:
         return form.parse(paths)
     key = hashlib.sha256(" ".join([_READING, *sorted(digests)]).encode()).hexdigest()[:16]
-    return _kept(cache_dir() / "parsed" / f"{name}-{key}.npz", lambda: form.parse(paths))
+    return _cached(cache_dir() / "parsed" / f"{name}-{key}.npz", lambda: form.parse(paths))
 
 
 def _find(forms: Sequence[Form], where: Sequence[Path]) -> tuple[Form, dict[str, Path]] | None:
@@ -104,13 +104,10 @@ def _present(form: Form, where: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-# Checking.
-
-
 def verify(path: Path, file: File) -> str:
-    """The file's digest, if it is one of those published; DataError if not.
+    """Return the file's digest; raise DataError unless it is a published one.
 
-    A file that was found to be good is not read again until its size or its time of change differs.
+    A verified file is not read again until its size or modification time changes.
     """
     stat = path.stat()
     known = _read_json(cache_dir() / "verified.json")
@@ -123,7 +120,8 @@ def verify(path: Path, file: File) -> str:
     for digest in file.digests:
         kind, value = digest.split(":")
         if measured[kind] == value:
-            _write(cache_dir() / "verified.json", json.dumps(known | {str(path.resolve()): [*entry, digest]}))
+            verified = json.dumps(known | {str(path.resolve()): [*entry, digest]}).encode()
+            _write(cache_dir() / "verified.json", lambda stream: stream.write(verified))
             return digest
     kind, value = file.digests[0].split(":")
     raise DataError(
@@ -145,40 +143,28 @@ def _read_json(path: Path) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-# Keeping.
-
-
-def _kept(path: Path, make: Callable[[], Arrays]) -> Arrays:
-    """The arrays stored at path; made and stored if they are not there or damaged."""
+def _cached(path: Path, make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays stored at path; make and store them if they are missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         made = make()
-    beside = path.with_name(f"{path.name}.{os.getpid()}.writing")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as stream:
-            np.savez(stream, **made)  # type: ignore[arg-type]
-        beside.replace(path)
-    except OSError:  # no room, or a cache that may not be written to: the arrays are there all the same
-        with suppress(OSError):
-            beside.unlink()
+    _write(path, lambda stream: np.savez(stream, **made))  # type: ignore[arg-type]
     return made
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f"{path.name}.{os.getpid()}.writing")
+def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file of the cache atomically. Errors are ignored: the cache is a convenience."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text)
-        beside.replace(path)
-    except OSError:  # the cache is a convenience
+        with temporary.open("wb") as stream:
+            write(stream)
+        temporary.replace(path)
+    except OSError:
         with suppress(OSError):
-            beside.unlink()
-
-
-# Fetching.
+            temporary.unlink()
 
 
 def _fetch(name: str, forms: Sequence[Form], where: Sequence[Path]) -> tuple[Form, dict[str, Path]]:
@@ -207,7 +193,7 @@ def _fetch(name: str, forms: Sequence[Form], where: Sequence[Path]) -> tuple[For
 
 
 def _answering(urls: Sequence[str]) -> tuple[list[str], str]:
-    """Those of the addresses that answer soon, and why the others do not. Also a lookup that hangs ends in time."""
+    """Return the urls that answer soon, and why the others do not. A name lookup that hangs is given up, too."""
     import requests
 
     replies: dict[str, str] = {}
@@ -244,14 +230,17 @@ def _writable(folder: Path) -> bool:
 
 
 def _download(url: str, file: File, folder: Path) -> str:
-    """Fetch and check one file; the trouble, if there is any."""
+    """Download and check one file; return what went wrong, or an empty string."""
     import pooch
     import requests
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     path = folder / file.paths[0]
     pooch.get_logger().setLevel("ERROR")
-    with _Bar(file.name) as bar:
-        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(_PATIENCE, 60))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        downloader = pooch.HTTPDownloader(progressbar=_Bar(progress, file.name), timeout=(_PATIENCE, 60))
         try:
             pooch.retrieve(url, file.digests[0], fname=path.name, path=path.parent, downloader=downloader)
         except ValueError:
@@ -262,34 +251,19 @@ def _download(url: str, file: File, folder: Path) -> str:
 
 
 class _Bar:
-    """A progress bar as pooch wants one: `total`, `update`, `reset`, `close`."""
+    """A progress bar with the methods that pooch calls."""
 
-    def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task(name, total=None)
-        self.total = 0
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __init__(self, progress: Any, name: str) -> None:
+        self._progress, self._task, self.total = progress, progress.add_task(name, total=None), 0
 
     def update(self, amount: int) -> None:
-        """More bytes."""
         self._progress.update(self._task, total=self.total or None, advance=amount)
 
     def reset(self) -> None:
-        """From the start."""
         self._progress.reset(self._task, total=self.total or None)
 
     def close(self) -> None:
-        """The last byte is here."""
+        pass
 
 
 def _missing(name: str, forms: Sequence[Form], where: Sequence[Path], why: str) -> str:
@@ -310,7 +284,7 @@ def _missing(name: str, forms: Sequence[Form], where: Sequence[Path], why: str) 
 
 
 def _listed(files: Sequence[File]) -> str:
-    """The files' places below a data folder: a/{b, c}."""
+    """Return the files' paths below a data folder: a/{b, c}."""
     folders: dict[str, list[str]] = {}
     for file in files:
         folder, _, name = file.paths[0].rpartition("/")

@@ -1,4 +1,4 @@
-"""The file formats of the data sets: pure functions from published files to named arrays."""
+"""Parsers of the data sets' file formats: pure functions from published files to named arrays."""
 
 import gzip
 import hashlib
@@ -28,7 +28,7 @@ Read = Callable[[str], bytes]  # file name -> content
 
 
 def idx(path: Path) -> np.ndarray:
-    """A gzipped IDX file of bytes: two zeros, the type 8, the number of axes, their lengths (big-endian), the data."""
+    """Read a gzipped IDX file: two zero bytes, the type 8, the number of axes, their lengths (big-endian), the data."""
     try:
         content = gzip.decompress(path.read_bytes())
         zeros, kind, axes = struct.unpack(">HBB", content[:4])
@@ -42,7 +42,7 @@ def idx(path: Path) -> np.ndarray:
 
 
 def mnist(names: tuple[str, ...]) -> Callable[[Paths], Arrays]:
-    """The four files of MNIST, and of data sets that copy its format."""
+    """Return a parser of the four files of MNIST and of data sets in the same format."""
 
     def parse(paths: Paths) -> Arrays:
         out: Arrays = {"names": np.array(names)}
@@ -58,7 +58,7 @@ def mnist(names: tuple[str, ...]) -> Callable[[Paths], Arrays]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Reads numbers, text, lists, dictionaries and NumPy arrays, and refuses everything that could run code."""
+    """Reads numbers, text, lists, dictionaries and NumPy arrays, and refuses anything that could run code."""
 
     _allowed = frozenset({"multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"})
 
@@ -70,7 +70,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def arrays_only(content: bytes, name: str) -> Any:
-    """What a pickle of plain values and arrays holds; DataError for any other."""
+    """Read a pickle of plain values and arrays; raise DataError for any other."""
     try:
         return _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle fails in many ways
@@ -78,12 +78,12 @@ def arrays_only(content: bytes, name: str) -> Any:
 
 
 def _rgb(rows: Any) -> np.ndarray:
-    """(n, 3072), one colour plane after the other -> (n, 32, 32, 3)."""
+    """Convert (n, 3072), one colour plane after the other, to (n, 32, 32, 3)."""
     return np.ascontiguousarray(np.asarray(rows, np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def cifar10(read: Read) -> Arrays:
-    """The batches of CIFAR-10."""
+    """Parse the batches of CIFAR-10."""
     batches = [arrays_only(read(f"data_batch_{i}"), f"data_batch_{i}") for i in range(1, 6)]
     test = arrays_only(read("test_batch"), "test_batch")
     return {
@@ -96,7 +96,7 @@ def cifar10(read: Read) -> Arrays:
 
 
 def cifar100(read: Read) -> Arrays:
-    """The files of CIFAR-100: fine labels, and the coarse ones beside them."""
+    """Parse the files of CIFAR-100, with fine and coarse labels."""
     meta = arrays_only(read("meta"), "meta")
     out: Arrays = {
         "names": np.array(meta["fine_label_names"]),
@@ -111,12 +111,12 @@ def cifar100(read: Read) -> Arrays:
 
 
 def from_folder(parse: Callable[[Read], Arrays]) -> Callable[[Paths], Arrays]:
-    """Of the original files."""
+    """Return a parser of the original files."""
     return lambda paths: parse(lambda name: paths[name].read_bytes())
 
 
 def from_archive(parse: Callable[[Read], Arrays], archive: str, folder: str) -> Callable[[Paths], Arrays]:
-    """Of the original .tar.gz, read member by member and not extracted."""
+    """Return a parser of the original .tar.gz, which is read member by member and not extracted."""
 
     def of(paths: Paths) -> Arrays:
         with tarfile.open(paths[archive]) as tar:
@@ -134,7 +134,7 @@ def from_archive(parse: Callable[[Read], Arrays], archive: str, folder: str) -> 
 def from_packed(
     parse: Callable[[Read], Arrays], packed: str, folder: str, md5: dict[str, str]
 ) -> Callable[[Paths], Arrays]:
-    """Of a losslessly packed file and the script beside it that unpacks it, both checked before the script is run."""
+    """Return a parser of a losslessly packed file; both it and its script are verified before the script runs."""
 
     def of(paths: Paths) -> Arrays:
         from rich.console import Console
@@ -142,10 +142,10 @@ def from_packed(
         script = paths["unpack_cifar.py"].read_bytes()
         if hashlib.sha256(script).hexdigest() != UNPACK_SHA256:
             raise DataError(f"{paths['unpack_cifar.py']} has changed since it was checked; it is not run.")
-        with tempfile.TemporaryDirectory() as room:
-            own = Path(room) / "unpack_cifar.py"  # the copy that was checked, and no other
-            own.write_bytes(script)
-            command = [sys.executable, "-I", str(own), str(paths[packed].resolve()), room]
+        with tempfile.TemporaryDirectory() as folder_name:
+            verified = Path(folder_name) / "unpack_cifar.py"  # run exactly what was verified
+            verified.write_bytes(script)
+            command = [sys.executable, "-I", str(verified), str(paths[packed].resolve()), folder_name]
             with Console(stderr=True).status(f"Unpacking {packed}, once (one or two minutes)"):
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
@@ -153,7 +153,7 @@ def from_packed(
                 raise DataError(f"{paths[packed]} could not be unpacked: {last}.")
 
             def read(name: str) -> bytes:
-                content = (Path(room) / folder / name).read_bytes()
+                content = (Path(folder_name) / folder / name).read_bytes()
                 if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5[name]:
                     raise DataError(f"{paths[packed]} does not unpack to the original {name}.")
                 return content
@@ -176,7 +176,7 @@ _ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-los
 
 
 def adult(paths: Paths) -> Arrays:
-    """Numbers as they are, every category a 0/1 column named `sex=Male`; "?" (unknown) is a category of its own."""
+    """Parse Adult: numbers as they are, a 0/1 column named e.g. `sex=Male` for each category; "?" is one, too."""
     import pandas as pd
 
     parts = {}
@@ -220,7 +220,7 @@ _COVTYPE_SHA256 = "0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217
 
 
 def covtype(paths: Paths) -> Arrays:
-    """All rows as training data, in the original order: there is no test set."""
+    """Parse Covertype: all rows are training data, in the original order."""
     import pandas as pd
 
     path = paths["covtype.data.gz"]
@@ -247,7 +247,7 @@ def covtype(paths: Paths) -> Arrays:
 
 
 def omniglot(paths: Paths) -> Arrays:
-    """Of one .npz with packed bits."""
+    """Parse one .npz with packed bits."""
     with np.load(paths["omniglot.npz"], allow_pickle=False) as stored:
         sets = {}
         for part, name in (("train", "background"), ("test", "evaluation")):
@@ -259,7 +259,7 @@ def omniglot(paths: Paths) -> Arrays:
 
 
 def omniglot_zips(paths: Paths) -> Arrays:
-    """Of the two original archives of PNG files, named ALPHABET/CHARACTER/…_DRAWER.png."""
+    """Parse the two original archives of PNG files, named ALPHABET/CHARACTER/…_DRAWER.png."""
     from PIL import Image
 
     sets = {}

@@ -1,4 +1,4 @@
-"""Partitioners: pure functions of (labels, clients, seed) that give each client the indices of its samples."""
+"""Partitioners: pure functions of (labels, clients, seed) that return the indices of each client's samples."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from jaxtyping import Int
 
 from rookery.base.arguments import check_counts, check_positive, check_seed
 
-Parts = list[Int[np.ndarray, " own"]]
+Parts = list[Int[np.ndarray, " samples"]]
 
 
 def iid(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0) -> Parts:
-    """A random split into parts of equal size, up to one sample.
+    """Split at random into parts of equal size, up to one sample.
 
     >>> [len(part) for part in iid(range(10), clients=3)]
     [4, 3, 3]
@@ -23,7 +23,7 @@ def iid(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0) -> Part
 
 
 def shards(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, per_client: int = 2) -> Parts:
-    """The pathological non-i.i.d. split of McMahan et al. (2017): sort by label, cut into equal shards, deal them out.
+    """Split as in McMahan et al. (2017), the pathological non-i.i.d. case: sort by label, cut into shards, deal them.
 
     Most clients then hold `per_client` labels (two by default).
     """
@@ -32,16 +32,15 @@ def shards(labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, per_
     by_label = np.argsort(np.asarray(labels), kind="stable")
     pieces = np.array_split(by_label, clients * per_client)
     dealt = rng.permutation(len(pieces)).reshape(clients, per_client)
-    return [np.sort(np.concatenate([pieces[j] for j in own])) for own in dealt]
+    return [np.sort(np.concatenate([pieces[j] for j in hand])) for hand in dealt]
 
 
 def dirichlet(
     labels: Sequence[int] | np.ndarray, clients: int, seed: int = 0, alpha: float = 0.5, least: int = 2
 ) -> Parts:
-    """Label skew of Hsu et al. (2019): each class is divided among the clients in proportions drawn from Dir(alpha).
+    """Split with the label skew of Hsu et al. (2019): each class is divided in proportions drawn from Dir(alpha).
 
-    A small alpha makes the clients differ more. Clients left with fewer than `least` samples are given some of the
-    largest client's.
+    A small alpha makes the clients differ more. Clients with fewer than `least` samples receive some from the largest.
     """
     _check(labels, clients * least, clients=clients, least=least, seed=seed)
     check_positive(alpha=alpha)
@@ -49,9 +48,9 @@ def dirichlet(
     rng = np.random.default_rng(seed)
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
-        own = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(own)
-        for part, piece in zip(parts, np.split(own, cuts.astype(int)), strict=True):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1] * len(samples)
+        for part, piece in zip(parts, np.split(samples, cuts.astype(int)), strict=True):
             part.extend(piece.tolist())
     while min(map(len, parts)) < least:
         smallest, largest = min(parts, key=len), max(parts, key=len)
@@ -78,7 +77,7 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {"iid": iid, "shards": shards, "di
 
 
 def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: str | Path) -> Path:
-    """Write a picture of who holds what: clients across, classes down, the darker the more samples."""
+    """Draw each client's samples per class: clients across, classes down, darker for more samples."""
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
@@ -91,7 +90,7 @@ def partition_picture(labels: Sequence[int] | np.ndarray, parts: Parts, path: st
     fig, axes = drawing.figure(1, 1, width=width, height=height)
     ax = axes[0, 0]
     ax.grid(visible=False)
-    scale = PowerNorm(0.5, vmin=0, vmax=counts.max())  # so that small shares are seen beside large ones
+    scale = PowerNorm(0.5, vmin=0, vmax=counts.max())  # so that small shares are visible next to large ones
     image = ax.imshow(counts, cmap="Blues", norm=scale, aspect="auto", interpolation="nearest")
     sizes = counts.sum(axis=0)
     each = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"

@@ -1,4 +1,4 @@
-"""Problems, the objectives that make them, and the variables and models that they are stated in."""
+"""Problems, ready-made objectives, and models as variables."""
 
 from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes
 

@@ -1,4 +1,4 @@
-"""Models for images: records with `init(key)`, which gives plain arrays, and `apply(params, images)`, the scores."""
+"""Image models: records with `init(key)`, which returns plain arrays, and `apply(params, images)`, the scores."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 @dataclass(frozen=True)
 class MLP:
-    """Linear layers with ReLU between them, initialised as PyTorch's: U(−1/√fan-in, 1/√fan-in).
+    """Linear layers with ReLU between them, initialised as in PyTorch: U(−1/√fan-in, 1/√fan-in).
 
     Arguments:
         widths: of the input, the hidden layers and the output.
@@ -24,7 +24,7 @@ class MLP:
     widths: tuple[int, ...]
 
     def init(self, key: Array) -> tuple[Any, ...]:
-        """One {"w", "b"} for each layer."""
+        """Return one {"w", "b"} for each layer."""
         layers = []
         for fan_in, out in pairwise(self.widths):
             key, kw, kb = jax.random.split(key, 3)
@@ -33,7 +33,7 @@ class MLP:
         return tuple(layers)
 
     def apply(self, params: Any, images: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
-        """The scores."""
+        """Return the scores."""
         *hidden, last = params
         values = images.reshape(len(images), -1)
         for layer in hidden:
@@ -43,16 +43,16 @@ class MLP:
 
 @dataclass(frozen=True)
 class ResNet:
-    """The residual network for CIFAR of He et al. (2016), 6·blocks + 2 layers: ResNet-20 as it stands here.
+    """The residual network for CIFAR of He et al. (2016), with 6·blocks + 2 layers; ResNet-20 by default.
 
     Three stages of blocks of two 3×3 convolutions, with the channels doubled and the image halved from stage to stage;
     shortcuts without parameters (zeros for the new channels); He-normal initialisation.
 
-    Departure: group normalisation in the place of batch normalisation. A client's batch is small and its statistics are
-    its own; averaged running statistics would be the weak point. The parameters are as many: 269,722 with 10 classes.
+    Departure: group normalisation instead of batch normalisation, because a client's batches are small and averaged
+    running statistics would be the weak point. The number of parameters is the same: 269,722 with 10 classes.
 
     Arguments:
-        classes: how many scores.
+        classes: the number of scores.
         blocks: in each of the three stages.
         width: channels of the first stage.
         groups: of channels that are normalised together.
@@ -68,7 +68,7 @@ class ResNet:
     groups: int = 8
 
     def init(self, key: Array) -> Any:
-        """{"first": a convolution, "blocks": two for each block, "last": a linear layer}."""
+        """Return {"first": a convolution, "blocks": two for each block, "last": a linear layer}."""
         keys = iter(jax.random.split(key, 2 + 6 * self.blocks))
 
         def normal(shape: tuple[int, ...], fan_in: int) -> Array:
@@ -89,7 +89,7 @@ class ResNet:
         return {"first": first, "blocks": blocks, "last": last}
 
     def apply(self, params: Any, images: Float[Array, "n height width 3"]) -> Float[Array, "n classes"]:
-        """The scores."""
+        """Return the scores."""
         values = jax.nn.relu(self._convolve(params["first"], images))
         for i, (one, two) in enumerate(params["blocks"]):
             stride = 2 if i % self.blocks == 0 and i > 0 else 1
@@ -101,7 +101,7 @@ class ResNet:
         return jnp.mean(values, axis=(1, 2)) @ params["last"]["w"] + params["last"]["b"]
 
     def _convolve(self, layer: Any, values: Float[Array, "n h w c"], stride: int = 1) -> Float[Array, "n h w c"]:
-        """A 3×3 convolution, and its normalisation."""
+        """Apply a 3×3 convolution and its normalisation."""
         values = _convolved(values, layer["kernel"], 3, stride)
         return _normalised(values, self.groups) * layer["scale"] + layer["shift"]
 
@@ -111,18 +111,18 @@ class CNN:
     """The small network of the paper on adaptively weighted nodes, its Appendix G.
 
     Two convolutions, each with batch normalisation and ReLU, and a linear layer. The first has kernels of 4×4, stride
-    4, padding 1 and as many channels as the image; the second 2×2, stride 2, padding 1 and 2 channels, or 5 where the
-    image has colours. 28×28 → 7×7 → 4×4·2 = 32 features; 32×32·3 → 8×8·3 → 5×5·5 = 125. Initialised as PyTorch's
-    layers: U(−1/√fan-in, 1/√fan-in). The convolutions have no bias: the normalisation would take it out again.
+    4, padding 1 and as many channels as the image; the second 2×2, stride 2, padding 1 and 2 channels, or 5 for colour
+    images. 28×28 → 7×7 → 4×4·2 = 32 features; 32×32·3 → 8×8·3 → 5×5·5 = 125. Initialised as in PyTorch:
+    U(−1/√fan-in, 1/√fan-in). The convolutions have no bias: the normalisation would remove it.
 
     Values are normalised by the statistics of the batch, with a learnt scale and shift; there are no running averages.
-    The loss on a batch is then no mean over its samples: clients need equal sizes, of at least the batch's, which
-    `solve` makes sure of. To evaluate, hand over the whole set at once: it is normalised by its own statistics.
+    The loss on a batch is therefore not a mean over its samples: clients need equal sizes of at least the batch size,
+    which `solve` checks. To evaluate, pass the whole set in one call: it is normalised by its own statistics.
 
     Arguments:
         channels: 1, or 3 for colour.
         size: of the image, which is square.
-        classes: how many scores.
+        classes: the number of scores.
 
     >>> params = CNN().init(jax.random.key(0))
     >>> CNN().apply(params, jnp.zeros((5, 28, 28))).shape, sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -134,7 +134,7 @@ class CNN:
     classes: int = 10
 
     def init(self, key: Array) -> Any:
-        """{"convolutions": (two), "last": a linear layer}."""
+        """Return {"convolutions": (two), "last": a linear layer}."""
         k1, k2, k3, k4 = jax.random.split(key, 4)
         uniform = lambda k, shape, fan_in: jax.random.uniform(k, shape, minval=-(fan_in**-0.5), maxval=fan_in**-0.5)
 
@@ -148,7 +148,7 @@ class CNN:
         return {"convolutions": (convolution(k1, 4, self.channels), convolution(k2, 2, out)), "last": last}
 
     def apply(self, params: Any, images: Float[Array, "n h w *c"]) -> Float[Array, "n classes"]:
-        """The scores."""
+        """Return the scores."""
         values = images.reshape(len(images), self.size, self.size, self.channels)
         for layer, kernel in zip(params["convolutions"], (4, 2), strict=True):
             values = _convolved(values, layer["kernel"], kernel, kernel)
@@ -159,14 +159,14 @@ class CNN:
 
 
 def _patches(size: int, kernel: int) -> int:
-    """How many fit side by side, with a padding of 1 and the kernel's width as the stride."""
+    """Return how many patches fit side by side, with padding 1 and the kernel's width as the stride."""
     return (size + 2 - kernel) // kernel + 1
 
 
 def _convolved(
     values: Float[Array, "n h w c"], kernel: Float[Array, "d o"], width: int, stride: int
 ) -> Float[Array, "n a b o"]:
-    """A convolution with a padding of 1. The kernel is a matrix: width × width × c rows, a column for each output."""
+    """Convolve with padding 1. The kernel is a matrix: width × width × c rows, a column for each output."""
     dtype = jnp.result_type(values, kernel)
     values, kernel = values.astype(dtype), kernel.astype(dtype).reshape(width, width, values.shape[-1], -1)
     layout = ("NHWC", "HWIO", "NHWC")
@@ -174,7 +174,7 @@ def _convolved(
 
 
 def _normalised(values: Float[Array, "n h w c"], groups: int) -> Float[Array, "n h w c"]:
-    """Mean 0 and variance 1 over the places and channels of each group."""
+    """Normalise to mean 0 and variance 1 over the pixels and channels of each group."""
     n, height, width, channels = values.shape
     each = values.reshape(n, height, width, groups, channels // groups)
     mean = jnp.mean(each, axis=(1, 2, 4), keepdims=True)

@@ -1,10 +1,10 @@
-"""The problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data.
+"""Problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data.
 
-Every problem shows the algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower
-one. What makes a class special (no implicit part, an identity Hessian) is the algorithm's to use.
+Every problem offers algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower loss.
+Algorithms may use what is special about a class, e.g. an identity Hessian.
 
-A loss may be random (dropout): it then has a further parameter named `key`, and is given one with every batch. The same
-batch has the same key: two gradients on one batch, at two points, have the same randomness.
+A loss may be random (dropout): it then has another parameter, `key`, and receives a key with every batch. Two gradients
+on the same batch, at two points, use the same key.
 """
 
 import inspect
@@ -23,7 +23,7 @@ Scope = Literal["global", "client"]
 
 
 def unconstrained(x: tree.Tree) -> tree.Tree:
-    """x itself: the projection of a problem without a set."""
+    """Return x: the projection of an unconstrained problem."""
     return x
 
 
@@ -35,10 +35,10 @@ class Bilevel:
         upper: f(x, y, batch), a scalar: the mean over the batch.
         lower: g(x, y, batch), likewise; strongly convex in y for the theory to hold.
         lower_scope: "global", one y for all clients; or "client", y_i*(x) minimises the client's own g_i.
-        features: optional, features(x, batch): what both losses see of a batch. It may depend on x, not on y, and keeps
-            the batch's leading axis; each row is made of that row alone (no statistics of the batch). A method that
-            moves only y then computes it once and not at every step, and one that moves both computes it of both
-            levels' batches together. With it, the losses are called with features(x, batch) in the place of batch.
+        features: optional, features(x, batch): the losses are called with its value instead of the batch. It may depend
+            on x, not on y, and keeps the batch's leading axis; each row depends only on that row (no batch statistics).
+            A method that moves only y computes it once instead of at every step; one that moves both computes it for
+            both levels' batches together.
         project_upper: keeps x in its set after each server step.
 
     Example:
@@ -58,19 +58,19 @@ class Bilevel:
     project_upper: Projection = unconstrained
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The upper loss on a batch."""
+        """Return the upper loss on a batch."""
         return call(self.upper, x, y, batch if self.features is None else self.features(x, batch), key=key)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The lower loss on a batch."""
+        """Return the lower loss on a batch."""
         return call(self.lower, x, y, batch if self.features is None else self.features(x, batch), key=key)
 
     def f_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The upper loss on a batch that `features` has been applied to already."""
+        """Return the upper loss on a batch after `features`."""
         return call(self.upper, x, y, seen, key=key)
 
     def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The lower loss on a batch that `features` has been applied to already."""
+        """Return the lower loss on a batch after `features`."""
         return call(self.lower, x, y, seen, key=key)
 
     @property
@@ -93,11 +93,11 @@ class Minimax:
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The objective, which x lowers."""
+        """Return the objective, which x minimises."""
         return call(self.objective, x, y, batch, key=key)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """Minus the objective, which y lowers."""
+        """Return minus the objective, which y minimises."""
         return -call(self.objective, x, y, batch, key=key)
 
     @property
@@ -106,7 +106,7 @@ class Minimax:
         return _random(f=[self.objective], g=[self.objective])
 
     def as_bilevel(self) -> Bilevel:
-        """The same problem with g = −f, for methods that know bilevel problems only."""
+        """Return the problem with g = −f, for methods that only take bilevel problems."""
         f, g = _losses(self)
         return Bilevel(f, g, project_upper=self.project_upper)
 
@@ -117,11 +117,11 @@ class Compositional:
 
     Arguments:
         inner: g(x, batch), the inner function's value: an array or pytree, the mean over the batch. In a conditional
-            problem it depends on the outer sample, g(x, batch, sample): mean E_ξ f_i(E_η g_i(x; η, ξ); ξ), with batch
-            the inner samples η, from the lower data, and sample the one ξ, a row of the upper data.
-        outer: f(value), or f(value, batch) where the outer function is stochastic and the client's own.
-        extra: h(x, batch), a loss beside it, or None.
-        inner_scope: "global", the inner function is the mean over the clients; or "client", each client's own.
+            problem it depends on the outer sample, g(x, batch, sample): mean E_ξ f_i(E_η g_i(x; η, ξ); ξ), where batch
+            has the inner samples η, from the lower data, and sample is the outer one ξ, a row of the upper data.
+        outer: f(value), or f(value, batch) if the outer function is stochastic and the client's own.
+        extra: h(x, batch), an additional loss, or None.
+        inner_scope: "global": the inner function is the mean over the clients; "client": each client has its own.
         project_upper: keeps x in its set after each server step.
     """
 
@@ -133,12 +133,12 @@ class Compositional:
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """f(y) + h(x), where y stands for the inner value."""
+        """Return f(y) + h(x), where y stands for the inner value."""
         value = call(self.outer, *((y,) if self.outer_is_known else (y, batch)), key=key)
         return value if self.extra is None else value + call(self.extra, x, batch, key=key)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
+        """Return ½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
         gap = tree.sub(y, call(self.inner, x, batch, key=key))
         return 0.5 * tree.dot(gap, gap)
 
@@ -149,7 +149,7 @@ class Compositional:
 
     @property
     def outer_is_known(self) -> bool:
-        """Whether f is the same for all, f(value), and not a client's own, f(value, batch)."""
+        """Whether f is the same for all clients, f(value), rather than a client's own, f(value, batch)."""
         return required_arguments(self.outer) < 2
 
     @property
@@ -158,11 +158,11 @@ class Compositional:
         return required_arguments(self.inner) >= 3
 
     def as_bilevel(self) -> Bilevel:
-        """The same problem with y tracking the inner value, for methods that know bilevel problems only."""
+        """Return the problem with y tracking the inner value, for methods that only take bilevel problems."""
         if self.inner_is_conditional:
             raise ValueError(
-                "A conditional problem, g(x, batch, sample), has no bilevel form: each outer sample has an inner value "
-                "of its own, and no y tracks them all."
+                "A conditional problem, g(x, batch, sample), has no bilevel form: every outer sample has its own inner "
+                "value, and a single y cannot track them all."
             )
         f, g = _losses(self)
         return Bilevel(f, g, lower_scope=self.inner_scope, project_upper=self.project_upper)
@@ -170,7 +170,7 @@ class Compositional:
 
 @dataclass(frozen=True)
 class SingleLevel:
-    """min over x of mean f_i(x): what FedAvg and FedSVRG solve.
+    """min over x of mean f_i(x), which FedAvg and FedSVRG solve.
 
     Arguments:
         loss: f(x, batch), a scalar: the mean over the batch.
@@ -182,7 +182,7 @@ class SingleLevel:
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The loss; there is no y."""
+        """Return the loss; there is no y."""
         return call(self.loss, x, batch, key=key)
 
     @property
@@ -193,14 +193,14 @@ class SingleLevel:
 
 @dataclass(frozen=True)
 class WeightedNodes:
-    """min over w of L_0(θ(w)), where θ(w) minimises Σ w_k L_k(θ): whom to learn from.
+    """min over w of L_0(θ(w)), where θ(w) minimises Σ w_k L_k(θ): which clients to learn from.
 
     x is w, one weight for each client, in the capped simplex: Σ w_k = 1 and 0 ≤ w_k ≤ cap. y is θ, the model. L_k is
     the loss on client k's data, L_0 that on the centre's: `Clients(lower=[...], center=rows)`.
 
     Arguments:
         loss: l(θ, batch), a scalar: the mean over the batch; strongly convex for the theory to hold.
-        cap: b, the largest weight, from 1/K (equal weights alone) to 1.
+        cap: b, the largest weight, from 1/K (only equal weights) to 1.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -216,11 +216,11 @@ class WeightedNodes:
     features: None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The loss of θ, on the centre's data; w does not matter."""
+        """Return the loss of θ, on the centre's data; w does not matter."""
         return call(self.loss, y, batch, key=key)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """The same, on a client's."""
+        """Return the loss of θ, on a client's data."""
         return call(self.loss, y, batch, key=key)
 
     @property
@@ -233,27 +233,27 @@ Problem = Bilevel | Minimax | Compositional | SingleLevel | WeightedNodes
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter `key`."""
+    """Return whether a function has a parameter `key`."""
     return "key" in _parameters(function)
 
 
 def call(function: Callable[..., Any], *args: Any, key: Key) -> Any:
-    """function(*args), with the key if it takes one."""
+    """Call the function, with the key if it takes one."""
     return function(*args, key=key) if takes_key(function) else function(*args)
 
 
 def with_key(problem: Any, key: Array) -> Any:
-    """The problem whose random functions have this key every time."""
+    """Return the problem with this key fixed in its random functions."""
 
     def fixed(function: Callable[..., Any]) -> Callable[..., Any]:
-        held: Any = lambda *args: function(*args, key=key)
+        keyed: Any = lambda *args: function(*args, key=key)
         signature = inspect.signature(function)
-        left = [p for name, p in signature.parameters.items() if name != "key"]
-        held.__signature__ = signature.replace(parameters=left)
-        return held
+        others = [p for name, p in signature.parameters.items() if name != "key"]
+        keyed.__signature__ = signature.replace(parameters=others)
+        return keyed
 
-    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return replace(problem, **{name: fixed(fn) for name, fn in given.items() if callable(fn) and takes_key(fn)})
+    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return replace(problem, **{name: fixed(fn) for name, fn in values.items() if callable(fn) and takes_key(fn)})
 
 
 def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
@@ -261,10 +261,10 @@ def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
 
 
 def _losses(problem: "Minimax | Compositional") -> list[Loss]:
-    """f and g, which take a key only where the problem is random."""
-    without = lambda loss: lambda x, y, batch: loss(x, y, batch)
-    own = {"f": problem.f, "g": problem.g}
-    return [loss if name in problem.random else without(loss) for name, loss in own.items()]
+    """Return f and g, which take a key only if the problem is random."""
+    keyless = lambda loss: lambda x, y, batch: loss(x, y, batch)
+    losses = {"f": problem.f, "g": problem.g}
+    return [loss if name in problem.random else keyless(loss) for name, loss in losses.items()]
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -275,9 +275,9 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def required_arguments(function: Callable[..., Any]) -> int:
-    """How many arguments a function must be given in their places, beside a key."""
+    """Return how many positional arguments a function requires, not counting a key."""
     parameters = _parameters(function)
     if not parameters:
         return 1
-    places = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return sum(p.default is p.empty and p.kind in places and name != "key" for name, p in parameters.items())
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return sum(p.default is p.empty and p.kind in positional and name != "key" for name, p in parameters.items())

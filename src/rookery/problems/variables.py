@@ -1,7 +1,8 @@
-"""A model as a variable: of any pytree the floating-point arrays are optimised, and everything else is kept.
+"""Models as variables: the floating-point arrays of a pytree are optimised, everything else is kept.
 
-Equinox modules, Flax variables and states, and a user's own trees hold more than numbers to optimise: functions, flags,
-counters, keys. Methods see `Variables`, the arrays alone; losses, `evaluate` and results have the tree as it was given.
+Equinox modules, Flax variables and states, and users' own trees hold more than numbers to optimise: functions, flags,
+counters, keys. Methods see `Variables`, only the arrays; losses, `evaluate` and results have the tree as the user gave
+it.
 """
 
 import functools
@@ -27,19 +28,19 @@ from rookery.problems.problems import (
 
 @jax.tree_util.register_pytree_with_keys_class
 class Variables:
-    """The floating-point arrays of a model, x's or y's, by their names."""
+    """The floating-point arrays of a model, x or y, by name."""
 
     def __init__(self, of: str, names: tuple[str, ...], arrays: tuple[Any, ...]) -> None:
         self.of, self.names, self.arrays = of, names, arrays
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, tuple[str, ...]]]:
-        """Its arrays, each with its name."""
+        """Return the arrays, each with its name."""
         return [(DictKey(name), a) for name, a in zip(self.names, self.arrays, strict=True)], (self.of, self.names)
 
     @classmethod
-    def tree_unflatten(cls, whose: tuple[str, tuple[str, ...]], arrays: Any) -> "Variables":
-        """The inverse of tree_flatten_with_keys."""
-        return cls(*whose, tuple(arrays))
+    def tree_unflatten(cls, fixed: tuple[str, tuple[str, ...]], arrays: Any) -> "Variables":
+        """Invert `tree_flatten_with_keys`."""
+        return cls(*fixed, tuple(arrays))
 
     def __repr__(self) -> str:
         return f"Variables({', '.join(self.names)})"
@@ -47,65 +48,64 @@ class Variables:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A tree of which some leaves are variables: its structure, their names, and the other leaves."""
+    """A tree in which some leaves are variables: its structure, their names, and the other leaves."""
 
     of: str  # "x", "y" or "theta"
     structure: Any
     names: tuple[str, ...]
-    leaves: tuple[Any, ...]  # None in the places of the variables
-    places: tuple[int, ...]
+    leaves: tuple[Any, ...]  # None at the variables' positions
+    positions: tuple[int, ...]
 
     def variables(self, value: Any) -> Variables:
-        """Those of a tree of this structure."""
+        """Return the variables of a tree of this structure."""
         leaves = self.structure.flatten_up_to(value)
-        return Variables(self.of, self.names, tuple(leaves[i] for i in self.places))
+        return Variables(self.of, self.names, tuple(leaves[i] for i in self.positions))
 
     def whole(self, variables: Variables) -> Any:
-        """The tree with these variables."""
+        """Return the tree with these variables."""
         leaves = list(self.leaves)
-        for i, a in zip(self.places, variables.arrays, strict=True):
+        for i, a in zip(self.positions, variables.arrays, strict=True):
             leaves[i] = a
         return jax.tree.unflatten(self.structure, leaves)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A problem and its start as methods see them, and the way back."""
+class Adapted:
+    """A problem and its start as functions of `Variables`, and the way back to models."""
 
     problem: Any
     init: Any
     models: tuple[Model, ...] = ()
 
     def whole(self, value: Any) -> Any:
-        """The value with every `Variables` in it as the model that it is of."""
+        """Return the value with every `Variables` in it replaced by its model."""
         if not self.models:
             return value
-        of = {model.of: model for model in self.models}
-        back = lambda v: of[v.of].whole(v) if isinstance(v, Variables) else v
-        return jax.tree.map(back, value, is_leaf=lambda v: isinstance(v, Variables))
+        models = {model.of: model for model in self.models}
+        restore = lambda v: models[v.of].whole(v) if isinstance(v, Variables) else v
+        return jax.tree.map(restore, value, is_leaf=lambda v: isinstance(v, Variables))
 
-    def seeing(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        """A function of models as one of variables: `evaluate`, say."""
+    def on_variables(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """Return a function of models, e.g. `evaluate`, as a function of variables."""
         if function is None or not self.models:
             return function
-        given = function
-        return functools.wraps(given)(lambda *args: given(*self.whole(args)))
+        return functools.wraps(function)(lambda *args: function(*self.whole(args)))
 
 
-def taken(problem: Problem, init: Any) -> Taken:
-    """The problem and the start with their models taken apart, where there are any."""
+def adapt(problem: Problem, init: Any) -> Adapted:
+    """Separate the variables from the models in a problem's start, if there are any."""
     if not isinstance(problem, Problem):
-        return Taken(problem, init)
+        return Adapted(problem, init)
     x, y, back = _pair(problem, init)
     of_x, of_y = _model(x, "x"), _model(y, "theta" if isinstance(problem, WeightedNodes) else "y")
     if of_x is None and of_y is None:
-        return Taken(problem, init)
+        return Adapted(problem, init)
     start = back(x if of_x is None else of_x.variables(x), y if of_y is None else of_y.variables(y))
-    return Taken(_adapted(problem, of_x, of_y), start, tuple(m for m in (of_x, of_y) if m is not None))
+    return Adapted(_adapted(problem, of_x, of_y), start, tuple(m for m in (of_x, of_y) if m is not None))
 
 
 def _pair(problem: Problem, init: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """The models of a start, and how a start is made of them; what is no start is left to `start_values`."""
+    """Return x and y of a start, and how to rebuild it from them. `start_values` refuses what is not a start."""
     pair = isinstance(init, tuple) and len(init) == 2 and not hasattr(init, "_fields")
     if isinstance(problem, SingleLevel) or (isinstance(problem, Compositional) and not pair):
         return init, None, lambda x, y: x
@@ -120,23 +120,23 @@ def _pair(problem: Problem, init: Any) -> tuple[Any, Any, Callable[[Any, Any], A
 
 
 def _model(value: Any, name: str) -> Model | None:
-    """The model that a value is; None if all its leaves are variables, or none is."""
+    """Return a value as a model; None if all of its leaves are variables, or none of them."""
     with_paths, structure = jax.tree_util.tree_flatten_with_path(value)
     is_variable = [_is_variable(path, leaf, name) for path, leaf in with_paths]
     if all(is_variable) or not any(is_variable):
         return None
-    places = tuple(i for i, own in enumerate(is_variable) if own)
-    names = tuple(jax.tree_util.keystr(with_paths[i][0]) for i in places)
-    leaves = tuple(None if own else leaf for own, (_, leaf) in zip(is_variable, with_paths, strict=True))
-    return Model(name, structure, names, leaves, places)
+    positions = tuple(i for i, variable in enumerate(is_variable) if variable)
+    names = tuple(jax.tree_util.keystr(with_paths[i][0]) for i in positions)
+    leaves = tuple(None if variable else leaf for variable, (_, leaf) in zip(is_variable, with_paths, strict=True))
+    return Model(name, structure, names, leaves, positions)
 
 
 def _is_variable(path: Any, leaf: Any, name: str) -> bool:
-    plain = all(isinstance(key, DictKey | SequenceKey) for key in path)
+    plain = all(isinstance(key, DictKey | SequenceKey) for key in path)  # in dicts and sequences, not in a module
     if isinstance(leaf, bool | np.bool_):
         return False
     if isinstance(leaf, int | float):
-        return plain  # in a module it is a setting: a rate, a number of layers
+        return plain  # in a module it is a setting, e.g. a rate
     if not isinstance(leaf, np.ndarray | np.generic | jax.Array) or leaf.dtype == bool:
         return False
     if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -144,14 +144,14 @@ def _is_variable(path: Any, leaf: Any, name: str) -> bool:
     numbers = np.issubdtype(leaf.dtype, np.number) if isinstance(leaf.dtype, np.dtype) else False
     if plain and numbers:
         raise ValueError(
-            f"init: {name}{jax.tree_util.keystr(path)} must be floating point; its type is {leaf.dtype}. Use "
-            ".astype(float)."
+            f"init: {name}{jax.tree_util.keystr(path)} must be floating point; its type is {leaf.dtype}. "
+            "Use .astype(float)."
         )
     return plain and leaf.dtype == object
 
 
 def _adapted(problem: Any, x: Model | None, y: Model | None) -> Any:
-    """The problem as a function of `Variables`."""
+    """Return the problem as a function of `Variables`."""
 
     def of(function: Any, *models: Model | None) -> Any:
         if function is None:
@@ -159,8 +159,8 @@ def _adapted(problem: Any, x: Model | None, y: Model | None) -> Any:
 
         @functools.wraps(function)
         def adapted(*args: Any, **key: Any) -> Any:
-            own = [a if m is None else m.whole(a) for m, a in zip(models, args, strict=False)]
-            return function(*own, *args[len(models) :], **key)
+            whole = [a if m is None else m.whole(a) for m, a in zip(models, args, strict=False)]
+            return function(*whole, *args[len(models) :], **key)
 
         return adapted
 
@@ -171,8 +171,8 @@ def _adapted(problem: Any, x: Model | None, y: Model | None) -> Any:
         model = x
         problem = replace(problem, project_upper=lambda v: model.variables(project(model.whole(v))))
     if isinstance(problem, Bilevel):
-        seen = of(problem.features, x)
-        return replace(problem, upper=of(problem.upper, x, y), lower=of(problem.lower, x, y), features=seen)
+        features = of(problem.features, x)
+        return replace(problem, upper=of(problem.upper, x, y), lower=of(problem.lower, x, y), features=features)
     if isinstance(problem, Minimax):
         return replace(problem, objective=of(problem.objective, x, y))
     if isinstance(problem, Compositional):

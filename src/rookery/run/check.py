@@ -16,7 +16,7 @@ from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines import checks
 from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 
 Verdict = Literal["good", "note", "bad"]
 Vector = np.ndarray
@@ -102,7 +102,7 @@ def check(
     """
     check_counts(at_most=at_most, samples=samples)
     check_seed(seed)
-    models = taken(problem, init)
+    models = adapt(problem, init)
     problem = models.problem
     x, y = checks.start_values(problem, clients, models.init)
     if not clients.held:

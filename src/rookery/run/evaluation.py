@@ -7,14 +7,14 @@ import numpy as np
 
 from rookery.engines.checks import check_function
 from rookery.problems.problems import required_arguments
-from rookery.problems.variables import Taken
+from rookery.problems.variables import Adapted
 
 Evaluate = Callable[..., dict[str, Any]]
 QUANTILES = (0, 10, 50, 90, 100)  # over clients, in percent
 _MIN_CLIENTS = 5  # quantiles of fewer clients would show single clients' values
 
 
-def measuring(models: Taken, evaluate_client: Evaluate | None) -> Evaluate | None:
+def measuring(models: Adapted, evaluate_client: Evaluate | None) -> Evaluate | None:
     """Return `evaluate_client` as engines call it: measure(client, x, y, memory), with x and y as variables."""
     if evaluate_client is None:
         return None

@@ -6,7 +6,7 @@ from rookery.data.clients import Clients
 from rookery.engines.engine import Job, traced
 from rookery.language.channel import Faults
 from rookery.plan.trace import Plan
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 from rookery.run.arguments import checked
 
 
@@ -32,6 +32,6 @@ def explain(
            keep: (5)
          mean "x" of #1: each sends (5) (... bytes), aggregated: only the result is used
     """
-    models = taken(problem, init)
+    models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, channel=channel, faults=faults)
     return traced(checked(job)).round

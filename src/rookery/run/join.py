@@ -12,7 +12,7 @@ from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports import grpc_site
 from rookery.problems.problems import Problem
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 from rookery.run.evaluation import Evaluate, measuring
 
 
@@ -46,7 +46,7 @@ def study(
 
 def described(problem: Problem, init: Any, evaluate_client: Evaluate | None = None) -> Study:
     """The same without data."""
-    models = taken(problem, init)
+    models = adapt(problem, init)
     return Study(models.problem, models.init, None, measuring(models, evaluate_client))  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from rookery.engines.engine import Session
 from rookery.language.ledger import Amounts, Ledger
 from rookery.language.metrics import check_numbers, direction
 from rookery.problems.problems import required_arguments
-from rookery.problems.variables import Taken
+from rookery.problems.variables import Adapted
 from rookery.run.evaluation import Evaluate, over_clients
 from rookery.run.result import COLUMNS, Best, Run, did_you_mean
 
@@ -29,7 +29,7 @@ class Record:
 
     def __init__(
         self,
-        models: Taken,
+        models: Adapted,
         evaluate: Evaluate | None,
         keep_best: str | None,
         measures: bool,
@@ -38,7 +38,7 @@ class Record:
         noise_seed: int | None = None,
         called_back: bool = False,
     ) -> None:
-        self._models, self._evaluate, self._keep_best = models, models.seeing(evaluate), keep_best
+        self._models, self._evaluate, self._keep_best = models, models.on_variables(evaluate), keep_best
         self._measures, self.every, self.rounds, self.noise_seed = measures, every, rounds, noise_seed
         self.goal = None if keep_best is None else direction(keep_best)
         evaluated = measures or evaluate is not None

@@ -10,7 +10,7 @@ from rookery.language.channel import Channel, Faults
 from rookery.language.fed import Algorithm
 from rookery.language.ledger import Ledger
 from rookery.problems.problems import Problem
-from rookery.problems.variables import Taken, taken
+from rookery.problems.variables import Adapted, adapt
 from rookery.run.arguments import checked, checked_engine
 from rookery.run.record import copied
 
@@ -24,7 +24,7 @@ class Stepped:
         counts: the cost of the rounds so far, by the columns of `Run.history`.
     """
 
-    def __init__(self, models: Taken, session: Session, cohort: int) -> None:
+    def __init__(self, models: Adapted, session: Session, cohort: int) -> None:
         self._models, self._session, self._cohort, self._ledger = models, session, cohort, Ledger()
         self._ledger.add([session.init()], session.clients.n)
 
@@ -98,7 +98,7 @@ def session(
     >>> run.rounds, run.counts["exchanges"]
     (15, 15)
     """
-    models = taken(problem, init)
+    models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, noise_seed=noise_seed)
     job = checked(job)
     return Stepped(models, checked_engine(engine).open(job), job.cohort)

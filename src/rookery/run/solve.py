@@ -24,7 +24,7 @@ from rookery.engines.engine import Engine, Job, Session
 from rookery.language.channel import Channel, Faults, draws_noise
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Problem
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 from rookery.run.arguments import checked, checked_callbacks, checked_engine
 from rookery.run.evaluation import Evaluate, measuring
 from rookery.run.progress import Followers, Pace, Tracker, interrupts, progress_bar
@@ -110,7 +110,7 @@ def solve(
 
     Ctrl-C ends the run after the rounds under way and returns it as far as it got; a second one stops immediately.
     """
-    models = taken(problem, init)
+    models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, on_nonfinite, measure)
     job = checked(dataclasses.replace(job, noise_seed=noise_seed), rounds, every)

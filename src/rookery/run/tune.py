@@ -19,7 +19,7 @@ from rookery.language.channel import Channel, Faults
 from rookery.language.fed import Algorithm
 from rookery.language.metrics import direction
 from rookery.problems.problems import Problem
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 from rookery.run.arguments import checked
 from rookery.run.evaluation import Evaluate, measuring
 from rookery.run.progress import interrupts, progress_bar
@@ -197,7 +197,7 @@ def tune(
     if evaluate is not None:
         check_function("evaluate", evaluate, "x, y", "x, y, memory")
     check_counts(rounds=rounds, candidates=candidates, slots=1 if slots is None else slots)
-    models = taken(problem, init)
+    models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, measure=measure)
     job = checked(replace(job, noise_seed=noise_seed), rounds)
@@ -208,7 +208,7 @@ def tune(
     for values in tried:
         hyperparameters.check(replace(algorithm, **values), clients.n)  # type: ignore[type-var]
     slots = slots or (8 if jax.default_backend() == "cpu" else 16)
-    race = Race(job, tried, models.seeing(evaluate), metric, slots, engine)
+    race = Race(job, tried, models.on_variables(evaluate), metric, slots, engine)
     with progress_bar(progress, algorithm, counts=False) as bar, interrupts() as interrupt:
         bar(0, 1, "compiling")
         race.compile()

@@ -18,7 +18,7 @@ from rookery.engines.engine import Job
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports.memory import Memory
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 from rookery.run.evaluation import measuring
 
 STUDY = (EXAMPLE / "study.py").read_text()
@@ -208,7 +208,7 @@ def test_a_name_from_the_network_is_escaped(load: Loader) -> None:
 def opened(theirs: ModuleType, ours: ModuleType, site: bool = False, coordinator: bool = False) -> list[str]:
     """Open a run, and return what the coordinator says."""
     task, told = theirs.task(2), list[str]()
-    models = taken(task.problem, task.init)
+    models = adapt(task.problem, task.init)
     job = Job(models.problem, task.clients, rk.FedAvg(), (np.float32(0), ()), 2, 0, measure=measuring(models, None))
     module = ModuleType("hospital")
     module.task, module.data = ours.task, lambda: {"upper": np.ones(3, np.float32)}  # type: ignore[attr-defined]
