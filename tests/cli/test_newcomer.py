@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rookery as rk
 from rookery import cli, report
 from rookery.experiments import EXPERIMENTS
-from rookery.experiments.experiment import runs_folder
+from rookery.experiments.machinery.one_run import runs_folder
 
 QUADRATIC = "run quadratic -a LFedNest --clients 3 --rounds 2"
 TUNE = "tune quadratic -a LFedNest --clients 3 --rounds 4"

@@ -28,7 +28,7 @@ def reproduce(
     import pandas as pd
 
     from rookery import experiments, report
-    from rookery.experiments.claims import REPRODUCED
+    from rookery.experiments.machinery.claims import REPRODUCED
 
     name, found = find("experiment", experiment, experiments.EXPERIMENTS)
     if seeds is not None and seeds < 1:

@@ -1,0 +1,366 @@
+"""The rates of FedNest's theory in K, and the bias of its hypergradient in N, on quadratics."""
+
+import functools
+import itertools
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rookery import report, theory
+from rookery.algorithms import FedNest
+from rookery.data.clients import Clients
+from rookery.experiments.fednest.quadratics import (
+    CLASSES,
+    CLIENTS,
+    DIM,
+    LOCAL_STEPS,
+    LOWER_ROUNDS,
+    MINIMAX_SCALE,
+    SAMPLES,
+    SCALE,
+    SUMMED,
+    class_of,
+    definite,
+    quadratic_task,
+    rates_task,
+    theory_method,
+    turn,
+)
+from rookery.experiments.machinery.claims import Claims, Finding, together
+from rookery.experiments.machinery.curves import STUDENT, Figures, listed, power, select
+from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.papers import FEDNEST_PAPER
+from rookery.tasks import quadratic
+from rookery.tasks.quadratic import solution
+from rookery.tasks.task import Task
+
+NOISE = 2.0  # standard deviation of a sample's vectors, which are of about unit length
+ROOTS = (18, 32, 56, 100, 180)  # √K
+QUICK_ROOTS = (10, 20)
+QUICK_EVERY, QUICK_N = 5, 7  # the same at every K: one program for all
+TERMS = (2, 3, 4, 6, 8, 12, 16, 24)  # N
+RANDOM_TERMS = (2, 4, 8, 16)
+QUICK_TERMS = (2, 4)
+DRAWS, QUICK_DRAWS, PARTS = 20_000, 2_000, 50  # of the random hypergradient, a seed; and the parts that they come in
+TELLING = 0.1  # an interval wider than this to either side tells nothing
+STILL = 1e-10  # the step of the runs that only draw hypergradients: x moves too little to matter
+SPREAD = 4.0  # κ of the lower Hessian in the runs about the bias
+
+# The bias of the hypergradient. One round of FedNest with one outer step is x ← x − α·h, so h is read off the move.
+
+
+@functools.cache
+def _bias_problem() -> Task:
+    """A bilevel quadratic with one sample a client, started at (x, y*(x))."""
+    rng = np.random.default_rng(10)
+    eye, zero = np.eye(DIM), np.zeros((DIM, DIM))
+    samples = lambda row: {name: value[None] for name, value in row.items()}
+
+    def lower() -> dict[str, np.ndarray]:
+        a, b = definite(rng, 1.0, SPREAD), 0.5 * turn(rng) + 0.5 * eye
+        return samples({"A": a, "B": b, "b": rng.normal(size=DIM)})
+
+    def upper() -> dict[str, np.ndarray]:
+        c, d = 3 * rng.normal(size=DIM) + 3, rng.normal(size=DIM)
+        return samples({"C": eye, "D": eye, "E": zero, "c": c, "d": d})
+
+    with jax.enable_x64(True):
+        clients = Clients([lower() for _ in range(CLIENTS)], [upper() for _ in range(CLIENTS)])
+        x = np.ones(DIM)
+        task = quadratic_task(quadratic(clients=1).problem, clients, (x, x), np.zeros_like)
+        return quadratic_task(task.problem, clients, (x, solution(task).y(x)), np.zeros_like)
+
+
+@functools.cache
+def _bias_constants() -> theory.Constants:
+    return theory.quadratic_constants(_bias_problem())
+
+
+def _bound(terms: int, factor: float) -> float:
+    """κ·factor·((κ − 1)/κ)^N."""
+    kappa = _bias_constants().kappa
+    return kappa * factor * (1 - 1 / kappa) ** terms
+
+
+def bias_task(seed: int, terms: int, step: float, rounds: int) -> Task:
+    """How far the mean of `rounds` hypergradients with N = terms is off, at (x, y*(x)) of a bilevel quadratic.
+
+    `bias` is its component along the closed form's, whose length is `closed_form`; `off` is the rest. All three are
+    right at the end of the run. `closed_variance` is that of the component of one random hypergradient.
+    """
+    task = _bias_problem()
+    closed = solution(task)
+    x0, y0 = task.init
+    smooth = _bias_constants().l_g1
+    hessian, f_y = closed.A / smooth, closed.C @ y0 - closed.c + closed.E.T @ x0
+    power = lambda n: np.linalg.matrix_power(np.eye(len(y0)) - hessian, n)
+    expected = -closed.B.T @ (power(terms) @ np.linalg.solve(closed.A, f_y))
+    length = float(np.linalg.norm(expected))
+    draws = [terms / smooth * float(expected @ closed.B.T @ power(n) @ f_y) for n in range(terms)]
+    variance = float(np.var(draws)) / length**2
+
+    def evaluate(x: Any, y: Any) -> dict[str, float]:
+        error = (x0 - np.asarray(x, float)) / (step * rounds) - closed.hypergradient(x0, y0)
+        along = float(error @ expected) / length
+        return {
+            "bias": along, "closed_form": length, "closed_variance": variance,
+            "off": float(np.linalg.norm(error - along * expected / length)),
+            "bound": _bound(terms, float(np.linalg.norm(f_y))), "printed_bound": _bound(terms, _bias_constants().l_f1),
+        }  # fmt: skip
+
+    return Task("hypergradient", task.problem, task.clients, task.init, evaluate, metric="bias")
+
+
+def _bias_config(neumann: Any, terms: int, rounds: int, seeds: tuple[int, ...]) -> Config:
+    step = 1.0 if rounds == 1 else STILL
+    return Config(
+        name=f"bias, {neumann}, N = {terms}",
+        labels={"part": "bias", "problem": "bilevel", "neumann": neumann, "N": terms, "kappa": _bias_constants().kappa},
+        task=bias_task,
+        settings={"terms": terms, "step": step, "rounds": rounds},
+        algorithm=FedNest(
+            upper_step=step,
+            lower_step=0.1,
+            neumann=neumann,
+            neumann_terms=terms - 1 if neumann == "sum" else terms,  # the sum has one term more
+            hessian_step=1 / _bias_constants().l_g1,
+        ),
+        rounds=rounds,
+        every=max(1, rounds // PARTS),
+        seeds=seeds,
+        float64=True,
+    )
+
+
+def rates_runs(quick: bool) -> list[Config]:
+    """Each class at each K, with its own step; then the hypergradient at each N."""
+    roots, seeds = (QUICK_ROOTS, (0, 1)) if quick else (ROOTS, tuple(range(3, 11)))
+    changes: dict[str, Any] = {"neumann_terms": QUICK_N} if quick else {}
+    # Evaluated every √K/2 rounds: the start of a run, which is about √K rounds long, is then resolved equally well.
+    configs = [
+        Config(
+            name=f"{name}, K = {root**2}",
+            labels={"part": "rate", "problem": name, "K": root**2},
+            task=rates_task,
+            settings={"problem": class_of(name), "noise": NOISE},
+            algorithm=theory_method(name, NOISE, root**2, roots[0] ** 2, **changes),
+            rounds=root**2,
+            every=QUICK_EVERY if quick else root // 2,
+            seeds=seeds,
+            float64=True,
+        )
+        for name in (*CLASSES, SUMMED)
+        for root in roots
+    ]
+    terms, random, draws = (QUICK_TERMS, QUICK_TERMS, QUICK_DRAWS) if quick else (TERMS, RANDOM_TERMS, DRAWS)
+    configs += [_bias_config("sum", n, 1, (0,)) for n in terms]
+    return configs + [_bias_config("random", n, draws, seeds) for n in random]
+
+
+# What the claims measure.
+
+
+def means(results: pd.DataFrame, problem: str) -> pd.DataFrame:
+    """(1/K) Σ ‖∇Φ(x^k)‖² by the trapezoid rule: a row for each seed, a column for each K."""
+    area = lambda run: np.trapezoid(run["gradient"], run["round"]) / run["round"].max()
+    own = select(results, part="rate", problem=problem)
+    return own.groupby(["seed", "K"])[["round", "gradient"]].apply(area).unstack("K")
+
+
+def floors(results: pd.DataFrame, problem: str) -> pd.DataFrame:
+    """The mean of ‖∇Φ(x^k)‖² over the second half of the rounds: a row for each seed, a column for each K."""
+    own = select(results, part="rate", problem=problem)
+    return own[own["round"] > own["K"] / 2].groupby(["seed", "K"])["gradient"].mean().unstack("K")
+
+
+def slope(table: pd.DataFrame) -> tuple[float, float]:
+    """The slope of the logarithms, fitted for each seed: its mean, and half its 95 % interval by Student's t."""
+    slopes = np.array([power(table.columns.to_numpy(float), row) for row in table.to_numpy(float)])
+    quantile = STUDENT[min(len(slopes) - 1, len(STUDENT)) - 1]
+    return float(slopes.mean()), float(quantile * slopes.std(ddof=1) / math.sqrt(len(slopes)))
+
+
+claim = Claims()
+
+
+def _no_flatter(results: pd.DataFrame, problem: str) -> Finding:
+    """The slopes of the mean over all rounds, which the theorem bounds, and of the floor are no flatter than −1/2.
+
+    The mean is mostly the start's dying away, and its slope the step's own exponent; the floor's is the noise's.
+    """
+    figures: Figures = {}
+    parts: list[bool | None] = []
+    for words, table in {"mean ‖∇Φ‖²": means(results, problem), "its floor": floors(results, problem)}.items():
+        fitted, error = slope(table)
+        parts.append(fitted <= -0.5 + error if error <= TELLING else None)
+        figures[f"slope of {words}, and half of its 95 % interval"] = [fitted, error]
+        figures[f"{words} at K = {listed(table.columns, '.0f')}"] = table.mean()
+    few = "An interval is too wide to tell: more seeds are needed."
+    return Finding(together(parts), figures, few if None in parts else "")
+
+
+for name, symbol, where in (
+    ("Bilevel", "Φ", "Thm 3.1, Cor. 3.1"),
+    ("Minimax", "Φ", "Thm 3.1, Cor. 3.2"),
+    ("Compositional", "Φ", "Cor. 3.3"),
+    ("Single level", "f", "Thm 3.2"),
+):
+    text = f"{name}: mean ‖∇{symbol}‖² falls no flatter than K^(−1/2)."
+    claim(text, where, "theory")(partial(_no_flatter, problem=name.lower()))
+
+
+def _biases(results: pd.DataFrame, neumann: str) -> pd.DataFrame:
+    """At the end of the runs: by N, the mean over the seeds and its standard error."""
+    own = select(results, part="bias", neumann=neumann)
+    groups = own[own["round"] == own["round"].max()].groupby("N")
+    table = groups[["bias", "off", "closed_form", "bound", "printed_bound", "kappa"]].mean()
+    return table.assign(error=groups["bias"].sem())
+
+
+@claim("The hypergradient's bias is geometric in N, no slower than (κ − 1)/κ.", "Lemma 2.2", "theory")
+def bias_is_geometric(results: pd.DataFrame) -> Finding:
+    """From each N to the next the summed series' bias falls by (κ − 1)/κ or more a term."""
+    table = _biases(results, "sum")
+    bias, terms, rate = table["bias"].to_numpy(), table.index.to_numpy(float), 1 - 1 / float(table["kappa"].iloc[0])
+    factors = (bias[1:] / bias[:-1]) ** (1 / np.diff(terms))
+    holds = bool((factors <= rate * (1 + 1e-6)).all() and (bias > 0).all())
+    name = ", ".join(f"{a:.0f}–{b:.0f}" for a, b in itertools.pairwise(terms))
+    return Finding(holds, {"(κ − 1)/κ": rate, f"factor a term at N = {name}": factors})
+
+
+@claim("The mean of the random hypergradient has this bias.", "Lemma 2.2, (16)", "theory")
+def random_has_that_bias(results: pd.DataFrame) -> Finding:
+    """Within four standard errors."""
+    table = _biases(results, "random")
+    away = (table["bias"] - table["closed_form"]) / table["error"]
+    figures = {
+        f"measured at N = {listed(table.index)}": table["bias"],
+        "standard error": table["error"],
+        "closed form": table["closed_form"],
+    }
+    return Finding(bool((away.abs() < 4).all()), figures)
+
+
+@claim("The bias is at most κ_g ℓ_{f,1}((κ_g − 1)/κ_g)^N.", "(11)", "theory")
+def bias_is_bounded(results: pd.DataFrame) -> Finding:
+    table = _biases(results, "sum")
+    over, right = (float((table["bias"] / table[name]).max()) for name in ("printed_bound", "bound"))
+    note = (
+        "(11) has ℓ_{f,1}, the Lipschitz constant of ∇f_i; what its proof bounds is ∇_y f_i itself, by ℓ_{f,0}. With "
+        "‖∇_y f‖ in its place the bound holds."
+    )
+    figures = {"largest bias/b, as printed": over, "with ‖∇_y f‖ for ℓ_{f,1}": right}
+    return Finding(over <= 1, figures, "" if over <= 1 else note)
+
+
+@claim("The bias is the closed form, to rounding.")
+def bias_is_the_closed_form(results: pd.DataFrame) -> Finding:
+    """The measured bias of the summed series is −Bᵀ(I − A/ℓ)^N A⁻¹∇_y f."""
+    table = _biases(results, "sum")
+    relative = np.hypot(table["bias"] - table["closed_form"], table["off"]) / table["closed_form"]
+    return Finding(bool(relative.max() < 1e-6), {"largest relative difference": float(relative.max())})
+
+
+@claim("The variance of the random hypergradient grows with N.", "ours; (10), (17f), (18)", "own")
+def variance_grows(results: pd.DataFrame) -> Finding:
+    """It is the closed form's, within a third, and grows with N."""
+    own = results[(results["neumann"] == "random")]
+    terms, found, closed = sorted(own["N"].unique()), [], []
+    for n in terms:
+        parts = []
+        for _, run in own[own["N"] == n].groupby("seed"):
+            share = np.diff(run["round"]) / run["round"].max()
+            parts += [(np.diff(run["bias"]) / share, np.diff(run["round"]))]
+        values, lengths = (np.concatenate(part) for part in zip(*parts, strict=True))
+        found.append(float(np.var(values, ddof=1) * lengths.mean()))
+        closed.append(float(own[own["N"] == n]["closed_variance"].iloc[0]))
+    near = all(abs(a / b - 1) < 1 / 3 for a, b in zip(found, closed, strict=True))
+    at = f"variance at N = {listed(terms, '.0f')}"
+    note = (
+        "The mean of (N/ℓ)²(1 − λ/ℓ)^{2N'} over N' < N is about N/(λ(2ℓ − λ)). The second line of (10) bounds the "
+        "first moment only, and the σ̃_f of (18) has no N; with N = O(κ_g log K) the bound is short of a factor log K. "
+        "The rates above are mostly the start's dying away, and do not show it."
+    )
+    figures = {at: found, "closed form": closed, "as a power of N": power(terms, found)}
+    return Finding(near and bool((np.diff(found) > 0).all()), figures, note)
+
+
+claim("Bilevel with the summed series: no flatter than K^(−1/2).")(partial(_no_flatter, problem=SUMMED))
+
+LOOKS = {
+    "bilevel": {"color": report.BLUE, "marker": "o"},
+    "minimax": {"color": report.VERMILION, "marker": "s"},
+    "compositional": {"color": report.GREEN, "marker": "^"},
+    "single level": {"color": report.PURPLE, "marker": "D"},
+    SUMMED: {"color": report.SKY, "marker": "v", "linestyle": "--"},
+}
+
+
+def rates_picture(results: pd.DataFrame) -> Figure:
+    """Left: mean ‖∇Φ‖² against K, over its value at the smallest K. Right: the hypergradient's bias against N."""
+    fig, axes = report.figure(1, 2, width=11.0, height=4.4)
+    left, right = axes[0]
+    for name, look in LOOKS.items():
+        table = means(results, name)
+        table = table / table.iloc[:, 0].mean()
+        fitted, error = slope(table)
+        k, middle = table.columns.to_numpy(float), table.mean().to_numpy()
+        spread = table.sem().to_numpy() * 2
+        text = f"{name}: {fitted:.3f} ± {error:.3f}".replace("-", "−")
+        left.errorbar(k, middle, yerr=spread, label=text, capsize=3, linewidth=1.6, markersize=5, **look)
+    left.plot(k, np.sqrt(k[0] / k), color=report.GREY, linestyle=":", linewidth=2, label="slope −1/2")
+    left.set_xscale("log")
+    left.set_yscale("log")
+    report.label(left, "rounds K, each its own run", "mean ‖∇Φ‖², over that at the smallest K", "Rate in K")
+    report.legend(left, title="fitted slope, 95 % interval", title_fontsize=9)
+
+    summed, drawn = _biases(results, "sum"), _biases(results, "random")
+    right.plot(summed.index, summed["bias"], label="summed series", color=report.SKY, marker="v", linestyle="--")
+    both = {"color": report.BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
+    right.errorbar(drawn.index, drawn["bias"], yerr=2 * drawn["error"], label="random, mean of many draws", **both)
+    bound = {"color": report.GREY, "linestyle": ":", "linewidth": 2}
+    right.plot(summed.index, summed["bound"], label="κ‖∇_y f‖((κ − 1)/κ)ᴺ", **bound)
+    right.set_yscale("log")
+    report.label(right, "N", "bias of the hypergradient", f"Bias in N, κ = {summed['kappa'].iloc[0]:.2f}")
+    report.legend(right)
+    return fig
+
+
+rates = Experiment(
+    name="fednest-rates",
+    title="the rate of FedNest in K and the bias of its hypergradient in N, on quadratics",
+    paper=f"{FEDNEST_PAPER}, ICML 2022, Theorems 3.1 and 3.2, Corollaries 3.1–3.3, Lemma 2.2. The paper has no such "
+    "run.",
+    setup=(
+        f"Quadratics in {DIM} dimensions at either level, {CLIENTS} clients, all of them in every round, with Hessians "
+        f"of their own and τ_i = {', '.join(map(str, LOCAL_STEPS))} local steps; {SAMPLES} samples a client, which "
+        f"differ in their vectors (standard deviation {NOISE:g} a coordinate; the vectors themselves are of unit "
+        "length), drawn one by one with replacement in every step and anchor. One problem a class; seeds are of the "
+        "runs. The steps are `rk.theory`'s: α = min{ᾱ1, ᾱ2, ᾱ3, ᾱ/√K}, β = β̄α/T, α_i = α/τ_i, β_i = β/τ_i, N = ⌈κ_g "
+        "log K⌉; ᾱ, which is free, is such that α is at its cap for the smallest K (an eighth of the cap at the single "
+        f"level), and falls as 1/√K from there. T = {LOWER_ROUNDS} (bilevel, minimax), 1 (compositional). The upper "
+        f"losses are scaled by {SCALE:g} ({MINIMAX_SCALE:g}, minimax): the theory's constants are not scale-free, and "
+        "for a loss of unit size ᾱ3 would be the least of the four up to K of some 10⁵. Each K is a run of its own. "
+        "The mean of ‖∇Φ‖² over its rounds is from the closed form, every √K/2 rounds, by the trapezoid rule; a line "
+        "is fitted to the logarithms for each seed. *No flatter* means: the mean slope is at most −1/2 plus half of "
+        "its 95 % interval, and no more is granted, though at the smallest K the start has not quite died away (a "
+        "factor 1 − exp(−2αλK)), which flattens the line by up to .01. The mean over all rounds is 80 to 99 % the "
+        "start's dying away, so that its slope is the step's own; the *floor*, the mean over the second half, is the "
+        "noise's, and has to fall no flatter, too.\n\nBias: a bilevel quadratic without noise, at (x, y*(x)); the "
+        f"summed series from one round, the random one as the mean over {DRAWS} rounds a seed whose steps of {STILL:g} "
+        "leave x where it is. N counts terms, as in Lemma 2.2; the summed series has N, too."
+    ),
+    runs=rates_runs,
+    picture=rates_picture,
+    claims=tuple(claim),
+    differences=(
+        "The paper has no experiment of this kind: problems, sizes and seeds are ours.",
+        "The theorem's ᾱ, T and N are orders of magnitude; ours are named above.",
+        "Read otherwise than printed: see `rookery.theory`.",
+    ),
+)

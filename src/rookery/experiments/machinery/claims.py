@@ -1,0 +1,224 @@
+"""Claims of a paper: how each is checked on the results, and the verdict where it does not hold."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+Kind = Literal["experiment", "theory", "own"]
+KINDS: dict[Kind, str] = {"experiment": "the paper's experiments", "theory": "the paper's theory", "own": "our own"}
+REPRODUCED, OURS, PAPERS, UNDECIDED, NOT_RUN = VERDICTS = (
+    "reproduced",
+    "differs, ours",
+    "differs, the paper's",
+    "undecided",
+    "not run",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the VERDICTS, its reason, and for "differs, ours" its cause: "set-up" or "budget"."""
+
+    name: str
+    why: str = ""
+    cause: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name not in VERDICTS:
+            raise ValueError(f"A verdict must be one of: {', '.join(VERDICTS)}; got {self.name!r}.")
+        if self.name != REPRODUCED and not self.why:
+            raise ValueError(f"“{self.name}” needs a reason: give `why`.")
+        if (self.name == OURS) != (self.cause in ("set-up", "budget")):
+            raise ValueError(f"“{OURS}”, and no other, has a cause, “set-up” or “budget”; got {self.cause!r}.")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check measured.
+
+    Attributes:
+        holds: whether the claim holds; None where the difference is within the tolerance.
+        figures: what was measured, by name: a number, or several.
+        note: a remark for the reader.
+    """
+
+    holds: bool | None
+    figures: Mapping[str, Any]
+    note: str = ""
+
+
+Check = Callable[[pd.DataFrame], Finding]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement about an experiment's results; calling it with the results checks it.
+
+    Attributes:
+        text: the statement.
+        where: the place in the paper, or "ours".
+        check: measures it and says whether it holds; None: not run.
+        kind: the paper's experiment or theory, or our own statement.
+        otherwise: the verdict if it does not hold or is not run.
+    """
+
+    text: str
+    where: str
+    check: Check | None
+    kind: Kind = "experiment"
+    otherwise: Verdict | None = None
+
+    def __call__(self, results: pd.DataFrame) -> Finding:
+        if self.check is None:
+            return Finding(False, {})
+        return self.check(results)
+
+    def on(self, selected: Callable[[pd.DataFrame], pd.DataFrame]) -> "Claim":
+        """The same claim, checked on a selection of the results."""
+        return dataclasses.replace(self, check=lambda results: self(selected(results)))
+
+
+_REASONS = {
+    "set_up": (OURS, "set-up"),
+    "budget": (OURS, "budget"),
+    "paper": (PAPERS, ""),
+    "undecided": (UNDECIDED, ""),
+    "not_run": (NOT_RUN, ""),
+}
+
+
+class Claims(list[Claim]):
+    """The claims of an experiment, in order; calling it makes a decorator that adds a check as a claim.
+
+    >>> claim = Claims()
+    >>> @claim("It converges.", "Fig. 1", budget="The runs are short.")
+    ... def converges(results):
+    ...     return Finding(False, {})
+    >>> len(claim), converges.otherwise.name, converges(None).holds
+    (1, 'differs, ours', False)
+    """
+
+    def __call__(
+        self, text: str, where: str = "ours", kind: Kind | None = None, **why: str
+    ) -> Callable[[Check | None], Claim]:
+        """Decorate a check.
+
+        `why` is the reason if the claim does not hold. Its keyword is the verdict: set_up or budget (ours may be the
+        cause), paper (the paper's statement fails), undecided or not_run.
+        """
+        otherwise = None
+        for key, reason in why.items():
+            name, cause = _REASONS[key]
+            otherwise = Verdict(name, reason, cause)
+
+        def add(check: Check | None) -> Claim:
+            self.append(Claim(text, where, check, kind or ("own" if where == "ours" else "experiment"), otherwise))
+            return self[-1]
+
+        return add
+
+
+def judge(claim: Claim, results: pd.DataFrame, whole: bool = True) -> dict[str, Any]:
+    """Check a claim and return its entry in claims.json.
+
+    `whole` is False where the runs are scaled down or fewer: a claim that does not hold is then undecided. At full size
+    it needs a verdict of its own, or a ValueError is raised.
+    """
+    if claim.check is None and claim.otherwise is None:
+        raise ValueError(f"The claim “{claim.text}” is not run: give `otherwise`, with the reason.")
+    finding = claim(results)
+    note = finding.note
+    if finding.holds:
+        verdict = Verdict(REPRODUCED)
+    elif finding.holds is None:
+        verdict, note = Verdict(UNDECIDED, note or "The difference is within the tolerance."), ""
+    elif claim.otherwise is not None and (whole or claim.check is None):
+        verdict = claim.otherwise
+    elif whole:
+        raise ValueError(
+            f"The claim “{claim.text}” does not hold, and nothing is said for that: give it `otherwise`, a verdict "
+            "with its reason."
+        )
+    else:
+        verdict = Verdict(UNDECIDED, "Scaled down: it does not hold here.")
+    return {
+        "claim": claim.text,
+        "where": claim.where,
+        "kind": claim.kind,
+        "verdict": verdict.name,
+        "cause": verdict.cause,
+        "figures": {name: _plain(value) for name, value in finding.figures.items()},
+        "note": f"{verdict.why} {note}".strip(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as strict JSON: six digits, with infinity and NaN as words."""
+    if np.ndim(value):
+        return [_plain(entry) for entry in value]
+    return float(f"{value:.6g}") if np.isfinite(value) else str(float(value))
+
+
+# 97.5 % quantiles of Student's t by degrees of freedom, the seeds less one.
+T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
+
+
+def margin(seeds: int) -> float:
+    """How many standard errors a difference over so many seeds must exceed to count.
+
+    Two from ten seeds on; below that the t quantile. One seed has no spread.
+
+    >>> margin(13), margin(5), margin(3), margin(1)
+    (2.0, 2.776, 4.303, inf)
+    """
+    return math.inf if seeds < 2 else T_QUANTILES.get(seeds - 1, 2.0)
+
+
+class Lead(NamedTuple):
+    """The mean difference of two methods, and the margin that it must exceed."""
+
+    mean: float
+    error: float
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the first is higher; None where the difference is within the margin."""
+        return None if abs(self.mean) <= self.error else self.mean > 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f} ± {self.error:.4f}"
+
+
+def lead(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, paired: bool = True) -> Lead:
+    """How much higher a is than b over the seeds, seed by seed if `paired` and both have as many.
+
+    Unpaired, the margin is that of the fewer seeds.
+
+    >>> lead([0.91, 0.93, 0.92], [0.90, 0.92, 0.91]).holds
+    True
+    >>> lead([0.91, 0.93, 0.92], [0.90, 0.91, 0.91]).holds is None
+    True
+    """
+    first, second = np.asarray(a, float), np.asarray(b, float)
+    parts = [first - second] if paired and first.shape == second.shape else [first, second]
+    seeds = min(len(part) for part in parts)
+    if seeds < 2:
+        return Lead(float(first.mean() - second.mean()), math.inf)
+    variance = sum(float(np.var(part, ddof=1)) / len(part) for part in parts)
+    return Lead(float(first.mean() - second.mean()), margin(seeds) * math.sqrt(variance))
+
+
+def together(parts: Sequence[bool | None]) -> bool | None:
+    """Whether all hold: False if one does not, else None if one is undecided.
+
+    >>> together([True, None]), together([None, False]), together([True, True])
+    (None, False, True)
+    """
+    if any(part is not None and not part for part in parts):
+        return False
+    return None if any(part is None for part in parts) else True

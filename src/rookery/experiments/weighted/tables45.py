@@ -1,0 +1,134 @@
+"""Tables 4 and 5 of the paper on weighted nodes: the size of the validation set."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rookery import report
+from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery.curves import Figures, mean, select
+from rookery.experiments.machinery.drawing import below, ticks
+from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.papers import WEIGHTED_PAPER
+from rookery.experiments.weighted.nodes import IMAGE_DIFFERENCES, IMAGE_RUNS, IMAGES, node_run, scores
+from rookery.tasks.weighted_nodes import KINDS
+
+SIZES = (100, 200, 500, 1000)  # n_valid of Tables 4 and 5
+SIZE_SEEDS = (1, 2, 3, 4, 5)  # the paper's is 1
+# The paper's Tables 4 and 5: test accuracy at these sizes.
+BY_SIZE = {
+    ("fashion-mnist", "minority"): (0.7782, 0.7830, 0.7756, 0.7842),
+    ("mnist", "minority"): (0.8444, 0.8778, 0.8108, 0.8852),
+    ("cifar-10", "minority"): (0.5226, 0.5170, 0.5100, 0.5292),
+    ("fashion-mnist", "majority"): (0.8286, 0.8362, 0.8216, 0.8394),
+    ("mnist", "majority"): (0.7946, 0.8480, 0.8044, 0.8514),
+    ("cifar-10", "majority"): (0.5664, 0.5620, 0.5920, 0.5890),
+}
+
+
+def sizes_runs(quick: bool) -> list[Config]:
+    """Bi-level, setting 2, over the size of the validation set."""
+    return [
+        node_run(quick, "Bi-level", data, 2, center, validation=size, seeds=SIZE_SEEDS[:1] if quick else SIZE_SEEDS)
+        for data in (("mnist",) if quick else IMAGES)
+        for size in ((40, 80) if quick else SIZES)
+        for center in KINDS
+    ]
+
+
+def sizes_picture(results: pd.DataFrame) -> Figure:
+    """The test accuracy over the size of the validation set: mean and standard deviation, and the paper's."""
+    names = list(dict.fromkeys(results["data"]))
+    fig, axes = report.figure(2, len(names), width=3.6 * len(names) + 0.4, height=5.6)
+    for column, data in enumerate(names):
+        for ax, center in zip(axes[:, column], KINDS, strict=True):
+            own, told = _by_size(results, data, center), BY_SIZE.get((data, center), ())
+            spread = [np.std(values, ddof=1) if len(values) > 1 else np.nan for values in own.values()]
+            words = "ours, mean and standard deviation over the seeds"
+            ax.errorbar([*own], _means(own), spread, fmt="o-", color=report.BLUE, capsize=3, label=words)
+            if told:
+                ax.plot(SIZES, told, "s:", color=report.VERMILION, label="the paper's, one seed")
+            ax.set_xscale("log")
+            ticks(ax, [*own])
+            middle = (max(*told, *_means(own)) + min(*told, *_means(own))) / 2
+            ax.set_ylim(middle - 0.05, middle + 0.05)  # as much in every panel
+            report.label(
+                ax,
+                "samples at the centre" if center == KINDS[-1] else "",
+                "" if column else "test accuracy",
+                f"{IMAGES.get(data, data)}, {center}",
+            )
+    below(fig, axes[0, 0], 2)
+    return fig
+
+
+def _by_size(results: pd.DataFrame, data: str, center: str) -> dict[int, list[float]]:
+    """The last models' accuracies at each size, one for each seed."""
+    sizes = sorted(select(results, data=data, center=center)["validation"].unique())
+    return {int(size): scores(results, "Bi-level", data, 2, center, last=True, validation=size) for size in sizes}
+
+
+def _means(by_size: dict[int, list[float]]) -> list[float]:
+    return [mean(own) for own in by_size.values()]
+
+
+claim = Claims()
+
+
+@claim("The largest is best in most columns (it is not monotone).", "Tables 4, 5")
+def largest_is_best(results: pd.DataFrame) -> Finding:
+    """The largest validation set has the highest accuracy in more than half of the columns. A column counts where the
+    largest is ahead of all the others, or behind one of them, by more than the margin."""
+    figures: Figures = {}
+    best: list[bool | None] = []
+    first = 0
+    for data in dict.fromkeys(results["data"]):
+        for center in KINDS:
+            by_size = _by_size(results, data, center)
+            *others, largest = by_size.values()
+            figures[f"{data}, {center}, at {', '.join(map(str, by_size))}"] = _means(by_size)
+            if (data, center) in BY_SIZE:
+                figures[f"{data}, {center}, the paper's"] = list(BY_SIZE[data, center])
+            leads = [lead(largest, other) for other in others]
+            closest = min(leads, key=lambda more: more.mean)
+            figures[f"{data}, {center}, least lead of the largest, and the margin"] = [*closest]
+            best.append(together([more.holds for more in leads]))
+            first += closest.mean > 0
+    decided = [column for column in best if column is not None]
+    note = (
+        f"In {len(best) - len(decided)} of {len(best)} columns the largest is neither ahead of all the others nor "
+        f"behind one of them by more than the margin; on average it is ahead of all of them in {first or 'none'}."
+    )
+    if len(decided) <= len(best) / 2:
+        return Finding(None, figures, note)
+    return Finding(decided.count(True) > len(best) / 2, figures, note)
+
+
+sizes = Experiment(
+    name="weighted-tables4-5",
+    title="the size of the validation set",
+    paper=f"{WEIGHTED_PAPER}: Tables 4 and 5.",
+    setup=(
+        f"Bi-level, setting 2; {', '.join(map(str, SIZES))} samples at the centre; otherwise as in Table 3: "
+        f"{IMAGE_RUNS} The scored model is the last, so that the size does not decide which model is scored, too."
+    ),
+    runs=sizes_runs,
+    picture=sizes_picture,
+    claims=tuple(claim),
+    differences=(
+        "Five seeds; the paper's tables are of seed 1 alone.",
+        "The paper scores the model with the highest validation accuracy, here the last is scored. Scored like the "
+        "paper's the claim is undecided, too.",
+        *IMAGE_DIFFERENCES,
+    ),
+    family="weighted",
+    headlines=lambda results: [
+        Headline(
+            f"{IMAGES[data]}, minority, at {size}",
+            f"{BY_SIZE[data, 'minority'][SIZES.index(size)]:.4f}".replace("0.", "."),
+            scores(results, "Bi-level", data, 2, "minority", last=True, validation=size),
+        )
+        for data in ("mnist",)
+        for size in (SIZES[0], SIZES[-1])
+    ],
+)

@@ -1,0 +1,111 @@
+"""The quick versions of the FedBiO and ASFBO papers' experiments: they run, and say what they should."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rookery.experiments import EXPERIMENTS, reproduce
+from rookery.experiments.asfbo import fig1, hetero
+
+FILES = {"results.csv", "claims.json", "summary.md"}
+
+
+def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, object]]]:
+    """Run it; its results, and its claims by text."""
+    folder = reproduce(name, out / name, quick=True, progress=False)
+    assert {path.name for path in folder.iterdir()} >= FILES | {f"{name}.png"}
+    claims = json.loads((folder / "claims.json").read_text())
+    assert [claim["claim"] for claim in claims] == [claim.text for claim in EXPERIMENTS[name].claims]
+    results = pd.read_csv(folder / "results.csv")
+    assert np.isfinite(results.filter(["accuracy", "distance", "relative"])).all(axis=None)
+    return results, {claim["claim"]: claim for claim in claims}
+
+
+@pytest.mark.slow
+def test_cleaning_tells_wrong_labels_and_beats_plain_training(tmp_path: Path) -> None:
+    results, claims = quick("fedbio-cleaning", tmp_path)
+    assert (
+        claims["Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ)."]["verdict"]
+        == "reproduced"
+    )
+    end = results[(results["fraction"] == 0.8) & (results["round"] == 20)].set_index("method")
+    assert end["accuracy"]["FedBiO"] > end["accuracy"]["FedAvg"] + 0.1
+    assert end["auc"]["FedBiO"] > 0.9
+
+
+@pytest.mark.slow
+def test_local_heads_learn_a_representation(tmp_path: Path) -> None:
+    results, _ = quick("fedbio-hyperrep", tmp_path)
+    own = results[results["method"] == "FedBiOLocal"]["accuracy"]
+    assert own.iloc[-1] > own.iloc[0] + 0.05
+
+
+@pytest.mark.slow
+def test_group_weights_help_the_worst_group(tmp_path: Path) -> None:
+    results, claims = quick("fedbio-fair", tmp_path)
+    assert set(results[results["split"] == "mixed"]["method"]) == {"FedBiO", "FedBiOAcc", "FedAvg"}
+    assert {"AFL", "DRFA", "q-FedAvg"} < set(results[results["split"] == "by group"]["method"])
+    assert claims["The worst group gains."]["verdict"] == "reproduced"
+
+
+@pytest.mark.slow
+def test_which_optimum_with_unequal_local_work(tmp_path: Path) -> None:
+    """Even the quick runs tell the optimum of the weights p_i from that of the weights p_i τ_i."""
+    results, _ = quick("asfbo-rates", tmp_path)
+    end = results[(results["study"] == "limit") & (results["step"] == 1.0) & (results["round"] == 200)]
+    near = end.set_index("method")["distance"] < end.set_index("method")["distance_weighted"]
+    assert near.to_dict() == {"ASFBO": True, "LA-ASFBO": True, "ShroFBO": True, "SimFBO": False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asfbo-fig1", "asfbo-hetero", "asfbo-ablation", "fedbio-rates"])
+def test_the_others_run(name: str, tmp_path: Path) -> None:
+    quick(name, tmp_path)
+
+
+def test_runs_that_diverge_are_counted_beside_the_leads_without_them() -> None:
+    chosen = {"SimFBO": (0.84, 0.85, 0.84, 0.5), "ASFBO": (0.86, 0.87, 0.87, 0.86), "ShroFBO": (0.3, 0.86, 0.85, 0.85)}
+    rows = [
+        {"run": method, "method": method, "work": "drawn", "seed": seed, "round": 1, "accuracy": accuracy,
+         "chosen_accuracy": accuracy}
+        for method, own in chosen.items() for seed, accuracy in enumerate(own)
+    ]  # fmt: skip
+    found = hetero._reweighted(pd.DataFrame(rows), "drawn")
+    assert found.holds is None
+    assert "Of 4 runs each, 1 of SimFBO and 1 of ShroFBO diverge early" in found.note
+    assert "later" not in found.note
+    assert "ASFBO +0.0233 ± 0.0143, ShroFBO +0.0100 ± 0.0000" in found.note
+    assert "behind" not in found.note
+    later = [row | {"accuracy": 0.1} if (row["method"], row["seed"]) == ("SimFBO", 0) else row for row in rows]
+    assert "later, after the chosen model: 1 of SimFBO" in hetero._reweighted(pd.DataFrame(later), "drawn").note
+    worse = [row | {"chosen_accuracy": row["chosen_accuracy"] - 0.05 * (row["method"] == "ASFBO")} for row in rows]
+    assert hetero._reweighted(pd.DataFrame(worse), "drawn").note.endswith("ASFBO is behind then.")
+    above = lambda row: {"chosen_accuracy": 0.8 + 0.01 * (row["method"] != "SimFBO")}
+    rows = [row | above(row) for row in rows if row["seed"] in (1, 2)]
+    assert hetero._reweighted(pd.DataFrame(rows), "drawn").note == ""
+
+
+def test_what_is_thinned_of_fig1_gives_the_claims_of_the_whole() -> None:
+    """Of the baselines a few evaluations are kept, by which nothing that is read off them changes."""
+    rng = np.random.default_rng(0)
+    rounds = np.arange(0, 501, 2)
+    frames = []
+    for config in fig1.fig1_runs(False):
+        for seed in config.seeds:
+            level = 0.98 - 0.9 * np.exp(-rounds / rng.uniform(20, 60))
+            noise = rng.uniform(-0.01, 0.01, (2, len(rounds)))
+            labels = {"run": config.name, **config.labels, "seed": seed}
+            measured = dict(zip(("accuracy", "train_accuracy"), np.round(level + noise, 4), strict=True))
+            frames.append(pd.DataFrame({**labels, "round": rounds, "exchanges": rounds, **measured, "train_loss": 1.0}))
+    whole = pd.concat(frames, ignore_index=True)
+    thin = EXPERIMENTS["asfbo-fig1"].thinned(whole)  # type: ignore[misc]
+    assert len(thin) < 0.6 * len(whole)
+    for claim in EXPERIMENTS["asfbo-fig1"].claims:
+        assert claim.check is not None
+        found, expected = claim.check(thin), claim.check(whole)
+        assert (found.holds, found.note) == (expected.holds, expected.note)
+        for name, values in expected.figures.items():
+            np.testing.assert_allclose(found.figures[name], values, rtol=1e-9)

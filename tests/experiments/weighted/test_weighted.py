@@ -1,0 +1,173 @@
+"""The experiments about adaptively weighted nodes: their quick versions, and how they measure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rookery.experiments import EXPERIMENTS, reproduce
+from rookery.experiments.machinery.curves import fitted_power
+from rookery.experiments.weighted import covtype, nodes, rates, tables45, theory
+from rookery.tasks.weighted_nodes import KINDS
+
+
+def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
+    """Run it; its results, and its claims by text."""
+    folder = reproduce(name, out / name, quick=True, progress=False)
+    assert {path.name for path in folder.iterdir()} >= {"results.csv", "claims.json", "summary.md", f"{name}.png"}
+    claims = json.loads((folder / "claims.json").read_text())
+    assert [claim["claim"] for claim in claims] == [claim.text for claim in EXPERIMENTS[name].claims]
+    return pd.read_csv(folder / "results.csv"), {claim["claim"]: claim for claim in claims}
+
+
+@pytest.mark.slow
+def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
+    results, claims = quick("weighted-theory", tmp_path)
+    assert claims["Better than Local-train when the dissimilarity is small."]["verdict"] == "reproduced"
+    base = results[(results["sweep"] == "distance") & (results["value"] == 1.0)]
+    start, end = (base[base["round"] == at] for at in (0, 40))
+    np.testing.assert_allclose(start["excess"], start["equal"], rtol=1e-12)  # weights start equal
+    np.testing.assert_allclose(start["dist"], np.sqrt(6 * 0.1**2 + 4 * 0.15**2))  # (.1, …) against (¼, ¼, ¼, ¼, 0, …)
+    assert (end["dist"].to_numpy() < start["dist"].to_numpy()).all()
+    assert (end["gap"].to_numpy() < 0.1 * start["gap"].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_whom_to_learn_from_on_digits(tmp_path: Path) -> None:
+    """Five methods, both centres; even after two rounds the similar nodes have gained weight."""
+    results, claims = quick("weighted-digits", tmp_path)
+    assert set(results["method"]) == set(nodes.METHODS)
+    assert claims["The weights of similar nodes rise, of dissimilar ones fall."]["verdict"] == "reproduced"
+    assert {path.name for path in (tmp_path / "weighted-digits").glob("*.png")} == {
+        "weighted-digits.png", *(f"weighted-digits-{i}.png" for i in (2, 3, 4))
+    }  # fmt: skip
+    ends = results.groupby("method")["exchanges"].max()
+    assert ends["Local-train"] == 0
+    assert len({ends[method] for method in nodes.METHODS if method != "Local-train"}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["weighted-table3", "weighted-tables4-5", "weighted-covtype"])
+def test_whom_to_learn_from_at_the_papers_size(name: str, tmp_path: Path) -> None:
+    results, _ = quick(name, tmp_path)
+    assert results["run"].nunique() >= 4
+
+
+def test_the_scored_model_is_the_one_with_the_best_validation_accuracy() -> None:
+    common = {"method": "FedAvg", "data": "mnist", "setting": 2, "center": "both"}
+    rows = [(0, 0.5, 0.9), (0, 0.7, 0.6), (1, 0.8, 0.3), (1, 0.4, 0.99)]
+    results = pd.DataFrame(
+        [{**common, "seed": s, "minority_validation_accuracy": v, "minority_accuracy": a} for s, v, a in rows]
+    )
+    assert nodes.scores(results, "FedAvg", "mnist", 2, "minority") == [0.6, 0.3]
+    assert nodes.scores(results, "FedAvg", "mnist", 2, "minority", last=True) == [0.6, 0.99]
+
+
+def _sizes(accuracies: dict[int, dict[int, float]]) -> pd.DataFrame:
+    """Tables 4 and 5 with one data set, both centres alike: the accuracy by size and seed."""
+    return pd.DataFrame(
+        {"method": "Bi-level", "data": "digits", "setting": 2, "center": center, "validation": size, "seed": seed,
+         f"{center}_accuracy": accuracy, f"{center}_validation_accuracy": 0.9}
+        for center in KINDS for size, own in accuracies.items() for seed, accuracy in own.items()
+    )  # fmt: skip
+
+
+def test_of_the_sizes_the_last_model_is_scored() -> None:
+    rows = [(0.9, 0.3), (0.8, 0.4)]
+    results = pd.concat(
+        _sizes({100: {1: accuracy}}).assign(minority_validation_accuracy=valid) for valid, accuracy in rows
+    )
+    assert tables45._by_size(results, "digits", "minority") == {100: [0.4]}
+
+
+def test_sizes_are_compared_seed_by_seed() -> None:
+    check = tables45.largest_is_best
+    small = {1: 0.80, 2: 0.90, 3: 0.70}
+    ahead = check(_sizes({100: small, 200: {1: 0.81, 2: 0.911, 3: 0.71}}))
+    assert ahead.holds is True
+    np.testing.assert_allclose(
+        ahead.figures["digits, minority, least lead of the largest, and the margin"][0], 0.031 / 3
+    )
+    assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.889, 3: 0.69}})).holds is False
+    assert check(_sizes({100: small, 200: {1: 0.79, 2: 0.93, 3: 0.70}})).holds is None
+
+
+def test_best_on_covtype_means_ahead_of_every_method() -> None:
+    ends = {"Bi-level": (0.86, 0.85, 0.86), "Local-train": (0.861, 0.84, 0.85), "Ditto": (0.859, 0.849, 0.859)}
+    ends |= {"FedAvg": (0.6, 0.6, 0.6), "pFedMe": (0.7, 0.7, 0.7)}
+    rows = [
+        {"method": method, "data": "covtype", "setting": 1, "seed": seed, "minority_accuracy": accuracy,
+         "center": "minority" if method in nodes.ALONE else "both"}
+        for method, own in ends.items() for seed, accuracy in enumerate(own)
+    ]  # fmt: skip
+    found = covtype.best_on_covtype(pd.DataFrame(rows), "minority")
+    assert found.holds is None
+    assert "Local-train" in found.note
+    assert "Ditto" not in found.note
+
+
+def test_the_best_of_the_search_is_the_mean_over_the_centres() -> None:
+    words = "step {}, linear 0.1, weight 0.1, sync {}"
+    tries = [("minority", (0.05, 10), 0.9), ("majority", (0.05, 10), 0.5), ("minority", (0.02, 20), 0.8),
+             ("majority", (0.02, 20), 0.7)]  # fmt: skip
+    rows = [
+        {"run": f"search: mnist, Bi-level, {center}, {words.format(*values)}", "method": "Bi-level",
+         f"{center}_validation_accuracy": accuracy}
+        for center, values, accuracy in tries
+    ]  # fmt: skip
+    rows += [
+        {"run": f"search: mnist, Ditto, both, λ {value}", "method": "Ditto",
+         **{f"{c}_validation_accuracy": value for c in KINDS}}
+        for value in (0.05, 0.2, 0.1)
+    ]  # fmt: skip
+    best = nodes.SEARCH_GRID.best(pd.DataFrame(rows).assign(data="mnist"))
+    assert best["mnist", "Bi-level"] == {"step": 0.02, "linear": 0.1, "weight": 0.1, "sync": 20}
+    assert best["mnist", "Ditto"] == {"λ": 0.2}
+
+
+def test_samples_in_few_rows_have_the_same_loss() -> None:
+    center = np.arange(theory.DIMENSION) / 2
+    few, theta = theory._samples(3, 1, 50, center), np.linspace(-1, 1, theory.DIMENSION)
+    draws = np.random.default_rng([3, 1]).normal(size=(50, theory.DIMENSION + 1))
+    x, noise = draws[:, :-1], draws[:, -1]
+    expected = 0.5 * np.mean((x @ theta - x @ center - noise) ** 2)
+    assert float(theory.squares(theta, few)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_distance_to_the_optimal_weights() -> None:
+    distance = theory.to_optimal
+    assert distance(np.array([0.3, 0.7, 0.0]), 2, 0.8) == pytest.approx(0)
+    assert distance(np.array([0.2, 0.6, 0.2]), 2, 1.0) == pytest.approx(np.sqrt(0.1**2 + 0.1**2 + 0.2**2))
+    assert distance(np.array([0.2, 0.6, 0.2]), 2, 0.6) == pytest.approx(np.sqrt(0.2**2 + 0.2**2))  # the cap is at work
+
+
+def test_when_a_rate_counts_as_reached() -> None:
+    """ABA: the gap itself; Prox: the root mean square over the iterates before the one just made."""
+    common = {"study": "rate", "tau": 1, "epsilon": 0.6, "seed": 0, "round": range(5), "exchanges": [0, 5, 10, 15, 20]}
+    values = [1.0, 0.5, 0.1, 0.1, 0.1]
+    frames = [
+        pd.DataFrame({**common, "run": m, "method": m, "gap": values, "mapping": values}) for m in ("ABA", "Prox")
+    ]
+    results = pd.concat(frames)
+    assert rates._reached(results, "ABA", 1, 0.6) == 5
+    assert rates._reached(results, "Prox", 1, 0.6) == 20  # 1, .79, .65, .56 after 1, 2, 3, 4 rounds
+
+
+def test_slopes_are_exact_on_powers() -> None:
+    epsilons = np.array([0.1, 0.03, 0.01, 0.003, 0.001])
+    slope, error = fitted_power(epsilons, 7 * epsilons**-1.5)
+    assert slope == pytest.approx(-1.5)
+    assert error == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_rates(tmp_path: Path) -> None:
+    """The largest ε is reached by both methods, with local steps and without."""
+    _, claims = quick("weighted-rates", tmp_path)
+    found = [claim for text, claim in claims.items() if "faster" in text]
+    counts = [figure for claim in found for name, figure in claim["figures"].items() if "communications" in name]
+    assert len(counts) == 4
+    assert all(np.isfinite(float(count)) for [count] in counts)
