@@ -752,7 +752,8 @@ def test_a_second_command_compiles_nothing(tmp_path):
 )
 def test_where_compiled_programs_are_kept(variables, folder, others, tmp_path, monkeypatch):
     monkeypatch.delenv("ROOKERY_CACHE")
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    for name in [name for name in os.environ if name.startswith(("JAX_COMPILATION", "JAX_PERSISTENT"))]:
+        monkeypatch.delenv(name)
     (tmp_path / "file").write_text("no folder")
     for name, value in {"XDG_CACHE_HOME": "cache", **variables}.items():
         monkeypatch.setenv(name, value if value == "off" else str(tmp_path / value))

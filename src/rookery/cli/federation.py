@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from rookery.cli.lookup import split_names
 from rookery.cli.options import AsJson, Quiet
 from rookery.cli.program import Command, app
 from rookery.cli.terminal import show, writable
@@ -30,9 +31,8 @@ def init(
     """Make a kit for the coordinator and for each site: a certificate, a private key and an address."""
     from rookery.engines.federation import kits
 
-    names = [name.strip() for name in sites.split(",") if name.strip()]
     try:
-        made = kits.make_kits(writable(out), coordinator, names, days)
+        made = kits.make_kits(writable(out), coordinator, split_names(sites), days)
     except ImportError as error:
         raise ValueError(str(error)) from None
     secret = "Keys are secret: send each kit over a safe channel, and only to its participant."

@@ -18,6 +18,7 @@ import rookery as rk
 from rookery.base.printable import printable
 from rookery.cli import options as opt
 from rookery.cli.execution import RunOptions, execute
+from rookery.cli.lookup import split_names
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.run_folder import locked
@@ -90,7 +91,7 @@ def submit(
     tell = lambda text: None if quiet else print(printable(text, _LINE_LENGTH), file=sys.stderr)
     try:
         connect = lambda: supervisor.session(admin)
-        names = _names(sites) if sites else _connected(connect)
+        names = split_names(sites) or _connected(connect)
         tell(f"The run is called {name}; its sites are {', '.join(names)}.")
         with tempfile.TemporaryDirectory() as folder:
             job = nvflare.write_job(Path(folder) / name, options, names, name=name)
@@ -118,10 +119,6 @@ def check_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise ValueError(f"--run must be at most 100 letters, digits, '.', '-' and '_'; got {name!r}.")
     return name
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _connected(connect: Any) -> list[str]:

@@ -38,6 +38,15 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"there are: {', '.join(sorted(by_plain.values(), key=str.casefold))}."
 
 
+def split_names(text: str | None) -> list[str]:
+    """Return the names in a text like a,b,c.
+
+    >>> split_names("north, south,")
+    ['north', 'south']
+    """
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
 def plain(name: str) -> str:
     """Return the name in lower case, without `-` and `_`."""
     return name.lower().replace("-", "").replace("_", "")

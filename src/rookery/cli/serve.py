@@ -16,7 +16,7 @@ import typer
 import rookery as rk
 from rookery.cli import options as opt
 from rookery.cli.execution import RunOptions, execute
-from rookery.cli.lookup import find
+from rookery.cli.lookup import find, split_names
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.terminal import complain, logger
@@ -101,7 +101,7 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
     """Return the sites' names, in order; raise ValueError if there are none or the kit has others."""
     from rookery.engines.federation.kits import COORDINATOR, load_kit
 
-    names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
+    names = tuple(split_names(given))
     if kit is None:
         if not insecure:
             raise ValueError("A coordinator needs certificates: --kit FOLDER, made by `rookery federation init`.")

@@ -70,35 +70,17 @@ class _Setting(NamedTuple):
     clients: int
     width: int
     rounds: int
-    defaults: dict[str, Any]
-    single: dict[str, Any]
+    upper_step: float
+    lower_step: float
+    local_steps: int | Epochs
+    batch_size: int
 
 
-_FIT_STEP, _FIT_STEPS = 0.05, 100  # for Adam, to fit a client's own output layer before it is evaluated
 SETTINGS = {
-    "digits": _Setting(
-        digit_images,
-        clients=50,
-        width=64,
-        rounds=200,
-        defaults={
-            "upper_step": 0.03, "lower_step": 0.1, "lower_local_steps": 10, "neumann_terms": 5, "batch_size": 8,
-            "local_steps": 10, "linear_step": 0.1,
-        },
-        single={"step": 0.1, "local_steps": 10, "batch_size": 8},
-    ),
-    "mnist": _Setting(
-        mnist_images,
-        clients=100,
-        width=200,
-        rounds=500,
-        defaults={
-            "upper_step": 0.01, "lower_step": 0.01, "lower_local_steps": Epochs(5), "neumann_terms": 5,
-            "batch_size": 64, "local_steps": 10, "linear_step": 0.01,
-        },
-        single={"step": 0.01, "local_steps": Epochs(5), "batch_size": 64},
-    ),
-}  # fmt: skip
+    "digits": _Setting(digit_images, 50, 64, 200, upper_step=0.03, lower_step=0.1, local_steps=10, batch_size=8),
+    "mnist": _Setting(mnist_images, 100, 200, 500, 0.01, lower_step=0.01, local_steps=Epochs(5), batch_size=64),
+}
+_FIT_STEP, _FIT_STEPS = 0.05, 100  # for Adam, to fit a client's own output layer before it is evaluated
 
 
 def hyperrep(
@@ -178,9 +160,13 @@ def hyperrep(
         some = np.random.default_rng([seed, 3]).permutation(len(federation.lower.rows["label"]))[:10_000]
         fitted = test_metrics(*(np.asarray(federation.lower.rows[name])[some] for name in ("image", "label")))
         evaluate = _with_prefix(evaluate, fitted, "train_")
-    defaults = settings.defaults
+    step, local_steps, batch_size = settings.lower_step, settings.local_steps, settings.batch_size
+    defaults = {
+        "upper_step": settings.upper_step, "lower_step": step, "lower_local_steps": local_steps, "neumann_terms": 5,
+        "batch_size": batch_size, "local_steps": 10, "linear_step": step,
+    }  # fmt: skip
     if scope == "client":
-        defaults = defaults | {"hessian_step": 0.01}  # with two labels a client, features and curvature grow
+        defaults["hessian_step"] = 0.01  # with two labels a client, features and curvature grow
     pooled = [jax.tree.map(lambda a, b: np.concatenate([a, b]), a, b) for a, b in zip(lower, upper, strict=True)]
     return Task(
         name="hyperrep",
@@ -196,7 +182,7 @@ def hyperrep(
         problem=_single_level(),
         clients=Clients(upper=pooled),
         evaluate=lambda z, _: metrics(*z),
-        defaults=settings.single,
+        defaults={"step": step, "local_steps": local_steps, "batch_size": batch_size},
     )
 
 

@@ -89,35 +89,15 @@ class _Setting(NamedTuple):
     largest: int
     ratio: float
     rounds: int
-    defaults: dict[str, Any]
+    upper_step: float
+    lower_step: float
+    batch_size: int
 
 
 SETTINGS = {
-    "digits": _Setting(
-        digit_images,
-        clients=20,
-        widths=(32, 16),
-        largest=120,
-        ratio=0.05,
-        rounds=200,
-        defaults={
-            "upper_step": 0.1, "lower_step": 0.1, "lower_local_steps": Epochs(5), "neumann_terms": 5,
-            "hessian_step": 0.1, "batch_size": 8,
-        },
-    ),
-    "mnist": _Setting(
-        mnist_images,
-        clients=100,
-        widths=(200, 100),
-        largest=6000,
-        ratio=0.01,
-        rounds=1000,
-        defaults={
-            "upper_step": 2.0, "lower_step": 0.01, "lower_local_steps": Epochs(5), "neumann_terms": 5,
-            "hessian_step": 0.01, "batch_size": 64,
-        },
-    ),
-}  # fmt: skip
+    "digits": _Setting(digit_images, 20, (32, 16), 120, 0.05, 200, upper_step=0.1, lower_step=0.1, batch_size=8),
+    "mnist": _Setting(mnist_images, 100, (200, 100), 6000, 0.01, 1000, upper_step=2.0, lower_step=0.01, batch_size=64),
+}
 
 
 def loss_tuning(
@@ -172,7 +152,11 @@ def loss_tuning(
     y = network(seed_key(seed), (images.shape[1], *settings.widths, 10))
     validation = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *upper)
     evaluate = balanced_metrics(test_images, test_labels, validation)
-    single = {"step": "lower_step", "local_steps": "lower_local_steps", "batch_size": "batch_size"}
+    step, local_steps, batch_size = settings.lower_step, Epochs(5), settings.batch_size
+    defaults = {
+        "upper_step": settings.upper_step, "lower_step": step, "lower_local_steps": local_steps, "neumann_terms": 5,
+        "hessian_step": step, "batch_size": batch_size,
+    }  # fmt: skip
     return Task(
         name="loss-tuning",
         problem=tuning_problem(penalty),
@@ -182,13 +166,13 @@ def loss_tuning(
         metric="accuracy",
         rounds=settings.rounds,
         cohort=min(10, clients),
-        defaults=settings.defaults,
+        defaults=defaults,
     ).with_single_level(
         problem=_untuned_problem(penalty),
         clients=Clients(upper=lower, weights="size"),
         init=y,
         evaluate=lambda y, _: evaluate(None, y),
-        defaults={name: settings.defaults[nested] for name, nested in single.items()},
+        defaults={"step": step, "local_steps": local_steps, "batch_size": batch_size},
     )
 
 
