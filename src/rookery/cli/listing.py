@@ -8,6 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from rookery.cli.lookup import find
 from rookery.cli.options import AsJson
@@ -31,9 +34,6 @@ def list_names(
     json: AsJson = False,
 ) -> None:
     """List what can be run; with a name, list its settings with their meanings and defaults."""
-    import pandas as pd
-
-    from rookery.base.printing import table
     from rookery.cli.own_code import is_reference
     from rookery.cli.registry import find_algorithm, find_either, find_task, names
 
@@ -56,10 +56,18 @@ def list_names(
         kind, make = find("list of", what, single | kinds)
         lists = {kind: make()}
     titles = {kind: kind.capitalize() if kind in kinds else kind for kind in lists}
-    tables = [
-        table(pd.DataFrame(rows), titles[kind]) if rows else f"{kind} has no settings." for kind, rows in lists.items()
-    ]
+    tables = [_table(rows, titles[kind]) if rows else f"{kind} has no settings." for kind, rows in lists.items()]
     show(False, json, lists, *tables)
+
+
+def _table(rows: Rows, title: str) -> Table:
+    """Return rows as a table; `report.table` would import pandas."""
+    grid = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
+    for name in rows[0]:
+        grid.add_column(name, overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row.values()))
+    return grid
 
 
 def _offered(kind: str) -> Rows:
