@@ -121,7 +121,7 @@ def test_a_server_optimizer(tmp_path):
         ("adam:fast", "give a positive step size after the name, e.g. adam:0.001"),
     ],
 )
-def test_a_server_optimizer_that_is_none(text, message):
+def test_a_server_optimizer_that_does_not_exist(text, message):
     assert message in refused(*SMALL, "--server-optimizer", text)
 
 
