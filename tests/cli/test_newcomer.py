@@ -391,7 +391,7 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("channel 3", lambda: solve(channel=3), "channel must be a channel such as rk.clip(1.0), or a dict from exchange"),
     ("channel by name", lambda: solve(channel={"x": 3}), "names to channels; got 3"),
     ("keep_best 3", lambda: solve(keep_best=3, evaluate=lambda x, y: {"a": 1}), "such as 'loss'; got 3"),
-    ("a loss that is a number", lambda: solve(problem=rk.SingleLevel(3)), "loss must be a function of (x, batch); got 3"),  # type: ignore[arg-type]
+    ("a number as loss", lambda: solve(problem=rk.SingleLevel(3)), "loss must be a function of (x, batch); got 3"),  # type: ignore[arg-type]
 ]  # fmt: skip
 
 
