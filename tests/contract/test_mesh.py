@@ -147,10 +147,10 @@ def test_a_value_that_is_not_finite_ends_the_run_on_all_devices() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mesh": 3}, "a mesh of 3 devices, and 2 clients .* give mesh=2"),
-        ({"mesh": 9}, "mesh=9 is not .* of which there are 4"),
-        ({"mesh": True}, "mesh=True is not"),
-        ({"mesh": "two"}, "mesh='two' is not"),
+        ({"mesh": 3}, "of the 2 clients; got 3 devices. Give mesh=2"),
+        ({"mesh": 9}, "mesh must be .* from 1 to 4; got 9"),
+        ({"mesh": True}, "mesh must be .*; got True"),
+        ({"mesh": "two"}, "mesh must be .*; got 'two'"),
     ],
 )
 def test_bad_meshes(given: dict[str, Any], message: str) -> None:
@@ -160,7 +160,7 @@ def test_bad_meshes(given: dict[str, Any], message: str) -> None:
 
 
 def test_debugging_is_for_one_device() -> None:
-    with pytest.raises(ValueError, match="leave mesh out"):
+    with pytest.raises(ValueError, match="Leave mesh out"):
         rk.Simulation(mesh=2, debug=True)
 
 

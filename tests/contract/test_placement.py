@@ -16,7 +16,7 @@ from rookery.base.content import of_arrays
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device as simulation
-from rookery.engines.streaming import fetched, pool, staged
+from rookery.engines.streaming import fetched, pool, stage, staged
 from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, full, job, pairs, ragged, together
@@ -41,8 +41,8 @@ def as_hosted(what: Job) -> Job:
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one cohort, and pieces of a few rows."""
     least = lambda used, cohort, most: [fetched.largest(own.level.sizes, cohort) for own in used]
-    monkeypatch.setattr(staged, "_rooms", least)
-    monkeypatch.setattr(staged, "PIECE", 200)
+    monkeypatch.setattr(stage, "_capacities", least)
+    monkeypatch.setattr(stage, "PIECE", 200)
 
 
 # Where two cohorts fit, and where they don't: then every round is a call of its own, without a loop.
@@ -112,7 +112,7 @@ def same(a: rk.Run, b: rk.Run) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for about a fourth of all rows, and few rounds together."""
     monkeypatch.setattr(staged, "BYTES", int(SIZES.sum()) * 8 * 4 // 4 * 2)
-    monkeypatch.setattr(staged, "PIECE", 300)
+    monkeypatch.setattr(stage, "PIECE", 300)
     monkeypatch.setattr(staged, "TOGETHER", 600)
     monkeypatch.setattr(staged, "_SHARE", 1)
 
@@ -171,8 +171,8 @@ def test_only_the_rows_of_cohorts_are_read(read: set[int]) -> None:
     session = opened()
     read.clear()  # of the start
     session.advance(4)
-    coming = session._coming.result()[0]
-    needed = [set(cohort.tolist()) for cohort in cohorts(coming.end + 1)]
+    incoming = session._incoming.result()[0]
+    needed = [set(cohort.tolist()) for cohort in cohorts(incoming.end + 1)]
     assert set.union(*needed[:-1]) <= read <= set.union(*needed)
     assert len(read) < N
     assert all(own.arrays == (0, 1) for own in session._stage.levels)  # and not what no loss looks at
@@ -202,7 +202,7 @@ def test_very_unequal_clients_and_buffers_that_are_used_again() -> None:
 def test_a_part_is_on_the_device() -> None:
     session = opened()
     session.advance(30)
-    assert all(own.room < SIZES.sum() / 2 for own in session._stage.levels)
+    assert all(own.capacity < SIZES.sum() / 2 for own in session._stage.levels)
     assert session.moved > 0
     plain = opened("device")
     plain.advance(30)
@@ -212,7 +212,7 @@ def test_a_part_is_on_the_device() -> None:
 def test_many_rounds_are_one_call_where_all_rows_fit() -> None:
     clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
     what = Job(case("SingleLevel").problem, clients, FEDAVG, (jnp.ones(3), ()), N, seed=SEED)
-    assert rk.Simulation().open(what)._at_once == simulation.ROUNDS_AT_ONCE
+    assert rk.Simulation().open(what)._rounds_per_call == simulation.ROUNDS_AT_ONCE
 
 
 def test_all_are_on_the_device_where_they_fit() -> None:
@@ -258,7 +258,7 @@ def test_one_clients_object_whose_rows_change() -> None:
 def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
     session, before = opened(), engine.PROGRAMS.made
     session.advance(200)  # pieces of all sizes, and the rounds
-    assert engine.PROGRAMS.made - before <= 2 + staged._PARTS
+    assert engine.PROGRAMS.made - before <= 2 + stage.PARTS
     made, program = engine.PROGRAMS.made, session._rounds(session._stage.clients)
     session.advance(40)
     session.advance(1)
@@ -323,7 +323,7 @@ def test_a_callback_that_ends_the_run_loses_no_round() -> None:
 def test_rounds_in_any_portions(room: str, request: Any) -> None:
     request.getfixturevalue(room)
     session, plain = opened(), opened("device")
-    assert (session._at_once == 1) == (room == "scarce")
+    assert (session._rounds_per_call == 1) == (room == "scarce")
     for count in (1, 3, 7, 2, 11):
         assert len(session.advance(count)) == count
     plain.advance(24)
@@ -341,14 +341,14 @@ def test_rounds_in_any_portions(room: str, request: Any) -> None:
 def test_an_error_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch, where: str, turn: int) -> None:
     """Of the disk, say, in the first plan or a later one: the session goes on from where it was."""
     session, plain, calls = opened(), opened("device"), itertools.count(1)
-    own = getattr(staged.Stage, where)
+    own = getattr(stage.Stage, where)
 
     def fails_once(*given: Any) -> Any:
         if next(calls) == turn:
             raise OSError("the disk is gone")
         return own(*given)
 
-    monkeypatch.setattr(staged.Stage, where, fails_once)
+    monkeypatch.setattr(stage.Stage, where, fails_once)
     with pytest.raises(OSError, match="the disk is gone"):
         session.advance(12)
     done = session.rounds
@@ -491,7 +491,7 @@ def test_bad_input(given: dict[str, Any], error: type[Exception], message: str) 
 
 
 def test_a_mesh_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave mesh out"):
+    with pytest.raises(ValueError, match="Leave mesh out"):
         solved("host", engine=rk.Simulation(mesh=2))
 
 
@@ -519,7 +519,7 @@ def test_a_pool_holds_what_rounds_need_and_reads_little(seed: int) -> None:
     held: list[dict[int, int]] = [{}, {}]  # by level: each row's client
     t, brought = 0, 0
     while t < 300:
-        plan = own.plan(t, 20, 40)
+        plan = own.prefetch(t, 20, 40)
         assert plan.begin == t < plan.end
         for client, *places in plan.moves:
             brought += 1

@@ -270,7 +270,7 @@ def test_a_run_leaves_neither_loss_nor_data_behind(engine: Any) -> None:
     gc.collect()
     assert [ref() for ref in held] == [None] * 4
     assert not [a.shape for a in jax.live_arrays() if a.shape in ((7, 11, 13), (5, 17), (3, 17))]
-    assert len(PROGRAMS._held) <= PROGRAMS._most <= 256
+    assert len(PROGRAMS._programs) <= PROGRAMS._most <= 256
 
 
 # What counts is what a loss reads now.

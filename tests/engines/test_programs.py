@@ -139,9 +139,9 @@ def test_programs_are_bounded_and_the_oldest_are_dropped() -> None:
     assert [make(key) for key in "abacabc"] == list("ABACABC")
     assert made == ["a", "b", "c", "b", "c"]  # a is used between all of them, and stays
     assert programs.made == 5
-    assert len(programs._held) == 2
+    assert len(programs._programs) == 2
     programs.clear()
-    assert len(programs._held) == 0
+    assert len(programs._programs) == 0
 
 
 def mean_problem() -> rk.SingleLevel:

@@ -1,4 +1,4 @@
-"""Jaxprs as data: constants as inputs, pruning, extraction, loop bodies and fingerprints."""
+"""Jaxprs as data: tracing, pruning and slicing them, loop bodies, and fingerprints."""
 
 import dataclasses
 import enum
@@ -17,30 +17,34 @@ from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
-    """Return fn's jaxpr and the shapes of its result. Always traces: JAX would reuse the trace of a known function."""
+    """The jaxpr of fn and the shapes of its result. The lambda makes JAX trace again rather than reuse a trace."""
     return jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
 
 
 def strong(a: Any) -> Array:
-    """Return an array without a weak type, which a Python number would have."""
+    """The value as an array that is not weakly typed."""
     a = jnp.asarray(a)
-    return a if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else jnp.asarray(a, a.dtype)
+    return a if is_key(a) else jnp.asarray(a, a.dtype)
+
+
+def is_key(value: Any) -> bool:
+    """Return whether an array, or its shape and type, holds random keys."""
+    return hasattr(value, "dtype") and bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
 
 
 def open_up(closed: ClosedJaxpr) -> Jaxpr:
-    """Return the jaxpr with its constants as additional inputs, in front."""
+    """The jaxpr with its constants as its first inputs."""
     jaxpr = closed.jaxpr
     return part(jaxpr, jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
 
 
 def prune(jaxpr: Jaxpr, needed: Sequence[bool] | None = None) -> tuple[Jaxpr, list[bool]]:
-    """Remove dead code. Returns the jaxpr and which of its inputs it still uses."""
-    pruned, used = compat.without_unused(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
-    return pruned, list(used)
+    """Remove dead code. Returns the jaxpr and which of its inputs it still uses. `needed`: of its outputs."""
+    return compat.without_unused(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
 
 
 def part(jaxpr: Jaxpr, eqns: Sequence[Any], inputs: Sequence[Var], outputs: Sequence[Any]) -> Jaxpr:
-    """Return some equations of a jaxpr as a jaxpr of their own."""
+    """Some equations of a jaxpr, as a separate jaxpr."""
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return jaxpr.replace(
         constvars=(), invars=list(inputs), outvars=list(outputs), eqns=list(eqns), effects=effects,
@@ -55,7 +59,7 @@ def run(jaxpr: Jaxpr, *args: Any) -> list[Any]:
 
 
 def free_vars(eqns: Iterable[Any]) -> list[Var]:
-    """Return the variables that the equations read but do not compute, in the order of reading."""
+    """The variables that the equations read but do not define, in the order of reading."""
     made: set[Var] = set()
     free: dict[Var, None] = {}
     for eqn in eqns:
@@ -65,17 +69,17 @@ def free_vars(eqns: Iterable[Any]) -> list[Var]:
 
 
 def dependencies(jaxpr: Jaxpr) -> dict[Var, list[Var]]:
-    """Return, for each output, the inputs that it depends on, in order."""
+    """For each output, the inputs that it depends on, in order."""
     order = {v: i for i, v in enumerate(jaxpr.invars)}
-    read: dict[Var, frozenset[Var]] = {v: frozenset([v]) for v in jaxpr.invars}
+    sources: dict[Var, frozenset[Var]] = {v: frozenset([v]) for v in jaxpr.invars}
     for eqn in jaxpr.eqns:
-        found = frozenset().union(*(read[v] for v in eqn.invars if not isinstance(v, Literal)))
-        read.update(dict.fromkeys(eqn.outvars, found))
-    return {v: sorted(read[v], key=order.__getitem__) for v in jaxpr.outvars if not isinstance(v, Literal)}
+        inputs = frozenset().union(*(sources[v] for v in eqn.invars if not isinstance(v, Literal)))
+        sources.update(dict.fromkeys(eqn.outvars, inputs))
+    return {v: sorted(sources[v], key=order.__getitem__) for v in jaxpr.outvars if not isinstance(v, Literal)}
 
 
 def within(value: Any) -> list[Jaxpr]:
-    """Return the jaxprs in an equation's parameters."""
+    """The jaxprs in an equation's parameters."""
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):
@@ -85,7 +89,7 @@ def within(value: Any) -> list[Jaxpr]:
 
 
 def literal(v: Literal) -> Array:
-    """Return a literal's value in its type: JAX may hold a Python number."""
+    """A literal's value in its declared type: JAX may hold a Python number."""
     return jnp.asarray(v.val, getattr(v.aval, "dtype", None))
 
 
@@ -93,13 +97,13 @@ DRAWN_AHEAD = 2**17  # bytes of one value that is drawn before a loop, for all o
 
 
 class LoopBody:
-    """A loop's body, fn(i, carry) -> (carry, aux), traced once; random draws can be made before the loop.
+    """A loop body fn(i, carry) -> (carry, aux), traced once. Its random draws can be made before the loop.
 
     Attributes:
-        carry: the initial carry.
+        carry: the initial carry, in the types that the body returns.
         consts: the values that fn closes over.
         aux: its shapes.
-        jaxpr: a jaxpr of (consts, i, carry, draws).
+        jaxpr: a function of (*consts, i, *carry, *draws made ahead).
     """
 
     def __init__(self, fn: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> None:
@@ -110,9 +114,7 @@ class LoopBody:
             outs = shapes[0]
             after: Any = jax.tree.structure(outs)
             if after != structure:
-                raise TypeError(
-                    f"A loop's body returns the structure {after}, its carry has {self._structure}; they must agree."
-                )
+                raise TypeError(f"A loop's body must return the structure of its carry, {structure}; got {after}.")
             paths = jax.tree_util.tree_leaves_with_path(carry)
             mixed = [
                 (path, old, new)
@@ -126,21 +128,21 @@ class LoopBody:
         if mixed:
             path, old, new = mixed[0]
             raise TypeError(
-                f"A loop's body changes {tree.path_name(path)} of its carry from {jax.typeof(old).dtype}"
-                f"{jnp.shape(old)} to {new.dtype}{new.shape}; shape and type must stay as they are."
+                f"A loop's body must keep the shape and type of {tree.path_name(path)} of its carry, "
+                f"{jax.typeof(old).dtype}{jnp.shape(old)}; got {new.dtype}{new.shape}."
             )
         self.carry = jax.tree.map(strong, carry)
         self.consts, self.aux = traced.consts, shapes[1]
         self.jaxpr, self._count, self._const_count = open_up(traced), len(leaves), len(traced.consts)
 
     def __call__(self, i: Any, carry: Any, drawn: Sequence[Array] = ()) -> tuple[Any, Any]:
-        """Return the carry after iteration i, and the aux; `drawn` is that iteration's row of the result of `ahead`."""
+        """The carry after turn i, and the aux; `drawn`: that turn's row of the draws that `ahead` returns."""
         out = run(self.jaxpr, *self.consts, jnp.asarray(i, jnp.int32), *jax.tree.leaves(carry), *drawn)
         aux = jax.tree.unflatten(jax.tree.structure(self.aux), out[self._count :])
         return jax.tree.unflatten(self._structure, out[: self._count]), aux
 
     def constants_of_aux(self) -> Any | None:
-        """Return the aux if it is the same in every iteration, else None."""
+        """The aux if it is the same in every turn; else None."""
         jaxpr, used = prune(self.jaxpr, [False] * self._count + [True] * (len(self.jaxpr.outvars) - self._count))
         if any(used[self._const_count :]):
             return None
@@ -148,18 +150,18 @@ class LoopBody:
         return jax.tree.unflatten(jax.tree.structure(self.aux), run(jaxpr, *inputs))
 
     def before(self, most: int | None, limit: int = DRAWN_AHEAD) -> Callable[[Any], list[Array]]:
-        """Draw ahead for a loop of at most `most` iterations, and return the draws as a function of the iteration.
+        """The draws of each turn, made ahead for a loop of at most `most` turns; None: nothing is drawn ahead.
 
-        A value of all iterations has at most `limit` bytes. With `most` None nothing is drawn ahead.
+        Each value has at most `limit` bytes for all turns together. See `ahead`.
         """
         rows = self.ahead(limit // most)(jnp.arange(most, dtype=jnp.int32)) if most else []
         return lambda i: [jax.lax.dynamic_index_in_dim(a, jnp.asarray(i, jnp.int32), keepdims=False) for a in rows]
 
     def ahead(self, limit: int = DRAWN_AHEAD) -> Callable[[Array], list[Array]]:
-        """Return a function that draws for several iterations together; each iteration then takes its row.
+        """Return a function that draws for several turns; from now on each turn takes its row of the result.
 
-        It draws keys and random integers that do not depend on the carry, each of at most `limit` bytes. Calls of one
-        jitted function with the same values are made once. See `_can_be_ahead` for what stays in the loop.
+        It draws keys and random integers that do not depend on the carry, of at most `limit` bytes each, and calls a
+        jitted function only once for equal arguments. `_can_be_ahead` says which draws stay in the loop.
         """
         jaxpr, inputs = self.jaxpr, self._const_count + 1
         known = {*jaxpr.invars[:inputs]}
@@ -170,12 +172,13 @@ class LoopBody:
             if not known.issuperset(read) or not _can_be_ahead(eqn, _SPARE * limit):
                 continue
             known.update(eqn.outvars)
-            if _draws(eqn) and all(_is_whole(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
-                given = tuple(
+            if _draws(eqn) and all(_is_integer(v.aval) and _nbytes(v.aval) <= limit for v in eqn.outvars):
+                arguments = tuple(
                     _array(np.asarray(v.val)) if isinstance(v, Literal) else same.get(v, v) for v in eqn.invars
                 )
-                what = eqn.params["jaxpr"] if {"name", "jaxpr"} <= eqn.params.keys() else id(eqn)  # a jitted function
-                same.update(zip(eqn.outvars, calls.setdefault((what, given), eqn).outvars, strict=True))
+                jitted = {"name", "jaxpr"} <= eqn.params.keys()
+                function = eqn.params["jaxpr"] if jitted else id(eqn)
+                same.update(zip(eqn.outvars, calls.setdefault((function, arguments), eqn).outvars, strict=True))
         rename = lambda v: same.get(v, v) if isinstance(v, Var) else v
         eqns = [
             eqn.replace(invars=[rename(v) for v in eqn.invars])
@@ -183,9 +186,9 @@ class LoopBody:
             if not eqn.outvars or not same.keys() >= set(eqn.outvars)
         ]
         outvars: list[Any] = [rename(v) for v in jaxpr.outvars]
-        found = [v for eqn in calls.values() for v in eqn.outvars]
-        rest, used = prune(part(jaxpr, eqns, [*jaxpr.invars, *found], outvars))
-        drawn = [v for v, is_used in zip(found, used[len(jaxpr.invars) :], strict=True) if is_used]
+        draws = [v for eqn in calls.values() for v in eqn.outvars]
+        rest, used = prune(part(jaxpr, eqns, [*jaxpr.invars, *draws], outvars))
+        drawn = [v for v, is_used in zip(draws, used[len(jaxpr.invars) :], strict=True) if is_used]
         first, needed = prune(part(jaxpr, [eqn for eqn in jaxpr.eqns if not eqn.effects], jaxpr.invars, drawn))
         self.jaxpr = part(rest, rest.eqns, [*jaxpr.invars, *drawn], rest.outvars)
 
@@ -195,63 +198,59 @@ class LoopBody:
         return lambda turns: list(jax.vmap(row)(turns)) if drawn else []
 
 
-_SPARE = 64  # bytes of working memory for each byte of a result: a shuffle needs 24
+_SPARE = 64  # bytes for each byte of a result, to compute it: a shuffle needs 24
 
 
 def _can_be_ahead(eqn: Any, limit: int) -> bool:
-    """Return whether an equation can be computed for many iterations together, with the same numbers and little memory.
+    """Return whether vectorising an equation over many turns keeps its numbers and takes little more memory.
 
-    Generators other than JAX's default draw different numbers when vectorised, callbacks may not allow it, and a
-    condition would be computed both ways. Results, inner ones included, must have at most `limit` bytes. JAX's check
-    for reused keys takes a row of a table for the same key in every iteration.
+    Random generators other than JAX's default draw other numbers when vectorised, callbacks may not allow it, and both
+    branches of a condition would be computed. No value may exceed `limit` bytes, inner ones included. JAX's check for
+    reused keys would mistake a row of a table for the same key in every turn.
     """
-    made, read = [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
+    outputs, inputs = [v.aval for v in eqn.outvars], [v.aval for v in eqn.invars]
     if eqn.effects or eqn.primitive in compat.IN_TURN or compat.is_foreign(eqn):
         return False
-    if any(_is_key(aval) and str(aval.dtype) != "key<fry>" for aval in [*made, *read]):
+    if any(is_key(aval) and str(aval.dtype) != "key<fry>" for aval in [*outputs, *inputs]):
         return False
-    if any(_nbytes(aval) > limit for aval in made) or compat.looks_for_reused_keys():
+    if any(_nbytes(aval) > limit for aval in outputs) or compat.looks_for_reused_keys():
         return False
-    return all(_can_be_ahead(each, limit) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
+    return all(_can_be_ahead(inner, limit) for jaxpr in within(eqn.params) for inner in jaxpr.eqns)
 
 
 def _draws(eqn: Any) -> bool:
-    """Return whether an equation, or a function that it calls, derives keys or draws."""
+    """Return whether an equation, or a function that it calls, derives keys or draws numbers."""
     return (
         compat.derives_keys(eqn)
         or eqn.params.get("name") == "minibatch"
-        or any(_draws(each) for jaxpr in within(eqn.params) for each in jaxpr.eqns)
+        or any(_draws(inner) for jaxpr in within(eqn.params) for inner in jaxpr.eqns)
     )
 
 
 def largest_draw(jaxpr: Jaxpr) -> int:
-    """Return the largest number of random words that one equation draws, in called functions, too."""
+    """The most random words that one equation draws, those of inner jaxprs included."""
     avals: list[Any] = [eqn.outvars[0].aval for eqn in jaxpr.eqns if compat.draws_words(eqn)]
-    return max(
-        [0, *(aval.size for aval in avals), *(largest_draw(each) for eqn in jaxpr.eqns for each in within(eqn.params))]
-    )
+    inner = (largest_draw(each) for eqn in jaxpr.eqns for each in within(eqn.params))
+    return max([0, *(aval.size for aval in avals), *inner])
 
 
-def _is_whole(aval: Any) -> bool:
+def _is_integer(aval: Any) -> bool:
+    """Return whether a value consists of keys, integers or booleans."""
     return not jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _is_key(aval: Any) -> bool:
-    return hasattr(aval, "dtype") and jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
-
-
 def _nbytes(aval: Any) -> int:
-    return int(aval.size) * (8 if _is_key(aval) else aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
+    return int(aval.size) * (8 if is_key(aval) else aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
 def identified(jaxpr: Jaxpr, also: Any = ()) -> "tuple[str, tuple[Same, ...]]":
-    """Return a program's fingerprint, and the Python objects that it calls or refers to.
+    """A program's fingerprint, and the Python objects that it calls or refers to.
 
-    Two programs share a fingerprint only if their equations, types and JAX settings are the same. Constants must be
-    inputs. The fingerprint is the same in every process: callbacks are identified by their code and content. (With an
-    object that does not reveal its content, it is valid in this process only.)
+    Programs share a fingerprint only if their equations, types and JAX settings are the same. Constants must be inputs.
+    The fingerprint does not depend on the process: callbacks are compared by their code and their contents. (If an
+    object does not show its contents, the fingerprint holds in this process only.)
 
-    A compiled program calls the very objects that it was traced with, so within a process these are compared, too.
+    A compiled program calls the very objects it was traced with, so a cache within a process compares them as well.
     """
     walker = _Walker()
     digest = hashlib.sha256(repr((also, _settings())).encode())
@@ -260,12 +259,12 @@ def identified(jaxpr: Jaxpr, also: Any = ()) -> "tuple[str, tuple[Same, ...]]":
 
 
 def fingerprint(jaxpr: Jaxpr, also: Any = ()) -> str:
-    """Return a program's fingerprint: see `identified`."""
+    """See `identified`."""
     return identified(jaxpr, also)[0]
 
 
 class Same:
-    """An object that equals only itself or, if its class belongs to JAX or NumPy, an equal one."""
+    """An object compared by identity; objects that JAX defines are compared by value."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -281,7 +280,7 @@ class Same:
 
 
 def _settings() -> tuple[Any, ...]:
-    """Return the JAX settings that a program depends on."""
+    """The JAX settings on which a program depends."""
     config: Any = jax.config
     return config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_threefry_partitionable
 
@@ -295,15 +294,15 @@ def _qualified(kind: Any) -> str:
 
 
 class _Walker:
-    """Writes a jaxpr as text, and collects the objects that text cannot represent."""
+    """Writes a jaxpr as text, and collects the objects in it that text can't represent."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, str] = {}
+        self._texts: dict[int, str] = {}  # by the jaxpr's id
         self.objects: list[Same] = []
 
     def text(self, jaxpr: Jaxpr) -> str:
-        if id(jaxpr) in self._seen:
-            return self._seen[id(jaxpr)]
+        if id(jaxpr) in self._texts:
+            return self._texts[id(jaxpr)]
         numbers: dict[Var, int] = {}
 
         def name(v: Any) -> str:
@@ -314,17 +313,17 @@ class _Walker:
         typed = lambda v: f"{name(v)}:{v.aval}:{getattr(v.aval, 'weak_type', False)}"
         lines = [" ".join(map(typed, [*jaxpr.constvars, *jaxpr.invars]))]
         for eqn in jaxpr.eqns:
-            derived = compat.has_custom_derivative(eqn)  # derivatives have been taken: rules are not used
+            derived = compat.has_custom_derivative(eqn)  # its rule has been applied, and is not used again
             params = " ".join(
                 f"{key}={self._param(value)}"
                 for key, value in sorted(eqn.params.items())
                 if key != "source" and not (derived and callable(value))
             )
-            made, given = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
-            lines.append(f"{made} = {eqn.primitive} {params} {given}")
+            outputs, inputs = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
+            lines.append(f"{outputs} = {eqn.primitive} {params} {inputs}")
         lines.append(" ".join(map(name, jaxpr.outvars)))
-        self._seen[id(jaxpr)] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        return self._seen[id(jaxpr)]
+        self._texts[id(jaxpr)] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return self._texts[id(jaxpr)]
 
     def _param(self, value: Any) -> str:
         kind = type(value)
@@ -346,25 +345,25 @@ class _Walker:
         if isinstance(value, type | types.ModuleType | np.dtype):
             return f"{kind.__name__}:{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
         if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
-            return ONE_BY_ONE  # the function next to it determines what it does
+            return ONE_BY_ONE  # the function next to it says what the rule computes
         self.objects.append(Same(value))
         if content.of_jax(value) and not dataclasses.is_dataclass(value):
             text = repr(value)
-            return text if " at 0x" not in text else self._own(value)
-        return content.Content(self._own).of(value)
+            return text if " at 0x" not in text else self._identity(value)
+        return content.Content(self._identity).of(value)
 
-    def _own(self, value: Any) -> str:
+    def _identity(self, value: Any) -> str:
         return f"{_qualified(type(value))}@{id(value)}"
 
 
 def _array(value: Any) -> str:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         value = jax.random.key_data(value)
     array = np.asarray(value)
     return f"{array.dtype}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
 
 
 def digest(*values: Any) -> str:
-    """Return a digest of texts and arrays."""
+    """A digest of texts and arrays."""
     each = (value if isinstance(value, str) else _array(value) for value in values)
     return hashlib.sha256("\n".join(each).encode()).hexdigest()

@@ -17,7 +17,7 @@ from rookery.base.arguments import kind_of
 from rookery.base.printable import located
 from rookery.cli.lookup import find, plain
 from rookery.cli.own_code import is_reference, load_reference
-from rookery.engines.simulation.memory import memory_of, words
+from rookery.engines.simulation.memory import memory_of, readable
 from rookery.tasks.task import Task
 
 ALGORITHMS: dict[str, type] = {name: getattr(algorithms, name) for name in algorithms.__all__}
@@ -95,8 +95,8 @@ def _check_memory(named: Named, settings: dict[str, Any]) -> None:
     needed, available = (peaks[1] - peaks[0]) / _SAMPLE * count, memory_of(jax.local_devices()[0])
     if needed > available:
         raise ValueError(
-            f"{named.name}: clients must fit into memory; {count} take about {words(needed)}, and there are "
-            f"{words(available)}. Give fewer."
+            f"{named.name}: clients must fit into memory; {count} take about {readable(needed)}, and there are "
+            f"{readable(available)}. Give fewer."
         )
 
 

@@ -117,7 +117,7 @@ class Layout:
 
     def at_center(self) -> Self:
         """Return the centre's data only."""
-        return self._unnamed((None, None, None), jnp.ones(1), self._center)
+        return self.with_data((None, None, None), jnp.ones(1), self._center)
 
     def site(self, i: int, padded: int | None = None) -> Self:
         """Return client i's data as its site holds them, with rows padded to a length that several sites share."""
@@ -141,7 +141,7 @@ class Layout:
             return described.member(data.rows, jnp.zeros(1, jnp.int32), jnp.asarray(data.sizes))
 
         pairs = zip(self.levels().values(), local.levels().values(), strict=True)
-        return self._unnamed([of(described, data) for described, data in pairs], jnp.ones(1))
+        return self.with_data([of(described, data) for described, data in pairs], jnp.ones(1))
 
     def site_shapes(self, local: Self) -> Self:
         """Return the shapes with which a site traces a plan: its own rows, and one number for every client."""
@@ -168,15 +168,17 @@ class Layout:
 
         return self.map_levels(of_largest, jnp.ones(1))
 
-    def map_levels(self, change: Callable[[ClientRows], ClientRows], weights: Any) -> Self:
-        """Return what `change` makes of each level's data, without the centre's data and without names."""
-        return self._unnamed([None if data is None else change(data) for data in self.levels().values()], weights)
+    def map_levels(self, change: Callable[[ClientRows], Any], weights: Any, center: Any = None) -> Self:
+        """Return what `change` makes of each level's data, with these weights and centre's data, without names."""
+        levels = [None if data is None else change(data) for data in self.levels().values()]
+        return self.with_data(levels, weights, center)
 
     def without_names(self) -> Self:
         """Return the clients without a schema: programs do not depend on names."""
-        return self._unnamed(tuple(self.levels().values()), self.weights, self._center)
+        return self.with_data(tuple(self.levels().values()), self.weights, self._center)
 
-    def _unnamed(self, levels: Sequence[Any], weights: Any, center: Any = None) -> Self:
+    def with_data(self, levels: Sequence[Any], weights: Any, center: Any = None) -> Self:
+        """Return clients with this data of each level, these weights and centre's data, without names."""
         return self.tree_unflatten((self.replace, self.center_client), (*levels, weights, center))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

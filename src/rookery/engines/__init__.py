@@ -1,10 +1,10 @@
-"""Engines: what interprets a plan."""
+"""Engines: they execute plans."""
 
 from typing import Any
 
 
 def default_engine() -> Any:
-    """The engine of a run that names none."""
+    """The engine of a run that does not name one."""
     from rookery.engines.simulation import Simulation
 
     return Simulation()

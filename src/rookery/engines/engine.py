@@ -1,4 +1,4 @@
-"""What the engines share: the job, the session, the keys of a round, and compiled programs found by what they are."""
+"""What the engines share: the job, the session, the keys of a round, and the cache of compiled programs."""
 
 import threading
 from collections import OrderedDict
@@ -30,7 +30,7 @@ from rookery.problems.problems import Problem
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is to be solved, and how."""
+    """A problem to solve, and how to solve it."""
 
     problem: Problem
     clients: Clients
@@ -42,12 +42,12 @@ class Job:
     faults: channels.Faults | None = None
     on_nonfinite: str = "stop"  # or "warn"
     measure: Any = None  # measure(client, x, y, memory) -> {name: number}, for `Session.measure`
-    computing: Computing = AS_IT_IS  # in which precision, and with how much memory
-    noise_seed: int | None = None  # where a channel's noise comes from; None: the operating system's entropy
+    computing: Computing = AS_IT_IS  # precision and rematerialisation
+    noise_seed: int | None = None  # of a channel's noise; None: the operating system's entropy
 
 
 class Stopped(NamedTuple):
-    """Why a session could not go on: the round after `round` rounds was not completed."""
+    """Why a session could not go on after `round` rounds."""
 
     round: int
     reason: str
@@ -58,38 +58,38 @@ class Session(Protocol):
     """A run on an engine, between two rounds."""
 
     processes: Processes  # the processes that run it together
-    clients: Clients  # the job's, with what the engine has learnt of their data
-    durable: bool  # whether every round is saved, where there is a checkpoint: others depend on it
-    shows_each: bool  # whether results may show what a single client's evaluation gave
+    clients: Clients  # the job's, with what the engine has learnt about their data
+    durable: bool  # whether a checkpoint is written after every round, because others depend on it
+    shows_each: bool  # whether results may show the evaluation of a single client
     rounds: int  # done so far
     state: Any  # the algorithm's; valid until the next `advance`
     memory: Any  # what the clients remember, one row for each, where the engine sees it; else None
     fingerprint: str  # of the program
-    stopped: Stopped | None  # set once it could not go on
-    warned: Stopped | None  # set once a value was not finite, and the run went on all the same
-    keepers: Keepers | None  # those who hold memory that `save` does not give, and save it themselves
-    notes: Sequence[str]  # what to say before the first round
+    stopped: Stopped | None  # set once the run could not go on
+    warned: Stopped | None  # set once a value was not finite and the run went on
+    keepers: Keepers | None  # hold memory that `save` does not return, and save it themselves
+    notes: Sequence[str]  # messages for the user before the first round
 
     def init(self) -> Amounts:
-        """The state before the first round, and what it has cost."""
+        """Compute the state before the first round, and return its cost."""
 
     def advance(self, rounds: int) -> list[Amounts]:
-        """That many more rounds, or fewer if it has to stop; what each has cost."""
+        """Compute that many rounds, or fewer if the run has to stop, and return the cost of each."""
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """What the job's `measure` gives, a number for each client, and which of them replied.
+        """Evaluate the job's `measure`: a number for each client by name, and which clients replied.
 
-        No round is done, and nothing is counted.
+        It advances no round, and its cost is not counted.
         """
 
     def save(self) -> Any:
-        """All that `restore` needs, but for what the keepers hold: a pytree of arrays, valid until `advance`."""
+        """Return all that `restore` needs except what the keepers hold: a pytree of arrays, valid until `advance`."""
 
     def restore(self, saved: Any, rounds: int) -> None:
-        """Go on from what `save` gave after that many rounds."""
+        """Continue from what `save` returned after that many rounds."""
 
     def close(self) -> None:
-        """Give up what the engine holds."""
+        """Release the engine's resources."""
 
 
 class Engine(Protocol):
@@ -98,44 +98,43 @@ class Engine(Protocol):
     sees_memory: bool  # whether a session shows what the clients remember
 
     def open(self, job: Job) -> Session:
-        """A session for this job."""
+        """Open a session for this job."""
 
 
-class Keys(NamedTuple):
-    """What a round derives from the seed: who takes part, the algorithm's key, and which replies get lost."""
+class RoundKeys(NamedTuple):
+    """What a round derives from the seed."""
 
-    ids: Array
-    key: Array
-    chance: Array
-
-
-_CHANCE = 0x70726976  # what tells the stream of lost replies from all others
-_NOISE = 0x6E6F6973  # the noise of a `noise_seed`, which may be the same number as the seed,
-_MEASURE = 0x6D656173  # and that of evaluations
+    ids: Array  # the cohort
+    key: Array  # the algorithm's
+    chance: Array  # decides which replies get lost
 
 
-def start_keys(seed: Array, n: int) -> Keys:
-    """Those of `init`, in which everybody takes part."""
+# Separate streams of random numbers: of lost replies, of a `noise_seed` (which may equal the seed), of evaluations.
+_CHANCE, _NOISE, _MEASURE = 0x70726976, 0x6E6F6973, 0x6D656173
+
+
+def start_keys(seed: Array, n: int) -> RoundKeys:
+    """The keys of `init`, in which all clients take part."""
     chance = jax.random.fold_in(jax.random.fold_in(seed, _CHANCE), 0)
-    return Keys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), chance)
+    return RoundKeys(jnp.arange(n, dtype=jnp.int32), jax.random.fold_in(seed, 0), chance)
 
 
-def measure_keys(seed: Array, t: Any, n: int) -> Keys:
-    """Those of an evaluation after t rounds, of everybody."""
+def measure_keys(seed: Array, t: Any, n: int) -> RoundKeys:
+    """The keys of an evaluation on all clients after t rounds."""
     key = jax.random.fold_in(jax.random.fold_in(seed, _MEASURE), t)
-    return Keys(jnp.arange(n, dtype=jnp.int32), key, key)
+    return RoundKeys(jnp.arange(n, dtype=jnp.int32), key, key)
 
 
-def round_keys(seed: Array, t: Any, n: int, cohort: int) -> Keys:
-    """Those of round t, counted from 0."""
+def round_keys(seed: Array, t: Any, n: int, cohort: int) -> RoundKeys:
+    """The keys of round t, counted from 0."""
     choice, key = jax.random.split(jax.random.fold_in(seed, t + 1))
-    return Keys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _CHANCE))
+    return RoundKeys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _CHANCE))
 
 
 def noise_root(job: Job) -> Any:
-    """Two words from which the server draws a channel's noise, or () where there is no channel.
+    """The two words from which the server draws a channel's noise; () without a channel.
 
-    They come from the operating system: nothing that a client sees, the seed included, leads to them. They are a part
+    They come from the operating system, so that nothing a client sees, the seed included, leads to them. They are part
     of the carry, so that a checkpoint keeps them.
     """
     if job.channel is None:
@@ -149,8 +148,8 @@ def check_noise(job: Job, saved: Any) -> None:
     """Raise ValueError if a checkpoint's noise is not that of the job's `noise_seed`."""
     if job.channel is not None and job.noise_seed is not None and not np.array_equal(noise_root(job), saved):
         raise ValueError(
-            f"noise_seed={job.noise_seed}: the checkpoint's noise comes from somewhere else, and a run keeps its "
-            "noise. Leave noise_seed out to go on with that, or give another folder."
+            f"noise_seed must match the checkpoint's noise, which comes from another source; got {job.noise_seed}. "
+            "Leave noise_seed out to continue with the checkpoint's noise, or give another folder."
         )
 
 
@@ -163,34 +162,34 @@ class Traced:
     hyper: dict[str, Any]
     start: Plan
     round: Plan
-    measure: Any  # a plan, or None where nothing is measured
+    measure: Any  # a plan, or None without an evaluation
     seed: Array
     noise: Any  # see `noise_root`
 
     @property
     def fingerprint(self) -> str:
-        """Of both plans and their constants."""
+        """Of the plans of the start and of a round, and of their constants."""
         return jaxprs.digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
 
 
-def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients | None = None) -> Traced:
-    """Trace a job's plans, and check what shows only then. `seen`: the clients' shapes as those see them who work."""
-    if seen is None and job.clients.here is not None:
+def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Clients | None = None) -> Traced:
+    """Trace a job's plans and check what only a trace shows. `shapes`: of the clients' data as the worker sees them."""
+    if shapes is None and job.clients.here is not None:
         raise ValueError(
-            f"This process holds the data of {len(job.clients.here)} of the {job.clients.n} clients, others hold the "
-            'rest: give engine=rk.Simulation(mesh="all").'
+            f"This process holds the data of {len(job.clients.here)} of the {job.clients.n} clients, and other "
+            'processes hold the rest. Give engine=rk.Simulation(mesh="all").'
         )
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
-    clients = job.clients if seen is None else seen
+    clients = job.clients if shapes is None else shapes
     setting = Setting(
         job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products
     )
     start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
     measure = more[0] if more else None
-    for each in (start, one_round):
-        counted_loops(each.body)  # which refuses some
-    if job.clients.held:  # else those check who hold the data
+    for traced_plan in (start, one_round):
+        counted_loops(traced_plan.body)  # raises for nested loops that engines can't count
+    if job.clients.held:  # otherwise the sites check their own data
         check_features(job.problem, job.clients, job.start[0])
         check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
     if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
@@ -200,30 +199,30 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", seen: Clients 
 
 
 class Programs:
-    """Compiled programs by what they are, the least recently used of them dropped. Threads may share it."""
+    """A cache of compiled programs that drops the least recently used. Threads may share it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.RLock()
-        self._held: OrderedDict[Any, Any] = OrderedDict()
+        self._programs: OrderedDict[Any, Any] = OrderedDict()
         self.made = 0  # how many had to be made
 
     def find(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The program of this key, made if there is none."""
-        with self._lock:  # `make` wraps a function; it is compiled when it is first called
-            if key not in self._held:
+        """Return the program with this key; `make` it if the cache does not have it."""
+        with self._lock:  # `make` only wraps a function, which is compiled when it is first called
+            if key not in self._programs:
                 self.made += 1
-                self._held[key] = make()
-            self._held.move_to_end(key)
-            program = self._held[key]
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
+                self._programs[key] = make()
+            self._programs.move_to_end(key)
+            program = self._programs[key]
+            while len(self._programs) > self._most:
+                self._programs.popitem(last=False)
             return program
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all programs."""
         with self._lock:
-            self._held.clear()
+            self._programs.clear()
 
 
 PROGRAMS = Programs(most=64)
@@ -232,9 +231,9 @@ PROGRAMS = Programs(most=64)
 def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.jit` of a function that runs this plan.
 
-    On a GPU a hash of JAX's random keys is then a call of one kernel. Written out, as JAX does by itself, each is a
-    hundred operations, and with all of them a third of the compiler's time. But the kernel reads and writes arrays of
-    what is drawn: plans that draw many numbers at once keep to the other way, in which nothing is stored.
+    On a GPU each hash of a random key becomes one kernel call. JAX's default writes out a hundred operations for each
+    hash, and compiling those takes a third of the compiler's time. The kernel stores what it draws, so plans that draw
+    many numbers in one call keep the default, which stores nothing.
     """
     program, by_kernel = jax.jit(function, **options), compat.keys_by_kernel()
     if jax.default_backend() != "gpu" or by_kernel is None or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
@@ -251,7 +250,7 @@ _DRAWN_BY_KERNEL = 2**14  # numbers of one draw
 
 
 def where_not_finite(carry: Carry, finite: Any) -> str:
-    """The name of the first leaf of a carry that is not finite."""
+    """The name of the first leaf of a carry that is not finite; `finite` has a flag for each of its real leaves."""
     named = {"state": carry.state, "what a client remembers": carry.memory}
     flags = iter(np.asarray(finite).tolist())
     for name, part in named.items():
@@ -263,13 +262,13 @@ def where_not_finite(carry: Carry, finite: Any) -> str:
 
 
 def real_leaves(value: Any) -> list[tuple[Any, Any]]:
-    """The leaves that are real numbers, with their paths."""
+    """The leaves of real or complex numbers, with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(value)
     return [(path, leaf) for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 def too_few(t: int, least: int, minimum: int) -> Stopped:
-    """The round failed."""
+    """Why round t failed: an exchange got too few replies."""
     return Stopped(
         t,
         f"round {t + 1}: an exchange got {least} replies with a weight above 0, and needs {minimum}.",
@@ -278,6 +277,6 @@ def too_few(t: int, least: int, minimum: int) -> Stopped:
 
 
 def not_finite(t: int, where: str) -> Stopped:
-    """The round diverged."""
+    """Why round t diverged; -1 is the start."""
     when = f"round {t + 1}" if t >= 0 else "before the first round"
     return Stopped(max(t, 0), f"{when}: {where} is not finite.", failed=False)

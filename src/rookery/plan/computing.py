@@ -1,4 +1,4 @@
-"""How a problem's functions are computed: in which precision, and with how much memory."""
+"""Precision and rematerialisation of a problem's functions."""
 
 import functools
 from collections.abc import Callable
@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rookery.base.jaxprs import is_key
+
 PRECISIONS = (None, "float32", "bfloat16")
-# The functions of a problem that see data. An outer function sees a value, a few numbers, and stays as it is.
+# A problem's functions of data. An outer function takes a few numbers only, and is left unchanged.
 _ON_DATA = ("upper", "lower", "objective", "inner", "extra", "loss")
 
 
@@ -18,33 +20,34 @@ class Computing:
     """How losses are computed, wherever a client evaluates or differentiates them.
 
     Arguments:
-        precision: "bfloat16": x, y and the batch are rounded to it on the way into a loss, and the loss is computed so;
-            the iterates, their gradients, what is sent and what is added up keep their own type. "float32": products of
-            float32 matrices in full, which GPUs otherwise round to 10 bits (TF32). None: as JAX does by itself.
-        remat: keep the results of a loss's matrix products for its derivatives, and compute the rest again.
+        precision: "bfloat16" rounds x, y and the batch on their way into a loss and computes the loss in that type; the
+            iterates, their gradients, messages and sums keep their own type. "float32" multiplies float32 matrices in
+            full precision, where GPUs round to 10 bits (TF32) by default. None: JAX's default.
+        remat: keep only the results of a loss's matrix products for its derivatives, and recompute the rest.
     """
 
     precision: str | None = None
     remat: bool = False
 
     def check(self, where: str) -> None:
-        """Raise a ValueError for what can't be chosen."""
+        """Raise ValueError if a setting is not valid."""
         if self.precision not in PRECISIONS:
-            raise ValueError(f'{where}: precision={self.precision!r} is not "bfloat16", "float32" or None.')
+            raise ValueError(f'{where}: precision must be "bfloat16", "float32" or None; got {self.precision!r}.')
         if not isinstance(self.remat, bool):
-            raise ValueError(f"{where}: remat={self.remat!r} is not True or False.")
+            raise ValueError(f"{where}: remat must be True or False; got {self.remat!r}.")
 
     def __call__(self, problem: Any) -> Any:
         """The problem with its functions computed this way."""
         if self == AS_IT_IS:
             return problem
-        given = {field.name: getattr(problem, field.name) for field in fields(problem)}
-        made = {name: self._function(fn) for name, fn in given.items() if name in _ON_DATA and fn is not None}
-        if given.get("features") is not None:
-            made["features"] = self._function(given["features"], back=False)
-        return replace(problem, **made)
+        functions = {field.name: getattr(problem, field.name) for field in fields(problem)}
+        changed = {name: self._function(fn) for name, fn in functions.items() if name in _ON_DATA and fn is not None}
+        if functions.get("features") is not None:
+            changed["features"] = self._function(functions["features"], widened=False)
+        return replace(problem, **changed)
 
-    def _function(self, function: Callable[..., Any], back: bool = True) -> Callable[..., Any]:
+    def _function(self, function: Callable[..., Any], widened: bool = True) -> Callable[..., Any]:
+        """The function computed this way. `widened`: whether its value returns to the type of its arguments."""
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
         @functools.wraps(function)
@@ -58,9 +61,9 @@ class Computing:
             if self.precision is None:
                 return run(*args)
             value = run(*jax.tree.map(_rounded, args))
-            own = [leaf.dtype for leaf in map(jnp.asarray, jax.tree.leaves(args)) if _is_wide(leaf)]
-            kind = jnp.result_type(jnp.float32, *own)
-            return jax.tree.map(lambda a: a.astype(kind) if _is_real(a) else a, value) if back else value
+            dtypes = [leaf.dtype for leaf in map(jnp.asarray, jax.tree.leaves(args)) if _is_wide(leaf)]
+            dtype = jnp.result_type(jnp.float32, *dtypes)
+            return jax.tree.map(lambda a: a.astype(dtype) if _is_real(a) else a, value) if widened else value
 
         return computed
 
@@ -77,8 +80,4 @@ def _is_wide(a: Any) -> bool:
 
 
 def _rounded(a: Any) -> Any:
-    return jnp.asarray(a).astype(jnp.bfloat16) if not _is_key(a) and _is_wide(a) else a
-
-
-def _is_key(a: Any) -> bool:
-    return hasattr(a, "dtype") and jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
+    return jnp.asarray(a).astype(jnp.bfloat16) if not is_key(a) and _is_wide(a) else a

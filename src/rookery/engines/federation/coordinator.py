@@ -142,7 +142,7 @@ class Coordinator:
         return made.carry.state
 
     def _phase(
-        self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.Keys, noise: Any = ()
+        self, traced: Plan, moment: tuple[int, int], carry: Any, keys: engine.RoundKeys, noise: Any = ()
     ) -> tuple[Made, Amounts]:
         t = np.int32(moment[1])
         self.blamed = {}
@@ -219,7 +219,7 @@ def _needed(error: SiteError) -> RuntimeError:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def _round_keys(seed: Any, t: Any, n: int, cohort: int) -> engine.Keys:
+def _round_keys(seed: Any, t: Any, n: int, cohort: int) -> engine.RoundKeys:
     return engine.round_keys(seed, t, n, cohort)
 
 

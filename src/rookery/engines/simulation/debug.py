@@ -1,4 +1,4 @@
-"""The debugging run: a plan interpreted client by client, not compiled, every value checked."""
+"""Debugging runs: a plan interpreted client by client, without compilation, with every value checked."""
 
 from functools import partial
 from typing import Any
@@ -18,16 +18,16 @@ from rookery.plan.calls import CenterCall, GatherCall, LoopCall, Read, ReduceCal
 
 
 def check_finite(value: Any, where: str) -> None:
-    """Raise NonFiniteError if a number in value is not finite."""
+    """Raise NonFiniteError if a number in the value is not finite."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.all(jnp.isfinite(leaf))):
             raise NonFiniteError(f"{where}: {tree.path_name(path)} is not finite")
 
 
 @client_loop.def_impl
-def _stepwise(*given: Any, body: Any, go_on: Any, carried: int, before: int) -> list[Any]:
-    """A client's loop, turn by turn."""
-    count, fixed, carry = given[0], given[1 : len(given) - carried], list(given[len(given) - carried :])
+def _turn_by_turn(count: Any, *values: Any, body: Any, go_on: Any, carried: int, before: int) -> list[Any]:
+    """Compute a client's loop, and check every turn."""
+    fixed, carry = values[: len(values) - carried], list(values[len(values) - carried :])
     for i in range(int(count)):
         if go_on is not None and not bool(jaxprs.run(go_on[0], *(fixed[j] for j in go_on[1]), *carry)[0]):
             break
@@ -39,7 +39,7 @@ def _stepwise(*given: Any, body: Any, go_on: Any, carried: int, before: int) -> 
 class Session(device.Session):
     """A run that stops at the first value that is not finite, and says where.
 
-    `data`: what stands for the clients' data, where it is not the job's own; see `fetched.Fetched`.
+    `data`: a stand-in for the clients, such as `fetched.Fetched`; None: the job's clients.
     """
 
     def __init__(self, traced: engine.Traced, settings: device.Settings, data: Any = None) -> None:
@@ -47,7 +47,6 @@ class Session(device.Session):
         self._data = self._data if data is None else data
 
     def init(self) -> Amounts:
-        """See `engine.Session.init`."""
         traced = self._traced
         program = _Program(traced.start, self._data, "auto")
         self._carry, report = device.start(
@@ -56,16 +55,14 @@ class Session(device.Session):
         return device.amounts(traced.start, report)
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """See `engine.Session.measure`."""
         return self._measured(partial(device.measure, _Program(self._traced.measure, self._data, "auto")))
 
     def advance(self, rounds: int) -> list[Amounts]:
-        """See `engine.Session.advance`."""
         traced, job, done = self._traced, self._job, []
         program = _Program(traced.round, self._data, "auto")
         for _ in range(rounds):
             try:
-                ids, own, after, report = device.one_round(
+                ids, before, after, report = device.one_round(
                     program, job.cohort, traced.round.consts, self._data, traced.hyper, self._carry, self.rounds,
                     traced.seed,
                 )  # fmt: skip
@@ -75,7 +72,7 @@ class Session(device.Session):
             if int(report["least"]) < device.minimum(job):
                 self.stopped = engine.too_few(self.rounds, int(report["least"]), device.minimum(job))
                 break
-            self._carry = device.put(program, job.clients.n, self._carry, ids, own, after, True)
+            self._carry = device.put(program, job.clients.n, self._carry, ids, before, after, True)
             done.append(device.amounts(traced.round, report))
             self.rounds += 1
         return done
@@ -83,23 +80,19 @@ class Session(device.Session):
 
 class _Program(device.Program):
     def interpreter(self, clients: Any) -> Interpreter:
-        """One that goes client by client."""
         return _Stepwise(clients, self.axes, self.block)
 
 
 class _Stepwise(Interpreter):
-    """Goes client by client and turn by turn, and checks what the server and the centre get."""
+    """Computes client by client and turn by turn, and checks the results of exchanges."""
 
     def reduce(self, call: ReduceCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         return _checked(super().reduce(call, read), "the server", call)
 
     def gather(self, call: GatherCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         return _checked(super().gather(call, read), "the server", call)
 
     def center(self, call: CenterCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         return _checked(super().center(call, read), "the centre", call)
 
     def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
@@ -128,7 +121,6 @@ class _Stepwise(Interpreter):
         return 2**30
 
     def loop(self, call: LoopCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         count = int(call.turns(read))
         fixed, carry = ([self._array(value) for value in read(operands)] for operands in (call.fixed, call.carry))
         turns: dict[int, list[Any]] = {}
@@ -144,6 +136,6 @@ class _Stepwise(Interpreter):
         return carry
 
 
-def _checked(out: list[Any], who: str, call: ReduceCall | GatherCall | CenterCall) -> list[Any]:
-    check_finite(out, f"{who}, exchange {call.exchange.name!r}")
-    return out
+def _checked(outputs: list[Any], where: str, call: ReduceCall | GatherCall | CenterCall) -> list[Any]:
+    check_finite(outputs, f"{where}, exchange {call.exchange.name!r}")
+    return outputs

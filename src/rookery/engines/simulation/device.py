@@ -1,4 +1,4 @@
-"""On one device: a cohort is vectorised, a mean is a reduction, and many rounds are one compiled program."""
+"""Simulation on one device: a cohort is vectorised, and many rounds are one compiled program."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
 from rookery.engines.interpreter import Block, Fitting, Interpreter
-from rookery.engines.simulation.memory import MemoryLimitError, Room, memory_of, words
+from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
 from rookery.plan.computing import Computing
@@ -25,7 +25,7 @@ from rookery.plan.costs import costs, counted_loops
 from rookery.plan.trace import Carry, Given, Plan
 
 ROUNDS_AT_ONCE = 256  # in one compiled call
-DRAWN_TOGETHER = 8  # rounds whose draws are made at once
+DRAWN_TOGETHER = 8  # rounds that draw their random numbers in one step
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Settings:
         convolutions.check(self.convolutions, "Simulation")
         self.computing.check("Simulation")
         if self.mesh is not None and self.debug:
-            raise ValueError("Simulation: debug=True goes client by client, on one device: leave mesh out.")
+            raise ValueError("Simulation: mesh must be None with debug=True, which runs on one device. Leave mesh out.")
 
     @property
     def computing(self) -> Computing:
@@ -59,7 +59,7 @@ class Settings:
 
 
 class Session:
-    """A run in this process."""
+    """A run in this process: an `engine.Session`."""
 
     processes: Processes = ONE_PROCESS
     keepers = None
@@ -74,10 +74,10 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
-        self._room = room_for(traced, devices, self.processes)
-        chosen = simulation.block == "auto"
-        self._block: Block = Fitting(self._room.side_by_side) if chosen else simulation.block
-        self.notes = self._room.notes(-(-self._job.cohort // devices)) if chosen else []
+        self._memory_estimate = memory_estimate(traced, devices, self.processes)
+        auto = simulation.block == "auto"
+        self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
+        self.notes = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,18 +86,18 @@ class Session:
 
     @property
     def state(self) -> Any:
-        """The algorithm's state; its buffers are donated by the next `advance`."""
+        """The algorithm's state. The next `advance` donates its buffers, and those of `memory`."""
         return self._carry.state
 
     @property
     def memory(self) -> Any:
-        """What the clients remember, one row for each; likewise."""
+        """What the clients remember, one row for each."""
         return self._carry.memory
 
     def _program(
         self, name: str, of: Plan, function: Callable[..., Any], *fixed: Any, donate: tuple[int, ...] = ()
     ) -> Any:
-        """The compiled function(program, *fixed, ...), found by what it is."""
+        """The compiled function(program, *fixed, ...), from the cache if it is there."""
         return engine.PROGRAMS.find(
             (name, of.identity, shapes(self._data), self._block, *fixed),
             lambda: engine.compiled(
@@ -106,7 +106,6 @@ class Session:
         )
 
     def init(self) -> Amounts:
-        """See `engine.Session.init`."""
         traced = self._traced
         program = self._program("start", traced.start, start)
         with self._explained():
@@ -114,19 +113,15 @@ class Session:
                 traced.start.consts, self._data, traced.hyper, traced.job.start, traced.seed, traced.noise
             )
             report = jax.device_get(report)
-        self._check_start(report)
+        if not report["finite"].all():
+            reason = engine.not_finite(-1, engine.where_not_finite(self._carry, report["finite"]))
+            if self._job.on_nonfinite == "stop":
+                self.stopped = reason
+            else:
+                self.warned = reason
         return amounts(traced.start, report)
 
-    def _check_start(self, report: Any) -> None:
-        if not report["finite"].all():
-            found = engine.not_finite(-1, engine.where_not_finite(self._carry, report["finite"]))
-            if self._job.on_nonfinite == "stop":
-                self.stopped = found
-            else:
-                self.warned = found
-
     def advance(self, rounds: int) -> list[Amounts]:
-        """See `engine.Session.advance`."""
         traced, job = self._traced, self._job
         limit = ROUNDS_AT_ONCE
         program = self._program(
@@ -141,26 +136,26 @@ class Session:
                     traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
                 )
                 reports = jax.device_get(reports)
-            done += self._told(reports, count)
+            done += self._completed(reports, count)
         return done
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """A device that is out of memory says what takes how much, and what helps."""
+        """Turn a device's out-of-memory error into one that says what takes how much, and what helps."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             block: Any = self._block.fit if isinstance(self._block, Fitting) else self._block
-            side_by_side = min(self._job.cohort, block)
+            estimate = self._memory_estimate
             raise MemoryLimitError(
-                f"The device, which has {words(self._room.limit)}, is out of memory. "
-                f"{self._room.sizes(side_by_side)} {self._room.advice}"
+                f"The device, which has {readable(estimate.limit)}, is out of memory. "
+                f"{estimate.sizes(min(self._job.cohort, block))} {ADVICE}"
             ) from error
 
-    def _told(self, reports: Any, count: int) -> list[Amounts]:
-        """What the rounds have cost; and whether one of them was not completed."""
+    def _completed(self, reports: Any, count: int) -> list[Amounts]:
+        """Take note of the rounds that were completed, and return the cost of each."""
         costs = []
         for k in range(count):
             report = jax.tree.map(lambda a: a[k], reports)
@@ -168,49 +163,45 @@ class Session:
                 self.stopped = engine.too_few(self.rounds, int(report["least"]), minimum(self._job))
                 break
             if not report["finite"].all():
-                found = engine.not_finite(self.rounds, engine.where_not_finite(self._carry, report["finite"]))
+                reason = engine.not_finite(self.rounds, engine.where_not_finite(self._carry, report["finite"]))
                 if self._job.on_nonfinite == "stop":
-                    self.stopped = found
+                    self.stopped = reason
                     break
-                self.warned = self.warned or found
+                self.warned = self.warned or reason
             costs.append(amounts(self._traced.round, report))
             self.rounds += 1
         return costs
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """See `engine.Session.measure`."""
         return self._measured(self._program("measure", self._traced.measure, measure))
 
     def _measured(self, program: Any) -> tuple[dict[str, np.ndarray], np.ndarray]:
         traced, carry = self._traced, self._carry
-        seen = Carry((carry.state.x, carry.state.y), carry.memory)
-        found = program(traced.measure.consts, self._data, traced.hyper, seen, self.rounds, traced.seed)
-        return {name: np.asarray(rows) for name, rows in found.items()}, np.ones(self._data.n, bool)
+        iterates = Carry((carry.state.x, carry.state.y), carry.memory)
+        values = program(traced.measure.consts, self._data, traced.hyper, iterates, self.rounds, traced.seed)
+        return {name: np.asarray(rows) for name, rows in values.items()}, np.ones(self._data.n, bool)
 
     def save(self) -> Carry:
-        """See `engine.Session.save`."""
         return self._carry
 
     def restore(self, saved: Any, rounds: int) -> None:
-        """See `engine.Session.restore`."""
         engine.check_noise(self._job, saved.noise)
         self._carry, self.rounds = saved, rounds
 
     def close(self) -> None:
-        """Give up the state."""
         self._carry = None
 
 
-def room_for(traced: engine.Traced, devices: int, processes: Processes) -> Room:
-    """What there is room for on each of these devices, and on the smallest of them all."""
+def memory_estimate(traced: engine.Traced, devices: int, processes: Processes) -> MemoryEstimate:
+    """The estimate for the smallest device of all processes, if clients are divided among `devices`."""
     carry, clients = traced.start.made.carry, traced.job.clients
-    state, own = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
+    state, remembered = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
     on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
     data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
-    plans = [traced.start, traced.round]
-    return Room(limit, -(-data // among), state + -(-own // devices), plans, traced.setting.clients.client_axes())
+    kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()
+    return MemoryEstimate(limit, -(-data // among), kept, [traced.start, traced.round], axes)
 
 
 def minimum(job: Job) -> int:
@@ -219,13 +210,13 @@ def minimum(job: Job) -> int:
 
 
 def shapes(value: Any) -> Any:
-    """Structure, shapes and types of a pytree."""
+    """The structure, shapes and types of a pytree."""
     leaves, structure = jax.tree.flatten(value)
     return structure, tuple((a.shape, a.dtype) for a in leaves)
 
 
 def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
-    """What a round has cost, from what it reports."""
+    """The cost of a round, from its report."""
     turns = tuple(np.asarray(n) for n in report["turns"])
     key = tuple((n.shape, n.tobytes()) for n in turns)
     cache = traced.derived.setdefault("costs", {})
@@ -240,7 +231,7 @@ def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
 
 
 class Program:
-    """A plan, to be interpreted for data of these shapes; without the plan's constants, which a caller hands over."""
+    """A plan to be interpreted for data of these shapes. The caller passes the plan's constants."""
 
     def __init__(self, traced: Plan, clients: Clients, block: Block) -> None:
         self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
@@ -248,7 +239,7 @@ class Program:
         self.block = block
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
-        """The plan's outputs, a `plan.Made`, and what the round reports."""
+        """The plan's outputs, a `trace.Made`, and the round's report."""
         interpreter = self.interpreter(clients)
         out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
         made = jax.tree.unflatten(self.made, out)
@@ -262,28 +253,28 @@ class Program:
         return made, report
 
     def interpreter(self, clients: Clients) -> Interpreter:
-        """What evaluates the plan."""
+        """A new interpreter of the plan."""
         return Interpreter(clients, self.axes, self.block)
 
     def rows(self, ids: Any, n: int, value: Any) -> Any:
-        """The cohort's rows of what all clients have."""
+        """The cohort's rows of a value with a row for each client."""
         return value if len(ids) == n else jax.tree.map(lambda a: a[ids], value)
 
     def put(self, ids: Any, n: int, value: Any, rows: Any) -> Any:
-        """What all clients have, with the cohort's rows written."""
-        return rows if len(ids) == n else jax.tree.map(lambda a, own: a.at[ids].set(own), value, rows)
+        """The inverse of `rows`: the value with the cohort's rows written."""
+        return rows if len(ids) == n else jax.tree.map(lambda a, new: a.at[ids].set(new), value, rows)
 
     def here(self, ids: Any, entries: Any) -> Any:
-        """An entry for each of the cohort: those of the clients whose rows are here."""
+        """Of an entry for each member of the cohort, those of the members on this device."""
         return entries
 
     def everywhere(self, flags: Any) -> Any:
-        """Whether flags are true wherever rows are."""
+        """Whether flags are true on all devices."""
         return flags
 
 
 def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: Any, seed: Array, noise: Any) -> Any:
-    """The carry before the first round, and what it reports."""
+    """The carry before the first round, and a report."""
     keys = engine.start_keys(seed, clients.n)
     given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
     made, report = program(consts, clients, given)
@@ -291,16 +282,16 @@ def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: An
     return made.carry, report
 
 
-def measure(program: Program, consts: Any, clients: Clients, hyper: Any, seen: Carry, t: Any, seed: Array) -> Any:
-    """What everybody makes of x, y and their memory after t rounds: rows by name."""
+def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterates: Carry, t: Any, seed: Array) -> Any:
+    """Evaluate all clients after t rounds on x, y and their memory: rows by name."""
     t = jnp.asarray(t, jnp.int32)
     keys = engine.measure_keys(seed, t, clients.n)
-    made, _ = program(consts, clients, Given(seen, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
+    made, _ = program(consts, clients, Given(iterates, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
     return made.carry.state
 
 
 def _finite(carry: Carry) -> Array:
-    """For each leaf of the state and of the clients' memory, whether it is finite."""
+    """Whether it is finite, for each leaf of the state and of the clients' memory."""
     leaves = [leaf for part in (carry.state, carry.memory) for _, leaf in engine.real_leaves(part)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)
 
@@ -308,28 +299,31 @@ def _finite(carry: Carry) -> Array:
 def one_round(
     program: Program, cohort: int, consts: Any, clients: Clients, hyper: Any, carry: Carry, t: Any, seed: Array
 ) -> Any:
-    """The carry after round t, counted from 0, and what it reports; for memory, the cohort's rows before and after."""
+    """Compute round t, counted from 0.
+
+    Returns the cohort, the carry before and after the round (of the clients' memory only the cohort's rows), and a
+    report.
+    """
     keys = engine.round_keys(seed, t, clients.n, cohort)
     memory, client = program.rows(keys.ids, clients.n, (carry.memory, carry.client))
-    own = carry._replace(memory=memory, client=client)
-    made, report = program(
-        consts, clients, Given(own, hyper, jnp.asarray(t, jnp.int32), keys.ids, clients.weights, keys.key, keys.chance)
-    )
+    before = carry._replace(memory=memory, client=client)
+    t = jnp.asarray(t, jnp.int32)
+    made, report = program(consts, clients, Given(before, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
     after = made.carry
-    if made.stayed is not None:  # who missed an exchange keeps the memory of before
+    if made.stayed is not None:  # clients that missed an exchange keep their earlier memory
         stayed = program.here(keys.ids, made.stayed)
         keep = lambda new, old: jnp.where(stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
-        memory, client = jax.tree.map(keep, (after.memory, after.client), (own.memory, own.client))
+        memory, client = jax.tree.map(keep, (after.memory, after.client), (before.memory, before.client))
         after = after._replace(memory=memory, client=client)
     report["finite"] = program.everywhere(_finite(after))
-    return keys.ids, own, after, report
+    return keys.ids, before, after, report
 
 
-def put(program: Program, n: int, carry: Carry, ids: Any, own: Carry, after: Carry, good: Any) -> Carry:
-    """The carry with the cohort's rows written; if the round was not good, what it was."""
+def put(program: Program, n: int, carry: Carry, ids: Any, before: Carry, after: Carry, good: Any) -> Carry:
+    """The carry with the results of a round; if the round was not good, with its values from before."""
     choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
-    state, server = choose((after.state, after.server), (own.state, own.server))
-    rows = choose((after.memory, after.client), (own.memory, own.client))
+    state, server = choose((after.state, after.server), (before.state, before.server))
+    rows = choose((after.memory, after.client), (before.memory, before.client))
     memory, client = program.put(ids, n, (carry.memory, carry.client), rows)
     return Carry(state, memory, client, server, carry.noise)
 
@@ -338,50 +332,53 @@ def advance(
     program: Program, cohort: int, minimum: int, limit: int, together: int, consts: Any, clients: Clients, hyper: Any,
     carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array,
 ) -> Any:  # fmt: skip
-    """At most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
+    """Compute at most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
 
-    The cohorts, keys and minibatches of `together` rounds are drawn at once. With a limit of one round there is no
-    loop, in which a host would wait for a GPU to tell whether it goes on. The round is then computed in any case, and
-    not taken where none is wanted.
+    `together` rounds draw their cohorts, keys and minibatches in one step. With a limit of one round there is no while
+    loop, so the host never blocks on its predicate. That round is always computed, and discarded if `rounds` is 0.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
 
     def one(i: Any, state: Any) -> Any:
         wanted, carry = state
-        ids, own, after, report = one_round(program, cohort, consts, clients, hyper, carry, begin + i, seed)
+        ids, before, after, report = one_round(program, cohort, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
-        return (good, put(program, clients.n, carry, ids, own, after, good)), report
+        return (good, put(program, clients.n, carry, ids, before, after, good)), report
 
-    def noted(held: Any, made: Any) -> Any:
-        (i, _, reports), (state, report) = held, made
+    def recorded(progress: Any, result: Any) -> Any:
+        (i, _, reports), (state, report) = progress, result
         row = jnp.concatenate([leaf.astype(jnp.uint32).ravel() for leaf in jax.tree.leaves(report)])
         return i + 1, state, reports.at[i].set(row)
 
-    going = lambda held: (held[0] < rounds) & held[1][0]
+    going = lambda progress: (progress[0] < rounds) & progress[1][0]
     state: Any = (rounds > 0, carry)
     if together == 1 or limit == 1:
         once = jax.jit(one)  # traced once, for shapes and loop
-        told = jax.eval_shape(once, begin, state)[1]
-        some = lambda held: noted(held, once(*held[:2]))
+        report = jax.eval_shape(once, begin, state)[1]
+        some = lambda progress: recorded(progress, once(*progress[:2]))
     else:
         turn = jaxprs.LoopBody(one, state)
-        draw, state, told = turn.ahead(), turn.carry, turn.aux
+        draw, state, report = turn.ahead(), turn.carry, turn.aux
 
-        def some(held: Any) -> Any:
-            first = held[0]
+        def some(progress: Any) -> Any:
+            first = progress[0]
             drawn = draw(first + jnp.arange(together, dtype=jnp.int32))
-            more = lambda held: going(held) & (held[0] < first + together)
-            next_one = lambda held: noted(held, turn(held[0], held[1], [rows[held[0] - first] for rows in drawn]))
-            return jax.lax.while_loop(more, next_one, held)
+            more = lambda progress: going(progress) & (progress[0] < first + together)
 
-    leaves, structure = jax.tree.flatten(told)
-    held = (jnp.int32(0), state, jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.uint32))
-    _, (_, carry), reports = some(held) if limit == 1 else jax.lax.while_loop(going, some, held)
+            def next_one(progress: Any) -> Any:
+                i, state, _ = progress
+                return recorded(progress, turn(i, state, [rows[i - first] for rows in drawn]))
+
+            return jax.lax.while_loop(more, next_one, progress)
+
+    leaves, structure = jax.tree.flatten(report)
+    progress = (jnp.int32(0), state, jnp.zeros((limit, sum(leaf.size for leaf in leaves)), jnp.uint32))
+    _, (_, carry), reports = some(progress) if limit == 1 else jax.lax.while_loop(going, some, progress)
     columns = jnp.split(reports, np.cumsum([leaf.size for leaf in leaves])[:-1].tolist(), axis=1)
     back = [c.reshape(limit, *leaf.shape).astype(leaf.dtype) for c, leaf in zip(columns, leaves, strict=True)]
     return carry, jax.tree.unflatten(structure, back)
 
 
 def together() -> int:
-    """Rounds whose draws are made at once: one where a kernel's launch costs little."""
+    """The rounds that draw in one step: one on a CPU, where launching a kernel costs little."""
     return 1 if jax.default_backend() == "cpu" else DRAWN_TOGETHER

@@ -1,4 +1,4 @@
-"""How much memory a round needs, estimated before it is compiled: how many clients fit side by side."""
+"""Estimate a round's memory before it is compiled, and how many clients fit on a device side by side."""
 
 import os
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ class MemoryLimitError(MemoryError):
 
 
 def memory_of(device: Any) -> int:
-    """The bytes of memory that a device may use; a CPU's devices share what the process may use of the machine."""
+    """The bytes of memory that a device may use; the devices of a CPU share what the process may use."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -27,10 +27,10 @@ def memory_of(device: Any) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[int]:
-    """The memory limits of this process's control groups (v1 and v2) and of the groups around them, if any.
+    """The memory limits of this process's control groups (v1 and v2) and of their parents.
 
-    A container may see its own group as the root of /sys/fs/cgroup under a path that names the groups outside: paths
-    that do not exist are skipped.
+    Paths that do not exist are skipped: a container may see its own group as the root of /sys/fs/cgroup, under a path
+    that names the groups outside.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -51,9 +51,9 @@ def _cgroup_limits(root: Path) -> list[int]:
 
 
 def peak(jaxpr: Jaxpr) -> int:
-    """The most bytes of values alive at one time, beside the inputs.
+    """The most bytes of values alive at one time, without the inputs.
 
-    A value that is computed entry by entry and read once is taken for fused. The rest is kept until its last reader.
+    A value that is computed entry by entry and read once counts as fused. All others live until their last reader.
     """
     readers: dict[Var, int] = {}
     last: dict[Var, int] = {}
@@ -73,7 +73,7 @@ def peak(jaxpr: Jaxpr) -> int:
                 continue
             made[v] = ledger.nbytes([v.aval])
             out += made[v]
-        # A loop's carry is there twice while a turn goes on; what another call gives back it has computed itself.
+        # A loop's carry exists twice during a turn. The results of other calls are among their inner values.
         both = out + inner if eqn.primitive in compat.LOOPS or not inner else max(out, inner)
         most = max(most, alive + both)
         alive += out
@@ -83,11 +83,11 @@ def peak(jaxpr: Jaxpr) -> int:
     return most
 
 
-def of_client(plan: Plan, axes: list[int | None]) -> tuple[int, int]:
-    """The bytes that one client's work takes in the most demanding map of a plan, and the least they can be.
+def bytes_per_client(plan: Plan, axes: list[int | None]) -> tuple[int, int]:
+    """The bytes that one client's work takes in the most demanding map of a plan: an estimate, and a lower bound.
 
-    They hold its data, what it remembers, and what it computes at one time; the least holds what goes in and comes out.
-    Data without an axis for the clients (`Clients.client_axes`) exist once for all clients.
+    The estimate includes the client's data, its memory, and all values alive at one time; the bound only inputs and
+    outputs. Data without a client axis (`Clients.client_axes`) exist once for all clients.
     """
     most = least = 0
     for call in plan.body.of(MapCall):
@@ -99,10 +99,10 @@ def of_client(plan: Plan, axes: list[int | None]) -> tuple[int, int]:
     return most, least
 
 
-def words(count: float) -> str:
+def readable(count: float) -> str:
     """Return a human-readable byte count.
 
-    >>> words(2_100_000_000), words(35_000)
+    >>> readable(2_100_000_000), readable(35_000)
     ('2.1 GB', '35 kB')
     """
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -111,49 +111,44 @@ def words(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-WAYS_OUT = (
-    'fewer clients side by side (rk.Simulation(block=1)), smaller batches, remat=True, precision="bfloat16", more '
-    'devices (mesh="all"), or data that stay on the host (rk.Clients.from_arrays(..., placement="host"))'
+ADVICE = (
+    'What helps: fewer clients side by side (rk.Simulation(block=1)), smaller batches, remat=True, precision="bfloat16"'
+    ', more devices (mesh="all"), or data that stay on the host (rk.Clients.from_arrays(..., placement="host")).'
 )
 
 
-class Room:
-    """What there is room for on a device that holds some of it already.
+class MemoryEstimate:
+    """The memory that a round needs on a device, and how many clients it can compute side by side.
 
     Arguments:
         limit: the device's bytes.
-        data: bytes of clients' data there.
+        data: bytes of the clients' data on the device.
         kept: bytes of the state and of what clients remember.
         plans: of the start, of a round, and so on.
-        axes: see `of_client`.
+        axes: see `bytes_per_client`.
     """
 
     def __init__(self, limit: int, data: int, kept: int, plans: list[Plan], axes: list[int | None]) -> None:
         self.limit, self.data, self.kept = limit, data, kept
-        self.each, least = map(max, zip(*(of_client(plan, axes) for plan in plans), strict=True))
-        # The state is there twice while a round goes on; half of the rest is left to the compiler's own copies.
-        self.side_by_side = max(1, (limit - data - 2 * kept) // 2 // max(1, self.each))
+        self.per_client, least = map(max, zip(*(bytes_per_client(plan, axes) for plan in plans), strict=True))
+        # The state exists twice during a round; half of the rest is left to the compiler's own copies.
+        self.side_by_side = max(1, (limit - data - 2 * kept) // 2 // max(1, self.per_client))
         if data + kept + least > limit:
-            raise MemoryLimitError(f"The device has {words(limit)}. {self.sizes(1)} {self.advice}")
+            raise MemoryLimitError(f"The device has {readable(limit)}. {self.sizes(1)} {ADVICE}")
 
     def sizes(self, block: int) -> str:
-        """What takes how much."""
+        """A sentence on what takes how much with a block of this size."""
         clients = "one client's work" if block == 1 else f"the work of {block:,} clients side by side"
         return (
-            f"The clients' data take {words(self.data)}, the state and what clients remember {words(self.kept)}, "
-            f"{clients} about {words(block * self.each)}."
+            f"The clients' data take {readable(self.data)}, the state and what clients remember {readable(self.kept)}, "
+            f"{clients} about {readable(block * self.per_client)}."
         )
 
-    @property
-    def advice(self) -> str:
-        """How less is needed."""
-        return f"What helps: {WAYS_OUT}."
-
     def notes(self, cohort: int) -> list[str]:
-        """What to say of a cohort that does not fit."""
+        """A note if a cohort of this size does not fit."""
         if self.side_by_side >= cohort:
             return []
         return [
             f"{self.side_by_side:,} of {cohort:,} clients are computed side by side: each takes about "
-            f"{words(self.each)}, and the device has {words(self.limit)}."
+            f"{readable(self.per_client)}, and the device has {readable(self.limit)}."
         ]

@@ -1,12 +1,11 @@
-"""Many devices: the clients divided among them, each device computing those of the cohort that it holds.
+"""Simulation on many devices: each computes the members of the cohort that it holds.
 
-The server's part of a plan is computed by every device, from the same numbers. An exchange ends in one sum over the
-devices; between two exchanges they have nothing to tell each other, so each goes through its own members in as many
-blocks as it needs.
+Every device computes the server's part of a plan, from the same numbers. An exchange ends in one sum over the devices.
+Between two exchanges they do not communicate, so each computes its own members in as many blocks as it needs.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,187 +13,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jax.sharding import Mesh
 
 from rookery import __version__
 from rookery.base.draws import seed_key
-from rookery.base.jaxprs import digest
+from rookery.base.jaxprs import digest, is_key
 from rookery.base.processes import ONE_PROCESS, HostError, Processes
 from rookery.data.clients import Clients
-from rookery.data.rows import ClientRows
 from rookery.engines import engine
 from rookery.engines.checkpoints import Padded
 from rookery.engines.engine import Job
 from rookery.engines.interpreter import Block, Interpreter, Mapped, is_within, weighted_sum
 from rookery.engines.simulation import device
+from rookery.engines.simulation.division import AXIS, DIVIDED, EVERYWHERE, Division, mesh_of, undivided_shapes
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
 from rookery.plan.calls import Read, ScatterCall
 from rookery.plan.trace import Carry, Plan
 
-AXIS = "clients"
-_EVERYBODY, _DIVIDED = PartitionSpec(), PartitionSpec(AXIS)
-_CARRY: Any = Carry(_EVERYBODY, _DIVIDED, _DIVIDED, _EVERYBODY, _EVERYBODY)
-_PIECES = 4  # the blocks in which a device computes its share of a cohort, if that is as large as is to be expected
-
-
-def made(mesh: Any) -> Mesh:
-    """The devices as a mesh with one axis, the clients."""
-    if isinstance(mesh, Mesh):
-        devices = mesh.devices.reshape(-1)
-    elif isinstance(mesh, str) and mesh == "all":
-        devices = np.asarray(jax.devices())
-    elif isinstance(mesh, int) and not isinstance(mesh, bool) and 1 <= mesh <= jax.device_count():
-        devices = np.asarray(jax.devices()[:mesh])
-    else:
-        raise ValueError(
-            f'Simulation: mesh={mesh!r} is not "all", a jax.sharding.Mesh or a number of devices, of which there are '
-            f"{jax.device_count()}."
-        )
-    return Mesh(devices, (AXIS,))
-
-
-@dataclass(frozen=True)
-class Division:
-    """Which device has whom: device d the clients from d·each on, the last ones maybe fewer or none."""
-
-    mesh: Mesh
-    n: int
-
-    @property
-    def devices(self) -> int:
-        """How many devices there are."""
-        return self.mesh.size
-
-    @property
-    def each(self) -> int:
-        """The clients that a device has room for."""
-        return -(-self.n // self.devices)
-
-    def bounds(self, device: int) -> tuple[int, int]:
-        """The first client of a device, and the one after its last."""
-        return min(device * self.each, self.n), min((device + 1) * self.each, self.n)
-
-    def check(self, clients: Clients) -> None:
-        """Raise ValueError if this process does not hold the data of its devices' clients."""
-        own = [d for d, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
-        needed = [self.bounds(d) for d in own]
-        here = range(clients.n) if clients.here is None else clients.here
-        if any(first < last and not (here.start <= first and last <= here.stop) for first, last in needed):
-            raise ValueError(
-                f"Simulation: this process holds the data of the clients {here.start} to {here.stop - 1}, and its "
-                'devices in the mesh have others: give mesh="all", for which Clients.from_loader loads.'
-            )
-
-    def divided(self, clients: Clients) -> Clients:
-        """Their data on the devices, each with its own clients' alone; all have the weights and the centre's data."""
-        begin = 0 if clients.here is None else clients.here.start
-        levels = [None if source is None else self._source(source, begin) for source in clients.levels().values()]
-        center = None if clients.center is None else self.replicated(clients.center)
-        return _with(clients, levels, self.replicated(clients.weights), center)
-
-    def seen(self, clients: Clients) -> Clients:
-        """The shapes of divided clients as one device sees them."""
-        shape = lambda a, *lead: jax.ShapeDtypeStruct((*lead, *a.shape[1:]), a.dtype)
-
-        def own(source: ClientRows) -> ClientRows:
-            rows = jax.tree.map(lambda a: shape(a, self._longest(source)), source.rows)
-            return source.member(rows, shape(source.offsets, self.n), shape(source.sizes, self.n))
-
-        levels = [None if source is None else own(source) for source in clients.levels().values()]
-        return _with(clients, levels, shape(clients.weights, self.n), clients.center)
-
-    def specs(self, clients: Clients) -> Any:
-        """How their arrays are divided."""
-        levels = [None if source is None else _DIVIDED for source in clients.levels().values()]
-        return _with(clients, levels, _EVERYBODY, None if clients.center is None else _EVERYBODY)
-
-    def _longest(self, source: ClientRows) -> int:
-        """The most samples that a device has."""
-        ends = np.concatenate([[0], np.cumsum(np.asarray(source.sizes, np.int64))])
-        return max(int(ends[last] - ends[first]) for first, last in map(self.bounds, range(self.devices)))
-
-    def _source(self, source: ClientRows, begin: int) -> ClientRows:
-        """A level's data on the devices, of rows that begin with those of client `begin`."""
-        sizes = np.asarray(source.sizes, np.int64)
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        bounds = [self.bounds(d) for d in range(self.devices)]
-        longest = self._longest(source)
-        numbers = np.full((self.devices, self.each), source.narrowest, np.int32)
-        offsets = np.zeros((self.devices, self.each), np.int32)
-        for d, (first, last) in enumerate(bounds):
-            numbers[d, : last - first] = sizes[first:last]
-            offsets[d, : last - first] = ends[first:last] - ends[first]
-
-        def piece(rows: Any, d: int) -> np.ndarray:
-            first, last = (int(ends[i] - ends[begin]) for i in bounds[d])
-            own = np.asarray(rows)[first:last]
-            return np.concatenate([own, np.zeros((longest - len(own), *own.shape[1:]), own.dtype)])
-
-        rows = jax.tree.map(lambda a: self._put(partial(piece, a), longest, a), source.rows)
-        put = lambda a: self._put(lambda d: a[d], self.each, a[0])
-        return source.member(rows, put(offsets), put(numbers))
-
-    def _put(self, piece: Callable[[int], np.ndarray], length: int, like: Any) -> Array:
-        """An array of which device d has piece(d), of this length."""
-        sharding = NamedSharding(self.mesh, _DIVIDED)
-        here = [
-            jax.device_put(piece(d), device)
-            for d, device in enumerate(self.mesh.devices)
-            if device.process_index == jax.process_index()
-        ]
-        shape = (length * self.devices, *like.shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, here)
-
-    def replicated(self, value: Any) -> Any:
-        """The same arrays on every device."""
-        sharding = NamedSharding(self.mesh, _EVERYBODY)
-
-        def put(leaf: Any) -> Any:
-            if _is_key(leaf):
-                return jax.random.wrap_key_data(put(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-            own = np.asarray(leaf, getattr(leaf, "dtype", None))
-            return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
-
-        return jax.tree.map(put, value)
-
-
-def _as_on_one(clients: Clients) -> Clients:
-    """The shapes of the clients' data, as one device would hold them all."""
-
-    def own(source: ClientRows) -> ClientRows:
-        total = int(np.asarray(source.sizes, np.int64).sum())
-        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), source.rows)
-        return source.member(rows, source.offsets, source.sizes)
-
-    levels = [None if source is None else own(source) for source in clients.levels().values()]
-    return _with(clients, levels, clients.weights, clients.center)
-
-
-def _with(clients: Clients, levels: list[Any], weights: Any, center: Any) -> Clients:
-    return Clients.tree_unflatten((clients.replace, clients.center_client), (*levels, weights, center))
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+_CARRY: Any = Carry(EVERYWHERE, DIVIDED, DIVIDED, EVERYWHERE, EVERYWHERE)
+_PIECES = 4  # the blocks in which a device computes a share of the expected size
 
 
 def _processes(mesh: Mesh) -> Processes:
-    """Those whose devices they are."""
-    whose = {device.process_index for device in mesh.devices}
-    if whose == {jax.process_index()}:
+    """The processes that the devices of a mesh belong to."""
+    owners = {device.process_index for device in mesh.devices}
+    if owners == {jax.process_index()}:
         return ONE_PROCESS
-    if whose != set(range(jax.process_count())):
+    if owners != set(range(jax.process_count())):
         raise ValueError(
-            f"Simulation: the mesh has devices of the processes {sorted(whose)}, and there are {jax.process_count()}: "
-            'give mesh="all", or devices of one process alone.'
+            f"Simulation: mesh must have devices of this process or of all {jax.process_count()} processes; got those "
+            f'of {sorted(owners)}. Give mesh="all", or devices of one process.'
         )
     return Processes(together=True)
 
 
 def _described(traced: engine.Traced, settings: device.Settings) -> dict[str, Any]:
-    """What several processes must agree upon."""
+    """What several processes must agree on."""
     job = traced.job
     return {
         "version of JAX": jax.__version__,
@@ -227,67 +82,62 @@ class Session(device.Session):
     """A run on many devices, of this process or of several."""
 
     def __init__(self, job: Job, settings: device.Settings) -> None:
-        self._division = division = Division(made(settings.mesh), job.clients.n)
+        self._division = division = Division(mesh_of(settings.mesh), job.clients.n)
         if division.devices > division.n:
             raise ValueError(
-                f"Simulation: a mesh of {division.devices} devices, and {division.n} clients to divide among them: "
-                f"give mesh={division.n} or fewer."
+                f"Simulation: mesh must have at most one device for each of the {division.n} clients; got "
+                f"{division.devices} devices. Give mesh={division.n} or fewer."
             )
         division.check(job.clients)
-        self._as_on_one = lambda: engine.traced(job, convolve=settings.convolutions, seen=_as_on_one(job.clients))
+        trace = partial(engine.traced, job, convolve=settings.convolutions)
+        self._on_one_device = lambda: trace(shapes=undivided_shapes(job.clients))
         self.processes = _processes(division.mesh)
-        seen = division.seen(job.clients)
-        traced = engine.traced(job, convolve=settings.convolutions, seen=seen)
+        traced = trace(shapes=division.device_shapes(job.clients))
         if self.processes.count > 1:
             self.processes.agree(_described(traced, settings))
         super().__init__(self._placed(traced), settings, division.devices)
         self._data = division.divided(job.clients)
 
     def _placed(self, traced: engine.Traced) -> engine.Traced:
-        put = self._division.replicated
-        plan: Any = lambda own: None if own is None else replace(own, consts=put(own.consts))
-        start, one_round, measure = map(plan, (traced.start, traced.round, traced.measure))
+        """The plans and their inputs on every device. All processes take the entropy of the first."""
+        put, noise = self._division.replicated, traced.noise
+        place: Any = lambda plan: None if plan is None else replace(plan, consts=put(plan.consts))
+        plans = {name: place(getattr(traced, name)) for name in ("start", "round", "measure")}
         job = replace(traced.job, start=put(traced.job.start))
-        noise = traced.noise if self.processes.count == 1 else self._agreed(traced.noise)
+        if self.processes.count > 1:
+            words = self.processes.broadcast(np.asarray(noise).tolist())
+            noise = np.array(words, np.uint32) if words else ()
         hyper, seed, noise = put((traced.hyper, traced.seed, noise))
-        plans = {"start": start, "round": one_round, "measure": measure}
         return replace(traced, job=job, hyper=hyper, seed=seed, noise=noise, **plans)
-
-    def _agreed(self, noise: Any) -> Any:
-        """The first process's entropy, on all of them."""
-        words = self.processes.broadcast(np.asarray(noise).tolist())
-        return np.array(words, np.uint32) if words else ()
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program as one device would have it: the same for any number of devices."""
-        return self._as_on_one().fingerprint
+        """Of the program for one device: it does not depend on the number of devices."""
+        return self._on_one_device().fingerprint
 
     @property
     def state(self) -> Any:
-        """The algorithm's state, as one device of this process has it."""
+        """The algorithm's state, on the first device of this process."""
         return jax.tree.map(_here, self._carry.state)
 
     @property
     def memory(self) -> Any:
-        """What the clients remember, one row for each, on the host: all of it may be too much for one device."""
+        """What the clients remember, one row for each, on the host: one device may not have room for all of it."""
         return jax.tree.map(lambda a: self._whole(a)[: self._division.n], self._carry.memory)
 
     def _whole(self, leaf: Any) -> Any:
-        """An array that is divided among the devices, of one process or several."""
-        if _is_key(leaf):
+        """The whole of an array that is divided among the devices."""
+        if is_key(leaf):
             data = jnp.asarray(self._whole(jax.random.key_data(leaf)))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         return np.array(leaf) if self.processes.count == 1 else multihost_utils.process_allgather(leaf, tiled=True)
 
     def save(self) -> Carry:
-        """See `engine.Session.save`."""
         padded = lambda leaf: Padded(leaf, self._division.n)
         memory, client = jax.tree.map(padded, (self._carry.memory, self._carry.client))
         return self._carry._replace(memory=memory, client=client)
 
     def advance(self, rounds: int) -> list[Amounts]:
-        """See `engine.Session.advance`."""
         try:
             return super().advance(rounds)
         except jax.errors.JaxRuntimeError as error:
@@ -302,15 +152,15 @@ class Session(device.Session):
         self, name: str, of: Plan, function: Callable[..., Any], *fixed: Any, donate: tuple[int, ...] = ()
     ) -> Any:
         mesh, data = self._division.mesh, self._division.specs(self._data)
-        takes = {"start": 3, "rounds": 5, "measure": 3}[name]  # arguments after data and hyperparameters
-        carry = [_EVERYBODY if name == "start" else _CARRY]
-        gives = _EVERYBODY if name == "measure" else (_CARRY, _EVERYBODY)
-        specs = (_EVERYBODY, data, _EVERYBODY, *carry, *[_EVERYBODY] * (takes - 1))
+        more = {"start": 2, "rounds": 4, "measure": 2}[name]  # arguments after the carry
+        carry = EVERYWHERE if name == "start" else _CARRY
+        inputs = (EVERYWHERE, data, EVERYWHERE, carry, *[EVERYWHERE] * more)
+        outputs = EVERYWHERE if name == "measure" else (_CARRY, EVERYWHERE)
 
         def make() -> Any:
             program = Program(of, self._data, self._block, self._division)
             whole = partial(function, program, *fixed)
-            divided = jax.shard_map(whole, mesh=mesh, in_specs=specs, out_specs=gives, check_vma=False)
+            divided = jax.shard_map(whole, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
             return engine.compiled(of, divided, donate_argnums=donate)
 
         key = (name, of.identity, device.shapes(self._data), self._block, *fixed, mesh)
@@ -319,74 +169,69 @@ class Session(device.Session):
 
 def _here(leaf: Any) -> Any:
     """The part of an array on the first device of this process."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(_here(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
     return leaf.addressable_data(0)
 
 
 class Program(device.Program):
-    """A plan, to be interpreted on one of the devices."""
+    """A plan to be interpreted on one of the devices, for the members of a cohort that it holds."""
 
     def __init__(self, traced: Plan, clients: Clients, block: Block, division: Division) -> None:
         super().__init__(traced, clients, block)
         self.division = division
 
     def interpreter(self, clients: Clients) -> Interpreter:
-        """One for the members of a cohort that this device holds."""
         return _Share(clients, self.axes, self.block, self.division)
 
     def rows(self, ids: Any, n: int, value: Any) -> Any:
-        """See `device.Program.rows`: of the members that are here."""
         if len(ids) == n:
             return value
-        own = Members(ids, self.division)
-        return jax.tree.map(lambda a: a[own.local], value)
+        members = Members(ids, self.division)
+        return jax.tree.map(lambda a: a[members.local], value)
 
     def put(self, ids: Any, n: int, value: Any, rows: Any) -> Any:
-        """See `device.Program.put`: of the members that are here."""
         if len(ids) == n:
             return rows
-        own = Members(ids, self.division)
-        where = jnp.where(own.valid, own.local, self.division.each)  # beyond the last: not written
+        members = Members(ids, self.division)
+        where = jnp.where(members.valid, members.local, self.division.each)  # beyond the last: not written
         return jax.tree.map(lambda a, new: a.at[where].set(new, mode="drop"), value, rows)
 
     def here(self, ids: Any, entries: Any) -> Any:
-        """See `device.Program.here`."""
         return Members(ids, self.division).of(entries)
 
     def everywhere(self, flags: Any) -> Any:
-        """See `device.Program.everywhere`."""
         return jax.lax.pmin(flags.astype(jnp.int32), AXIS) > 0
 
 
 class Members:
-    """The members of a cohort that this device holds: a part of `ids`, which ascend, with room for as many as may be.
+    """The members of a cohort that this device holds: a range of `ids`, which ascend, padded to a fixed length.
 
     Attributes:
-        room: how many they can be.
-        count: how many they are.
-        places: where in the cohort they are.
-        valid: which of the `room` entries are members; the others stand for its first client.
-        ids, local: their numbers in the federation, and among this device's clients.
+        most: the fixed length.
+        count: the number of members.
+        places: their positions in the cohort.
+        valid: which of the `most` entries are members; the others stand for the device's first client.
+        ids, local: the members' numbers in the federation, and among this device's clients.
     """
 
     def __init__(self, ids: Any, division: Division, repeats: bool = False) -> None:
         size, first = len(ids), jax.lax.axis_index(AXIS) * division.each
-        self.room = size if repeats else min(size, division.each)
+        self.most = size if repeats else min(size, division.each)
         before, after = (jnp.searchsorted(ids, end).astype(jnp.int32) for end in (first, first + division.each))
         self.count = after - before
-        self.places = jnp.minimum(before + jnp.arange(self.room, dtype=jnp.int32), size - 1)
-        self.valid = jnp.arange(self.room) < self.count
+        self.places = jnp.minimum(before + jnp.arange(self.most, dtype=jnp.int32), size - 1)
+        self.valid = jnp.arange(self.most) < self.count
         self.local = jnp.where(self.valid, ids[self.places] - first, 0)
         self.ids = first + self.local
 
     def of(self, entries: Any) -> Any:
-        """Their entries, of one for each of the cohort."""
+        """The members' entries, from one for each client of the cohort."""
         return entries[self.places]
 
 
 class _Share(Interpreter):
-    """Evaluates a plan's steps on one device: per-client values are those of the members that it holds."""
+    """Evaluates a plan on one device: per-client values have a row for each member that the device holds."""
 
     def __init__(self, clients: Clients, axes: list[Any], block: Block, division: Division) -> None:
         super().__init__(clients, axes, block)
@@ -406,18 +251,17 @@ class _Share(Interpreter):
         return jnp.concatenate([ledger.total(sums.reshape(-1, *sums.shape[2:])), busiest], axis=1)
 
     def scatter(self, call: ScatterCall, read: Read) -> list[Any]:
-        """See `Visitor`. Each device takes its members' rows."""
         return [Members(read(call.ids), self._division).of(read(call.rows))]
 
     def _gathered(self, ids: Any, rows: Any) -> Any:
-        if _is_key(rows):
+        if is_key(rows):
             words = self._gathered(ids, jax.random.key_data(rows))
             return jax.random.wrap_key_data(words, impl=jax.random.key_impl(rows))
         each = self._division.each
-        held = jax.lax.all_gather(rows, AXIS)
+        by_device = jax.lax.all_gather(rows, AXIS)
         begins = jnp.searchsorted(ids, jnp.arange(self._division.devices, dtype=jnp.int32) * each).astype(jnp.int32)
         owner = ids // each
-        return held[owner, jnp.arange(len(ids), dtype=jnp.int32) - begins[owner]]
+        return by_device[owner, jnp.arange(len(ids), dtype=jnp.int32) - begins[owner]]
 
     def _weighted_sums(self, ids: Any, weights: Any, values: list[Any]) -> list[Any]:
         group = self._group(values)
@@ -429,37 +273,40 @@ class _Share(Interpreter):
         return jax.lax.psum([weighted_sum(masked, a) for a in arrays], AXIS)
 
     def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
-        """See `Interpreter._compute`: for the members that are here, in as many blocks as they fill."""
+        """See `Interpreter._compute`: for the members on this device, in as many blocks as they fill."""
         ids = group[0].ids
         members = Members(ids, self._division, group[0].call.repeats)
-        block = self._share_of(self._block_of(group), ids, members.room)
-        blocks = -(-members.room // block)
-        room = blocks * block
+        block = self._share_of(self._block_of(group), ids, members.most)
+        blocks = -(-members.most // block)
+        length = blocks * block
         weights, values = reduced if reduced is not None else (jnp.zeros(len(ids)), [])
         inside = [v for v in values if is_within(v, group)]
 
         def padded(a: Any) -> Any:
-            return jnp.concatenate([a, jnp.broadcast_to(a[:1], (room - len(a), *a.shape[1:]))]) if room > len(a) else a
+            missing = length - len(a)
+            return jnp.concatenate([a, jnp.broadcast_to(a[:1], (missing, *a.shape[1:]))]) if missing else a
 
         local = [[None if is_within(v, group) else padded(self._array(v)) for v in m.local] for m in group]
         keep = self._kept(group, reduced)
-        who, valid = padded(members.ids), jnp.arange(room) < members.count
+        member_ids, valid = padded(members.ids), jnp.arange(length) < members.count
         shares = jnp.where(valid, padded(members.of(weights)), 0)
 
         def on_block(begin: Any) -> Any:
             """The sums, the rows to keep and the work of the members of one block."""
             cut = lambda a: a if blocks == 1 else jax.lax.dynamic_slice_in_dim(a, begin, block)
-            there, here = cut(valid), cut(who)
-            rows = [[None if a is None else cut(a) for a in each] for each in local]
-            added, kept, counts = self._on_block(group, [here] * len(group), rows, inside, cut(shares), there, keep)
-            masked = lambda a: jnp.where(there.reshape(-1, *(1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))
-            return added, (jax.tree.map(lambda a: a if _is_key(a) else masked(a), kept), counts)
+            valid_here, ids_here = cut(valid), cut(member_ids)
+            rows = [[None if a is None else cut(a) for a in arrays] for arrays in local]
+            added, kept, counts = self._on_block(
+                group, [ids_here] * len(group), rows, inside, cut(shares), valid_here, keep
+            )
+            masked = lambda a: jnp.where(valid_here.reshape(-1, *(1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))
+            return added, (jax.tree.map(lambda a: a if is_key(a) else masked(a), kept), counts)
 
         if blocks == 1:
             total, made = on_block(0)
         else:
-            added, each = jax.eval_shape(on_block, jnp.int32(0))
-            empty = jax.tree.map(lambda a: _empty((room, *a.shape[1:]), a.dtype), each)
+            added, per_block = jax.eval_shape(on_block, jnp.int32(0))
+            empty = jax.tree.map(lambda a: _empty((length, *a.shape[1:]), a.dtype), per_block)
 
             def one(b: Any, state: Any) -> Any:
                 more, rows = on_block(b * block)
@@ -468,26 +315,26 @@ class _Share(Interpreter):
 
             zeros = [jnp.zeros(a.shape, a.dtype) for a in added]
             total, made = jax.lax.fori_loop(0, -(-members.count // block), one, (zeros, empty))
-        kept, counts = jax.tree.map(lambda a: a[: members.room], made)
+        kept, counts = jax.tree.map(lambda a: a[: members.most], made)
         for mapped, is_kept, rows, done in zip(group, keep, kept, counts, strict=True):
-            found = iter(rows)
-            mapped.rows = [next(found) if k else None for k in is_kept] or [None]
+            remaining = iter(rows)
+            mapped.rows = [next(remaining) if k else None for k in is_kept] or [None]
             self._worked(mapped, members.ids, done)
         sums = iter(total)
-        rest = lambda v: weighted_sum(shares[: members.room], self._array(v))
+        rest = lambda v: weighted_sum(shares[: members.most], self._array(v))
         return [next(sums) if is_within(v, group) else rest(v) for v in values]
 
-    def _share_of(self, block: int, ids: Any, room: int) -> int:
-        """The block with which a device's share of a cohort wastes little."""
-        if len(ids) == self._division.n and room == self._division.each:  # the share is all that there is room for
-            return -(-room // -(-room // min(block, room)))
+    def _share_of(self, block: int, ids: Any, most: int) -> int:
+        """The block with which a device's share of a cohort, at most `most` clients, wastes little."""
+        if len(ids) == self._division.n and most == self._division.each:  # every client takes part
+            return -(-most // -(-most // min(block, most)))
         if isinstance(self._block, int):
-            return min(block, room)
+            return min(block, most)
         expected = -(-len(ids) // self._division.devices)
-        return min(block, room, -(-expected // _PIECES))
+        return min(block, most, -(-expected // _PIECES))
 
     def _worked_at_center(self, counts: Any) -> None:
-        """All devices compute it, and one counts."""
+        """Count the centre's work on one device; all of them compute it."""
         self._worked_here.append(jnp.where(jax.lax.axis_index(AXIS) == 0, counts, 0))
 
 

@@ -1,4 +1,4 @@
-"""The default engine: it chooses how a job is computed in this process."""
+"""The default engine, which chooses how a job is computed in this process."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,35 +14,36 @@ class Simulation(device.Settings):
     """The default engine: everything in this process, vectorised and compiled.
 
     Arguments:
-        block: clients computed side by side; a larger cohort goes in blocks of this size, to bound memory. "auto": as
-            many as there is room for, by an estimate made before anything is compiled; on a CPU at most 128, and one
-            where local steps multiply large matrices.
+        block: clients computed side by side. Larger cohorts are computed in blocks of this size, which bounds memory.
+            "auto": as many as fit, by an estimate made before anything is compiled; on a CPU at most 128, or one if
+            local steps multiply large matrices.
         mesh: devices to divide the clients and their memory among: "all" (every device of every process), a number of
-            devices, or a `jax.sharding.Mesh`. Each computes the members of a cohort that it holds, and the numbers are
-            those of one device, to rounding. None: one device.
-        debug: run one client at a time, not compiled, and name the client and the step where the first value that is
-            not finite appears.
-        convolutions: "products" computes them, and pooling, as slices and matrix products; "xla" as XLA does; "auto" as
-            products on CPUs and GPUs, where XLA's are slow in loops and with each client's own kernel.
-        precision: of the clients' losses. "bfloat16" computes them so, with x, y and all that is added up in their own
-            type; "float32" multiplies float32 matrices in full, which GPUs otherwise round to 10 bits (TF32).
-        remat: keep only the results of a loss's matrix products for its derivatives, and compute the rest again: less
+            devices, or a `jax.sharding.Mesh`. Each device computes the members of a cohort that it holds; the results
+            equal those of one device up to rounding. None: one device.
+        debug: run one client at a time, without compilation, and name the client and the step where the first value
+            that is not finite appears.
+        convolutions: how convolutions and pooling are computed. "products": as slices and matrix products; "xla": as
+            XLA does; "auto": as products on CPUs and GPUs, where XLA is slow in loops and with a kernel per client.
+        precision: of the clients' losses. "bfloat16" computes losses in that type, and keeps x, y and all sums in their
+            own; "float32" multiplies float32 matrices in full precision, where GPUs round to 10 bits (TF32).
+        remat: keep only the results of a loss's matrix products for its derivatives, and recompute the rest: less
             memory, more arithmetic.
     """
 
     def open(self, job: Job) -> Any:
-        """A session for this job."""
+        """Open a session for this job."""
         job = replace(job, computing=self.computing)
         if not job.clients.held:
             raise ValueError(
-                "rk.Clients.like holds no data, sites do: give engine=rk.Federation(address, ...), or data."
+                "rk.Clients.like holds no data, and a simulation needs them. Give engine=rk.Federation(address, ...), "
+                "or clients with data."
             )
         if job.clients.placement == "host":
             return staged.opened(job, self)
         if self.debug:
             return debug.Session(engine.traced(job, True, self.convolutions), self)
         if self.mesh is not None:
-            from rookery.engines.simulation import mesh  # JAX's tools for several processes take a while to import
+            from rookery.engines.simulation import mesh  # its imports of JAX's multi-process tools take a while
 
             return mesh.Session(job, self)
         return device.Session(engine.traced(job, False, self.convolutions), self)

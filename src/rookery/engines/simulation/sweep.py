@@ -1,7 +1,7 @@
-"""Many candidates of one algorithm side by side: the interpreted round, vmapped over hyperparameters.
+"""Many candidates of one algorithm side by side: a round vmapped over hyperparameters.
 
-On a mesh the candidates are divided among the devices. Each device holds all clients' data, and devices do not
-communicate during a call.
+A mesh divides the candidates among its devices. Each device holds all clients' data, and the devices do not communicate
+during a call.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import device
+from rookery.engines.simulation import device, division
 from rookery.engines.simulation.device import Program, Settings
 from rookery.engines.streaming import fetched
 from rookery.plan.trace import Carry, Plan
@@ -28,7 +28,7 @@ _ALL, _DIVIDED = PartitionSpec(), PartitionSpec(_AXIS)
 
 
 class Sweep:
-    """A job for several values of its floats. They see the same cohorts and the same minibatches."""
+    """A job for several values of its real hyperparameters. All candidates use the same cohorts and minibatches."""
 
     def __init__(self, job: Job, searched: set[str], settings: Settings | None = None) -> None:
         settings = Settings() if settings is None else settings
@@ -39,7 +39,8 @@ class Sweep:
         if data.placement == "host":
             if self._mesh is not None:
                 raise ValueError(
-                    "tune: on a mesh every device needs all rows, and these stay on the host: leave mesh out."
+                    'tune: mesh must be None for clients with placement="host"; every device of a mesh needs all rows. '
+                    "Leave mesh out."
                 )
             traced, data, block = fetched.prepared(job, block, convolve=settings.convolutions)
         else:
@@ -50,20 +51,20 @@ class Sweep:
         if self._mesh is not None:
             every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
             placed = lambda plan, where: replace(plan, consts=jax.device_put(plan.consts, where))
-            start, one_round, measure = traced.start, traced.round, traced.measure
-            measure = None if measure is None else placed(measure, first)
+            measure = None if traced.measure is None else placed(traced.measure, first)
             job = replace(job, **jax.device_put({"clients": job.clients, "start": job.start}, every))
             data = job.clients
-            traced = replace(traced, start=placed(start, every), round=placed(one_round, every), measure=measure)
+            plans = {"start": placed(traced.start, every), "round": placed(traced.round, every), "measure": measure}
+            traced = replace(traced, **plans)
         self._traced, self._data, self._start = traced, data, job.start
 
     def even(self, count: int) -> int:
-        """The least number of candidates, at least this one, of which every device has as many."""
+        """Round a number of candidates up to a multiple of the number of devices."""
         devices = 1 if self._mesh is None else self._mesh.size
         return -(-count // devices) * devices
 
     def start(self, values: Values, count: int) -> Carry:
-        """All `count` candidates before their first round; what no value changes is computed once on each device."""
+        """All `count` candidates before their first round. Values that no candidate changes are computed once."""
         traced = self._traced
         program = self._program("sweep start", traced.start, _start_all)
         seeds = traced.seed, traced.noise
@@ -72,18 +73,18 @@ class Sweep:
     def advance(
         self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
     ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:
-        """`rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
+        """Compute `rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
         traced = self._traced
         program = self._program("sweep", traced.round, _advance_some, self._cohort, self._minimum, donate=(4,))
         return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, rounds, traced.seed)
 
     def candidate(self, carries: Carry, i: int) -> tuple[Any, Any]:
-        """The state of candidate i, and what its clients remember; of a mesh, on its first device."""
-        own = _one(carries, i)
-        return own if self._mesh is None else jax.device_put(own, self._mesh.devices[0])
+        """The state of candidate i and what its clients remember, on the first device of a mesh."""
+        chosen = _one(carries, i)
+        return chosen if self._mesh is None else jax.device_put(chosen, self._mesh.devices[0])
 
     def measure(self, state: Any, memory: Any, t: int) -> Any:
-        """What every client makes of a `candidate` after t rounds: a row for each, by name."""
+        """Evaluate all clients on a `candidate` after t rounds: rows by name."""
         traced, data = self._traced, self._data
         if self._mesh is not None:
             data = jax.tree.map(lambda a: a.addressable_data(0), data)
@@ -91,11 +92,11 @@ class Sweep:
             ("measure", traced.measure.identity, device.shapes(data), self._block),
             lambda: jax.jit(partial(device.measure, Program(traced.measure, data, self._block))),
         )
-        seen = Carry((state.x, state.y), memory)
-        return program(traced.measure.consts, data, traced.hyper, seen, t, traced.seed)
+        iterates = Carry((state.x, state.y), memory)
+        return program(traced.measure.consts, data, traced.hyper, iterates, t, traced.seed)
 
     def _program(self, name: str, of: Plan, function: Any, *fixed: Any, donate: tuple[int, ...] = ()) -> Any:
-        """The compiled function(program, mesh, *fixed, ...), found by what it is."""
+        """The compiled function(program, mesh, *fixed, ...), from the cache if it is there."""
         return engine.PROGRAMS.find(
             (name, of.identity, device.shapes(self._data), self._searched, self._block, self._mesh, *fixed),
             lambda: engine.compiled(
@@ -104,26 +105,24 @@ class Sweep:
         )
 
 
-def _devices(given: Any) -> Mesh:
-    """The devices as a mesh with one axis, the candidates."""
-    from rookery.engines.simulation import mesh  # which needs the whole package
-
-    devices = mesh.made(given).devices
+def _devices(setting: Any) -> Mesh:
+    """The devices of a `mesh` setting, as a mesh with one axis, the candidates."""
+    devices = division.mesh_of(setting).devices
     if any(device.process_index != jax.process_index() for device in devices):
         raise ValueError(
-            f"tune: mesh={given!r} has devices of other processes, and a search runs in one: give its own, "
-            "mesh=jax.sharding.Mesh(jax.local_devices(), 'devices')."
+            f"tune: mesh must have devices of this process only; got {setting!r}. "
+            "Give mesh=jax.sharding.Mesh(jax.local_devices(), 'devices')."
         )
     return Mesh(devices, (_AXIS,))
 
 
-def _divided(devices: Mesh | None, function: Callable[..., Any], shared: tuple[Any, ...], *own: Any) -> Any:
-    """function(*shared, *own), with a device's part of what each candidate has its own of."""
+def _divided(devices: Mesh | None, function: Callable[..., Any], shared: tuple[Any, ...], *each: Any) -> Any:
+    """Compute function(*shared, *each), where a device has its part of the values in `each`, one per candidate."""
     if devices is None:
-        return function(*shared, *own)
-    specs = ((_ALL,) * len(shared), (_DIVIDED,) * len(own))
-    each = lambda shared, own: function(*shared, *own)
-    return jax.shard_map(each, mesh=devices, in_specs=specs, out_specs=_DIVIDED, check_vma=False)(shared, own)
+        return function(*shared, *each)
+    specs = ((_ALL,) * len(shared), (_DIVIDED,) * len(each))
+    local = lambda shared, each: function(*shared, *each)
+    return jax.shard_map(local, mesh=devices, in_specs=specs, out_specs=_DIVIDED, check_vma=False)(shared, each)
 
 
 @jax.jit
@@ -138,7 +137,7 @@ def _start_all(
     def some(
         consts: Any, clients: Clients, rest: Any, start: Any, seed: Array, noise: Any, values: Any, slots: Array
     ) -> Carry:
-        one = lambda own, slot: device.start(program, consts, clients, rest | own, start, seed, noise)[0]
+        one = lambda value, slot: device.start(program, consts, clients, rest | value, start, seed, noise)[0]
         return jax.vmap(one)(values, slots)
 
     return _divided(devices, some, (consts, clients, rest, start, seed, noise), _stacked(values), slots)
@@ -148,36 +147,37 @@ def _advance_some(
     program: Program, devices: Mesh | None, cohort: int, minimum: int, consts: Any, clients: Clients, rest: Any,
     values: Values, carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
 ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:  # fmt: skip
-    """The candidates' carries, and for each slot whether every round was finite, and had enough replies, as in `solve`.
+    """Advance some candidates. Returns all carries, and by slot whether all rounds were finite and had enough replies.
 
-    An empty slot has a number beyond the last. A cohort and its minibatches are drawn once for all candidates on a
-    device. Which candidates, and how many rounds, may change without compiling again.
+    `ids` says which candidate is in a slot; an empty slot has a number beyond the last. The candidates on a device
+    share the draws of cohorts and minibatches. Other candidates or numbers of rounds need no compilation.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
 
     def some(
-        consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, held: Any
+        consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, slots: Any
     ) -> Any:
-        def one(value: Any, held: Any, t: Any) -> Any:
-            carry, finite, replied = held
-            who, own, after, report = device.one_round(program, cohort, consts, clients, rest | value, carry, t, seed)
-            carry = device.put(program, clients.n, carry, who, own, after, True)
+        def one(value: Any, slot: Any, t: Any) -> Any:
+            carry, finite, replied = slot
+            traced = program, cohort, consts, clients, rest | value
+            ids, before, after, report = device.one_round(*traced, carry, t, seed)
+            carry = device.put(program, clients.n, carry, ids, before, after, True)
             return carry, finite & jnp.all(report["finite"]), replied & (report["least"] >= minimum)
 
-        body = lambda t, held: jax.vmap(one, (0, 0, None))(values, held, t)
-        return jax.lax.fori_loop(begin, begin + rounds, body, held)
+        body = lambda t, slots: jax.vmap(one, (0, 0, None))(values, slots, t)
+        return jax.lax.fori_loop(begin, begin + rounds, body, slots)
 
     fine = jnp.ones(len(ids), bool)
-    held = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries), fine, fine
-    held, finite, replied = _divided(
-        devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), held
+    slots = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries), fine, fine
+    advanced, finite, replied = _divided(
+        devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), slots
     )
-    carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, held)
+    carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, advanced)
     if devices is not None:
         carries = jax.lax.with_sharding_constraint(carries, NamedSharding(devices, _DIVIDED))
     return carries, finite, replied
 
 
 def _stacked(values: Values) -> Any:
-    """One array for each. Numbers that come in one by one leave float32 what is float32, as in `solve`."""
+    """An array of each hyperparameter. It is weakly typed, as in `solve`: float32 computations stay in float32."""
     return {name: jnp.stack(each) for name, each in values.items()}

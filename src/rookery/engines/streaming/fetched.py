@@ -1,6 +1,7 @@
-"""Clients whose rows are fetched from the host whenever a block of them is computed: for any cohort, in any order."""
+"""Clients whose rows are read from the host when a block of them is computed: for any cohort, in any order."""
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,189 +26,199 @@ BYTES = 2**30  # of a block's rows, at most, unless a single client has more
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What a row of an array looks like."""
+class RowSpec:
+    """The shape and type of one row of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def rows(self, room: int) -> jax.ShapeDtypeStruct:
-        """The shape of so many of them."""
-        return jax.ShapeDtypeStruct((room, *self.shape), self.dtype)
+    def rows(self, count: int) -> jax.ShapeDtypeStruct:
+        """The shape of an array of that many rows."""
+        return jax.ShapeDtypeStruct((count, *self.shape), self.dtype)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["number", "described"], meta_fields=["samples", "rooms"])
+@partial(jax.tree_util.register_dataclass, data_fields=["number", "rowless"], meta_fields=["specs", "capacities"])
 @dataclass(frozen=True)
 class Fetched:
-    """For a program, what `Clients` on a device are: the rows of `members` are read on the host while it runs.
+    """Stands for `Clients` in a program: the rows of `members` are read on the host while the program runs.
 
     Attributes:
-        number: whose rows: a compiled program serves any clients of these shapes.
-        described: the clients, without their rows.
-        samples: for each level its rows' structure and a `Sample` for each array; None if there is no such level.
-        rooms: for each level the rows that a block of clients has room for.
+        number: the number under which the host finds the rows, so that one program serves any clients of these shapes.
+        rowless: the clients without their rows.
+        specs: for each level the structure of its rows and a `RowSpec` for each array; None for a level without data.
+        capacities: for each level, the most rows that a block of clients has.
     """
 
     number: Array
-    described: Clients
-    samples: tuple[Any, ...]
-    rooms: tuple[int, ...]
+    rowless: Clients
+    specs: tuple[Any, ...]
+    capacities: tuple[int, ...]
 
     @property
     def n(self) -> int:
-        """How many clients there are."""
-        return self.described.n
+        """The number of clients."""
+        return self.rowless.n
 
     @property
     def weights(self) -> Any:
         """The clients' weights."""
-        return self.described.weights
+        return self.rowless.weights
 
     def at_center(self) -> Clients:
         """See `Clients.at_center`."""
-        return self.described.at_center()
+        return self.rowless.at_center()
 
     def client_axes(self) -> list[int | None]:
         """See `Clients.client_axes`."""
-        return self.seen().client_axes()
+        return self.shapes().client_axes()
 
-    def seen(self) -> Clients:
+    def shapes(self) -> Clients:
         """The shapes with which plans are traced."""
-        return with_rows(self.described, lambda k, j, sample: sample.rows(self.rooms[k]), self.samples)
+        return with_rows(self.rowless, lambda k, j, spec: spec.rows(self.capacities[k]), self.specs)
 
     def members(self, ids: Any) -> Clients:
         """See `Clients.members`: each client's rows once, end to end."""
-        names = list(self.described.levels())
+        names = list(self.rowless.levels())
         fetch = partial(jax.pure_callback, vmap_method="sequential")
         numbers = jax.ShapeDtypeStruct(ids.shape, jnp.int32)
 
-        def read(k: int, j: int, sample: Sample) -> Any:
-            like = sample.rows(self.rooms[k])
+        def read(k: int, j: int, spec: RowSpec) -> Any:
+            like = spec.rows(self.capacities[k])
             return fetch(partial(_rows, names[k], j, like), like, self.number, ids)
 
-        rows = with_rows(self.described, read, self.samples)
+        rows = with_rows(self.rowless, read, self.specs)
 
-        def own(level: str, source: ClientRows) -> ClientRows:
+        def member(level: str, data: ClientRows) -> ClientRows:
             offsets = fetch(partial(_offsets, level), numbers, self.number, ids)
-            return source.member(source.rows, offsets[:, None], source.sizes[ids][:, None])
+            return data.member(data.rows, offsets[:, None], data.sizes[ids][:, None])
 
-        each = [None if source is None else own(level, source) for level, source in rows.levels().items()]
-        fixed = self.described.replace, self.described.center_client
-        return Clients.tree_unflatten(fixed, (*each, self.weights[ids][:, None], None))
+        levels = [None if data is None else member(level, data) for level, data in rows.levels().items()]
+        return self.rowless.with_data(levels, self.weights[ids][:, None])
 
 
-def with_rows(described: Clients, make: Callable[[int, int, Sample], Any], samples: tuple[Any, ...]) -> Clients:
-    """The clients with rows: make(level, array, sample)."""
+def with_rows(rowless: Clients, make: Callable[[int, int, RowSpec], Any], specs: tuple[Any, ...]) -> Clients:
+    """The clients with the rows make(level, array, spec), where both are given by number."""
 
-    def own(k: int, source: ClientRows | None) -> ClientRows | None:
-        if source is None:
+    def filled(k: int, data: ClientRows | None) -> ClientRows | None:
+        if data is None:
             return None
-        structure, each = samples[k]
-        rows = structure.unflatten([make(k, j, sample) for j, sample in enumerate(each)])
-        return source.member(rows, source.offsets, source.sizes)
+        structure, arrays = specs[k]
+        rows = structure.unflatten([make(k, j, spec) for j, spec in enumerate(arrays)])
+        return data.member(rows, data.offsets, data.sizes)
 
-    levels = [own(k, source) for k, source in enumerate(described.levels().values())]
-    fixed = described.replace, described.center_client
-    return Clients.tree_unflatten(fixed, (*levels, described.weights, described.center))
+    levels = [filled(k, data) for k, data in enumerate(rowless.levels().values())]
+    return rowless.with_data(levels, rowless.weights, rowless.center)
 
 
 def fetched(clients: Clients, block: int) -> Fetched:
-    """For blocks of this size."""
-    rowless = lambda source: None if source is None else source.member(None, source.offsets, source.sizes)
-    sources = list(clients.levels().values())
-    fixed = clients.replace, clients.center_client
-    described = Clients.tree_unflatten(fixed, (*map(rowless, sources), clients.weights, clients.center))
-    rooms = tuple(0 if source is None else largest(source.sizes, block) for source in sources)
-    return Fetched(jnp.int32(_number(clients)), described, tuple(map(_samples, sources)), rooms)
+    """The stand-in for these clients, for blocks of this size."""
+    levels = list(clients.levels().values())
+    without_rows = lambda data: data.member(None, data.offsets, data.sizes)
+    rowless = clients.map_levels(without_rows, clients.weights, clients.center)
+    capacities = tuple(0 if data is None else largest(data.sizes, block) for data in levels)
+    return Fetched(jnp.int32(_HOST_ROWS.number(clients)), rowless, tuple(map(_specs, levels)), capacities)
 
 
-def _samples(source: ClientRows | None) -> Any:
-    if source is None:
+def _specs(data: ClientRows | None) -> Any:
+    if data is None:
         return None
-    leaves, structure = jax.tree.flatten(source.rows)
-    return structure, tuple(Sample(leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    leaves, structure = jax.tree.flatten(data.rows)
+    return structure, tuple(RowSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 def largest(sizes: Any, count: int) -> int:
-    """The rows that so many different clients have at most."""
+    """The most rows that `count` different clients have."""
     return int(np.sort(np.asarray(sizes, np.int64))[-count:].sum())
 
 
 def prepared(job: Job, block: int | str, debug: bool = False, convolve: str = "auto") -> tuple[Traced, Fetched, int]:
-    """A job's plans as they are computed with rows that are fetched, these rows, and the size of blocks."""
-    placement.check_types([source.rows for source in job.clients.levels().values() if source is not None])
+    """A job's plans for rows that are fetched, the stand-in for its clients, and the size of blocks."""
+    placement.check_types([data.rows for data in job.clients.levels().values() if data is not None])
     most = AUTO_BLOCK if isinstance(block, str) else block
-    size = 1 if debug else _that_fit(job.clients, min(most, job.clients.n))
+    size = 1 if debug else _block_that_fits(job.clients, min(most, job.clients.n))
     data = fetched(job.clients, size)
-    traced = engine.traced(job, debug, convolve, data.seen())
+    traced = engine.traced(job, debug, convolve, data.shapes())
     if block == "auto" and not debug:
-        plans = [own for own in (traced.start, traced.round, traced.measure) if own is not None]
+        plans = [plan for plan in (traced.start, traced.round, traced.measure) if plan is not None]
         fewer = min([size, *(auto_block([call]) for plan in plans for call in plan.body.of(MapCall))])
         if fewer < size:
             size, data = fewer, fetched(job.clients, fewer)
-            traced = engine.traced(job, debug, convolve, data.seen())
+            traced = engine.traced(job, debug, convolve, data.shapes())
     return traced, data, size
 
 
-def _that_fit(clients: Clients, most: int) -> int:
-    """The clients of a block whose rows take no more than BYTES."""
+def _block_that_fits(clients: Clients, most: int) -> int:
+    """The largest block whose rows take at most BYTES."""
     total: Any = 0
-    for level in levels(clients).values():
-        each = sum(array.row_bytes for array in level.arrays)
-        total = total + each * np.cumsum(np.sort(level.sizes)[::-1][:most])
+    for level in levels_of(clients).values():
+        row_bytes = sum(array.row_bytes for array in level.arrays)
+        total = total + row_bytes * np.cumsum(np.sort(level.sizes)[::-1][:most])
     return max(1, int(np.searchsorted(total, BYTES, side="right")))
 
 
-# What runs on the host: in a callback, where nothing of JAX may be waited for.
+# On the host: callbacks, which must not wait for JAX.
 
 
 class Level(NamedTuple):
-    """A level's rows, and where in them each client's are."""
+    """A level's rows, and where in them each client's rows are."""
 
     arrays: list[HostArray]
     offsets: np.ndarray
     sizes: np.ndarray
 
 
-_held: dict[int, dict[str, Level]] = {}  # by the number that programs are given
-_numbers: "weakref.WeakKeyDictionary[Clients, int]" = weakref.WeakKeyDictionary()
-_count = itertools.count(1)
-
-
-def levels(clients: Clients) -> dict[str, Level]:
-    """What there is of each level."""
-    each = {name: source for name, source in clients.levels().items() if source is not None}
-    numbers = lambda a: np.asarray(a, np.int64)
+def levels_of(clients: Clients) -> dict[str, Level]:
+    """The rows of each level that has data, by name."""
+    present = {name: data for name, data in clients.levels().items() if data is not None}
+    integers = lambda a: np.asarray(a, np.int64)
     return {
-        name: Level(jax.tree.leaves(source.rows), numbers(source.offsets), numbers(source.sizes))
-        for name, source in each.items()
+        name: Level(jax.tree.leaves(data.rows), integers(data.offsets), integers(data.sizes))
+        for name, data in present.items()
     }
 
 
-def _number(clients: Clients) -> int:
-    """The number by which callbacks find these clients, as long as they are there."""
-    if clients not in _numbers:
-        number = next(_count)
-        _numbers[clients], _held[number] = number, levels(clients)
-        weakref.finalize(clients, _held.pop, number)
-    return _numbers[clients]
+class _HostRows:
+    """Clients' rows by number, as long as the clients exist. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = itertools.count(1)
+        self._numbers: weakref.WeakKeyDictionary[Clients, int] = weakref.WeakKeyDictionary()
+        self._levels: dict[int, dict[str, Level]] = {}
+
+    def number(self, clients: Clients) -> int:
+        """The number of these clients, which get one if they have none yet."""
+        with self._lock:
+            if clients not in self._numbers:
+                number = next(self._count)
+                self._levels[number] = levels_of(clients)
+                weakref.finalize(clients, self._levels.pop, number)
+                self._numbers[clients] = number
+            return self._numbers[clients]
+
+    def level(self, number: Any, name: str) -> Level:
+        """A level of the clients with this number."""
+        return self._levels[int(number)][name]
+
+
+_HOST_ROWS = _HostRows()
 
 
 def _once(level: Level, ids: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The different clients among `ids`, where each one's rows begin if they stand end to end, and whose each is."""
-    who, back = np.unique(np.asarray(ids), return_inverse=True)
-    sizes = level.sizes[who]
-    return who, np.cumsum(sizes) - sizes, back
+    """The different clients among `ids`, where their rows begin end to end, and the position of each id among them."""
+    clients, positions = np.unique(np.asarray(ids), return_inverse=True)
+    sizes = level.sizes[clients]
+    return clients, np.cumsum(sizes) - sizes, positions
 
 
 def _offsets(name: str, number: Any, ids: Any) -> np.ndarray:
-    _, begins, back = _once(_held[int(number)][name], ids)
-    return begins[back].astype(np.int32)
+    _, begins, positions = _once(_HOST_ROWS.level(number, name), ids)
+    return begins[positions].astype(np.int32)
 
 
 def _rows(name: str, j: int, like: Any, number: Any, ids: Any) -> np.ndarray:
-    level = _held[int(number)][name]
-    who, _, _ = _once(level, ids)
+    level = _HOST_ROWS.level(number, name)
+    clients, _, _ = _once(level, ids)
     out = np.zeros(like.shape, like.dtype)
-    level.arrays[j].read(level.offsets[who], level.sizes[who], out[: level.sizes[who].sum()])
+    level.arrays[j].read(level.offsets[clients], level.sizes[clients], out[: level.sizes[clients].sum()])
     return out

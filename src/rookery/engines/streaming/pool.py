@@ -1,7 +1,7 @@
-"""The pool: which clients' rows are on the device, where, and who makes room for whom.
+"""Decide which clients' rows are on the device, where they are, and which clients make room for others.
 
-The cohorts of the next rounds are known (they follow from the seed), so the client who makes room is the one who will
-be needed last (Belady, 1966). Nothing here touches a row or a device.
+The seed determines the cohorts of the next rounds, so a client that makes room is the one needed last (Belady, 1966).
+Nothing here touches a row or a device.
 """
 
 import heapq
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-NEVER = np.iinfo(np.int32).max  # the next round of a client that is not needed as far as one can see
+NEVER = np.iinfo(np.int32).max  # the next round of a client that no known cohort needs
 
 
 class Arena:
-    """Rows end to end, of which parts are taken and given back."""
+    """A range of rows from which intervals are allocated and freed."""
 
     def __init__(self, rows: int) -> None:
         self._free = [(0, rows)]  # begin and length, in order, no two of them adjacent
 
     def take(self, size: int) -> int | None:
-        """Where so many rows begin that are now taken; None if nowhere is room for all of them together."""
+        """Allocate an interval and return where it begins; None if no free interval is long enough."""
         for k, (begin, length) in enumerate(self._free):
             if length >= size:
                 self._free[k : k + 1] = [(begin + size, length - size)] if length > size else []
@@ -29,7 +29,7 @@ class Arena:
         return None
 
     def give(self, begin: int, size: int) -> int:
-        """Give rows back; the length of the free part that they are now in."""
+        """Free an interval and return the length of the free interval that now contains it."""
         k = bisect_left(self._free, (begin, 0))
         end = begin + size
         after = k
@@ -41,8 +41,8 @@ class Arena:
         return end - begin
 
 
-class Plan(NamedTuple):
-    """Rounds whose cohorts are on the device together, and who has to be brought there for them."""
+class Prefetch(NamedTuple):
+    """Rounds whose cohorts are on the device together, and the clients to transfer for them."""
 
     begin: int
     end: int
@@ -50,53 +50,53 @@ class Plan(NamedTuple):
 
 
 class Pool:
-    """Whose rows are on the device.
+    """The clients whose rows are on the device.
 
     Arguments:
-        sizes: for each level, the rows of each client.
-        costs: for each level, what it takes to bring a row.
-        rooms: for each level, the rows that there is room for: at least those of any cohort.
-        cohorts: cohorts(t) -> the cohorts of rounds t, t + 1, … as far as one looks ahead at once, a row for each.
+        sizes: for each level, the number of rows of each client.
+        costs: for each level, the cost of transferring a row.
+        capacities: for each level, the rows that fit on the device: at least those of any cohort.
+        cohorts: cohorts(t) -> the cohorts of rounds t, t + 1, …, one row per round, for as many rounds as it draws.
     """
 
     def __init__(
-        self, sizes: Sequence[np.ndarray], costs: Sequence[int], rooms: Sequence[int],
+        self, sizes: Sequence[np.ndarray], costs: Sequence[int], capacities: Sequence[int],
         cohorts: Callable[[int], np.ndarray],
     ) -> None:  # fmt: skip
-        self._costs = np.sum([own * cost for own, cost in zip(sizes, costs, strict=True)], axis=0)
-        self._sizes, self._rooms, self._cohorts = [own.tolist() for own in sizes], rooms, cohorts
+        self._costs = np.sum([rows * cost for rows, cost in zip(sizes, costs, strict=True)], axis=0)
+        self._sizes, self._capacities, self._cohorts = [rows.tolist() for rows in sizes], capacities, cohorts
         n = len(sizes[0])
         self._next = np.full(n, NEVER, np.int64)  # the round in which a client is needed next
-        self._locked = np.zeros(n, bool)  # needed by the rounds that are being planned
+        self._locked = np.zeros(n, bool)  # needed by the rounds of the current prefetch
         self.clear()
         self._begin, self._ids = 0, np.zeros((0, 0), np.int32)
-        self._following = np.zeros((0, 0), np.int64)  # for each of a cohort, the round in which it is needed again
+        self._following = np.zeros((0, 0), np.int64)  # for each member of a cohort, the next round that needs it
 
     def clear(self) -> None:
-        """Nobody's rows are there."""
-        self.planned = -1  # the round after those planned last
-        self._arenas = [Arena(room) for room in self._rooms]
+        """Forget all rows on the device."""
+        self.end = -1  # of the last prefetch
+        self._arenas = [Arena(capacity) for capacity in self._capacities]
         self._places: dict[int, tuple[int, ...]] = {}
-        self._queue: list[tuple[int, int]] = []  # (-next round, client): entries that no longer hold are skipped
+        self._queue: list[tuple[int, int]] = []  # (-next round, client); stale entries are skipped
 
-    def plan(self, t: int, most: int, enough: int) -> Plan:
-        """Some rounds from t on, at most `most`, as many as fit; no more once it costs `enough` to bring their rows."""
+    def prefetch(self, t: int, most: int, enough: int) -> Prefetch:
+        """Schedule at most `most` rounds from t on: as many as fit, until transferring their rows costs `enough`."""
         self._look_ahead(t, most)
         moves: list[tuple[int, ...]] = []
-        aside: list[tuple[int, int]] = []
+        aside: list[tuple[int, int]] = []  # locked entries that were taken off the queue
         self._locked[:] = False
         end, cost, counted = t, 0, 0
         while end < t + most and (end == t or cost < enough):
             cohort = self._ids[end - self._begin]
             self._locked[cohort] = True
-            fits = self._fits(cohort, moves, aside)
+            fits = self._place_cohort(cohort, moves, aside)
             if not fits and end > t:
                 break
-            if not fits:  # the room is there, in too many parts: start anew
+            if not fits:  # free rows are too fragmented: start over
                 self.clear()
                 moves, aside = [], []
-                fits = self._fits(cohort, moves, aside)
-                assert fits, "a cohort that there is no room for"
+                fits = self._place_cohort(cohort, moves, aside)
+                assert fits, "the capacities must hold any cohort"
             self._next[cohort] = following = self._following[end - self._begin]
             for client, later in zip(cohort.tolist(), following.tolist(), strict=True):
                 heapq.heappush(self._queue, (-later, client))
@@ -105,15 +105,15 @@ class Pool:
             counted = len(moves)
         for entry in aside:
             heapq.heappush(self._queue, entry)
-        self.planned = end
-        return Plan(t, end, moves)
+        self.end = end
+        return Prefetch(t, end, moves)
 
-    def _fits(self, cohort: np.ndarray, moves: list[tuple[int, ...]], aside: list[tuple[int, int]]) -> bool:
-        """Find a place for those of a cohort who have none; False if there is none."""
+    def _place_cohort(self, cohort: np.ndarray, moves: list[tuple[int, ...]], aside: list[tuple[int, int]]) -> bool:
+        """Allocate rows for members of a cohort that have none; return whether all of them fit."""
         for client in cohort.tolist():
             if client in self._places:
                 continue
-            places = self._placed(client, aside)
+            places = self._place(client, aside)
             if places is None:
                 return False
             self._places[client] = places
@@ -121,26 +121,26 @@ class Pool:
             moves.append((client, *places))
         return True
 
-    def _placed(self, client: int, aside: list[tuple[int, int]]) -> tuple[int, ...] | None:
-        """Where a client's rows of each level can go, others having made room if need be."""
+    def _place(self, client: int, aside: list[tuple[int, int]]) -> tuple[int, ...] | None:
+        """Return where a client's rows of each level go, evicting others if necessary; None if they do not fit."""
         taken: list[int] = []
         for level, (arena, sizes) in enumerate(zip(self._arenas, self._sizes, strict=True)):
             begin = arena.take(sizes[client])
             while begin is None:
-                other = self._last(aside)
-                if other is None:
-                    self._give(client, taken)
+                evicted = self._needed_last(aside)
+                if evicted is None:
+                    self._free(client, taken)
                     return None
-                places = self._places.pop(other)
-                if not taken and all(each[other] == each[client] for each in self._sizes):
-                    return places  # of one who has as many rows
-                freed = self._give(other, places)[level]
+                places = self._places.pop(evicted)
+                if not taken and all(rows[evicted] == rows[client] for rows in self._sizes):
+                    return places
+                freed = self._free(evicted, places)[level]
                 begin = arena.take(sizes[client]) if freed >= sizes[client] else None
             taken.append(begin)
         return tuple(taken)
 
-    def _last(self, aside: list[tuple[int, int]]) -> int | None:
-        """The client who is needed last of those who are there; None if all are needed."""
+    def _needed_last(self, aside: list[tuple[int, int]]) -> int | None:
+        """The client on the device that is needed last; None if the current prefetch needs all of them."""
         while self._queue:
             entry = heapq.heappop(self._queue)
             later, client = -entry[0], entry[1]
@@ -151,14 +151,14 @@ class Pool:
             aside.append(entry)
         return None
 
-    def _give(self, client: int, places: Sequence[int]) -> list[int]:
-        """Give back a client's rows; at each level, the free part there is now."""
+    def _free(self, client: int, places: Sequence[int]) -> list[int]:
+        """Free a client's rows; for each level, return the length of the free interval that contains them."""
         levels = zip(self._arenas, self._sizes, places, strict=False)
         return [arena.give(begin, sizes[client]) for arena, sizes, begin in levels]
 
     def _look_ahead(self, t: int, most: int) -> None:
-        """Know the cohorts of `most` rounds from t on and, once that takes more of them, when everybody is next."""
-        if t != self.planned:
+        """Know the cohorts of at least `most` rounds from t on, and the next round of every client."""
+        if t != self.end:
             self._begin, self._ids = t, self._ids[:0]
         if self._begin + len(self._ids) >= t + most:
             return
