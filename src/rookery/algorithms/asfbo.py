@@ -81,17 +81,17 @@ class _SingleLoop:
 class ASFBO(_SingleLoop):
     """Adaptive single-loop federated bilevel optimization: all three variables at once, one exchange per round.
 
-    ASFBO solves bilevel problems. Besides x and y it keeps z, which solves ∇²_y g z = ∇_y f, i.e. minimises
-    R = ½ zᵀ∇²_y g z − zᵀ∇_y f. The three directions are ∇_x f − ∇²_xy g z, ∇_y g and ∇_z R = ∇²_y g z − ∇_y f.
+    ASFBO solves bilevel problems. Besides x and y it keeps z, which solves ∇²_y g z = ∇_y f, i.e. minimises R = ½
+    zᵀ∇²_y g z − zᵀ∇_y f. The three directions are ∇_x f − ∇²_xy g z, ∇_y g and ∇_z R = ∇²_y g z − ∇_y f.
 
     In each round (Alg. 1) the cohort starts from the server's x, y, z (15). Each client takes τ_i steps on all three
     simultaneously (19). It steps along momenta u, v, w, which start at the first directions (16) and then follow (20),
     and sends their sums q_i (22). The server forms h = Σ p̃_i q_i/τ_i with p̃_i = (n/P) p_i (26), updates
-    s ← ϱs + (1 − ϱ)‖h‖ for each variable (27), and steps by ρ^t·clip(γ/(s + ρ), bounds)·h (28)–(29), where
-    ρ^t = Σ p̃_i τ_i (25). It keeps z in a ball (30).
+    s ← ϱs + (1 − ϱ)‖h‖ for each variable (27), and steps by ρ^t·clip(γ/(s + ρ), bounds)·h (28)–(29), where ρ^t = Σ p̃_i
+    τ_i (25). It keeps z in a ball (30).
 
-    The momenta restart in every round, so that the round's first minibatch has the weight (1 − (1 − β)^τ)/β in q
-    (Lemma 1). u is less noisy than one minibatch's gradient, but q is noisier than a sum of plain gradients.
+    The momenta restart in every round, so that the round's first minibatch has the weight (1 − (1 − β)^τ)/β in q (Lemma
+    1). u is less noisy than one minibatch's gradient, but q is noisier than a sum of plain gradients.
 
     Departures from the paper:
         ρ^t is the cohort's; the paper's is that of all clients, but clients that sit out have no τ_i;

@@ -173,8 +173,8 @@ class FedBiOAcc(_FedBiO):
 class FedBiOLocal(_FedBiO):
     """FedBiO for lower levels that differ by client; each client keeps its y.
 
-    FedBiOLocal solves bilevel problems with `lower_scope="client"`: min over x of mean f_i(x, y_i*(x)), where y_i*(x) =
-    argmin g_i(x, ·). Its gradient is the mean of the clients' own hypergradients.
+    FedBiOLocal solves bilevel problems with `lower_scope="client"`: min over x of mean f_i(x, y_i*(x)), where
+    y_i*(x) = argmin g_i(x, ·). Its gradient is the mean of the clients' own hypergradients.
 
     Each round takes I local steps (Alg. 3, lines 5–6), from the values before the step:
         y_i ← y_i − γ ∇_y g_i(x, y_i; B_y), x ← x − η Φ_i(x, y_i),

@@ -108,8 +108,8 @@ class FedNest(_Nest):
 class LFedNest(_Nest):
     """Light FedNest: local SGD at both levels, with each client's own hypergradient.
 
-    LFedNest runs on bilevel, minimax and compositional problems. Each round (Alg. 1 with Alg. 6 and 5) runs y ←
-    LFedInn(x, y) T times, then x ← LFedOut(x, y).
+    LFedNest runs on bilevel, minimax and compositional problems. Each round (Alg. 1 with Alg. 6 and 5) runs
+    y ← LFedInn(x, y) T times, then x ← LFedOut(x, y).
 
     Departures from the paper: in Alg. 5, ∇_x f_i(y…) is read as ∇_y f_i(x_{i,ν}, y), and the compositional y_{i,ν} as
     the broadcast y (typos); `neumann` as in `FedNest`, but with the client's own Hessian; `hessian_step` likewise,

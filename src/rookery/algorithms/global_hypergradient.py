@@ -30,9 +30,9 @@ class FedMBO:
 
     Each round (Alg. 1) takes T steps y ← y − β mean ∇_y g_i, with a fresh cohort for each, and then a step on x along
     the hypergradient at the new y (Alg. 2). The hypergradient is built in P *slots*. A slot starts as p = (N/ℓ)∇_y f_i
-    at some client and draws its own N_j from 0..N−1. N_j times it goes to a freshly drawn client, which returns p −
-    (1/ℓ)∇²_y g_i·p. A last client returns ∇_x f_i − ∇²_xy g_i·p. x steps along the mean of the slots. Each slot is an
-    unbiased estimate of the global N-term series (a slot that stayed with one client would estimate that client's
+    at some client and draws its own N_j from 0..N−1. N_j times it goes to a freshly drawn client, which returns
+    p − (1/ℓ)∇²_y g_i·p. A last client returns ∇_x f_i − ∇²_xy g_i·p. x steps along the mean of the slots. Each slot is
+    an unbiased estimate of the global N-term series (a slot that stayed with one client would estimate that client's
     series), and the variance falls with the number of slots.
 
     Departures from the paper:

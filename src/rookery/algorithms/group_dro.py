@@ -148,12 +148,12 @@ class DRFA:
 class QFedAvg:
     """q-FedAvg: FedAvg in which clients count more, the larger their loss.
 
-    q-FedAvg solves single-level problems for fairness: min over x of Σ p_k F_k(x)^{q+1}/(q+1), for losses F_k ≥ 0. q =
-    0 is FedAvg; a large q considers the worst client only.
+    q-FedAvg solves single-level problems for fairness: min over x of Σ p_k F_k(x)^{q+1}/(q+1), for losses F_k ≥ 0.
+    q = 0 is FedAvg; a large q considers the worst client only.
 
-    In each round, client k computes F_k = F_k(x) on all its data, and x_k by SGD with the step 1/L from x. With w_k =
-    L(x − x_k) it sends Δ_k = F_k^q w_k and h_k = qF_k^{q−1}‖w_k‖² + LF_k^q, an estimate of the curvature. Then x ← x −
-    Σ p_kΔ_k/Σ p_k h_k. q-FedSGD is one local step on all the data.
+    In each round, client k computes F_k = F_k(x) on all its data, and x_k by SGD with the step 1/L from x. With
+    w_k = L(x − x_k) it sends Δ_k = F_k^q w_k and h_k = qF_k^{q−1}‖w_k‖² + LF_k^q, an estimate of the curvature. Then
+    x ← x − Σ p_kΔ_k/Σ p_k h_k. q-FedSGD is one local step on all the data.
 
     Departures from the paper: a uniform cohort whose sums have the weights p_k, where the paper draws clients by p_k
     and sums without weights; both have the same mean. As in the authors' code, the powers are those of F_k + 1e-10.

@@ -82,8 +82,8 @@ class LocalBSGM(_Gao):
     LocalBSGM solves bilevel problems whose lower level has the same distribution on all clients (otherwise the mean of
     the clients' hypergradients is not the hypergradient of the mean).
 
-    Each client takes p steps at its own (x, y): u ← (1 − α₁η)u + α₁η∇̄f_i, v ← (1 − α₂η)v + α₂η∇_y g_i, then x ← x −
-    β₁ηu, y ← y − β₂ηv. ∇̄f_i uses the random Neumann series of the client's own Hessian. Then x, y, u and v are
+    Each client takes p steps at its own (x, y): u ← (1 − α₁η)u + α₁η∇̄f_i, v ← (1 − α₂η)v + α₂η∇_y g_i, then
+    x ← x − β₁ηu, y ← y − β₂ηv. ∇̄f_i uses the random Neumann series of the client's own Hessian. Then x, y, u and v are
     averaged.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline,
@@ -177,10 +177,10 @@ class AdaFBiO(_Estimator):
 
     AdaFBiO solves bilevel problems.
 
-    Each client takes q steps: x⁺ = x − γη_t A⁻¹w, y⁺ = y − λη_t B⁻¹v, then w ← ∇̄f_i(x⁺, y⁺) + (1 − c₂η_t²)(w −
-    ∇̄f_i(x, y)) and v ← ∇_y g_i(x⁺, y⁺) + (1 − c₁η_t²)(v − ∇_y g_i(x, y)), each on one minibatch. η_t = δ/(m +
-    t)^{1/3}, and ∇̄f_i uses the client's own Neumann series. Then the server averages x, y, w and v, and updates a ← ϱa
-    + (1 − ϱ)w² (entry by entry), A = diag(√a + ρ), b ← ϱb + (1 − ϱ)‖v‖ and B = (b + ρ)I.
+    Each client takes q steps: x⁺ = x − γη_t A⁻¹w, y⁺ = y − λη_t B⁻¹v, then
+    w ← ∇̄f_i(x⁺, y⁺) + (1 − c₂η_t²)(w − ∇̄f_i(x, y)) and v ← ∇_y g_i(x⁺, y⁺) + (1 − c₁η_t²)(v − ∇_y g_i(x, y)), each on
+    one minibatch. η_t = δ/(m + t)^{1/3}, and ∇̄f_i uses the client's own Neumann series. Then the server averages x, y,
+    w and v, and updates a ← ϱa + (1 − ϱ)w² (entry by entry), A = diag(√a + ρ), b ← ϱb + (1 − ϱ)‖v‖ and B = (b + ρ)I.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline,
     with the adaptive matrices of AdaGDA (Huang, Wu and Hu, AISTATS 2023, (5)–(6)). The start is ours: w and v are the

@@ -33,11 +33,11 @@ class State(NamedTuple):
 class ComFedL:
     """Local SGD on the composition, with the inner value of a large minibatch.
 
-    ComFedL solves compositional problems whose inner function differs by client, min over x of mean h_k(x) +
-    f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
+    ComFedL solves compositional problems whose inner function differs by client, min over x of mean
+    h_k(x) + f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
 
-    Each round takes `local_steps` steps x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then x ←
-    mean x_k. The noise of g_k(x_k; B) biases the gradient, less so with a larger `inner_batch`. It is SCGD with
+    Each round takes `local_steps` steps x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then
+    x ← mean x_k. The noise of g_k(x_k; B) biases the gradient, less so with a larger `inner_batch`. It is SCGD with
     momentum 1, run by each client.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the step follows the
@@ -73,8 +73,8 @@ class ComFedL:
 class LocalSCGDM:
     """Local SCGD with momentum: a running inner value u_k and a running gradient m_k.
 
-    Local-SCGDM is meant for compositional problems whose inner function differs by client, min over x of mean h_k(x) +
-    f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
+    Local-SCGDM is meant for compositional problems whose inner function differs by client, min over x of mean
+    h_k(x) + f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
 
     Each round takes p steps (Alg. 1):
         u_k ← (1−γη)u_k + γη g_k(x_k; ζ),
@@ -163,14 +163,14 @@ class _Conditional:
 class FCSG(_Conditional):
     """Local SGD, or FCSG-M with momentum, for conditional problems: the inner mean depends on the outer sample.
 
-    FCSG solves compositional problems whose inner function differs by client, min over x of mean_k E_ξ[h_k(x; ξ) +
-    f_k(E_{η|ξ} g_k(x; η, ξ); ξ)]. The problem may be conditional, with inner(x, batch, sample), or not, with inner(x,
-    batch), where FCSG is ComFedL.
+    FCSG solves compositional problems whose inner function differs by client, min over x of mean_k E_ξ[h_k(x;
+    ξ) + f_k(E_{η|ξ} g_k(x; η, ξ); ξ)]. The problem may be conditional, with inner(x, batch, sample), or not, with
+    inner(x, batch), where FCSG is ComFedL.
 
     Each round takes q steps x_k ← x_k − ηv_k along the estimate v_k = ∇h_k(x_k; ξ) + ∇g_k(x_k; B, ξ)ᵀ∇f_k(g_k(x_k; B,
     ξ); ξ), then x ← mean x_k. B are m fresh inner samples for each outer sample ξ; they cannot be tracked from step to
-    step. v_k has a bias of order 1/m. FCSG-M, with `gradient_momentum`, takes d_k ← (1−a)d_k + a v_k and x_k ← x_k −
-    ηd_k, and averages x and d. At the very first step d_k = v_k.
+    step. v_k has a bias of order 1/m. FCSG-M, with `gradient_momentum`, takes d_k ← (1−a)d_k + a v_k and
+    x_k ← x_k − ηd_k, and averages x and d. At the very first step d_k = v_k.
 
     The outer samples of a conditional problem are processed one after another: the theory has few of them, each with a
     large `inner_batch`.

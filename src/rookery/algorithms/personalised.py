@@ -48,8 +48,8 @@ class Ditto(_Personalised):
     Ditto solves single-level problems: w minimises mean F_k, and v_k minimises F_k(v) + λ/2‖v − w‖². `Run.x` is w, and
     `Run.memory` holds the v_k, which start at w^0.
 
-    In round t (Alg. 2) each client of the cohort takes r steps w_k ← w_k − η_g ∇F_k(w_k) from w^t, and s steps v_k ←
-    v_k − η_l(∇F_k(v_k) + λ(v_k − w^t)) from its last v_k. Then w^(t+1) is the mean of the w_k.
+    In round t (Alg. 2) each client of the cohort takes r steps w_k ← w_k − η_g ∇F_k(w_k) from w^t, and s steps
+    v_k ← v_k − η_l(∇F_k(v_k) + λ(v_k − w^t)) from its last v_k. Then w^(t+1) is the mean of the w_k.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
     clients' weights; the two runs of steps use separate minibatches.
@@ -87,8 +87,9 @@ class PFedMe(_Personalised):
     pFedMe solves single-level problems as min over w of mean_k min over θ of F_k(θ) + λ/2‖θ − w‖². `Run.x` is w, and
     `Run.memory` holds the θ_k.
 
-    In round t (Alg. 1) each client of the cohort starts at w_k = w^t and, R times, draws a minibatch, finds θ_k ≈
-    argmin of its loss + λ/2‖θ − w_k‖², and steps w_k ← w_k − ηλ(w_k − θ_k). Then w^(t+1) = (1 − β)w^t + β·mean w_k.
+    In round t (Alg. 1) each client of the cohort starts at w_k = w^t and, R times, draws a minibatch, finds
+    θ_k ≈ argmin of its loss + λ/2‖θ − w_k‖², and steps w_k ← w_k − ηλ(w_k − θ_k). Then w^(t+1) = (1 − β)w^t + β·mean
+    w_k.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
     clients' weights; only the cohort works, where in the paper all clients work and some of their results are used. θ_k

@@ -74,8 +74,8 @@ class ScaffoldSaddle(_Saddle):
     """SCAFFOLD-S: FedAvg-S with control variates on the clients (c_i) and the server (c). With one client it is SGDA.
 
     SCAFFOLD-S solves minimax problems. A local step is z ← z − step·(d_i(z) − c_i + c) with d_i = (∇_x f_i, −∇_y f_i).
-    Then c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + Σ_S p_i (c_i⁺ − c_i), which keeps c =
-    Σ p_i c_i (with equal weights, SCAFFOLD's c + (1/n) Σ_S).
+    Then c_i⁺ = c_i − c + (z − z_i)/(τ_i·step), SCAFFOLD's option II, and c ← c + Σ_S p_i (c_i⁺ − c_i), which keeps
+    c = Σ p_i c_i (with equal weights, SCAFFOLD's c + (1/n) Σ_S).
 
     Departures from the paper: client weights; a server step of 1.
 

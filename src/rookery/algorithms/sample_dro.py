@@ -146,8 +146,8 @@ class PDSGD:
     over x, max over p of Σ p_i ℓ_i(x) − λ Σ p_i log(m p_i).
 
     With the ratio r_i = m p_i, every client keeps log r_i of its samples. A round, on a minibatch B of n_k of its m_k
-    samples, updates both from the old values: x ← x − η mean_B r_i ∇ℓ_i(x), and log r_i ← (1 − γλ) log r_i +
-    γ(m_k/n_k)ℓ_i(x)·1[i ∈ B], then normalised so that the mean of r over all samples is 1.
+    samples, updates both from the old values: x ← x − η mean_B r_i ∇ℓ_i(x), and log r_i ← (1 − γλ) log
+    r_i + γ(m_k/n_k)ℓ_i(x)·1[i ∈ B], then normalised so that the mean of r over all samples is 1.
 
     Departures from the paper:
         uniform draws with the factor r_i, where the published code draws i ~ p. The mean is the same. The step on p is

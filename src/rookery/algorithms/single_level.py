@@ -117,9 +117,10 @@ class FedProx:
 class Scaffold:
     """SCAFFOLD: FedAvg with control variates on the clients (c_i) and the server (c). With one client it is SGD.
 
-    SCAFFOLD solves single-level problems. In each round (Alg. 1) each client of the cohort S takes local steps y_i ←
-    y_i − η_l(∇f_i(y_i) − c_i + c) from x. Then c_i⁺ = c_i − c + (x − y_i)/(τ_i η_l), option II; x ← x + η_g(mean y_i −
-    x); and c ← c + Σ_S p_i (c_i⁺ − c_i), which keeps c = Σ p_i c_i (with equal weights, the paper's c + |S|/N·mean).
+    SCAFFOLD solves single-level problems. In each round (Alg. 1) each client of the cohort S takes local steps
+    y_i ← y_i − η_l(∇f_i(y_i) − c_i + c) from x. Then c_i⁺ = c_i − c + (x − y_i)/(τ_i η_l), option II; x ← x + η_g(mean
+    y_i − x); and c ← c + Σ_S p_i (c_i⁺ − c_i), which keeps c = Σ p_i c_i (with equal weights, the paper's
+    c + |S|/N·mean).
 
     Departures from the paper: client weights; the number of local steps may differ by client.
 

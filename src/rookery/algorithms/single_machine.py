@@ -117,8 +117,8 @@ class TTSA(_Synchronous):
     """Two-timescale stochastic approximation: one step on y, one on x, with step sizes that fall at different rates.
 
     TTSA solves bilevel problems. A round is y⁺ = y − β_k∇_y g(x, y); x⁺ = Proj(x − α_k∇̄f(x, y⁺)) with the random
-    Neumann series. The two timescales are schedules, β_k ∝ k^{−2/5} and α_k ∝ k^{−3/5}: `lower_step=lambda k: 0.1 * (k
-    + 1) ** -0.4`.
+    Neumann series. The two timescales are schedules, β_k ∝ k^{−2/5} and α_k ∝ k^{−3/5}: `lower_step=lambda k: 0.1 *
+    (k + 1) ** -0.4`.
 
     Departures from the paper: synchronous over the clients. The form is that of the public benchmark
     (benchopt/benchmark_bilevel), but each product has its own minibatch.
@@ -135,9 +135,9 @@ class TTSA(_Synchronous):
 class ALSET(_Synchronous):
     """Alternating SGD: a few steps on y, one on x, with step sizes of the same order.
 
-    ALSET solves bilevel problems. A round is T times y ← y − β∇_y g(x, y) from the last y; then, at the new y, x ← x −
-    α(∇_x f − ∇²_xy g·p), with p by the random Neumann series and one ξ for both parts of ∇f. FedNest with one client, τ
-    = 1 and full batches is ALSET.
+    ALSET solves bilevel problems. A round is T times y ← y − β∇_y g(x, y) from the last y; then, at the new y,
+    x ← x − α(∇_x f − ∇²_xy g·p), with p by the random Neumann series and one ξ for both parts of ∇f. FedNest with one
+    client, τ = 1 and full batches is ALSET.
 
     Departures from the paper: synchronous over the clients.
 
@@ -153,8 +153,8 @@ class StocBiO(_Synchronous):
     """Warm-started steps on y, and a hypergradient from the whole Neumann series.
 
     stocBiO solves bilevel problems. A round is D times y ← y − step·∇_y g from the last y; then p = η Σ_{k=0}^{Q} r_k
-    with r_0 = ∇_y f and r_k = r_{k−1} − η∇²_y g·r_{k−1}, a fresh minibatch for each product; then x ← x − β(∇_x f −
-    ∇²_xy g·p).
+    with r_0 = ∇_y f and r_k = r_{k−1} − η∇²_y g·r_{k−1}, a fresh minibatch for each product; then x ← x − β(∇_x
+    f − ∇²_xy g·p).
 
     Departures from the paper: synchronous over the clients; all minibatches have the same size (the theory's shrink
     along the series). The authors' code reuses one minibatch for all products and sums the series differently; this
@@ -186,8 +186,8 @@ class MRBO:
     MRBO solves bilevel problems. A round at (x_k, y_k) is
         u_k = ∇_y g + (1 − β_k)(u_{k−1} − ∇_y g(before)), v_k = ∇̄f + (1 − α_k)(v_{k−1} − ∇̄f(before)),
         x ← x − γη_k v and y ← y − λη_k u,
-    where `before` is the previous point, evaluated on the same minibatches, and ∇̄f uses the whole Neumann series. η_k
-    = d/(m + k)^{1/3}; α_{k+1} = c₁η_k² and β_{k+1} = c₂η_k², at most 1; u_0 and v_0 are plain estimates. With
+    where `before` is the previous point, evaluated on the same minibatches, and ∇̄f uses the whole Neumann series.
+    η_k = d/(m + k)^{1/3}; α_{k+1} = c₁η_k² and β_{k+1} = c₂η_k², at most 1; u_0 and v_0 are plain estimates. With
     `neumann="random"` the estimator is that of SUSTAIN (Khanduri et al., NeurIPS 2021).
 
     Departures from the paper: synchronous over the clients. The recursions agree with the public benchmark's

@@ -57,9 +57,9 @@ class LocalSVRG:
 
     Local-SVRG solves single-level problems, min over x of Σ w_k f_k(x), with w the clients' weights.
 
-    Each round takes τ steps (Alg. 1, lines 3–14) x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where r_k ←
-    x_k, the value before the step, with probability q (line 7). After τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k), on all
-    the data, is computed only when r_k has moved.
+    Each round takes τ steps (Alg. 1, lines 3–14) x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where
+    r_k ← x_k, the value before the step, with probability q (line 7). After τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k),
+    on all the data, is computed only when r_k has moved.
 
     Departures from the paper: minibatches, where the paper has single samples, drawn without replacement within a round
     unless `Clients(replace=True)`. The paper returns the average of line 15 (`average="theory"`, where the nodes send

@@ -18,8 +18,8 @@ def fedbio(
 ) -> FedBiO | FedBiOLocal:  # fmt: skip
     """Return FedBiO with the hyperparameters of Theorem 1, or FedBiOLocal with those of Theorem 3.
 
-    T steps are for ε = T^{-2/3}, the order of the bound on ‖∇Φ‖². L bounds the slopes of ∇f_i and ∇g_i, κ = L/μ and L̃²
-    = L² + 2ℓ_{g,2}²ℓ_{f,0}²/μ²; L_f and M_f are those of `Smoothness`.
+    T steps are for ε = T^{-2/3}, the order of the bound on ‖∇Φ‖². L bounds the slopes of ∇f_i and ∇g_i, κ = L/μ and
+    L̃² = L² + 2ℓ_{g,2}²ℓ_{f,0}²/μ²; L_f and M_f are those of `Smoothness`.
         A shared lower level: γ = min{γ̄, c T^{-1/3}} with γ̄ = 1/(8IL̃) of Lemma 7, τ = γ̄, η = μγ/(κL̃), b_x = 1/(Mε)
         and b_y = κ⁴/(Mε).
         One for each client: γ = 1/(2L), η = min{η̄, c T^{-1/3}} with η̄ = min{1/(IL_f), μγ/(κM_f)}, b_x = 1/(Mε), b_y =
@@ -63,9 +63,10 @@ def fedbio_acc(
     """Return FedBiOAcc with the hyperparameters of Theorem 2, or FedBiOAccLocal with those of Theorem 4.
 
     T steps on batches of b are for ε = (bMT)^{-2/3}. With B = bM, and L̃ and κ as in `fedbio` (M_f for L̃ with a lower
-    level for each client): γ = τ = 1/(2L) of Lemmas 13–14, η = μγ/(κL̃); c_ν = 1/B + L̃/B², c_ω = c_u = L̃²/(μ²B) +
-    L̃/B²; δ = B^{2/3}L̃^{-1/3} and u₀ = B² max{2, 1/L̃, I^{9/2}L̃², c^{3/2}}, so that α_t ≤ 1/(I^{3/2}L̃) and α_t ≤ 1;
-    the first batch is I^{3/2}b. The local form has b_x = b, b_y = bM, and Q = κ log(κB/ε).
+    level for each client): γ = τ = 1/(2L) of Lemmas 13–14, η = μγ/(κL̃); c_ν = 1/B + L̃/B²,
+    c_ω = c_u = L̃²/(μ²B) + L̃/B²; δ = B^{2/3}L̃^{-1/3} and u₀ = B² max{2, 1/L̃, I^{9/2}L̃², c^{3/2}}, so that
+    α_t ≤ 1/(I^{3/2}L̃) and α_t ≤ 1; the first batch is I^{3/2}b. The local form has b_x = b, b_y = bM, and Q = κ
+    log(κB/ε).
 
     Arguments:
         constants, steps, clients, scope, others: as in `fedbio`.

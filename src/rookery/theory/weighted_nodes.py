@@ -59,8 +59,8 @@ def weighted_nodes(
 ) -> WeightedNodesABA | WeightedNodesProx:  # fmt: skip
     """Return the method for a convex F (Theorem 3: ABA) or any other (Theorem 4: Prox), with η = 1/(3ℓ_F).
 
-    With τ = 1: γ = γ_0 and T_s = ln(C_1C_2(s+1)^p/γ_0)/(γ_0μ), where p is 4 for ABA and 2 for Prox. With τ > 1: γ =
-    1/M_s, with M_s = max{1/γ_0, (s+1)^{p/2}·√(C_1(C_2 + C_3(τ−1)) + C_4(τ−1)²)}, (18) and (51), and T_s = M_s
+    With τ = 1: γ = γ_0 and T_s = ln(C_1C_2(s+1)^p/γ_0)/(γ_0μ), where p is 4 for ABA and 2 for Prox. With τ > 1:
+    γ = 1/M_s, with M_s = max{1/γ_0, (s+1)^{p/2}·√(C_1(C_2 + C_3(τ−1)) + C_4(τ−1)²)}, (18) and (51), and T_s = M_s
     ln(M_s³)/μ. Every round takes the T_s of the last round, which is the longest. Local-SVRG returns its average, and
     Prox a random iterate.
 
