@@ -3,6 +3,7 @@
 It reads the comments and strings of Python files and the text of Markdown pages, and prints what to write instead.
 """
 
+import ast
 import re
 import sys
 import tokenize
@@ -26,6 +27,8 @@ LATER = {  # checked with --all only, until nothing is left of them
     r"\b([Ww]hat|[Ww]ho)ever\b": "regardless of …, any …, anyone who …",
     r", as (?!they|it)[\w.]+(\([^()]*\))? (is|are)(?=[.,;:)]|$)": "e.g. …, such as …",
     r"\bbut for the\b": "except for the",
+    r"\bin the place of\b": "instead of",
+    r"=\{[^{}]*\} (is|are) (not|no|none)\b": "WHAT must be …; got …",
 }
 
 
@@ -38,8 +41,17 @@ def passages(path: Path) -> list[tuple[int, str]]:
             (1, re.sub(r"`[^`\n]*`", "`…`", re.sub(r"^(```+).*?^\1$", blank, text, flags=re.DOTALL | re.MULTILINE)))
         ]
     with path.open("rb") as file:
-        kinds = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
-        return [(t.start[0], t.string) for t in tokenize.tokenize(file.readline) if tokenize.tok_name[t.type] in kinds]
+        found = [(t.start[0], t.string) for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
+    nodes, lines = list(ast.walk(ast.parse(text))), text.encode().splitlines(keepends=True)
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+        if isinstance(node, ast.JoinedStr) or is_text:
+            segment = lines[node.lineno - 1 : node.end_lineno]
+            segment[-1] = segment[-1][: node.end_col_offset]
+            segment[0] = segment[0][node.col_offset :]
+            found.append((node.lineno, re.sub(r'"(\s*\n\s*)f?"', r"\1", b"".join(segment).decode())))
+    return found
 
 
 def findings(path: Path, patterns: dict[str, str]) -> list[str]:

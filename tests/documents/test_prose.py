@@ -49,6 +49,11 @@ def test_pages_are_read_without_their_code(tmp_path: Path) -> None:
     assert "page.md:7: 'is no page'" in found("# A page\n\n```text\n\n```\n\nThis is\nno page.\n", page)
 
 
+def test_a_phrase_is_found_across_the_lines_of_a_message(tmp_path: Path) -> None:
+    message = 'raise ValueError(\n    f"n={n} is "\n    f"not a number, and this is "\n    "no loss."\n)\n'
+    assert [line.split("py:")[1][:1] for line in found(message, tmp_path / "module.py").splitlines()] == ["3", "2"]
+
+
 @pytest.mark.parametrize("text", GOOD)
 def test_good_english_is_left_alone(text: str, tmp_path: Path) -> None:
     assert found(f"# {text}\n", tmp_path / "module.py") == ""
