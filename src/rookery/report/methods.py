@@ -10,10 +10,10 @@ from rookery import algorithms
 
 KINDS = {  # a heading for each kind of problem, in the order of the page
     ("Bilevel", "global"): "Bilevel",
-    ("Bilevel", "client"): "Bilevel, with a lower level of each client's own",
+    ("Bilevel", "client"): "Bilevel, with a lower level per client",
     ("Minimax", "global"): "Minimax",
     ("Compositional", "global"): "Compositional",
-    ("Compositional", "client"): "Compositional, with an inner function of each client's own",
+    ("Compositional", "client"): "Compositional, with an inner function per client",
     ("WeightedNodes", "global"): "Weighted nodes",
     ("SingleLevel", "global"): "Single level",
 }
