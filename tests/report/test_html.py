@@ -189,7 +189,7 @@ def test_a_reproduction_and_its_claims(tmp_path: Path) -> None:
     ]
     assert found["runs"][0]["settings"] == {"experiment": "paper-fig1", "seed": 0, "method": "A"}
     (folder / "claims.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"paper-fig1 is no reproduction: "):
+    with pytest.raises(ValueError, match=r"paper-fig1 is not a reproduction: "):
         html.read([folder])
 
 

@@ -51,11 +51,11 @@ class Bookkeeping:
 class Channel(Protocol):
     """What is done to a client's update on its way to the server, and to the result there.
 
-    Every method is traced and becomes a part of the plan, on every engine. A channel is given the updates of a message
-    alone, with None in the place of its `Bookkeeping`.
+    Every method is traced and becomes a part of the plan, on every engine. A channel receives only
+    the updates of a message, with None for its `Bookkeeping`.
 
-    A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain: a median, say, in the place of
-    the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
+    A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain, for example a median instead
+    of the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:

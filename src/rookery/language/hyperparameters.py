@@ -242,7 +242,7 @@ def split(algorithm: Any) -> Split:
         value = getattr(algorithm, field.name)
         if isinstance(value, np.integer):
             whole[field.name] = int(value)
-        elif is_real(algorithm, field.name, value):  # a float takes the variables' type, whatever its own
+        elif is_real(algorithm, field.name, value):  # a float takes the variables' type
             traced[field.name] = float(value)
         elif is_array(value):
             traced[field.name] = jnp.asarray(value)

@@ -84,7 +84,7 @@ class Exchange(NamedTuple):
     """An exchange as it was traced: what it is called, how it reduces, and what each client sends."""
 
     name: str
-    kind: str  # "mean", "sum", "gather", "center"; "finish" is no exchange: what clients are sent for their memory
+    kind: str  # "mean", "sum", "gather", "center"; "finish" is not an exchange: it is sent for clients' memory
     shape: str
     reply_bytes: int
     beside: tuple[tuple[str, str, float | None], ...] = ()  # its bookkeeping: what, shape, bound if any

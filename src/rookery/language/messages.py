@@ -27,7 +27,7 @@ class Parts:
         self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]
 
     def split(self, value: Any) -> tuple[Any, list[Any]]:
-        """The updates, a tree with None in the place of bookkeeping; and the bookkeeping."""
+        """The updates, a tree with None for bookkeeping; and the bookkeeping."""
         leaves = self._structure.flatten_up_to(value)
         updates = [a if mark is None else None for a, mark in zip(leaves, self._marks, strict=True)]
         bookkeeping = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]

@@ -33,7 +33,7 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     with that exchange; after the last one it counts as "finish".
     """
     walker = _Costs(dict(zip(counted_loops(plan.body), turns, strict=True)))
-    walker.known.update(plan.body.inputs[: len(plan.consts)])  # whoever has traced the plan has its constants
+    walker.known.update(plan.body.inputs[: len(plan.consts)])  # every participant has the plan's constants
     walker.visit(plan.body, plan.body.inputs)
     down = walker.pending.get(plan.inputs.ids, 0)
     if down or plan.writes_memory:

@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """The same for plans that are the same program, whatever their constants."""
+        """The same for plans that are the same program with any constants."""
         return self._identified[0]
 
     @property
@@ -133,7 +133,7 @@ class Plan:
 
     @cached_property
     def signature(self) -> str:
-        """The same for all who have traced this plan, whatever their own data's shapes: its calls and their types."""
+        """The same for all participants with any shapes of their own data: the plan's calls and their types."""
         avals = lambda variables: " ".join(f"{v.aval.dtype}{v.aval.shape}" for v in variables)
         each = [
             f"{call.number} {call.primitive} {getattr(call, 'exchange', None)} {avals(call.operands)} -> "

@@ -260,7 +260,7 @@ def equal_opportunity(
 def worst_group(loss: SampleLoss, members: Members, shares: Mapping[str, float], penalty: float = 0.1) -> Objective:
     """The worst-served group: min over x, max over p of Σ p_a L_a − λ KL(p ‖ uniform), which is λ log mean exp(L_a/λ).
 
-    L_a is the mean loss of group a, and p is over the groups, whatever their sizes. As a composition,
+    L_a is the mean loss of group a, and p is over the groups, regardless of their sizes. As a composition,
     g = (L_1, …, L_G), with the federation's count of a group as in `equal_opportunity`, and f = λ log mean exp(·/λ),
     with ‖∇f‖ ≤ 1.
 

@@ -26,7 +26,7 @@ ACROSS = {
 
 
 def metrics(history: pd.DataFrame) -> list[str]:
-    """The columns of a history that `evaluate` gave, but for the weights of single clients."""
+    """The columns of a history that `evaluate` gave, except for the weights of single clients."""
     return metrics_of(history)
 
 

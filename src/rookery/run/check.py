@@ -24,8 +24,8 @@ _BLOCK = 64  # samples of a batch in the search for values that are not finite
 _BLOCKS = 1024  # such batches, at most
 _PRODUCTS = 100  # Hessian-vector products for one look at the curvature
 _STEPS = 300  # gradient steps of the lower level
-_FLAT = 1e-6  # of the largest curvature: less is none
-_CURVED_DOWN = 0.1  # of the largest curvature: more of it, downwards, is no rounding
+_FLAT = 1e-6  # of the largest curvature: less counts as zero
+_CURVED_DOWN = 0.1  # of the largest curvature: more of it, downwards, is more than rounding
 _AWAY = 1e3  # growth of the residual that means there is no minimum
 _WRONG = 0.01  # relative difference of the hypergradient and finite differences
 

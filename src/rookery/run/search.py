@@ -95,7 +95,9 @@ def _default_range(algorithm: Algorithm, name: str, value: Any) -> Range:
     if not is_real(algorithm, name):
         raise ValueError(f"{place}={value!r} needs a range of integers, (low, high), or a list of values to search.")
     if not is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{place}={value!r} is not a number to search around; give a range, (low, high).")
+        raise ValueError(
+            f"{place} must be a positive number to search around; got {value!r}. Or give a range, (low, high)."
+        )
     return float(value) / _REACH, float(value) * _REACH
 
 

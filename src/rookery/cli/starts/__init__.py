@@ -1,1 +1,1 @@
-"""Files that `rookery new` copies, with the user's name in the place of `start`."""
+"""Files that `rookery new` copies, with the user's name instead of `start`."""

@@ -195,7 +195,7 @@ def lfednest_stalls(results: pd.DataFrame) -> Finding:
     "Sec. 4.3",
     paper="The two methods take the same steps here. In y every client has the Hessian I and in x the Hessian λI, so "
     "the mean of the clients' plain local steps on one variable, the other held fixed, is the step on the mean "
-    "objective: there is no client drift for SVRG to correct, whatever the b_i are. Hessians that differ between "
+    "objective: there is no client drift for SVRG to correct for any b_i. Hessians that differ between "
     "clients would show it.",
 )
 def fednest_beats_lfednest(results: pd.DataFrame) -> Finding:

@@ -244,7 +244,7 @@ def digits_runs(quick: bool) -> list[Config]:
 
 ONE_CLASSIFIER = (
     "Not in setting 1, on these digits: labels occur more or less often there, but mean the same everywhere. One "
-    "classifier serves both groups, and those who use all the nodes lose nothing."
+    "classifier serves both groups, and methods that use all the nodes lose nothing."
 )
 digits_claim = Claims()
 of_digits = partial(digits_claim, kind="own")

@@ -326,12 +326,12 @@ def _from_reproduction(folder: Path) -> tuple[list[Source], Claims]:
             {"claim", "where", "kind", "verdict"} <= row.keys() for row in claims
         )
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder} is no reproduction: no readable claims.json.") from error
+        raise ValueError(f"{folder} is not a reproduction: no readable claims.json.") from error
     frame = _table(folder / "results.csv")
     missing = [name for name in ("run", "seed", "round") if name not in frame]
     if missing or not complete:
-        what = f"results.csv has no column {missing[0]}" if missing else "claims.json is no list of claims"
-        raise ValueError(f"{folder} is no reproduction: {what}.")
+        what = f"results.csv has no column {missing[0]}" if missing else "claims.json is not a list of claims"
+        raise ValueError(f"{folder} is not a reproduction: {what}.")
     place = list(frame.columns).index("round")
     settings = [name for name in frame.columns[:place] if name not in ("run", "seed")]
     sources = []

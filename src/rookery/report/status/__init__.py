@@ -1,4 +1,4 @@
-"""The status page of a run: who is connected, how far it is, its metrics as curves, in a browser while it runs."""
+"""The status page of a run: connected sites, rounds and metrics as curves, in a browser while it runs."""
 
 import base64
 import errno
@@ -73,7 +73,7 @@ class StatusPage:
         self._thread.start()
 
     def start(self, settings: dict[str, Any]) -> None:
-        """A run begins: its settings; what was shown of another one is forgotten, but for the events and the sites."""
+        """Show a new run's settings, and forget an earlier run except for its events and sites."""
         with self._lock:
             self._settings = plain(flat(settings))
             self._rows = _Thinned()
