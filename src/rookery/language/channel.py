@@ -55,7 +55,8 @@ class Channel(Protocol):
     the updates of a message, with None for its `Bookkeeping`.
 
     A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain, for example a median instead
-    of the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have the weight 0.
+    of the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have weight
+    0.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:

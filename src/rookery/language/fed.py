@@ -178,7 +178,7 @@ class Fed:
     ) -> Any:
         """Compute fn(client, key) on the centre's data, which are `client.upper`.
 
-        If a client holds these data, this is one exchange, with that client only; if the server does, nothing is exchanged.
+        If a client holds these data, this is one exchange, with that client only. If the server does, nothing is sent.
         The centre's samples and oracles are counted like the clients'. `around` and `bookkeeping`: see `mean`.
         """
         data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._clients.at_center())
