@@ -116,7 +116,7 @@ class Command(TyperCommand):
 
 def _parse_error(error: Any, ctx: Any, args: list[str]) -> str:
     """Return typer's message; for a number that cannot be read, our own."""
-    kind = re.match("Input should be a valid (integer|number)", getattr(error, "message", ""))
+    kind = re.search("a valid (integer|number|float)", getattr(error, "message", ""))  # the wording differs by version
     if kind is None or error.param is None:
         return error.format_message()
     text = (ctx.default_map or {}).get(error.param.name)
