@@ -107,7 +107,7 @@ class Clients(Layout):
         replace: bool = False,
         placement: str = "device",
     ) -> "Clients":
-        """Make clients whose samples stand end to end in arrays. The cost does not grow with the number of clients.
+        """Make clients from arrays that hold all samples end to end. No Python object is made for each client.
 
         Arguments:
             rows: a pytree of arrays with all samples of the lower level, client after client.
