@@ -15,18 +15,18 @@ PATTERNS = {  # checked by `make lint`
     r"is not an? [\w ]+, at least": "WHAT must be …; got …",
     r"names? \w+ that there (is|are) not": "names a … that does not exist",
     r"more than a manner of speaking|something else in mind": "say it plainly",
-}
-LATER = {  # checked with --all only, until nothing is left of them
     r"what there (is|was|are|were)\b": "name it: the data, the last good state",
     r"of which there (is|are)": "say how many, and of what",
+    rf"(?<!one) of ({NAMES})'s(?= (own|kind|at|which|that|takes?|is|are|and|the)\b|[,.;:)]|$)": "an optax optimizer",
+    r", as (?!they|it)[\w.]+(\([^()]*\))? (is|are)(?=[.,;:)]|$)": "e.g. …, such as …",
+    r"\bbut for the\b": "except for the",
+}
+LATER = {  # checked with --all only, until nothing is left of them
     r"(?<!here) (is|are) none\b(?! left)": "is not a …, is not one of …",
     rf"(?<!here) (is|are) no (?!({COMPARATIVES})\b)[a-z]+": "is not a …",
-    rf"(?<!one) of ({NAMES})'s(?= (own|kind|at|which|that|takes?|is|are|and|the)\b|[,.;:)]|$)": "an optax optimizer",
     r"\b[Tt]hose who\b": "the clients that, the sites that, people who",
     r"(^|[;.:#] )[Ww]ho (do|does|did|has|had|is|are|was|missed|replied)\b(?![^.]*\?)": "the clients that …",
     r"\b([Ww]hat|[Ww]ho)ever\b": "regardless of …, any …, anyone who …",
-    r", as (?!they|it)[\w.]+(\([^()]*\))? (is|are)(?=[.,;:)]|$)": "e.g. …, such as …",
-    r"\bbut for the\b": "except for the",
     r"\bin the place of\b": "instead of",
     r"=\{[^{}]*\} (is|are) (not|no|none)\b": "WHAT must be …; got …",
 }
