@@ -150,7 +150,7 @@ def test_init(init: Any, message: str) -> None:
 
 
 def test_init_of_a_compositional_problem_that_does_not_fit() -> None:
-    message = r"init: y is \(3,\), and the inner function's value is \(2,\); they must agree"
+    message = r"init: y must have the shape of the inner function's value, \(2,\); its shape is \(3,\)"
     refused(lambda: solve(COMPOSITIONAL, init=(np.ones(2), np.ones(3))), message)
 
 

@@ -114,7 +114,7 @@ def test_fedmbo_wants_equal_weights() -> None:
         x, y = checks.start_values(BILEVEL, clients, (1.0, 1.0))
         return checks.check_run(BILEVEL, clients, rk.FedMBO(), x, y, 1, None, 1, 0)
 
-    refused(lambda: ask([1, 2, 1, 3]), "FedMBO solves problems whose clients count equally.*leave weights out.*AggITD")
+    refused(lambda: ask([1, 2, 1, 3]), "FedMBO solves problems whose clients count equally.*Leave weights out.*AggITD")
     assert ask(None) == ask([0.2] * 4) == ask("size") == 4
 
 

@@ -154,7 +154,7 @@ def test_what_is_no_mean_is_refused_where_clients_differ() -> None:
     def root(client: Client, x: Any, y: Any) -> dict[str, Any]:
         return {"rmse": client.mean(lambda z: jnp.sqrt(loss(y, z)), client.upper())}
 
-    with pytest.raises(ValueError, match=r"evaluate_client: 'rmse' is no mean over samples"):
+    with pytest.raises(ValueError, match=r"evaluate_client: 'rmse' must be a mean over samples"):
         rk.solve(PROBLEM, clients(), METHOD, START, 1, evaluate_client=root)
     run = rk.solve(PROBLEM, clients((3, 3, 3, 3)), METHOD, START, 1, evaluate_client=root)
     each = [np.sqrt(np.mean((u["a"][:3] @ np.asarray(run.y) - u["b"][:3]) ** 2)) for u in UPPER]

@@ -15,6 +15,7 @@ from rookery.base.placement import on_host
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines import checks
+from rookery.engines.checks.values import UNLESS, WRITE_A_MEAN, rows_of
 from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
 from rookery.problems.variables import adapt
 
@@ -109,8 +110,7 @@ def check(
         raise ValueError("clients must hold data; got the clients of rk.Clients.like. Run rk.check where the data are.")
     if isinstance(problem, WeightedNodes):
         checks.check_nodes(clients)
-    if isinstance(problem, Minimax | SingleLevel) and not clients.one_data_set:
-        raise ValueError(checks.one_data_set_needed(type(problem).__name__))
+    checks.check_one_data_set(problem, clients)
     checks.check_losses(problem, clients, x, y)
     look = _Look([], {}, {})
     sample = _sample(problem, clients, at_most, samples)
@@ -192,9 +192,9 @@ def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
                     break
     except ValueError as error:
         found, _, advice = str(error).partition(" Where clients differ")
-        advice, source = advice[advice.index(checks.WRITE_A_MEAN) :], checks.of_level(clients, name)
+        advice, source = advice[advice.index(WRITE_A_MEAN) :], rows_of(clients, name)
         if source.widest == source.narrowest:  # `solve` goes on, with a warning
-            advice = checks.WRITE_A_MEAN + checks.UNLESS
+            advice = WRITE_A_MEAN + UNLESS
         return Line("means over the batch", found.rstrip("."), "bad", advice)
     return Line("means over the batch", ", ".join(name for name, *_ in _losses(problem, clients, None)))
 

@@ -39,7 +39,7 @@ def appended(config, module, line="_ADDED = 1"):
     "module",
     [
         "algorithms.fednest",
-        "engines.checks",
+        "engines.checks.losses",
         "data.clients",
         "language.fed",
         "parts.hypergradient",

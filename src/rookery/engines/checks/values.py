@@ -1,0 +1,315 @@
+"""Checks of a problem's functions by their values on a few samples: finite, and means over their batch."""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.base import jaxprs
+from rookery.data.clients import Clients
+from rookery.data.rows import ClientRows
+from rookery.engines.checks.losses import known_of, number_of_samples, user_name, warn
+from rookery.language.client import Client
+from rookery.problems.problems import Bilevel, Compositional, Problem, with_key
+
+WRITE_A_MEAN = "Write it as a mean (jnp.mean over the batch, plus terms without data)"
+UNLESS = "; ignore this if the loss uses statistics of the batch, e.g. batch normalisation."
+_SCALE = f"Its size depends on the batch, and clients of other sizes would be refused. {WRITE_A_MEAN}{UNLESS}"
+
+_SOUND: OrderedDict[str, None] = OrderedDict()  # checks that passed, by program and data
+_VALUES: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # by problem: the samples and starts that passed
+_REMEMBERED = 256
+_SEARCHED = 64  # samples searched for some that differ
+_OF_MEASURE = 16  # samples for an evaluation
+_OF_BATCH = 3  # samples of a batch
+_OF_CLIENT = 4096  # samples on which a value that is not finite is computed again
+
+# Each program runs once or twice on a few samples, so compilation is what it costs: without fusion, on a CPU, it takes
+# about a fifth of the time.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
+@functools.cache
+def _compiler_options() -> dict[str, Any] | None:
+    """Return the options for quick compilation if this version of XLA knows them."""
+    try:
+        jax.jit(lambda a: a, compiler_options=_QUICK).lower(0.0).compile()
+    except Exception:
+        return None
+    return _QUICK
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(function, compiler_options=_compiler_options() if jax.default_backend() == "cpu" else None)
+
+
+class _Comparison:
+    """A function that computes something in two ways, traced once: by program and data, passed before or not."""
+
+    def __init__(self, both_ways: Callable[..., Any], *args: Any) -> None:
+        self._traced, shapes = jaxprs.trace(both_ways, *args)
+        self._structure = jax.tree.structure(shapes)
+        program = jaxprs.fingerprint(jaxprs.open_up(self._traced))
+        self._key = jaxprs.digest(program, *self._traced.consts, *jax.tree.leaves(args[1:]))
+        self.passed = self._key in _SOUND
+
+    @functools.cached_property
+    def _program(self) -> Callable[..., Any]:
+        return _compiled(jaxprs.jaxpr_as_fun(self._traced))
+
+    def __call__(self, *args: Any) -> Any:
+        return jax.tree.unflatten(self._structure, self._program(*jax.tree.leaves(args)))
+
+    def remember(self) -> None:
+        """Record that the check passed."""
+        _SOUND[self._key] = None
+        if len(_SOUND) > _REMEMBERED:
+            _SOUND.popitem(last=False)
+
+
+# A loss is a mean over its batch.
+
+
+def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
+    """Check on a few samples that losses are finite at the start, and means over their batch.
+
+    A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
+    ValueError. For any other loss it warns. What methods use of the loss on a batch is compared with the mean of the
+    same over its samples, at a point near the start.
+    """
+    for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
+        check_mean(problem, clients, x, y, name)
+    _check_values(problem, clients, x, y, names)
+
+
+def rows_of(clients: Clients, name: str) -> Any:
+    """Return the rows on which a loss (f, g or r) is evaluated."""
+    return clients.lower if name in ("g", "r") else clients.upper
+
+
+def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, count: int = _OF_BATCH) -> None:
+    """Raise ValueError if a loss (f, g or r) is not a mean over batches of `count` samples."""
+    source = rows_of(clients, name)
+    rows = _some_samples(source, clients.here, count)
+    if rows is None:
+        return
+    used = _used_of(problem, clients, name)
+    both_ways = lambda z, rows: (used(z, rows), _over_samples(lambda row: used(z, row), rows))
+    compare = _Comparison(both_ways, _nudged((x, y)), rows)
+    if compare.passed:
+        return
+    for z in (_nudged((x, y)), (x, y)):
+        together, alone = compare(z, rows)
+        if _finite((together, alone)):
+            break
+    else:
+        together, alone = (), ()
+    for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+        if not _close(a, b):
+            what = "its value" if name == "r" else "it" if a.ndim == 0 and name == "f" else "its gradient"
+            fix = "; or give all clients the same number of samples, and batches that are not larger"
+            raise ValueError(
+                f"{_not_a_mean(problem, name, what, a, b, rows)} Where clients differ in size, have fewer samples than "
+                "a batch, or where the method weights single samples, the loss is evaluated sample by sample, and that "
+                f"would change the problem. {WRITE_A_MEAN}{'' if source.widest == source.narrowest else fix}."
+            )
+    compare.remember()
+
+
+def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
+    """Return a function (z, rows) of what methods use of the loss at z = (x, y), all linear in the batch's mean."""
+    if name == "r":
+        sample = jax.tree.map(lambda a: a[0], clients.upper.rows)
+        return lambda z, rows: problem.inner(z[0], rows, *([sample] if problem.inner_is_conditional else []))
+    if name == "f":
+        return lambda z, rows: jax.value_and_grad(lambda z: problem.f(*z, rows))(z)
+
+    def of_g(z: Any, rows: Any) -> Any:  # ∇_y g, and the products with v = y: of ½‖y − r(x)‖² these are means, too
+        x, y = z
+        gradients = lambda y: jax.grad(problem.g, (0, 1))(x, y, rows)
+        return jax.grad(problem.g, 1)(x, y, rows), jax.jvp(gradients, (y,), (y,))[1]
+
+    return of_g
+
+
+def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
+    """Raise ValueError if a loss is not finite at the start; warn if one that is not in `names` is not a mean."""
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
+        return
+    composed = isinstance(problem, Compositional)
+    losses = "fg" if isinstance(problem, Bilevel) else "fr" if composed else "f"
+    rows = {name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1) for name in losses}
+    key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
+    if key in known_of(_VALUES, problem):
+        return
+    compared = rows.keys() - names - problem.random
+    fixed = with_key(problem, jax.random.key(0))
+    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
+
+    def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
+        inner = lambda batch: fixed.inner(x, batch, *([sample] if fixed.inner_is_conditional else []))
+        at = (x, inner(rows["r"])) if "r" in rows else (x, y)
+        of = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch), "r": inner}
+        alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
+        return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
+
+    evaluate = _compiled(values)
+    for name, (together, _) in evaluate(x, y, rows).items():
+        if not _finite(together):
+            _check_finite(problem, clients, name, evaluate, x, y, rows)
+    for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
+        for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True) if name in compared else ():
+            if not _close(a, b):
+                warn(f"{_not_a_mean(problem, name, 'it', a, b, rows[name])} {_SCALE}")
+                break
+    known_of(_VALUES, problem).add(key)
+
+
+def _check_finite(
+    problem: Any, clients: Clients, name: str, evaluate: Callable[..., Any], x: Any, y: Any, rows: Any
+) -> None:
+    """Raise ValueError if a loss is not finite on all samples of a client, either.
+
+    A mean over the samples of a class, for example, is not finite on a few samples without that class.
+    """
+    more = {loss: _some_samples(rows_of(clients, loss), clients.here, _OF_CLIENT, least=1) for loss in rows}
+    if not _finite(evaluate(x, y, more)[name][0]):
+        who = clients.names[_largest(rows_of(clients, name), clients.here)[0]]
+        raise ValueError(
+            f"{user_name(problem, name)} must be finite at init; it is NaN or infinite on the samples of client {who}. "
+            "Start elsewhere, or look for log, sqrt or a division at 0 and for exp of a large number."
+        )
+
+
+def _not_a_mean(problem: Any, name: str, what: str, together: Any, alone: Any, rows: Any) -> str:
+    shown = lambda v: np.array2string(np.asarray(v).ravel()[:3], precision=5)
+    count = number_of_samples(len(jax.tree.leaves(rows)[0]))
+    return (
+        f"{user_name(problem, name)} must be a mean over its batch; on {count} {what} is {shown(together)}, and the "
+        f"mean over each of them alone is {shown(alone)}."
+    )
+
+
+# Features and evaluations.
+
+
+def check_features(problem: Problem, clients: Clients, x: Any) -> None:
+    """Raise ValueError if a row of a problem's features depends on other rows.
+
+    Two samples of each level, if need be of two clients, are computed together and one by one, near the start.
+    """
+    features: Any = problem.features
+    sources = [] if features is None else [s for s in (clients.lower, clients.upper) if s is not None]
+
+    def both_ways(x: Any, rows: Any) -> Any:
+        return features(x, rows), jax.vmap(lambda row: features(x, jax.tree.map(lambda a: a[None], row)))(rows)
+
+    for rows in (_some_samples(source, clients.here, 2, of_one=False) for source in sources):
+        if rows is None or (compare := _Comparison(both_ways, _nudged(x), rows)).passed:
+            continue
+        together, alone = map(jax.tree.leaves, compare(_nudged(x), rows))
+        for a, b in zip(together, alone, strict=True):
+            if a.shape[:1] != (2,) or b.shape != (2, 1, *a.shape[1:]) or not _close(a, b[:, 0]):
+                raise ValueError(
+                    "Bilevel.features must keep the batch's leading axis and compute each row from that row only, "
+                    "because it is given all of a client's samples, or those of both levels, in one batch; on two "
+                    "samples together it returns something else than on each of them. Compute statistics of the batch "
+                    "in the losses, and leave features out."
+                )
+        compare.remember()
+
+
+def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any], z: Any, memory: Any) -> None:
+    """Raise ValueError if `evaluate_client` passes something to client.mean that is not a mean over samples.
+
+    A few samples of the largest client are evaluated together and one by one. `memory` gives the shapes of the clients'
+    memory, with a row per client.
+    """
+    sources = [source for source in (clients.lower, clients.upper, clients.test) if source is not None]
+    if all(source.widest == source.narrowest for source in sources):
+        return
+    own_memory = _nudged(jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), memory))
+    x, y = _nudged(z)
+    evaluate = lambda data: measure(Client(problem, data, 0, 0).with_key(jax.random.key(0)), x, y, own_memory)
+    together, alone = (_compiled(evaluate)(clients.subset(_OF_MEASURE, ragged)) for ragged in (False, True))
+    for name, a in together.items():
+        a, b = float(a), float(alone[name])
+        if np.isfinite([a, b]).all() and abs(a - b) > 1e-3 * (abs(a) + abs(b)) + 1e-12:
+            raise ValueError(
+                f"evaluate_client: {name!r} must be a mean over samples; on a few of them it is {a:.5g}, and the mean "
+                f"over each of them alone is {b:.5g}. Where clients differ in size, client.mean evaluates sample by "
+                "sample; compute it from client.samples() instead, where only the rows that batch.mask marks are "
+                "samples."
+            )
+
+
+# Numbers.
+
+
+def _over_samples(function: Callable[[Any], Any], rows: Any) -> Any:
+    """Return the mean of function over batches of one sample each."""
+    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
+    return jax.tree.map(lambda a: jnp.mean(a, axis=0), values)
+
+
+def _finite(value: Any) -> bool:
+    return all(bool(np.isfinite(np.asarray(a, np.float64)).all()) for a in jax.tree.leaves(value))
+
+
+def _close(a: Any, b: Any) -> bool:
+    """Return whether two arrays agree up to rounding, or are not finite and so cannot be compared."""
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return bool(np.all(np.asarray(a) == np.asarray(b)))
+    tolerance = min(0.1, max(1e-6, 8000 * float(jnp.finfo(a.dtype).eps)))
+    a, b = (np.asarray(value, np.float64).ravel() for value in (a, b))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True
+    return float(np.linalg.norm(a - b)) <= tolerance * float(np.linalg.norm(a) + np.linalg.norm(b)) + 1e-30
+
+
+def _nudged(z: Any) -> Any:
+    """Return a point near z: at z itself, e.g. all zeros, much is equal by chance."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda a: (np.asarray(a, np.float64) + 0.1 * rng.normal(size=a.shape)).astype(a.dtype), z)
+
+
+# Samples.
+
+
+def _largest(source: ClientRows, here: range | None) -> tuple[int, int]:
+    """Return the client with the most samples among those whose data are here, and its number of samples."""
+    here = range(len(source.sizes)) if here is None else here
+    sizes = np.asarray(source.sizes)[here.start : here.stop]
+    return here.start + int(np.argmax(sizes)), int(sizes.max())
+
+
+def _some_samples(source: ClientRows, here: range | None, count: int, least: int = 2, of_one: bool = True) -> Any:
+    """Return up to `count` samples of the largest client that is here, if possible ones that differ from the first.
+
+    None if it has fewer than `least`. With of_one=False the samples may come from several clients.
+    """
+    client, size = _largest(source, here)
+    if size < least and not of_one:
+        here = range(len(source.sizes)) if here is None else here
+        client, size = here.start, int(np.asarray(source.sizes)[here.start : here.stop].sum())
+    if size < least:
+        return None
+    begin = int(source.offsets[client])
+    end = begin + min(size, max(count, min(size, _SEARCHED)))
+    samples = jax.tree.map(lambda a: _read(a, begin, end), source.rows)
+    differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in jax.tree.leaves(samples)], axis=0)
+    order = np.argsort(~differs[1:], kind="stable") + 1
+    chosen = np.sort(np.concatenate([[0], order[: count - 1]]))
+    return jax.tree.map(lambda a: a[chosen], samples)
+
+
+def _read(a: Any, begin: int, end: int) -> np.ndarray:
+    """Return some rows in NumPy; JAX would compile the slice, which is needed only for rows off the host."""
+    if isinstance(a, jax.Array) and all(device.platform == "cpu" for device in a.devices()):
+        a = np.asarray(a)
+    return np.asarray(a[begin:end])
