@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery.cli import app
-from rookery.run import check as diagnosis
+from rookery.run import hypergradient
+from rookery.run.diagnosis import Line
 from rookery.tasks.quadratic import solution
 
 RNG = np.random.default_rng(0)
@@ -41,12 +42,12 @@ def lower(x: Any, y: Any, b: Any) -> Any:
     return error(y, b) + jnp.sum(jnp.exp(x) * y**2)
 
 
-def named(found: rk.Diagnosis, name: str) -> diagnosis.Line:
+def named(found: rk.Diagnosis, name: str) -> Line:
     (line,) = [line for line in found.lines if line.name == name]
     return line
 
 
-def bad(problem: Any, clients: Any = CLIENTS, init: Any = INIT) -> tuple[diagnosis.Line, str]:
+def bad(problem: Any, clients: Any = CLIENTS, init: Any = INIT) -> tuple[Line, str]:
     """The one line that is bad, and all that is printed."""
     found = rk.check(problem, clients, init)
     (line,) = found.bad
@@ -273,16 +274,16 @@ def test_the_numbers_are_those_of_the_closed_forms(scope: Any) -> None:
     assert 0 < directed <= 1.001 * np.linalg.norm(slope)
 
 
-def test_curvature_and_conjugate_gradients_of_a_matrix() -> None:
+def test_curvature_and_solution_of_a_matrix() -> None:
     rng = np.random.default_rng(1)
     for values in (np.array([2.0, 2, 2, -3, 5]), np.linspace(0.5, 4, 300), np.zeros(3)):
         basis, _ = np.linalg.qr(rng.normal(size=(values.size, values.size)))
         matrix = basis @ np.diag(values) @ basis.T
-        low, high = diagnosis.curvature(lambda v: matrix @ v, values.size, rng)
+        low, high = hypergradient.curvature(lambda v: matrix @ v, values.size, rng)
         np.testing.assert_allclose([low, high], [values.min(), values.max()], atol=1e-3 if values.size > 100 else 1e-9)
         if values.min() > 0:
             b = rng.normal(size=values.size)
-            p, left = diagnosis.conjugate_gradients(lambda v: matrix @ v, b, 200)
+            p, left = hypergradient.solve_symmetric(lambda v: matrix @ v, b, 200)
             np.testing.assert_allclose(p, np.linalg.solve(matrix, b), rtol=1e-6)
             assert left < 1e-8
 
@@ -375,7 +376,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = call("minimax-quadratic", "--set", "depth=2")
     assert refused.exit_code == 2
     assert "The task minimax-quadratic has no setting 'depth'" in refused.stderr
-    found = rk.Diagnosis("Bilevel", (diagnosis.Line("y is used", "not at all", "bad", "use it"),))
+    found = rk.Diagnosis("Bilevel", (Line("y is used", "not at all", "bad", "use it"),))
     monkeypatch.setattr(rk, "check", lambda *args, **given: found)
     done = call("minimax-quadratic")
     assert done.exit_code == 1

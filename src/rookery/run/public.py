@@ -27,7 +27,8 @@ from rookery.language.fed import (
 )
 from rookery.problems import objectives
 from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
-from rookery.run.check import Diagnosis, check
+from rookery.run.check import check
+from rookery.run.diagnosis import Diagnosis
 from rookery.run.explain import explain
 from rookery.run.result import Best, NonFiniteWarning, RoundFailedError, Run
 from rookery.run.session import Stepped, session
