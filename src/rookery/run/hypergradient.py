@@ -15,6 +15,7 @@ from rookery.run.diagnosis import Findings
 Vector = np.ndarray
 _DENSE = 100  # dimensions up to which eigenvalues are computed from the full matrix
 _STEPS = 300  # gradient steps of the lower level
+_NEWTON_STEPS = 10  # without a minimum, each of them lowers the gradient by a factor, too
 _FLAT = 1e-6  # share of the largest curvature below which a direction counts as flat
 _CURVED_DOWN = 0.1  # share of the largest curvature above which negative curvature is not rounding
 _GROWTH = 1e3  # growth of the residual that means there is no minimum
@@ -147,17 +148,15 @@ def minimise(at: _Oracles, x: Vector, y: Vector) -> tuple[Vector, float]:
     from scipy.optimize import minimize  # slow to import
 
     scale = 1 + float(np.linalg.norm(at.g(x, y)[1]))
-    options = {"gtol": 1e-6 * scale, "maxiter": 100}
+    options = {"gtol": 1e-6 * scale, "maxiter": _NEWTON_STEPS}
     with np.errstate(all="ignore"):  # without a minimum, values overflow
         hessian_product = lambda y, v: at.g_yy(x, y, v)
         y = minimize(lambda y: at.g(x, y), y, jac=True, hessp=hessian_product, method="trust-ncg", options=options).x
     slope = at.g(x, y)[1]
-    for _ in range(10):  # Newton steps, by the gradient only: here the values differ by rounding
-        if not 1e-11 * scale < np.linalg.norm(slope) < 1e-3 * scale:
-            break
+    while np.linalg.norm(slope) > 1e-11 * scale:  # Newton steps by the gradient only: values differ by rounding here
         move, _ = solve_symmetric(lambda v: at.g_yy(x, y, v), slope, min(y.size + 10, 200))
         new_slope = at.g(x, y - move)[1]
-        if not np.linalg.norm(new_slope) < 0.5 * np.linalg.norm(slope):
+        if not np.linalg.norm(new_slope) < 0.1 * np.linalg.norm(slope):
             break
         y, slope = y - move, new_slope
     norm = float(np.linalg.norm(slope))
