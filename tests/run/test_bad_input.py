@@ -345,7 +345,7 @@ WITH_CENTER = rk.Clients(lower=[rows()] * N, center=rows())
         ({"init": (np.array([0.5, 0.1, 0.1]), np.ones(2))}, "w must add up to 1"),
         ({"init": (None, np.array([1, 2]))}, "theta must be floating point; its type is int"),
         ({"algorithm": rk.WeightedNodesABA(refresh=1.5)}, "refresh must be a number above 0 and at most 1.*; got 1.5"),
-        ({"algorithm": rk.WeightedNodesABA(average="theory")}, "give strong_convexity=μ"),
+        ({"algorithm": rk.WeightedNodesABA(average="theory")}, "Set strong_convexity="),
         ({"algorithm": rk.FedAvg()}, "FedAvg does not solve WeightedNodes problems"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Checkpoints: folders of saved rounds, a JSON header and arrays each, which orbax writes while the run goes on."""
+"""Checkpoints: folders of saved rounds, each a JSON header and arrays, written by orbax while the run continues."""
 
 import dataclasses
 import hashlib
@@ -22,20 +22,20 @@ from rookery.data.clients import Clients
 from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
 
 _FORMAT = 4
-_ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # where two schedules are compared
+_ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # rounds at which two schedules are compared
 _NAME = re.compile(r"round_(\d+)")
-SHARE = 0.05  # of a run's time that saving may take, beyond the first save and the last
+SHARE = 0.05  # the share of a run's time that saving may take, beyond the first save and the last
 _digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
 
 
 def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int, program: str) -> dict[str, Any]:
-    """What must agree for a run to go on from a checkpoint: what its numbers depend on."""
+    """Return what a run's numbers depend on, which must agree for it to continue from a checkpoint."""
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         schedule = callable(value) and may_be_schedule(type(algorithm), field.name)
-        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if schedule else _shown(value)
-    if clients not in _digests or clients.placement == "host":  # whose rows may have been changed
+        hyperparameters[field.name] = [float(value(t)) for t in _ROUNDS] if schedule else _described_value(value)
+    if clients not in _digests or clients.placement == "host":  # rows on the host may have changed
         _digests[clients] = clients.digest or content.of_arrays(clients)
     return {
         "algorithm": type(algorithm).__name__,
@@ -50,12 +50,9 @@ def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: in
     }
 
 
-def _shown(value: Any) -> str:
-    """A hyperparameter in words; arrays by their numbers, of which a text would leave some out.
-
-    Of an optimizer, whose numbers are part of the program, that it is one: its text has addresses in memory.
-    """
-    if is_optimizer(value):
+def _described_value(value: Any) -> str:
+    """Return a text that identifies a hyperparameter; arrays by a digest, because their repr leaves numbers out."""
+    if is_optimizer(value):  # its numbers are part of the program, and its repr has addresses
         return "an optimizer"
     if is_array(value):
         return f"{np.shape(value)} {content.of_arrays(value)}"
@@ -63,38 +60,38 @@ def _shown(value: Any) -> str:
 
 
 class Folder:
-    """Saved rounds, each in a folder of its own that is there whole or not at all.
+    """A folder of saved rounds, each in a folder of its own that is complete or absent.
 
-    Of several processes, which all see the folder, each writes its own part of the arrays, and the first does the rest.
+    If several processes run together, all see the folder: each writes its part of the arrays, and the lead the rest.
     """
 
     def __init__(self, path: str | Path, processes: Processes = ONE_PROCESS) -> None:
         self.path, self._processes = Path(path).absolute(), processes
         self._orbax: Any = None
-        self._begun: int | None = None  # to be written
+        self._begun: int | None = None  # the round being written
 
     def __str__(self) -> str:
         return str(self.path)
 
     def place(self, done: int) -> Path:
-        """Where the run after `done` rounds is saved."""
+        """Return the folder of the run after `done` rounds."""
         return self.path / f"round_{done}"
 
     def rounds(self) -> list[int]:
-        """The rounds that are there, the last one last."""
+        """Return the saved rounds in increasing order."""
         return self._processes.on_lead(self._listed)
 
     def _listed(self) -> list[int]:
         if self.path.is_file():
             raise ValueError(
-                f"checkpoint={str(self)!r} is a file: a checkpoint is a folder now, and files of earlier versions "
-                "can't be read. Delete it to start afresh, or name a folder."
+                f"checkpoint must be a folder; {str(self)!r} is a file, maybe of an earlier version, which cannot be "
+                "read. Delete it to start afresh, or name a folder."
             )
         names = [_NAME.fullmatch(place.name) for place in self.path.iterdir()] if self.path.exists() else []
         return sorted(int(name[1]) for name in names if name)
 
     def header(self, done: int) -> dict[str, Any]:
-        """The header of a round."""
+        """Read the header of a round."""
         try:
             header = self._checkpointer().restore(
                 self.place(done), args=_args().Composite(header=_args().JsonRestore())
@@ -106,20 +103,20 @@ class Folder:
         if not known:
             raise ValueError(
                 f"{self.place(done)} must have the format {_FORMAT} of this version; got {header['format']!r}. "
-                "Give another checkpoint folder, or delete this one."
+                "Choose another checkpoint folder, or delete this one."
             )
         return header
 
     def read(self, done: int, like: dict[str, Any]) -> dict[str, Any]:
-        """The arrays of a round, of structures, shapes and types like those given.
+        """Read the arrays of a round, with the structures, shapes and types of `like`.
 
-        What is a `jax.Array` there is one again, with that one's sharding if it is committed to one; what is a
-        `jax.ShapeDtypeStruct` becomes a NumPy array.
+        Where `like` has a `jax.Array`, the result has one with the same sharding, if that is committed; where it has a
+        `jax.ShapeDtypeStruct`, the result has a NumPy array.
         """
         if self.header(done)["arrays"] != {name: _described(value) for name, value in like.items()}:
             raise ValueError(
                 f"{self.place(done)} belongs to another run: its arrays have other shapes or types. "
-                "Give another checkpoint folder, or delete this one."
+                "Choose another checkpoint folder, or delete this one."
             )
         item = {name: _stored(value, _abstract) for name, value in like.items()}
         how = jax.tree.map(_restored_as, item)
@@ -131,12 +128,12 @@ class Folder:
         return {name: _filled(value, found[name]) for name, value in like.items()}
 
     def write(self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None) -> None:
-        """Begin to write a round, and keep of the others that one alone. The arrays may be donated afterwards."""
+        """Begin to write a round, and delete all others but `keep`. The arrays may be donated afterwards."""
         self.wait()
         self.delete([other for other in self.rounds() if other != keep])
         described = {name: _described(value) for name, value in arrays.items()}
         header = {"format": _FORMAT, "round": done, **header, "arrays": described}
-        leaves = {name: _stored(value, _own) for name, value in arrays.items()}
+        leaves = {name: _stored(value, _snapshot) for name, value in arrays.items()}
         what = _args().Composite(arrays=_args().PyTreeSave(leaves), header=_args().JsonSave(header))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -146,7 +143,7 @@ class Folder:
         self._begun = done
 
     def busy(self) -> bool:
-        """Whether a round is still being written."""
+        """Return whether a round is still being written."""
         try:
             if self._orbax is not None:
                 self._orbax.check_for_errors()
@@ -156,7 +153,7 @@ class Folder:
         return begun is not None and self._processes.on_lead(lambda: not self.place(begun).exists())
 
     def wait(self) -> None:
-        """Until what was begun is written."""
+        """Wait until the round that was begun is written."""
         self._begun = None
         try:
             if self._orbax is not None:
@@ -165,18 +162,18 @@ class Folder:
             raise self._unwritten(error) from error
 
     def delete(self, rounds: list[int]) -> None:
-        """Delete rounds; one by one, none of them half."""
+        """Delete rounds; each is renamed first, so that none is left incomplete under its name."""
         for done in rounds if self._processes.lead else []:
             shutil.rmtree(self.place(done).replace(self.path / f"round_{done}.deleted"))
 
     def clean(self) -> None:
-        """Delete what a process that was killed has left half-written or half-deleted."""
+        """Delete what a killed process left half-written or half-deleted."""
         for place in self.path.iterdir() if self._processes.lead and self.path.exists() else []:
             if re.fullmatch(r"round_\d+\..*", place.name):
                 shutil.rmtree(place)
 
     def close(self) -> None:
-        """Wait, and give up the threads."""
+        """Wait until all is written, and release the threads."""
         self.wait()
         if self._orbax is not None:
             self._orbax.close()
@@ -184,11 +181,11 @@ class Folder:
 
     def _checkpointer(self) -> Any:
         if self._orbax is None:
-            import orbax.checkpoint as ocp  # slow to import, and not needed without checkpoints
+            import orbax.checkpoint as ocp  # slow to import
 
-            now = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # their errors are told at once
+            options = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # raises errors here
             handler = ocp.CompositeCheckpointHandler("arrays", "header")
-            self._orbax = ocp.AsyncCheckpointer(handler, async_options=now)
+            self._orbax = ocp.AsyncCheckpointer(handler, async_options=options)
         return self._orbax
 
     def _damaged(self, done: int) -> ValueError:
@@ -202,9 +199,9 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Padded:
-    """An array of which only the first rows mean anything: a leaf, to be saved as if it had no others.
+    """An array whose rows after the first `rows` are padding: a leaf that is saved without them.
 
-    It is restored where the number of rows in all is another: on another number of devices, say.
+    It can be restored with another amount of padding, e.g. on another number of devices.
     """
 
     array: Any
@@ -212,17 +209,17 @@ class Padded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Without the other rows."""
+        """The shape without padding."""
         return (self.rows, *self.array.shape[1:])
 
     @property
     def size(self) -> int:
-        """Likewise."""
+        """The size without padding."""
         return int(np.prod(self.shape))
 
     @property
     def dtype(self) -> Any:
-        """The array's."""
+        """The array's type."""
         return self.array.dtype
 
 
@@ -233,13 +230,13 @@ def _args() -> Any:
 
 
 def _described(value: Any) -> list[Any]:
-    """Shapes and types, as JSON has them."""
+    """Return shapes and types as JSON values."""
     return [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in jax.tree.leaves(value)]
 
 
-def _stored(value: Any, as_what: Any) -> dict[str, Any]:
-    """The leaves that are stored, by their numbers: orbax takes no empty arrays."""
-    return {str(i): as_what(leaf) for i, leaf in enumerate(jax.tree.leaves(value)) if np.size(leaf)}
+def _stored(value: Any, convert: Any) -> dict[str, Any]:
+    """Return the converted leaves by their numbers, without empty arrays, which orbax does not take."""
+    return {str(i): convert(leaf) for i, leaf in enumerate(jax.tree.leaves(value)) if np.size(leaf)}
 
 
 def _is_key(leaf: Any) -> bool:
@@ -247,13 +244,13 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _numbers(leaf: Any) -> Any:
-    """The array that is stored: of keys, their words."""
+    """Return the array that is stored: for random keys, their data."""
     leaf = leaf.array if isinstance(leaf, Padded) else leaf
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
-def _own(leaf: Any) -> Any:
-    """What orbax may read while the run goes on: keys by their words, and a copy of what the next round may overwrite.
+def _snapshot(leaf: Any) -> Any:
+    """Return an array that orbax may read while the run continues and donates its buffers.
 
     From an accelerator orbax copies before it returns; on a CPU it reads the array itself.
     """
@@ -263,7 +260,7 @@ def _own(leaf: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """What to restore, with a sharding if it is to have one."""
+    """Return the shape and type to restore, with the sharding if it is committed."""
     leaf = _numbers(leaf)
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -296,44 +293,44 @@ def _filled(like: Any, found: dict[str, Any]) -> Any:
 
 
 class Keepers(Protocol):
-    """Those who hold memory that a session does not see, and save it themselves."""
+    """Sites that hold memory which a session does not see, and save it themselves."""
 
     def open(self, folder: Path, run: str) -> dict[str, list[int]]:
-        """Name the run; the rounds that each of them has saved of it."""
+        """Name the run; return the rounds of it that each site has saved."""
 
     def save(self, keep: int | None) -> bool:
-        """Have all of them begin to save, and keep of their rounds that one alone; False if one can't be reached."""
+        """Begin to save at all sites, deleting all rounds but `keep`; return False if one can't be reached."""
 
     def wait(self) -> bool:
-        """Until all of them have written; False likewise."""
+        """Wait until all sites have written; return False if one can't be reached."""
 
     def restore(self, done: int) -> None:
-        """Have all of them go on from that round (-1: from where they are), and delete later ones."""
+        """Continue at all sites from that round (-1: from where they are), deleting later ones."""
 
 
 class Saved(NamedTuple):
-    """What `solve` finds again."""
+    """What `solve` restores from a checkpoint."""
 
     extra: dict[str, Any]
     best: Any
 
 
 class Checkpoint:
-    """A run's checkpoint: what the server has in this folder, what others hold with them.
+    """The checkpoint of a run: the server's part in this folder, the keepers' parts with them.
 
-    A round counts as saved once everybody has it. Until then the one before is kept, by everybody.
+    A round counts as saved once all have saved it. Until then all keep the round before.
 
     Arguments:
         folder: the folder.
-        identity: of the run.
+        identity: the run's `identity`.
         session: an `engine.Session`, at its start.
     """
 
     def __init__(self, folder: str | Path, identity: dict[str, Any], session: Any) -> None:
         self._folder, self._identity, self._session = Folder(folder, session.processes), identity, session
-        self._saved: int | None = None  # by everybody
-        self._begun: int | None = None  # to be written
-        self._left = False  # whether an evaluation has not been saved
+        self._saved: int | None = None  # the last round that all have saved
+        self._begun: int | None = None  # the round being written
+        self._skipped = False  # whether the last evaluation has not been saved
         self._since, self._spent = time.perf_counter(), 0.0
 
     def __enter__(self) -> "Checkpoint":
@@ -348,17 +345,18 @@ class Checkpoint:
                 raise
 
     def resume(self, best: Any, rounds: int) -> Saved | None:
-        """Have the session go on from the last round saved; None if there is none."""
-        own, folder, keepers = self._folder.rounds(), self._folder, self._session.keepers
+        """Restore the session from the last saved round; return None if there is none."""
+        saved, folder, keepers = self._folder.rounds(), self._folder, self._session.keepers
         folder.clean()
-        if own:
-            self._check(folder.header(own[-1]), rounds)
-        each = {} if keepers is None else keepers.open(folder.path, _digest_of(self._identity))
-        done = self._common(own, each) if own else -1
-        folder.delete([other for other in own if other > done])
+        if saved:
+            self._check(folder.header(saved[-1]), rounds)
+        digest = hashlib.blake2b(json.dumps(self._identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+        of_keepers = {} if keepers is None else keepers.open(folder.path, digest)
+        done = self._last_common(saved, of_keepers) if saved else -1
+        folder.delete([other for other in saved if other > done])
         if keepers is not None:
             keepers.restore(done)
-        if not own:
+        if not saved:
             return None
         self._saved = done
         extra = folder.header(done)["extra"]
@@ -392,32 +390,36 @@ class Checkpoint:
                 f"{hint}"
             )
         if header["round"] > rounds:
-            raise ValueError(f"{where} is {header['round']} rounds on, more than rounds={rounds}; name another folder.")
+            raise ValueError(
+                f"rounds must be at least {header['round']}, the rounds saved in {where}; got {rounds}. "
+                "Or choose another folder."
+            )
 
-    def _common(self, own: list[int], each: dict[str, list[int]]) -> int:
-        """The last round that everybody has saved."""
-        for done in reversed(own):
-            if all(done in theirs for theirs in each.values()):
+    def _last_common(self, saved: list[int], of_keepers: dict[str, list[int]]) -> int:
+        """Return the last round that the coordinator and all keepers have saved."""
+        for done in reversed(saved):
+            if all(done in rounds for rounds in of_keepers.values()):
                 return done
-        who = min(each, key=lambda who: len(set(own) & set(each[who])))
+        who = min(of_keepers, key=lambda who: len(set(saved) & set(of_keepers[who])))
         raise ValueError(
-            f"{self._folder} can't be resumed: the coordinator has saved the rounds {own}, {who} "
-            f"{each[who] or 'none'}, and no round is saved by all. Put back what is missing, or delete the checkpoints "
-            "of all of them to start afresh."
+            f"{self._folder} can't be resumed: the coordinator has saved the rounds {saved}, {who} "
+            f"{of_keepers[who] or 'none'}, and no round is saved by all. Put back what is missing, or delete all "
+            "checkpoints to start afresh."
         )
 
     def save(self, extra: dict[str, Any], best: Any, always: bool = False) -> None:
-        """Begin to save the session as it stands.
+        """Begin to save the session's current state.
 
-        Unless `always`, not if the round before is still being written, nor if saving takes too much of the run's time.
+        Unless `always`, this is skipped while the round before is still being written, and if saving takes too much of
+        the run's time.
         """
         begin = time.perf_counter()
         costly = self._session.processes.broadcast(self._spent > SHARE * (begin - self._since))
-        self._left = not always and (costly or self._folder.busy())
-        if self._left:
+        self._skipped = not always and (costly or self._folder.busy())
+        if self._skipped:
             return
         self._wait()
-        if self._saved == self._session.rounds:  # new is at most an evaluation, which a run that goes on drops
+        if self._saved == self._session.rounds:  # at most an evaluation is new, which a resumed run drops
             return
         session, arrays = self._session, {"carry": self._session.save()}
         if best is not None:
@@ -425,15 +427,15 @@ class Checkpoint:
         if session.keepers is None or session.keepers.save(self._saved):
             self._folder.write(session.rounds, {"identity": self._identity, "extra": extra}, arrays, self._saved)
             self._begun = session.rounds
-            if always and session.keepers is not None:  # the keepers go on, and can go back by one round alone
+            if always and session.keepers is not None:  # keepers continue, and can go back by only one round
                 self._wait()
         else:
-            warnings.warn(f"The checkpoint of round {session.rounds} is left out: not all sites replied.", stacklevel=3)
+            warnings.warn(f"The checkpoint of round {session.rounds} was skipped: not all sites replied.", stacklevel=3)
         self._spent += time.perf_counter() - begin
 
     def finish(self, extra: dict[str, Any], best: Any) -> None:
         """Save the session if its last evaluation has not been saved, and wait until it is written."""
-        if self._left:
+        if self._skipped:
             self.save(extra, best, always=True)
         self._wait()
 
@@ -442,7 +444,3 @@ class Checkpoint:
         keepers = self._session.keepers
         if self._begun is not None and (keepers is None or keepers.wait()):
             self._saved = self._begun
-
-
-def _digest_of(identity: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""A site: one's own data, which take part in a federation over a network and stay where they are."""
+"""`join`: take part in a federation over a network with a site's own data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,29 +23,29 @@ def study(
     evaluate_client: Evaluate | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> Study:
-    """What a site brings to a run.
+    """Describe a site's part of a run.
 
     Arguments:
         problem, init, evaluate_client: as `solve` takes them, the same at the coordinator and at every site.
-        data: the site's own: {"lower": rows, "upper": rows, "test": rows, "center": rows}, those that there are, each a
+        data: the site's data, {"lower": rows, "upper": rows, "test": rows, "center": rows}, some or all of them, each a
             pytree of arrays whose leading axis counts samples; and "replace", as in `Clients`.
         own: names that a coordinator's method or channel may refer to: classes, and `algorithm` or `channel` for what
-            can't be described in words, such as an optimizer.
+            a message cannot describe, such as an optimizer.
     """
     if not isinstance(data, Mapping):
-        raise TypeError(f'A site\'s data are {kind_of(data)}; give {{"lower": rows, "upper": rows}}.')
+        raise TypeError(f'data must be a dict of rows, such as {{"lower": rows, "upper": rows}}; got {kind_of(data)}.')
     known = ("lower", "upper", "test", "center", "replace")
-    strange = [name for name in data if name not in known]
-    if strange:
-        raise ValueError(f"A site's data have {strange[0]!r}; there are: {', '.join(known)}.")
-    each: dict[str, Any] = {name: rows if name in ("center", "replace") else [rows] for name, rows in data.items()}
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise ValueError(f"data must have keys among {', '.join(known)}; got {unknown[0]!r}.")
+    lists: dict[str, Any] = {name: rows if name in ("center", "replace") else [rows] for name, rows in data.items()}
     brings = described(problem, init, evaluate_client)
     agreed = declared(problem, evaluate_client)
-    return replace(brings, data=Clients(**each), names=own or {}, declared=agreed)
+    return replace(brings, data=Clients(**lists), names=own or {}, declared=agreed)
 
 
 def described(problem: Problem, init: Any, evaluate_client: Evaluate | None = None) -> Study:
-    """The same without data."""
+    """Describe a site's part of a run without its data."""
     models = adapt(problem, init)
     return Study(models.problem, models.init, None, measuring(models, evaluate_client))  # type: ignore[arg-type]
 
@@ -64,19 +64,19 @@ def join(
     patience: float | None = None,
     allow_other_study: bool = False,
 ) -> Responder:
-    """Take part in a run, until the coordinator says that it is over.
+    """Take part in a run until the coordinator ends it.
 
     Arguments:
         address: where the coordinator listens: "host:port".
-        name: this site's.
+        name: this site's name.
         brings: see `study`.
-        kit: its folder of certificates, made by `rookery federation init`. None: without, on this machine alone.
-        folder: where it keeps what it remembers from round to round, and finds it again after a restart.
+        kit: its folder of certificates, made by `rookery federation init`. None: no certificates, only on this machine.
+        folder: where it saves its memory from round to round, to continue after a restart.
         guard, fitted: see `Responder`.
-        enough: whether it has seen enough, and leaves.
-        tell: told what happens to the connection.
-        patience: the seconds without a connection after which it gives up; None: never.
-        allow_other_study: whether it takes part though the coordinator's study differs from its own; it is told.
+        enough: called between requests; the site leaves when it returns True.
+        tell: called with a line about each change of the connection.
+        patience: seconds without a connection after which it gives up; None: never.
+        allow_other_study: take part even if the coordinator's study differs from its own, with a message.
     """
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
     responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)

@@ -1,4 +1,4 @@
-"""A model's weights in a safetensors file: arrays by name, which every library reads."""
+"""Save and load a model's weights as a safetensors file: arrays by name."""
 
 import os
 from collections import Counter
@@ -22,22 +22,22 @@ def save_weights(path: str | Path, model: Any) -> None:
 
     path = Path(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"save_weights: there is no folder {path.parent}. Create it first.")
+        raise FileNotFoundError(f"save_weights: {path.parent} must be an existing folder. Create it first.")
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _named(model) if _is_weight(leaf)}
     if not arrays:
-        raise ValueError(f"save_weights: the model ({type(model).__name__}) holds no floating-point arrays.")
+        raise ValueError(f"save_weights: the model ({type(model).__name__}) must hold floating-point arrays.")
     fresh = path.with_name(path.name + ".new")
     save_file(arrays, fresh)
     os.replace(fresh, path)
 
 
 def load_weights(path: str | Path, like: Any = None) -> Any:
-    """Read the weights in a safetensors file, whichever library wrote it.
+    """Read the weights in a safetensors file, regardless of the library that wrote it.
 
     Arguments:
         path: the file.
-        like: a model of the same structure: it comes back with the file's weights, each in the type that the model has.
-            None: return the arrays as a dictionary, by name.
+        like: a model of the same structure, which is returned with the file's weights, converted to the model's types.
+            None: return a dictionary of the arrays by name.
 
     >>> import tempfile, numpy as np
     >>> path = tempfile.mkdtemp() + "/w.safetensors"
@@ -49,7 +49,7 @@ def load_weights(path: str | Path, like: Any = None) -> Any:
     from safetensors.numpy import load_file
 
     if not Path(path).is_file():
-        raise FileNotFoundError(f"load_weights: there is no file {path}.")
+        raise FileNotFoundError(f"load_weights: {path} does not exist.")
     try:
         arrays = load_file(path, backend="pread")
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
@@ -61,22 +61,22 @@ def _put(arrays: dict[str, np.ndarray], like: Any, path: str) -> Any:
     wanted = {name: leaf for name, leaf in _named(like) if _is_weight(leaf)}
     missing, further = sorted(set(wanted) - set(arrays)), sorted(set(arrays) - set(wanted))
     if missing or further:
-        each = [f"{what}: {_some(names)}" for what, names in (("missing", missing), ("not known", further)) if names]
-        raise ValueError(f"{path} does not fit the model ({'; '.join(each)}); load_weights(path) gives it by name.")
+        problems = [f"{what}: {_some(names)}" for what, names in (("missing", missing), ("unknown", further)) if names]
+        raise ValueError(f"{path} does not fit the model ({'; '.join(problems)}). load_weights(path) reads it.")
     for name, leaf in wanted.items():
         if arrays[name].shape != leaf.shape:
-            raise ValueError(f"{path}: {name} has the shape {arrays[name].shape}, the model's has {leaf.shape}.")
+            raise ValueError(f"{path}: {name} must have the model's shape {leaf.shape}; got {arrays[name].shape}.")
     leaves, structure = jax.tree.flatten(like)
     names = [name for name, _ in _named(like)]
-    put = [
+    filled = [
         jnp.asarray(arrays[name], leaf.dtype) if name in wanted else leaf
         for name, leaf in zip(names, leaves, strict=True)
     ]
-    return jax.tree.unflatten(structure, put)
+    return jax.tree.unflatten(structure, filled)
 
 
 def _named(model: Any) -> list[tuple[str, Any]]:
-    """The leaves by name, each name once."""
+    """Return the leaves with their names, which are unique."""
     leaves = jax.tree_util.tree_leaves_with_path(model)
     texts = [[jax.tree_util.keystr((key,), simple=True) for key in path] for path, _ in leaves]
     names = [".".join(path) for path in texts]
@@ -85,7 +85,7 @@ def _named(model: Any) -> list[tuple[str, Any]]:
         names = [".".join(map(escaped, path)) for path in texts]
     (name, count), *_ = [*Counter(names).most_common(1), ("", 0)]
     if count > 1:
-        raise ValueError(f"{count} arrays of the model ({type(model).__name__}) have the name {name!r}: rename them.")
+        raise ValueError(f"{count} arrays of the model ({type(model).__name__}) have the name {name!r}. Rename them.")
     return list(zip(names, (leaf for _, leaf in leaves), strict=True))
 
 

@@ -78,8 +78,8 @@ def test_refused_in_one_line(here: Path, words: tuple[str, ...], line: str) -> N
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (("return {", "return 1, {"), "A site's data are a tuple"),
-        (('"upper": np', '"uper": np'), "A site's data have 'uper'"),
+        (("return {", "return 1, {"), "; got a tuple."),
+        (('"upper": np', '"uper": np'), "data must have keys among lower, upper, test, center, replace; got 'uper'"),
         (("def data", "def dta"), "must define data()"),
         (("np.ones(3", "np.load('none.npy'"), "FileNotFoundError"),
     ],
