@@ -314,7 +314,7 @@ def test_a_lower_level_of_each_clients_own():
         (["reproduce", "fednest-fg4"], "did you mean fednest-fig4"),
         (["reproduce", "fednest-fig4", "--seeds", "0"], "at least 1"),
         (["list", "taks"], "did you mean tasks"),
-        (["compare", "nowhere"], "There is no nowhere"),
+        (["compare", "nowhere"], "nowhere does not exist"),
         (["run", "quadratic", "--quiet", "--json"], "--quiet and --json exclude each other"),
         (["run", "quadratic", "--seeds", "-1"], "seeds must be an integer of at least 1; got -1"),
         (["demo", "--out", "/dev/null"], "/dev/null is a file; give a folder"),

@@ -239,15 +239,15 @@ def test_bad_input_is_told_in_one_line(runs: dict[str, rk.Run], tmp_path: Path) 
     text, binary = tmp_path / "notes.txt", tmp_path / "state.npz"
     text.write_text("hello\n")
     binary.write_bytes(b"PK\x03\x04\xff\xfe\n")
-    assert "There is no nowhere: give folders that `rookery run --out`" in refused("nowhere", "--out", out)
-    assert f"{empty} is not a run: give folders" in refused(good, empty, "--out", out)
-    assert "broken is not a run: no readable run.json" in refused(broken, "--out", out)
+    assert "nowhere does not exist. Give folders that `rookery run --out`" in refused("nowhere", "--out", out)
+    assert f"{empty} is not a run. Give folders" in refused(good, empty, "--out", out)
+    assert "broken is not a run: it has no readable run.json" in refused(broken, "--out", out)
     assert "begun holds a run that has not ended" in refused(begun, "--out", out)
-    assert "other is not a run: its run.json says nothing of algorithm" in refused(other, "--out", out)
-    assert "row.jsonl, line 1: not as rk.trackers.JsonLines writes it" in refused(row, "--out", out)
-    assert "notes.txt, line 1: not as rk.trackers.JsonLines writes it" in refused(text, "--out", out)
+    assert "other is not a run: its run.json has no algorithm" in refused(other, "--out", out)
+    assert "row.jsonl, line 1: not a line of rk.trackers.JsonLines" in refused(row, "--out", out)
+    assert "notes.txt, line 1: not a line of rk.trackers.JsonLines" in refused(text, "--out", out)
     assert "state.npz is not a run" in refused(binary, "--out", out)
-    assert "a report's name ends in .html" in refused(good, "--out", tmp_path / "r.pdf")
+    assert "--out must end in .html" in refused(good, "--out", tmp_path / "r.pdf")
     assert "is a folder; give a file" in refused(good, "--out", _folder(tmp_path / "x.html"))
     assert not out.exists()
 
@@ -258,5 +258,5 @@ def _folder(path: Path) -> Path:
 
 
 def test_runs_without_metrics() -> None:
-    with pytest.raises(ValueError, match="These runs have no metrics: give `solve` an evaluate"):
+    with pytest.raises(ValueError, match=r"These runs have no metrics\. Pass evaluate"):
         html.render([html.Source("a", "a", 0, pd.DataFrame({"round": [0]}), {})])

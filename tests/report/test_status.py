@@ -155,7 +155,7 @@ def test_it_listens_elsewhere_only_when_told(page: StatusPage) -> None:
 
 
 def test_ports(page: StatusPage) -> None:
-    with pytest.raises(ValueError, match=f"port {page.port} at 127.0.0.1 is in use; give another") as caught:
+    with pytest.raises(ValueError, match=f"port {page.port} at 127.0.0.1 is in use. Give another") as caught:
         StatusPage(page.port)
     assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="from 0 to 65535"):

@@ -1,4 +1,4 @@
-"""Tables, pictures and saved runs: the look of every figure, and the files that a run leaves."""
+"""Tables, figures and files of runs."""
 
 from rookery.base.drawing import (
     BLACK,
@@ -21,7 +21,8 @@ from rookery.base.drawing import (
 )  # fmt: skip
 from rookery.base.printing import bars, mean_and_error, number, plain, size, table, to_json
 from rookery.report.files import labels, named_arrays, read_description, read_run, summary, write_description, write_run
-from rookery.report.pictures import ACROSS, across, clients_picture, compared, metrics, picture, weights_picture
+from rookery.report.pictures import ACROSS, across, clients_picture, compared, picture, weights_picture
+from rookery.run.result import metrics_of as metrics
 
 __all__ = [
     "ACROSS", "BLACK", "BLUE", "COLOURS", "GREEN", "GREY", "ORANGE", "PURPLE", "SKY", "VERMILION", "across", "band",

@@ -1,4 +1,4 @@
-"""The files that a run leaves, and their reading."""
+"""Write and read the files of a run."""
 
 import json
 from collections.abc import Sequence
@@ -11,20 +11,19 @@ import pandas as pd
 
 from rookery.base.drawing import save
 from rookery.base.printing import to_json
-from rookery.language.ledger import COUNTED
-from rookery.report.pictures import metrics, picture
-from rookery.run.result import Run
+from rookery.report.pictures import picture
+from rookery.run.result import COLUMNS, Run, metrics_of
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What a run came to: the metrics at both ends, what a round costs, and the round's exchanges."""
+    """Summarise a run: its first and last metrics, the cost of a round, and the round's exchanges."""
     first, last = run.history.iloc[0], run.history.iloc[-1]
     rounds = max(1, int(last["round"] - first["round"]))
     return {
         "rounds_done": run.rounds,
         "interrupted": run.interrupted,
-        "first": {name: float(first[name]) for name in metrics(run.history)},
-        "last": {name: float(last[name]) for name in metrics(run.history)},
+        "first": {name: float(first[name]) for name in metrics_of(run.history)},
+        "last": {name: float(last[name]) for name in metrics_of(run.history)},
         "best": None if run.best is None else {"round": run.best.round, "value": run.best.value},
         "exchanges_per_round": float(last["exchanges"] - first["exchanges"]) / rounds,
         "bytes_up_per_round": float(last["bytes_up"] - first["bytes_up"]) / rounds,
@@ -35,7 +34,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) -> None:
-    """Save a run: run.json, history.csv, exchanges.csv, state.npz, best.npz and picture.png, of this metric."""
+    """Save a run: run.json, history.csv, exchanges.csv, state.npz, best.npz, and picture.png of the metric."""
     folder.mkdir(parents=True, exist_ok=True)
     write_description(folder, {**description, **summary(run), "metric": metric})
     run.history.to_csv(folder / "history.csv", index=False)
@@ -55,34 +54,31 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What run.json says."""
+    """Read run.json."""
     try:
-        found = json.loads((folder / "run.json").read_text())
+        description = json.loads((folder / "run.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is not a run: no readable run.json, as `rookery run --out` writes it.") from error
-    lacking = [name for name in ("task", "algorithm") if not isinstance(found, dict) or name not in found]
-    if lacking:
-        raise ValueError(f"{folder} is not a run: its run.json says nothing of {lacking[0]}.")
-    return found
+        raise ValueError(f"{folder} is not a run: it has no readable run.json of `rookery run --out`.") from error
+    for name in ("task", "algorithm"):
+        if not isinstance(description, dict) or name not in description:
+            raise ValueError(f"{folder} is not a run: its run.json has no {name}.")
+    return description
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """The description and the history of a saved run."""
+    """Read the description and the history of a saved run."""
     description = read_description(folder)
     try:
         history = pd.read_csv(folder / "history.csv")
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} holds a run that has not ended: go on with it by `rookery run --resume`."
-        ) from error
-    lacking = sorted({"round", "seconds", *COUNTED} - set(history.columns))
-    if lacking or not len(history) or not isinstance(description.get("metric"), str):
+        raise ValueError(f"{folder} holds a run that has not ended. Continue with `rookery run --resume`.") from error
+    if set(COLUMNS) - set(history.columns) or not len(history) or not isinstance(description.get("metric"), str):
         raise ValueError(f"{folder} is not a run: its history.csv or run.json is damaged.")
     return description, history
 
 
 def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
-    """Name saved runs: the algorithm, the task if there are several, and the settings that differ, without the seed."""
+    """Name saved runs by the algorithm, the task if there are several, and the differing settings without the seed."""
     flat = [
         {"cohort": d["cohort"]}
         | {name: value for name, value in d["task_settings"].items() if name != "seed"}
@@ -92,15 +88,15 @@ def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
     several = len({d["task"] for d in descriptions}) > 1
     heads = [f"{d['algorithm']} on {d['task']}" if several and d["task"] else str(d["algorithm"]) for d in descriptions]
     names = []
-    for head, own in zip(heads, flat, strict=True):
+    for head, settings in zip(heads, flat, strict=True):
         rivals = [other for name, other in zip(heads, flat, strict=True) if name == head]
-        differing = [name for name in own if any(other.get(name) != own[name] for other in rivals)]
-        names.append(", ".join([head, *(f"{name}={own[name]}" for name in differing)]))
+        differing = [name for name in settings if any(other.get(name) != settings[name] for other in rivals)]
+        names.append(", ".join([head, *(f"{name}={settings[name]}" for name in differing)]))
     return names
 
 
 def named_arrays(value: Any) -> dict[str, Any]:
-    """The arrays of a pytree by their places in it: x/w, y/b."""
+    """Return the arrays of a pytree by their paths: x/w, y/b."""
     leaves = jax.tree_util.tree_leaves_with_path(value)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "value": np.asarray(leaf) for path, leaf in leaves

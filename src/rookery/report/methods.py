@@ -1,4 +1,4 @@
-"""The table of all methods, from what each says of itself: python -m rookery.report.methods docs/methods.md."""
+"""The table of all methods, made from their docstrings: python -m rookery.report.methods docs/methods.md."""
 
 import inspect
 import re
@@ -33,7 +33,7 @@ bilevel methods (Chen et al. 2022).
 
 
 def page() -> str:
-    """The page, in Markdown."""
+    """Return the page in Markdown."""
     methods = [getattr(algorithms, name) for name in algorithms.__all__]
     parts = [_INTRODUCTION.format(count=len(methods))]
     for kind, title in KINDS.items():
@@ -50,14 +50,14 @@ def _kind(method: Any) -> tuple[str, str]:
 def _row(method: Any) -> str:
     text = inspect.getdoc(method) or ""
     title, others = text.splitlines()[0], ", ".join(cls.__name__ for cls in method.solves[1:])
-    exchanges = re.split(r"\.(?:\s|$)", _said(text, "Exchanges per round"))[0]
-    cells = (f"`{method.__name__}`", title, others, exchanges, _said(text, "Reference").removesuffix("."))
+    exchanges = re.split(r"\.(?:\s|$)", _paragraph(text, "Exchanges per round"))[0]
+    cells = (f"`{method.__name__}`", title, others, exchanges, _paragraph(text, "Reference").removesuffix("."))
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
-def _said(text: str, about: str) -> str:
-    """What a docstring says after a heading, to the end of the paragraph, in one line."""
-    found = re.search(rf"{about}:(.*?)(?=\n\s*\n|\n[A-Z][\w ]*:|\Z)", text, re.DOTALL)
+def _paragraph(text: str, heading: str) -> str:
+    """Return the paragraph of a docstring after a heading, in one line."""
+    found = re.search(rf"{heading}:(.*?)(?=\n\s*\n|\n[A-Z][\w ]*:|\Z)", text, re.DOTALL)
     return " ".join(found.group(1).split()) if found else ""
 
 

@@ -1,4 +1,4 @@
-"""Pictures of runs and of clients."""
+"""Figures of runs and of clients."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rookery.base.drawing import BLUE, COLOURS, FILLS, GREY, band, figure, label, legend, scale, styles
 from rookery.data.clients import Clients
 from rookery.language.metrics import direction
-from rookery.run.result import metrics_of
+from rookery.run.result import SUMS
 
 ACROSS = {
     "rounds": "rounds",
@@ -25,24 +25,19 @@ ACROSS = {
 }
 
 
-def metrics(history: pd.DataFrame) -> list[str]:
-    """The columns of a history that `evaluate` gave, except for the weights of single clients."""
-    return metrics_of(history)
-
-
 def across(history: pd.DataFrame) -> pd.DataFrame:
     """Return the history with a column for each measure in ACROSS that it records."""
-    sums = {"rounds": ("round",), "bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}
-    made: dict[str, Any] = {
+    sums = {"rounds": ("round",), **SUMS}
+    columns: dict[str, Any] = {
         name: sum(history[part] for part in parts) for name, parts in sums.items() if {*parts} <= {*history}
     }
-    if "bytes" in made:
-        made["bytes"] = made["bytes"] / 1e6
-    return history.assign(**made)
+    if "bytes" in columns:
+        columns["bytes"] = columns["bytes"] / 1e6
+    return history.assign(**columns)
 
 
 def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
-    """One run: the metric, with or without its sign, over rounds and over exchanges."""
+    """Draw the metric of one run, given with or without its sign, over rounds and over exchanges."""
     fig, axes = figure(1, 2, width=9.2, height=3.6)
     history, shown = across(history), direction(metric, otherwise=False)
     for ax, by in zip(axes[0], ("rounds", "exchanges"), strict=True):
@@ -54,15 +49,14 @@ def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
 
 
 def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "") -> Figure:
-    """How the clients' weights (the columns `weight_0`, `weight_1`, …) evolve, a line each; one colour for a group."""
+    """Draw the clients' weights (the columns `weight_0`, `weight_1`, …) over rounds, in one colour per group."""
     fig, axes = figure(1, 1, width=6.4, height=4.0)
     ax = axes[0, 0]
     colours = dict(zip(dict.fromkeys(groups), itertools.cycle(COLOURS), strict=False))
     for k, group in enumerate(groups):
-        own = history[f"weight_{k}"]
         first = groups.index(group) == k
         words = f"{group} ({list(groups).count(group)} clients)" if first else None
-        ax.plot(history["round"], own, color=colours[group], alpha=0.7, linewidth=1.3, label=words)
+        ax.plot(history["round"], history[f"weight_{k}"], color=colours[group], alpha=0.7, linewidth=1.3, label=words)
     ax.axhline(1 / len(groups), color=GREY, linewidth=0.8, linestyle=":")
     label(ax, x="rounds", y="weight", title=title)
     legend(ax)
@@ -70,9 +64,9 @@ def weights_picture(history: pd.DataFrame, groups: Sequence[str], title: str = "
 
 
 def clients_picture(clients: Clients, title: str = "") -> Figure:
-    """Who has what: each client's samples by level, and the shares of its labels where samples have any.
+    """Draw each client's samples by level, and the shares of its labels if samples have any.
 
-    Up to 40 clients are named; of more, the order is by size.
+    Up to 40 clients are named; more are sorted by size.
     """
     counts = {name: own.astype(float) for name, own in clients.label_counts().items()}
     levels = {"": clients.lower_sizes}
@@ -103,7 +97,7 @@ def clients_picture(clients: Clients, title: str = "") -> Figure:
 
 
 def _stacked(ax: Axes, parts: dict[str, np.ndarray], colours: dict[str, str]) -> None:
-    """Horizontal bars, one for each client, of parts one after the other."""
+    """Draw a stacked horizontal bar for each client."""
     begin: Any = 0.0
     for name, own in parts.items():
         ax.barh(
@@ -120,7 +114,7 @@ def _stacked(ax: Axes, parts: dict[str, np.ndarray], colours: dict[str, str]) ->
 
 
 def _most_frequent(counts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As many classes as there are colours to tell apart; the rest together."""
+    """Return as many classes as there are distinct colours, and the rest as "others"."""
     if len(counts) <= len(FILLS):
         return counts
     first = sorted(counts, key=lambda name: -counts[name].sum())[: len(FILLS)]

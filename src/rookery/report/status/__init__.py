@@ -1,4 +1,4 @@
-"""The status page of a run: connected sites, rounds and metrics as curves, in a browser while it runs."""
+"""The status page of a run: sites, progress and metrics in a browser, while it runs."""
 
 import base64
 import errno
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import rookery
-from rookery.language.metrics import direction
 from rookery.report import plain
-from rookery.report.html import fill
+from rookery.report.html import higher_is_better, page
 from rookery.run.result import Run, is_metric
 from rookery.run.trackers import flat
 
@@ -28,21 +27,21 @@ __all__ = ["StatusPage"]
 
 _HERE = Path(__file__).parent
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_MOST = 1000  # rows that are kept
-_BAND = ("_q10", "_q90")  # the quantiles over clients that are drawn around a metric
+_MOST = 1000  # rows kept
+_BAND = ("_q10", "_q90")  # the quantiles over clients drawn around a metric
 _EVENTS, _LETTERS = 100, 500
 _STATES = ("connected", "gone", "late", "refused")
 
 
 class StatusPage:
-    """A page that shows a run as it goes, served from this process; a tracker, for `callbacks` of `solve`.
+    """A page that shows a run while it runs, served by this process; a tracker for `callbacks` of `solve`.
 
-    `/` is the page, which refreshes itself, and `/status.json` what it shows. Both can only be read. Anyone who reaches
-    the port can read them, so it is open to this machine alone unless another `host` is given.
+    `/` is the page, which refreshes itself, and `/status.json` its data. Both are read-only. Anyone who reaches the
+    port can read them, so it is open only to this machine unless another `host` is given.
 
     Arguments:
-        port: to listen at; 0: any that is free. `port` and `url` tell which.
-        host: the address to listen at. Requests must name it, or a loopback name; with 0.0.0.0, any address by number
+        port: the port to listen on; 0: any free one, see `port` and `url`.
+        host: the address to listen on. Requests must name it, or a loopback name; with 0.0.0.0, any address by number
             or this machine's name.
 
     Example:
@@ -73,7 +72,7 @@ class StatusPage:
         self._thread.start()
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Show a new run's settings, and forget an earlier run except for its events and sites."""
+        """Begin a run with these settings; of a run before, only the events and the sites stay."""
         with self._lock:
             self._settings = plain(flat(settings))
             self._rows = _Thinned()
@@ -81,7 +80,7 @@ class StatusPage:
             self._state, self._since, self._body = "running", time.time(), None
 
     def row(self, row: dict[str, Any]) -> None:
-        """A new row of the history."""
+        """Add a row of the history."""
         shown = {name: _number(value) for name, value in row.items() if name == "round" or is_metric(name)}
         band = {name: _number(value) for name, value in row.items() if name.endswith(_BAND)}
         counts = {name: row[name] for name in ("exchanges", "bytes_up", "bytes_down", "missing") if name in row}
@@ -91,40 +90,40 @@ class StatusPage:
             self._body = None
 
     def progress(self, rounds_done: int, rounds: int, exchanges: int, bytes_up: int, bytes_down: int) -> None:
-        """How far the run is, where that is known before the next row."""
-        given = {"rounds_done": rounds_done, "rounds": rounds, "exchanges": exchanges}
+        """Update the progress before the next row."""
+        counts = {"rounds_done": rounds_done, "rounds": rounds, "exchanges": exchanges}
         with self._lock:
-            self._progress |= {**given, "bytes_up": bytes_up, "bytes_down": bytes_down}
+            self._progress |= {**counts, "bytes_up": bytes_up, "bytes_down": bytes_down}
             self._body = None
 
     def sites(self, sites: Sequence[dict[str, Any]]) -> None:
-        """All sites, in place of those told before.
+        """Replace the list of sites.
 
         Each is a dict: `name`, `state` ("connected", "gone", "late" or "refused"), and, where known, `since` (seconds
         since 1970), `rounds`, `missing`, `bytes_up` and `bytes_down`.
         """
         for site in sites:
             if site["state"] not in _STATES:
-                raise ValueError(f"A site's state is one of {', '.join(_STATES)}, not {site['state']!r}.")
+                raise ValueError(f"A site's state must be one of {', '.join(_STATES)}; got {site['state']!r}.")
         with self._lock:
             self._sites, self._body = [plain(site) for site in sites], None
 
     def event(self, text: str) -> None:
-        """A line about what happened; the last hundred are shown, with the time."""
+        """Add an event, shown with the time; the last hundred are kept."""
         with self._lock:
             self._events.append({"at": time.time(), "text": text[:_LETTERS]})
             self._body = None
 
     def end(self, run: Run | None) -> None:
-        """The run is over; the page stays until `close`."""
-        said = "failed" if run is None else "interrupted" if run.interrupted else "stopped" if run.stopped else "done"
+        """End the run; the page stays until `close`."""
+        state = "failed" if run is None else "interrupted" if run.interrupted else "stopped" if run.stopped else "done"
         with self._lock:
-            self._state, self._since, self._body = said, time.time(), None
+            self._state, self._since, self._body = state, time.time(), None
         if run is not None and run.stopped:
             self.event(f"Stopped: {run.stopped}")
 
     def close(self) -> None:
-        """Stop serving, and free the port."""
+        """Stop serving and free the port."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
@@ -132,7 +131,7 @@ class StatusPage:
             self._thread.join()
 
     def json(self) -> bytes:
-        """What is shown, as `/status.json` has it."""
+        """Return the content of `/status.json`."""
         with self._lock:
             if self._body is None:
                 shown = {
@@ -150,11 +149,11 @@ class StatusPage:
 
 
 class _Thinned:
-    """Rows, evenly spaced: at most `_MOST` of them, and the last."""
+    """Evenly spaced rows, at most `_MOST`, and the last one."""
 
     def __init__(self) -> None:
         self._kept: list[dict[str, Any]] = []
-        self._last: list[dict[str, Any]] = []  # if it is not among those
+        self._last: list[dict[str, Any]] = []  # if it is not in `_kept`
         self._every, self._count = 1, 0
 
     def add(self, row: dict[str, Any]) -> None:
@@ -171,7 +170,7 @@ class _Thinned:
 
 
 def _number(value: Any) -> Any:
-    """A number as JSON has it, of as many digits as can be seen; None if it is not finite."""
+    """Return a number with as many digits as can be seen; None if it is not finite."""
     value = value if isinstance(value, float) else plain(value)
     if isinstance(value, float | bool):
         return float(f"{value:.7g}") if math.isfinite(value) else None
@@ -179,41 +178,28 @@ def _number(value: Any) -> Any:
 
 
 def _metrics(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The metrics, each with its points."""
-    found = []
+    """Return the metrics, each with its points."""
+    metrics: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for row in rows for name in row if name != "round" and not name.endswith(_BAND)):
-        own = [row for row in rows if isinstance(row.get(name), int | float)]
-        low, high = ([row.get(name + end) for row in own] for end in _BAND)
-        entry = {
-            "name": name,
-            "higher": _higher(name),
-            "x": [row["round"] for row in own],
-            "y": [row[name] for row in own],
-        }
-        banded = any(value is not None for value in low)
-        found.append(entry | ({"low": low, "high": high} if banded else {}))
-    return [entry for entry in found if entry["y"]]
-
-
-def _higher(metric: str) -> bool | None:
-    try:
-        return direction(metric).higher_is_better
-    except ValueError:
-        return None
+        points = [row for row in rows if isinstance(row.get(name), int | float)]
+        low, high = ([row.get(name + end) for row in points] for end in _BAND)
+        x, y = [row["round"] for row in points], [row[name] for row in points]
+        band = {"low": low, "high": high} if any(value is not None for value in low) else {}
+        metrics.append({"name": name, "higher": higher_is_better(name), "x": x, "y": y, **band})
+    return [metric for metric in metrics if metric["y"]]
 
 
 # The server.
 
 
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy that lets it run its own script and styles, and fetch from where it came, alone."""
-    files = {"style": "status.css", "script": "status.js"}
-    page = fill(_HERE / "page.html", {name: (_HERE / file).read_text("utf-8") for name, file in files.items()})
-    inside = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")}
-    hashes = {tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for tag, (text,) in inside.items()}
+    """Return the page, and a policy that allows only its own script and styles, and requests to its own host."""
+    text = page(_HERE / "status", {"title": "Rookery: status", "schemes": "light dark"})
+    inside = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("style", "script")}
+    hashes = {tag: base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for tag, (code,) in inside.items()}
     policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
     own = "".join(f"; {tag}-src 'sha256-{value}'" for tag, value in hashes.items())
-    return page.encode(), f"{policy}{own}; frame-ancestors 'none'"
+    return text.encode(), f"{policy}{own}; frame-ancestors 'none'"
 
 
 class _Server(ThreadingHTTPServer):
@@ -221,8 +207,8 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     page, policy = b"", ""
     status: Any = None
-    names: frozenset[str] = frozenset()  # what a request may call this host
-    numbers = False  # whether any address by number will do
+    names: frozenset[str] = frozenset()  # names of this host that a request may use
+    numbers = False  # whether a request may use any IP address
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         if ":" in address[0]:
@@ -230,15 +216,15 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's looks for the host's full name, which may take long
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's looks up the host's full name, which may take long
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a browser that went away
 
     def is_named(self, host: str) -> bool:
-        """Whether a request's Host header is this host's name: a page of another site may point its own name here."""
-        found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d+)?", host.strip().lower())
-        name = (found[1] or found[2]) if found else ""
+        """Return whether a Host header names this host: another site may point its own name here (DNS rebinding)."""
+        match = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d+)?", host.strip().lower())
+        name = (match[1] or match[2]) if match else ""
         return name in self.names or (self.numbers and _is_number(name))
 
 
@@ -252,13 +238,13 @@ def _is_number(name: str) -> bool:
 
 def _listen(port: int, host: str, status: Any) -> _Server:
     if not isinstance(port, int) or not 0 <= port < 65536:
-        raise ValueError(f"A status page's port is a number from 0 to 65535, not {port!r}.")
+        raise ValueError(f"port must be a number from 0 to 65535; got {port!r}.")
     try:
         server = _Server((host, port), _Handler)
     except OSError as error:
         reasons = {
-            errno.EADDRINUSE: "is in use; give another, or 0 for any that is free",
-            errno.EACCES: "is not for this user to open; give one above 1023",
+            errno.EADDRINUSE: "is in use. Give another, or 0 for any free one",
+            errno.EACCES: "needs more permissions. Give one above 1023",
         }
         reason = reasons.get(error.errno or 0, f"can't be opened: {error.strerror or error}")
         raise ValueError(f"The status page's port {port} at {host} {reason}.") from error
@@ -276,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "Rookery", ""
 
     def parse_request(self) -> bool:
-        """Refuse what is not a GET or HEAD, or is meant for another host."""
+        """Refuse requests other than GET and HEAD, and those for another host."""
         if not super().parse_request():
             return False
         if self.command not in ("GET", "HEAD"):
