@@ -152,13 +152,14 @@ def minimise(at: _Oracles, x: Vector, y: Vector) -> tuple[Vector, float]:
     with np.errstate(all="ignore"):  # without a minimum, values overflow
         hessian_product = lambda y, v: at.g_yy(x, y, v)
         y = minimize(lambda y: at.g(x, y), y, jac=True, hessp=hessian_product, method="trust-ncg", options=options).x
-    slope = at.g(x, y)[1]
-    while np.linalg.norm(slope) > 1e-11 * scale:  # Newton steps by the gradient only: values differ by rounding here
+    value, slope = at.g(x, y)
+    while np.linalg.norm(slope) > 1e-11 * scale:  # Newton steps judged by the gradient: values differ by rounding here
         move, _ = solve_symmetric(lambda v: at.g_yy(x, y, v), slope, min(y.size + 10, 200))
-        new_slope = at.g(x, y - move)[1]
-        if not np.linalg.norm(new_slope) < 0.1 * np.linalg.norm(slope):
+        new_value, new_slope = at.g(x, y - move)
+        to_saddle = not new_value <= value + 1e-9 * (1 + abs(value))
+        if to_saddle or not np.linalg.norm(new_slope) < 0.1 * np.linalg.norm(slope):
             break
-        y, slope = y - move, new_slope
+        y, value, slope = y - move, new_value, new_slope
     norm = float(np.linalg.norm(slope))
     return y, norm if math.isfinite(norm) else math.inf
 

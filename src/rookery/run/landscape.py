@@ -1,4 +1,4 @@
-"""A search in a picture: a curve of one step size, maps of pairs of more."""
+"""The figure of a search: a curve for one step size, maps of pairs for more."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from rookery.base.drawing import BLUE, GREY, VERMILION, figure, label, scale
 
 
 def landscape(table: pd.DataFrame, names: Sequence[str], metric: str, higher: bool, start: float, title: str) -> Figure:
-    """The candidates of a search (`Tuning.table`): a curve of one step size, maps of pairs of more; good is dark."""
+    """Draw the candidates in `Tuning.table`: a curve for one step size, maps of pairs for more; good is dark."""
     good, lost = (table[(table["status"] == "diverged") == is_lost] for is_lost in (False, True))
     shades = _Shades(good["last"].to_numpy(float), higher, start)
     pairs, levels = list(itertools.combinations(names, 2)), table[names[0]].nunique()
@@ -52,7 +52,7 @@ def landscape(table: pd.DataFrame, names: Sequence[str], metric: str, higher: bo
 
 
 class _Shades:
-    """From a metric to a shade of blue, the better the darker; what is worse than the start is as pale as that."""
+    """Shades of blue for a metric: the better, the darker. Values worse than the start are as pale as the start."""
 
     def __init__(self, values: np.ndarray, higher: bool, start: float) -> None:
         self.colours = colormaps["Blues" if higher else "Blues_r"]
@@ -61,27 +61,27 @@ class _Shades:
         if math.isfinite(start) and (start > low if higher else start < high):
             worst, self.extend = start, "min" if higher else "max"
         low, high = (worst, high) if higher else (low, worst)
-        if low > high:  # nothing is better than the start
+        if low > high:  # no candidate is better than the start
             low, high = min(values), max(values)
         logarithmic = not higher and low > 0 and high > 30 * low
         self.norm = LogNorm(low, high, clip=True) if logarithmic else Normalize(low, high, clip=True)
 
     def scale(self) -> ScalarMappable:
-        """For a colour bar."""
+        """Return the scale of a colour bar."""
         return ScalarMappable(self.norm, self.colours)
 
     def colour(self, value: float) -> Any:
-        """The shade of one value."""
+        """Return the shade of a value."""
         return self.colours(self.norm(value))
 
     def ink(self, value: float) -> str:
-        """What can be read on it."""
+        """Return a text colour that is legible on the shade of a value."""
         red, green, blue, _ = self.colour(value)
         return "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.55 else "#222222"
 
 
 def _map(ax: Axes, table: pd.DataFrame, x: str, y: str, shades: _Shades, text: float | None) -> None:
-    """A cell for each pair of values, and in it, if `text` is a size of type, the metric."""
+    """Draw a cell for each pair of values, with the metric in it if `text` is a font size."""
     places = {name: {value: k for k, value in enumerate(sorted(table[name].unique()))} for name in (x, y)}
     for rank, row in reversed(list(enumerate(table.to_dict("records")))):
         across, up = places[x][row[x]], places[y][row[y]]
@@ -97,7 +97,7 @@ def _map(ax: Axes, table: pd.DataFrame, x: str, y: str, shades: _Shades, text: f
             write(across, up + 0.12 * early, f"{row['last']:.3g}", fontsize=text)
             if early:
                 write(across, up - 0.22, f"r{row['rounds']}", fontsize=text - 2, alpha=0.8)
-    for axis, name, every in ((ax.xaxis, x, 1 if text else 2), (ax.yaxis, y, 1)):  # what has room
+    for axis, name, every in ((ax.xaxis, x, 1 if text else 2), (ax.yaxis, y, 1)):  # as many as fit
         axis.set_ticks(list(places[name].values())[::every], [f"{value:.3g}" for value in places[name]][::every])
     ax.set(xlim=(-0.52, len(places[x]) - 0.48), ylim=(-0.52, len(places[y]) - 0.48))
     ax.grid(visible=False)
@@ -117,7 +117,7 @@ def _curve(ax: Axes, good: pd.DataFrame, lost: pd.DataFrame, x: str, metric: str
     ax.plot(good[x].head(1), good["last"].head(1), "o", markersize=12, markerfacecolor="none", color=VERMILION)
     scale(ax, higher, good["last"].tolist())
     if ax.get_yscale() == "log" and good["last"].min() < start < ax.get_ylim()[1] / 10:
-        ax.set_ylim(top=10 * start)  # how far above the start they end does not matter
+        ax.set_ylim(top=10 * start)  # how far above the start a candidate ends does not matter
     for value in lost[x]:
         ax.plot(value, 0.03, "x", color=GREY, transform=ax.get_xaxis_transform(), clip_on=False)
     label(ax, x=x, y=f"{metric.replace('_', ' ')}, when last seen")

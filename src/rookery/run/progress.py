@@ -56,7 +56,7 @@ def interrupts(announce: bool = False) -> Iterator[threading.Event]:
 def progress_bar(
     progress: bool | str | None, algorithm: Any, notes: Sequence[str] = (), counts: bool = True
 ) -> Iterator[Callable[[int, int, str], None]]:
-    """Yield a function update(done, total, text) for a bar on standard error, under the notes.
+    """Yield a function update(done, total, text) for a bar on standard error, printed below the notes.
 
     Arguments:
         progress: whether to show the bar; a string is its title, by default the algorithm's name. None: if standard

@@ -1,4 +1,4 @@
-"""The report: saved runs, reproductions and files of JSON lines in one HTML page that opens offline."""
+"""The report: runs and reproductions in one HTML page that opens offline."""
 
 import html
 import json
