@@ -189,14 +189,9 @@ def _descend(at: _Oracles, step: float) -> tuple[Vector, list[float]]:
 
 
 def compare_derivatives(
-    value: Callable[[Vector], float],
-    x: Vector,
-    slope: Vector,
-    rng: np.random.Generator,
-    findings: Findings,
-    what: str,
-    parts: float = 0.0,
-) -> None:
+    value: Callable[[Vector], float], x: Vector, slope: Vector, rng: np.random.Generator, findings: Findings,
+    what: str, parts: float = 0.0,
+) -> None:  # fmt: skip
     """Compare a directional derivative by finite differences with that of the gradient.
 
     Three things count as noise: the disagreement of two step lengths of the differences, rounding of the values, and
@@ -402,11 +397,8 @@ def _check_share(direct: Vector, implicit: Vector, findings: Findings) -> None:
     share = by_y / max(by_x + by_y, 1e-300)
     findings.numbers["implicit_share"] = share
     text = f"{share:.1%} of the hypergradient (the rest is ∇_x f)"
-    if share < 1e-6:
-        advice = "at this point x acts on f only directly, and a single-level method would do as well."
-        findings.add("implicit part", text, "note", advice)
-    else:
-        findings.add("implicit part", text)
+    advice = "at this point x acts on f only directly, and a single-level method would do as well."
+    findings.add("implicit part", text, *(("note", advice) if share < 1e-6 else ()))
 
 
 def _suggest(problem: Any, low: float, high: float, norms: list[float], findings: Findings) -> None:

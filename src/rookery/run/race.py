@@ -78,14 +78,9 @@ class Race:
     """The candidates of a search: their metrics so far, and which of them have diverged."""
 
     def __init__(
-        self,
-        job: Job,
-        candidates: list[dict[str, Any]],
-        evaluate: Evaluate | None,
-        metric: str,
-        slots: int,
+        self, job: Job, candidates: list[dict[str, Any]], evaluate: Evaluate | None, metric: str, slots: int,
         engine: Simulation,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.candidates = candidates
         self.shown: list[dict[int, float]] = [{} for _ in candidates]  # the metric by round
         self.lost: list[int | None] = [None for _ in candidates]  # the round at which it was found to have diverged
@@ -118,7 +113,7 @@ class Race:
             jax.block_until_ready(group.advance(group.members[:1], 0, 0))
         self.compile_seconds = time.perf_counter() - begin
 
-    def climb(self, rungs: list[int], bar: Callable[[int, int, str], None], interrupt: threading.Event) -> None:
+    def climb(self, rungs: list[int], bar: Callable[..., None], interrupt: threading.Event) -> None:
         """Run to each rung the better half of the candidates that reached the one before."""
         lengths = np.diff([0, *rungs])
         # Half of the candidates each time, and as many more as would leave slots empty.
@@ -132,14 +127,9 @@ class Race:
                     break
 
     def _run(
-        self,
-        entrants: list[int],
-        begin: int,
-        end: int,
-        later: int,
-        bar: Callable[[int, int, str], None],
+        self, entrants: list[int], begin: int, end: int, later: int, bar: Callable[..., None],
         interrupt: threading.Event,
-    ) -> list[int]:
+    ) -> list[int]:  # fmt: skip
         """Run the entrants from round `begin` to `end` (or Ctrl-C), compare them, and return the survivors."""
         live, at, per_call = entrants, begin, 1
         while live and at < end and not interrupt.is_set():

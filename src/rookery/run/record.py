@@ -28,16 +28,9 @@ class Record:
     """
 
     def __init__(
-        self,
-        models: Adapted,
-        evaluate: Evaluate | None,
-        keep_best: str | None,
-        measures: bool,
-        every: int,
-        rounds: int,
-        noise_seed: int | None = None,
-        called_back: bool = False,
-    ) -> None:
+        self, models: Adapted, evaluate: Evaluate | None, keep_best: str | None, measures: bool, every: int,
+        rounds: int, noise_seed: int | None, called_back: bool,
+    ) -> None:  # fmt: skip
         self._models, self._evaluate, self._keep_best = models, models.on_variables(evaluate), keep_best
         self._measures, self.every, self.rounds, self.noise_seed = measures, every, rounds, noise_seed
         self.goal = None if keep_best is None else direction(keep_best)

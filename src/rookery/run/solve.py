@@ -169,14 +169,9 @@ def solve(
 
 
 def _run_rounds(
-    session: Session,
-    record: Record,
-    cohort: int,
-    saver: checkpoints.Checkpoint | None,
-    functions: Sequence[Callable[[Run], Any]],
-    show: Callable[[], None],
-    interrupt: threading.Event,
-) -> None:
+    session: Session, record: Record, cohort: int, saver: checkpoints.Checkpoint | None,
+    functions: Sequence[Callable[[Run], Any]], show: Callable[[], None], interrupt: threading.Event,
+) -> None:  # fmt: skip
     """Advance the session to the last round, or until it stops, a callback returns True, or Ctrl-C is pressed."""
 
     def save() -> None:

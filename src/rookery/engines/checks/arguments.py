@@ -93,20 +93,14 @@ def _arrays(value: Any, name: str) -> Any:
 
 # Functions.
 
-_FORMS = {
-    "upper": ("x, y, batch",),
-    "lower": ("x, y, batch",),
-    "objective": ("x, y, batch",),
-    "inner": ("x, batch", "x, batch, sample"),
-    "outer": ("value", "value, batch"),
-    "extra": ("x, batch",),
-    "features": ("x, batch",),
-}
+_FORMS: dict[str, tuple[str, ...]] = {"inner": ("x, batch", "x, batch, sample"), "outer": ("value", "value, batch")}
+_FORMS |= dict.fromkeys(("upper", "lower", "objective"), ("x, y, batch",))
+_FORMS |= dict.fromkeys(("extra", "features", "loss"), ("x, batch",))
 
 
 def _check_functions(problem: Problem) -> None:
     """Raise TypeError if a field of the problem is not a function of the right arguments."""
-    forms = _FORMS | {"loss": ("theta, batch",) if isinstance(problem, WeightedNodes) else ("x, batch",)}
+    forms = _FORMS | ({"loss": ("theta, batch",)} if isinstance(problem, WeightedNodes) else {})
     for name, function in vars(problem).items():
         if name in forms and not (function is None and name in ("extra", "features")):
             check_function(f"{type(problem).__name__}.{name}", function, *forms[name])
@@ -158,16 +152,9 @@ def _shapes_and_types(value: Any) -> str:
 
 
 def check_run(
-    problem: Problem,
-    clients: Clients,
-    algorithm: Algorithm,
-    x: Any,
-    y: Any,
-    rounds: int,
-    cohort: int | None,
-    every: int,
-    seed: int,
-) -> int:
+    problem: Problem, clients: Clients, algorithm: Algorithm, x: Any, y: Any, rounds: int, cohort: int | None,
+    every: int, seed: int,
+) -> int:  # fmt: skip
     """Raise at the first wrong argument; return the size of the cohort."""
     _check_algorithm(problem, algorithm)
     _check_clients(problem, clients, algorithm)

@@ -87,14 +87,8 @@ def _from_history(file: Path) -> tuple[dict[str, Any], Source]:
         raise ValueError(
             f"{file} must have a column `round` of numbers, as run.history has; got {', '.join(map(str, history))}."
         )
-    description: dict[str, Any] = {
-        "task": "",
-        "algorithm": file.stem,
-        "cohort": None,
-        "hyperparameters": {},
-        "task_settings": {},
-    }
-    return description, Source(name=str(file), label="", seed=None, history=history, settings={})
+    unknown: dict[str, Any] = {"task": "", "cohort": None, "hyperparameters": {}, "task_settings": {}}
+    return unknown | {"algorithm": file.stem}, Source(name=str(file), label="", seed=None, history=history, settings={})
 
 
 def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
