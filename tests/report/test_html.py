@@ -248,7 +248,7 @@ def test_bad_input_is_told_in_one_line(runs: dict[str, rk.Run], tmp_path: Path) 
     assert "notes.txt, line 1: not a line of rk.trackers.JsonLines" in refused(text, "--out", out)
     assert "state.npz is not a run" in refused(binary, "--out", out)
     assert "--out must end in .html" in refused(good, "--out", tmp_path / "r.pdf")
-    assert "is a folder; give a file" in refused(good, "--out", _folder(tmp_path / "x.html"))
+    assert "--out must be a file" in refused(good, "--out", _folder(tmp_path / "x.html"))
     assert not out.exists()
 
 
