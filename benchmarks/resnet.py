@@ -17,7 +17,7 @@ import numpy as np
 import rookery as rk
 from rookery.engines.engine import Job
 from rookery.problems.models import ResNet
-from rookery.problems.variables import taken
+from rookery.problems.variables import adapt
 
 IMAGES, BATCH, CLIENTS, COHORT = 64, 16, 20, 5
 
@@ -80,18 +80,18 @@ def jobs(net: ResNet, size: int) -> dict[str, Job]:
     for name, scores, x in (("ours", ours, params), ("Equinox", theirs, Body(net, params))):
 
         def loss(x: Any, y: Any, batch: Any, scores: Any = scores) -> Any:
-            found = jax.nn.log_softmax(scores(x, y, batch["image"]))
-            return -jnp.mean(jnp.take_along_axis(found, batch["label"][:, None], axis=1))
+            log_shares = jax.nn.log_softmax(scores(x, y, batch["image"]))
+            return -jnp.mean(jnp.take_along_axis(log_shares, batch["label"][:, None], axis=1))
 
         def lower(x: Any, y: Any, batch: Any, loss: Any = loss) -> Any:
             return loss(x, y, batch) + 0.005 * sum(jnp.sum(a**2) for a in jax.tree.leaves(y))
 
-        models = taken(rk.Bilevel(loss, lower), (x, last))
+        adapted = adapt(rk.Bilevel(loss, lower), (x, last))
         method = rk.FedNest(
             upper_step=0.01, lower_step=0.01, lower_local_steps=2, upper_local_steps=1, neumann_terms=2,
             hessian_step=0.1, batch_size=BATCH,
         )  # fmt: skip
-        made[name] = Job(models.problem, clients, method, models.init, COHORT)
+        made[name] = Job(adapted.problem, clients, method, adapted.init, COHORT)
     return made
 
 
