@@ -501,7 +501,7 @@ class NoSteps:
         ({"search": {}}, "search must be names"),
         ({"search": "upper_step"}, "search must be names"),
         ({"method": replace(METHOD, upper_step=lambda t: 0.1 / (t + 1))}, "upper_step is a schedule"),
-        ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "must be a positive number to search around; got 'auto'"),
+        ({"method": replace(METHOD, hessian_step="auto"), "search": ["hessian_step"]}, "to search around; got 'auto'"),
         ({"method": NoSteps()}, "must name what to search, with its range: NoSteps has no step sizes. It has: size"),
         ({"candidates": 8}, "candidates must be at least 9 to search 3 step sizes; got 8"),
         ({"candidates": 1, "search": ["upper_step"]}, "candidates must be at least 3 to search 1 step size; got 1"),
