@@ -1,4 +1,4 @@
-"""Clipping, bookkeeping and noise: what is bounded, what is left alone, and what nobody can draw again."""
+"""Clipping, bookkeeping and noise: what is bounded, what is left unchanged, and what nobody can reproduce."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ def test_where_a_noise_seed_is_refused() -> None:
 
 
 def test_the_noise_has_its_size() -> None:
-    """With step 0 every update is zero: x is noise alone, of the standard deviation multiplier · bound · share."""
+    """With step 0 every update is zero: x is pure noise, with the standard deviation multiplier · bound · share."""
     still = rk.FedAvg(step=1e-30)
     clients = rk.Clients(upper=[np.zeros((1, 20_000))] * 4)
     channel = rk.chain(rk.clip(0.5), rk.gaussian(2.0))
@@ -99,7 +99,7 @@ def test_the_noise_has_its_size() -> None:
     assert abs(np.mean(x)) < 4 * 0.25 / np.sqrt(20_000)
 
 
-# A clip bounds whatever it is given.
+# A clip bounds every value.
 
 
 def clipped(bound: float, value: Any) -> Any:
@@ -166,7 +166,7 @@ def solved(method: Any, **given: Any) -> rk.Run:
     "method", [rk.LFedNest, slow(rk.FedNest), slow(rk.LFedNestNonAlt)], ids=lambda cls: cls.__name__
 )
 def test_a_clip_leaves_the_estimate_of_the_hessian_alone(method: Any) -> None:
-    """hessian_step="auto" sends a probe of ℓ along with x; a clip far below ℓ changes x alone."""
+    """hessian_step="auto" sends a probe of ℓ along with x; a clip far below ℓ changes only x."""
     free, bounded = (solved(method(), rounds=25, channel=channel) for channel in (None, rk.clip(0.05)))
     largest = np.linalg.norm(free.state.probe)
     assert largest > 1

@@ -262,7 +262,7 @@ def single_level(weights: Any = WEIGHTS) -> tuple[SingleLevel, rk.Clients]:
 
 
 def cohorts(n: int, size: int, rounds: int, seed: int) -> list[Sequence[int]]:
-    """The cohorts that a run with this seed draws. The draw itself is tested on its own, by its statistics."""
+    """Return the cohorts that a run with this seed draws. Another test checks the statistics of the draw."""
     root = jax.random.key(seed)
     keys = [jax.random.split(jax.random.fold_in(root, t + 1))[0] for t in range(rounds)]
     return [[int(i) for i in sample_cohort(key, n, size)] for key in keys]

@@ -139,7 +139,7 @@ def taken(letters: Letters, who: Any) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_the_transcription(name: str) -> None:
-    """Two of five clients of unequal weights, so that neither the p̃_i nor ρ^t are those of everyone.
+    """Two of five clients with unequal weights: p̃_i and ρ^t differ from those of all clients.
 
     z is kept in its ball, and adaptive steps within bounds, except for z's.
     """

@@ -49,7 +49,7 @@ MBO = {"lower_rounds": 2, "neumann_terms": 4, "hessian_step": STEP}
 
 
 def fedmbo(problem: Any, n: int, p: int, rounds: int, seed: int) -> Iterator[tuple[Vector, Vector]]:
-    """Alg. 1 and 2 of Huang et al.; who, in which order and how often is replayed from the keys."""
+    """Alg. 1 and 2 of Huang et al.; cohorts, orders and counts are replayed from the keys."""
 
     def fresh(key: Any) -> tuple[list[int], list[int]]:
         who, _, order = jax.random.split(key, 3)
@@ -113,7 +113,7 @@ X, Y = jnp.array([0.3, -1.0, 0.7]), jnp.array([1.0, -0.5, 0.2, 0.4])
 
 @pytest.mark.slow
 def test_fedmbo_estimates_the_global_series() -> None:
-    """The mean is the N-term series of the mean Hessian, neither the clients' own series nor N + 1 terms."""
+    """The mean is the N-term series of the mean Hessian, not the mean of the clients' series, and not N + 1 terms."""
     task = rk.tasks.quadratic(clients=4, samples=2, noise=0.1, seed=2)
     x, y = np.asarray(X), np.asarray(Y)
 
@@ -382,7 +382,7 @@ def test_commfedbio_equals_the_transcription(kind: Any, feedback: bool) -> None:
 
 @pytest.mark.slow
 def test_compression_saves_bytes_and_top_k_needs_error_feedback() -> None:
-    """On unlike clients it is exact without compression; top-k gets there with error feedback alone."""
+    """With heterogeneous clients it is exact without compression; top-k needs error feedback."""
     task = rk.tasks.quadratic(clients=4, lower_dim=6, heterogeneity=2.0, seed=5)
     rounds, terms = 3000, 3
 

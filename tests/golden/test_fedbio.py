@@ -172,7 +172,7 @@ TRANSCRIBED = {
 
 
 def ours(name: str, clients: rk.Clients, rounds: int, **given: Any) -> list[tuple[Vector, ...]]:
-    """The library's x and y; x alone where no y is the server's."""
+    """The library's x and y; only x if y belongs to the clients."""
     method = METHODS[name]
     found = q.trajectory(LOCAL if "Local" in name else q.BILEVEL, clients, method, q.INIT, rounds, **given)
     return [pair[: 1 if "Local" in name else 2] for pair in found]

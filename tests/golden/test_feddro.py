@@ -25,7 +25,7 @@ X, Y = q.INIT
 ETA, BETA, STEPS, ROUNDS = 0.05, 0.3, 3, 6
 
 
-# The methods once more, step by step as the papers' boxes have them: one t for every local step.
+# The methods again, step by step as in the paper's boxes: one t for every local step.
 
 
 def slope(v: Vector) -> Vector:
@@ -49,7 +49,7 @@ def inner(xs: Any) -> Vector:
 
 
 def fed_dro(printed: bool, cohorts: list[Sequence[int]] | None = None) -> Iterator[tuple[Vector, Vector]]:
-    """Alg. 2. `point[k]` is where client k's part of ȳ was taken, if it took part in the last round."""
+    """Alg. 2. `point[k]` is the point of client k's part of ȳ, if it took part in the last round."""
     everyone = range(q.N_CLIENTS)
     x_bar, y_bar = X, inner([X] * q.N_CLIENTS)
     xs = dict.fromkeys(everyone, X)
@@ -383,7 +383,7 @@ def test_shared_inner_values_converge(name: str) -> None:
 
 @pytest.mark.slow
 def test_ds_feddro_has_a_floor_of_order_beta() -> None:
-    """About −2β(I − 1), whatever the server's steps; so it converges as β(I − 1) → 0."""
+    """About −2β(I − 1) for any server steps; so it converges as β(I − 1) → 0."""
     for beta, eta, servers, expected in (
         (0.5, 0.05, (1.0, 1.0), -0.80378),
         (0.01, 0.01, (1.0, 1.0), -0.08066),

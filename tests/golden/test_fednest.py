@@ -121,7 +121,7 @@ def test_compositional_in_its_bilevel_form() -> None:
 @pytest.mark.parametrize("i", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, q.N_CLIENTS))])
 def test_compositional_local_steps_are_exactly_x_minus_alpha_tau_h(i: int) -> None:
     """With no loss beside it the direct gradient is 0, and so nothing is corrected locally."""
-    weights = np.eye(q.N_CLIENTS)[i]  # all the weight on client i: its own steps are seen alone
+    weights = np.eye(q.N_CLIENTS)[i]  # all the weight on client i, which isolates its steps
     ours, clients = q.compositional(weights, extra=False)
     algorithm, letters = pair(rk.FedNest, lower_rounds=1)
     (x, _), (moved, y) = q.trajectory(q.COMPOSITIONAL_ALONE, clients, algorithm, q.INIT, 1)
@@ -229,7 +229,7 @@ def test_hessian_step_auto(cls: type) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [rk.FedNest, rk.LFedNest, rk.LFedNestNonAlt])
 def test_no_minibatch_serves_twice_but_svrgs_pairs(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every oracle call has a minibatch of its own, except that SVRG's two gradients share theirs."""
+    """Every oracle call has its own minibatch, except that the two gradients of SVRG share one."""
     drawn: Counter[tuple[Any, ...]] = Counter()
 
     def record(offset: Any, key: Any, step: Any) -> None:

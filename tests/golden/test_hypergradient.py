@@ -42,7 +42,7 @@ def test_one_step_of_x_is_the_closed_form(neumann: Any, terms: int) -> None:
 
 @pytest.mark.parametrize(("neumann", "terms"), [pytest.param("sum", 200, marks=pytest.mark.slow), ("cg", 4)])
 def test_light_step_is_each_clients_own_closed_form(neumann: Any, terms: int) -> None:
-    """LFedOut's clients know their own matrices only: the mean of their hypergradients, not that of the mean."""
+    """LFedOut's clients know only their own matrices: the mean of their hypergradients, not that of the mean."""
     method = rk.LFedNest(
         upper_step=ALPHA, lower_step=0.1, neumann=neumann, neumann_terms=terms, hessian_step=STEP, lower_local_steps=2
     )
@@ -56,7 +56,7 @@ def test_light_step_is_each_clients_own_closed_form(neumann: Any, terms: int) ->
 
 
 def of_cohort(ids: list[int], task: Any = TASK) -> Solution:
-    """The closed forms of these clients alone, by their weights."""
+    """The closed forms for these clients and their weights."""
     p = np.asarray(task.clients.weights)[ids]
     held = [{**task.clients.client_data(i)["lower"][0], **task.clients.client_data(i)["upper"][0]} for i in ids]
     means = {
@@ -122,14 +122,14 @@ def test_random_neumann_of_one_cohort_estimates_that_cohorts_series() -> None:
 
 @pytest.mark.slow
 def test_random_neumann_with_fresh_cohorts_estimates_everyones_series() -> None:
-    """Lemma 2.2: fresh, independent cohorts of equal weights, whatever cohort the round has."""
+    """Lemma 2.2: fresh, independent cohorts of equal weights, for any cohort of the round."""
     task = make_task()
     samples = estimates(task, [0, 2], resample=True, count=60_000)
     closed = solution(task)
     assert_unbiased(samples, series(closed, TERMS))
     one_at_a_time = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     reused = np.mean([series(of_cohort(ids, task), TERMS) for ids in one_at_a_time], axis=0)
-    # What one fresh cohort for all the exchanges would give: E[Hⁿb] in the place of E[H]ⁿE[b].
+    # One fresh cohort for all exchanges would give E[Hⁿb] instead of E[H]ⁿE[b].
     assert_told_apart(samples, reused, series(of_cohort([0, 2], task), TERMS))
 
 

@@ -48,7 +48,7 @@ def test_fedadam(engine: Any) -> None:
 
 
 def reddi(kind: str, step: float, b1: float, b2: float, tau: float) -> optax.GradientTransformation:
-    """One's own optimizer: Alg. 2 of Reddi et al., as it stands there."""
+    """A user's optimizer: Alg. 2 of Reddi et al., as printed."""
 
     def update(g: Any, state: Any, params: Any = None) -> Any:
         m, v = state
@@ -85,7 +85,7 @@ WORDS: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("lower", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_nested_sibling(lower: bool) -> None:
-    """LFedNest with Adam on x and momentum on y, or on x alone."""
+    """LFedNest with Adam on x and momentum on y, or on x only."""
     ours, clients = q.bilevel()
     one = lambda z, cohort: golden.NEST["LFedNest"](ours, NEST, cohort, *z)
     rules = [golden.adam(0.05, **ADAM), golden.momentum(0.9, 0.5) if lower else None]
@@ -100,7 +100,7 @@ def test_a_nested_sibling(lower: bool) -> None:
 
 @pytest.mark.parametrize("method", [rk.FedAvg, pytest.param(rk.FedProx, marks=pytest.mark.slow)])
 def test_local_adam(method: Any) -> None:
-    """Every client starts afresh in every round, whatever the number of its steps."""
+    """Every client starts afresh in every round, for any number of steps."""
     ours, clients = q.single_level()
     prox = method is rk.FedProx
     rule = lambda: golden.adam(0.05, **ADAM)

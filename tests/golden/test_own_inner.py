@@ -1,4 +1,4 @@
-"""The methods with the client's own inner function, and Fed-DR-SCGD, against a NumPy transcription; their limits."""
+"""The methods with local inner functions, and Fed-DR-SCGD, against a NumPy transcription; and their limits."""
 
 import itertools
 from collections import Counter
@@ -260,7 +260,7 @@ def test_every_outer_sample_has_inner_samples_of_its_own(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_conditional_problems_in_lockstep() -> None:
-    """The same numbers, and the samples counted are those that clients of few samples have."""
+    """The same numbers, and clients with few samples count only the samples they have."""
     clients = rk.Clients(q.data((3, 1), 4, **q._INNER), q.data((1, 4), 5, **q._OUTER))
     arguments = (CONDITIONAL, clients, rk.FCSG(local_steps=3, batch_size=2, inner_batch=2), q.INIT)
     here = rk.solve(*arguments, rounds=2)

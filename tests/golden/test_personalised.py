@@ -60,7 +60,7 @@ def project(x: Vector) -> Vector:
 
 
 def rounds() -> list[tuple[Any, list[int]]]:
-    """Each round's key, and who takes part."""
+    """Each round's key and cohort."""
     each = []
     for t in range(ROUNDS):
         choice, noise = jax.random.split(jax.random.fold_in(jax.random.key(SEED), t + 1))

@@ -196,7 +196,7 @@ def test_fast_dro(name: str, pool: bool, cohort: int | None) -> None:
 
 @partial(jax.jit, static_argnums=2)
 def draw(key: Any, k: Any, size: int) -> Any:
-    """Which samples a client's first minibatch with this key holds: the draw itself is tested on its own."""
+    """The samples of a client's first minibatch with this key. Another test checks the draw."""
     batch = CLIENTS.view("upper", k).draw(key, size, 0, False)
     return batch.places, batch.mask
 
@@ -239,7 +239,7 @@ def pdsgd(
     ids=["simulation", "lockstep"],
 )
 def test_pdsgd(engine: Any) -> None:
-    """A cohort with minibatches of 2, of which one client has only 1: who sits out keeps its weights, normalised."""
+    """A cohort with minibatches of 2, and a client with 1 sample. Clients that sit out keep normalised weights."""
     method = rk.PDSGD(step=ETA, dual_step=0.3, penalty=0.8, batch_size=2)
     seen, _ = run(method, 3, engine=engine)
     expected = pdsgd_run()

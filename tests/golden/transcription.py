@@ -1,4 +1,4 @@
-"""Every method once more, in NumPy: plain loops over the clients, explicit matrices, written from the papers alone.
+"""The methods again, in NumPy: plain loops over the clients, explicit matrices, written only from the papers.
 
 A problem here is any object with the weights `p` and the derivatives f_x, f_y, g_y, g_yy, g_xy of client i. With full
 batches each method is a deterministic map, so the library must give the same numbers, round by round.
@@ -319,7 +319,7 @@ def scaffold(problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort], server: 
 
 
 def fedsvrg(problem: Any, s: Saddle, x: Vector, who: Sequence[Cohort], scaled: bool) -> Iterator[Vector]:
-    """FedOut alone, with no y."""
+    """FedOut without y."""
     yield x
     for cohort in who:
         h = mean(problem, cohort, [problem.f_x(i, x) for i in cohort])
@@ -387,7 +387,7 @@ def with_server(
     start: Any,
     who: Sequence[Cohort],
 ) -> Iterator[Any]:
-    """Any method with an optimizer at the server: variables, round by round. A rule of None leaves the method's own."""
+    """Any method with an optimizer at the server: variables by round. A rule of None keeps the method's update."""
     z = start
     yield z
     for cohort in who:

@@ -25,7 +25,7 @@ B = np.random.default_rng(1).normal(size=DIM)
 
 
 def as_tree(v: Any) -> dict[str, Any]:
-    """A vector as a pytree of two leaves, so that dot products over one leaf alone are seen."""
+    """A vector as a pytree of two leaves, which exposes dot products over one leaf only."""
     return {"a": jnp.asarray(v)[:2], "b": jnp.asarray(v)[2:].reshape(2, 2)}
 
 

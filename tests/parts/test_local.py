@@ -51,7 +51,7 @@ def test_sgd(steps: int) -> None:
 def test_svrg(steps: int) -> None:
     anchor, spy = np.array([0.3, 0.1, -0.4]), Spy()
     found = svrg(PlainClient(), spy, START, anchor, STEP, steps)  # type: ignore[arg-type]
-    z = START - STEP * anchor  # at the first step the two gradients cancel, whatever the minibatch
+    z = START - STEP * anchor  # at the first step the two gradients cancel for any minibatch
     for v in range(steps - 1):
         z = z - STEP * (MATRICES[v] @ z - MATRICES[v] @ START + anchor)
     np.testing.assert_allclose(found, z, rtol=1e-13)

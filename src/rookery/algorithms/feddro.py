@@ -228,13 +228,27 @@ Method = FedDRO | DSFedDRO | CompositionalFedAvg
 def _share_inner(
     h: Method, fed: Fed, x: tree.Tree, x_old: PerClient, y: tree.Tree, momentum: Any, key: Array
 ) -> tuple[PerClient, tree.Tree, tree.Tree]:
-    """Alg. 2, I times lines 3–11, from x, x_k^old and ȳ. Returns the clients' x_k, and the means x̄ and ȳ."""
+    """Alg. 2, I times lines 3–11, from x, x_k^old and ȳ. Returns the clients' x_k, and the means x̄ and ȳ.
+
+    Without momentum y_k = g_k(x_k), which is (8) with β = 1 and the modified Alg. 1 of Theorem 4.2.
+    """
 
     def update(t: Count, x_k: PerClient, x_old: PerClient, y: tree.Tree) -> tuple[PerClient, PerClient]:  # line 6
         f_y = slope(fed.problem, y)
-        x_new = fed.map(lambda c, k, x: _gradient_step(h, c, x, y, f_y, k, t), key, x_k)
-        y_k = fed.map(lambda c, k, old, new: _inner_value(h, c, old, new, y, momentum, k, t), key, x_old, x_new)
-        return x_new, y_k
+
+        def descend(c: Client, k: Array, x: tree.Tree) -> tree.Tree:  # (7)
+            inner, plain = jax.random.split(k)
+            through_g = c.r_x(x, c.lower(inner, h.batch_size, t), f_y)
+            return tree.step(x, h.step, plus_h(c, x, y, through_g, plain, h.batch_size, t))
+
+        def estimate(c: Client, k: Array, old: tree.Tree, new: tree.Tree) -> tree.Tree:  # (8)
+            inner, _ = jax.random.split(k)
+            batch = c.lower(inner, h.batch_size, t + 1)
+            value = c.r(new, batch)
+            return value if momentum is None else storm(value, y, c.r(old, batch), momentum)
+
+        x_new = fed.map(descend, key, x_k)
+        return x_new, fed.map(estimate, key, x_old, x_new)
 
     def step(t: Count, carry: tuple[PerClient, PerClient, tree.Tree]) -> tuple[PerClient, PerClient, tree.Tree]:
         x_k, y_k = update(t, *carry)
@@ -246,23 +260,6 @@ def _share_inner(
     both = fed.map(lambda c, k, x, y: (x, y), key, x_k, y_k)
     x_mean, y_mean = fed.mean(both, name="x, y", around=(x, y))  # line 8
     return x_k, fed.problem.project_upper(x_mean), y_mean
-
-
-def _gradient_step(h: Method, c: Client, x: tree.Tree, y: tree.Tree, f_y: tree.Tree, key: Array, t: Count) -> tree.Tree:
-    """x − η(∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(y)) on the t-th minibatches, (7); f_y is ∇f(y)."""
-    inner, plain = jax.random.split(key)
-    through_g = c.r_x(x, c.lower(inner, h.batch_size, t), f_y)
-    return tree.step(x, h.step, plus_h(c, x, y, through_g, plain, h.batch_size, t))
-
-
-def _inner_value(
-    h: Method, c: Client, old: tree.Tree, new: tree.Tree, y: tree.Tree, momentum: Any, key: Array, t: Count
-) -> tree.Tree:
-    """(1−β)(y − g_k(old; ζ)) + g_k(new; ζ) on the (t+1)-th minibatch, (8); g_k(new; ζ) if there is no momentum."""
-    inner, _ = jax.random.split(key)
-    batch = c.lower(inner, h.batch_size, t + 1)
-    value = c.r(new, batch)
-    return value if momentum is None else storm(value, y, c.r(old, batch), momentum)
 
 
 def _keep_inner(

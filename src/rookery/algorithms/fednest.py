@@ -100,7 +100,6 @@ class FedNest(_Nest):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1 with FedInn and FedOut."""
         return _alternate(self, fed, state, key, fed_inn, fed_out)
 
 
@@ -122,7 +121,6 @@ class LFedNest(_Nest):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1 with LFedInn and LFedOut."""
         return _alternate(self, fed, state, key, lfed_inn, lfed_out, _samples(self))
 
 
@@ -140,7 +138,6 @@ class FedNestSGD(_Nest):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1 with LFedInn and FedOut."""
         return _alternate(self, fed, state, key, lfed_inn, fed_out)
 
 
@@ -158,7 +155,6 @@ class LFedNestSVRG(_Nest):
     """
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
-        """Alg. 1 with FedInn and LFedOut."""
         return _alternate(self, fed, state, key, fed_inn, lfed_out)
 
 

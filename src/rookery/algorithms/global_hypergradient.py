@@ -1,7 +1,7 @@
 """Federated bilevel methods with an unbiased global hypergradient: FedMBO and FBO-AggITD (both ICML 2023)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,8 @@ from rookery.data.rows import Count
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, Step, Steps
 from rookery.parts import features, hypergradient
 from rookery.parts.local import descend
+from rookery.parts.state import State
 from rookery.problems.problems import Bilevel
-
-
-class State(NamedTuple):
-    """The two variables."""
-
-    x: tree.Tree
-    y: tree.Tree
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,8 @@ from rookery.base import tree
 from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, Positive, Share, Step, Steps
 from rookery.parts import local_svrg
 from rookery.parts.local import descend, sgd
+from rookery.parts.state import State
 from rookery.problems.problems import SingleLevel
-
-
-class State(NamedTuple):
-    """The common model; y is empty. The clients' own models are in their memory."""
-
-    x: tree.Tree
-    y: tuple[()] = ()
 
 
 def _local(c: Client, key: Array, x: tree.Tree, step: Any, local_steps: Steps, batch_size: int | None) -> tree.Tree:

@@ -9,14 +9,8 @@ from jaxtyping import Array
 from rookery.base import tree
 from rookery.language.fed import BatchSize, Client, Fed, Optimizer, Positive, Step, Steps
 from rookery.parts.local import descend, sgd
+from rookery.parts.state import State
 from rookery.problems.problems import SingleLevel
-
-
-class State(NamedTuple):
-    """The variable; y is empty."""
-
-    x: tree.Tree
-    y: tuple[()] = ()
 
 
 class Controlled(NamedTuple):

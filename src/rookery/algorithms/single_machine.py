@@ -15,16 +15,10 @@ from rookery.base import tree
 from rookery.language.fed import AtLeastOne, BatchSize, Client, Fed, PerClient, Positive, Step
 from rookery.parts import features, inverse_hessian
 from rookery.parts.momentum import storm
+from rookery.parts.state import State
 from rookery.problems.problems import Bilevel
 
 Point = tuple[tree.Tree, tree.Tree]  # (x, y)
-
-
-class State(NamedTuple):
-    """The two variables."""
-
-    x: tree.Tree
-    y: tree.Tree
 
 
 @dataclass(frozen=True)
