@@ -211,9 +211,9 @@ def test_a_site_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
     compute = Site._compute
 
-    def counted(site: Site, plan: Any, number: int, *given: Any) -> None:
-        computed.append(number)
-        compute(site, plan, number, *given)
+    def counted(site: Site, plan: Any, function: Any) -> None:
+        computed.append(function.number)
+        compute(site, plan, function)
 
     monkeypatch.setattr(Site, "_compute", counted)
     clients = rk.Clients(upper=[np.ones((2, 1))])

@@ -145,7 +145,7 @@ def _wait_for(folder: Path, seconds: float = 60.0) -> None:
         time.sleep(1)
 
 
-def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
+def _check_references(options: dict[str, Any], own: nvflare.Settings) -> None:
     """Raise ValueError unless the server's settings list the job's task, or list none and it has a plain name.
 
     Without this, package.module:name could call anything: `os:system` would run a command.
@@ -155,7 +155,7 @@ def _check_references(options: dict[str, Any], own: nvflare.Own) -> None:
 
     _check_files(options)
     task = options["task"]
-    if task not in own.said.get("tasks", [] if is_reference(task) else [task]):
+    if task not in own.values.get("tasks", [] if is_reference(task) else [task]):
         raise ValueError(
             f"A job's task must be one that the server's {nvflare.SETTINGS} lists; got {printable(task)}. "
             "Add it there, to tasks = [...]."
@@ -170,22 +170,22 @@ def _check_files(options: dict[str, Any]) -> None:
             )
 
 
-def responder(own: nvflare.Own, name: str) -> Any:
+def responder(own: nvflare.Settings, name: str) -> Any:
     """Return the responder that answers at a site, by the site's own settings."""
     from rookery.engines.federation.audit import FILE, Audit
-    from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.policy import Policy, PolicyGuard
     from rookery.engines.federation.responder import Responder
     from rookery.engines.federation.transports import nvflare
 
-    if "module" not in own.said:
+    if "module" not in own.values:
         raise ValueError(f'{nvflare.SETTINGS} must name a module; add module = "local/hospital.py".')
-    task, study, names = read_module(own.root / own.said["module"])
+    task, study, names = read_module(own.root / own.values["module"])
     folder = own.folder("folder", "rookery/memory")
-    rules = Policy.read(own.root / own.said["policy"]) if "policy" in own.said else Policy()
-    return Responder(name, study, folder, guard_of(rules, Audit(folder / FILE)), fitting(task, names))
+    rules = Policy.read(own.root / own.values["policy"]) if "policy" in own.values else Policy()
+    return Responder(name, study, folder, PolicyGuard(rules, Audit(folder / FILE)), fitting(task, names))
 
 
-def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Own) -> None:
+def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nvflare.Settings) -> None:
     """Coordinate the run in the job's process at FLARE's server.
 
     Arguments:
@@ -197,7 +197,7 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
     from rookery.cli.registry import find_task
 
     _check_references(options, own)
-    sys.path.extend(path for path in own.texts("path") if path not in sys.path)
+    sys.path.extend(path for path in own.paths("path") if path not in sys.path)
     folder = own.folder("runs", "rookery/runs") / check_name(options["run"])
     _wait_for(folder)
     with locating_errors():

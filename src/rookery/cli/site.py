@@ -51,7 +51,7 @@ def site(
     """Take part in a run with data that stay here, until the coordinator ends the run."""
     from rookery.engines.federation.audit import FILE, Audit
     from rookery.engines.federation.kits import COORDINATOR, load_kit
-    from rookery.engines.federation.policy import Policy, guard_of
+    from rookery.engines.federation.policy import Policy, PolicyGuard
     from rookery.engines.federation.transports.grpc_site import JoinError
     from rookery.run import join as sites
 
@@ -91,7 +91,7 @@ def site(
                 study,
                 kit=loaded,
                 folder=folder,
-                guard=reading if explain else guard_of(rules, audit),
+                guard=reading if explain else PolicyGuard(rules, audit),
                 fitted=fitted,
                 enough=lambda: reading.done,
                 tell=tell,

@@ -27,8 +27,8 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Winding:
-    """A value of the clients that goes through a loop of drawn length, memory, a gather, a scatter, another cohort."""
+class Remembering:
+    """A method with memory, without its round."""
 
     step: float = 0.1
 
@@ -39,6 +39,10 @@ class Winding:
 
     def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
         return State(x)
+
+
+class Winding(Remembering):
+    """A value of the clients that goes through a loop of drawn length, memory, a gather, a scatter, another cohort."""
 
     def round(self, fed: Any, state: State, key: Any) -> State:
         x = state.x
@@ -82,10 +86,10 @@ def test_what_a_plan_allows_by_hand() -> None:
     assert replies["back"] == [frozenset([("m", back, 0)])]
     assert replies["fresh"] == [frozenset([("m", fresh, 0)])]
     assert replies["judge"] == [frozenset([("m", named["judge"], 0)])]
-    assert found.own[first] == [frozenset([("memory", 0)])]
-    assert found.own[inner] == [either]
-    assert found.own[back] == [either, frozenset([ROW])]
-    assert found.kept == {"memory": [frozenset([("m", first, 1)])], "client": []}
+    assert found.local[first] == [frozenset([("memory", 0)])]
+    assert found.local[inner] == [either]
+    assert found.local[back] == [either, frozenset([ROW])]
+    assert found.remembered == {"memory": [frozenset([("m", first, 1)])], "client": []}
     constants = {("c", i) for i in range(len(plan.consts))}
     assert {source for operands in found.sent.values() for each in operands for source in each} - constants == {SENT}
     assert all(len(each) == 1 for operands in found.sent.values() for each in operands)
@@ -100,19 +104,8 @@ def test_a_guarded_run_gives_what_the_simulation_gives() -> None:
     agree(outcome(rk.Simulation(), what), outcome(in_memory(own), without_data(what), responders=own))
 
 
-@dataclass(frozen=True)
-class Two:
+class Two(Remembering):
     """Two exchanges, of which one sends a part of what was computed; and memory."""
-
-    step: float = 0.1
-
-    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
-
-    def memory(self, x: Any, y: Any) -> Any:
-        return jnp.zeros_like(x)
-
-    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
-        return State(x)
 
     def round(self, fed: Any, state: State, key: Any) -> State:
         x = state.x
@@ -152,24 +145,24 @@ MEDDLING: dict[str, tuple[str, Any, str]] = {
     "memory": ("direction", lambda h: changed(h, reply=[["memory", 0]]), "'direction' would be"),
     "two": ("direction", lambda h: changed(h, reply=h["reply"] * 2), "'direction' would be"),
     "another's": ("direction", lambda h: changed(h, call=CALLS["then"]), "'then' would be"),
-    "at the end": ("direction", lambda h: changed(h, call=-1), "no exchange of the plan"),
-    "unknown": ("direction", lambda h: changed(h, call=999), "no exchange of the plan"),
-    "no function": ("direction", lambda h: with_map(h, 0, 1, CALLS["then"]), "no function of a client's"),
+    "at the end": ("direction", lambda h: changed(h, call=-1), "not an exchange of the plan"),
+    "unknown": ("direction", lambda h: changed(h, call=999), "not an exchange of the plan"),
+    "no function": ("direction", lambda h: with_map(h, 0, 1, CALLS["then"]), "not a client's function"),
     "another function": ("direction", lambda h: with_map(h, 1, 1, h["maps"][0][1]), "function"),
-    "a constant": ("direction", lambda h: with_map(h, 0, 2, [["c", 0]] * len(h["maps"][0][2])), "of the server's"),
-    "fewer": ("direction", lambda h: with_map(h, 0, 2, []), "of the server's"),
+    "a constant": ("direction", lambda h: with_map(h, 0, 2, [["c", 0]] * len(h["maps"][0][2])), "other server values"),
+    "fewer": ("direction", lambda h: with_map(h, 0, 2, []), "other server values"),
     "no key": ("direction", lambda h: with_map(h, 0, 3, False), "key"),
-    "own": ("direction", lambda h: with_map(h, 1, 4, [["m", h["maps"][0][0], 1]]), "of the client's"),
-    "from memory": ("direction", lambda h: with_map(h, 1, 4, [["memory", 0]]), "of the client's"),
+    "own": ("direction", lambda h: with_map(h, 1, 4, [["m", h["maps"][0][0], 1]]), "other client values"),
+    "from memory": ("direction", lambda h: with_map(h, 1, 4, [["memory", 0]]), "other client values"),
     "not there": ("direction", lambda h: with_map(h, 1, 4, [["m", 12345, 0]]), ""),  # it asks for everything
-    "a row": ("direction", lambda h: with_map(h, 1, 4, ["row"]), "of the client's"),
+    "a row": ("direction", lambda h: with_map(h, 1, 4, ["row"]), "other client values"),
     "writes": ("direction", lambda h: changed(h, memory=[h["reply"][0]], client=[]), "at another time"),
-    "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "no request"),
-    "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "no request"),
+    "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "not a request"),
+    "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "not a request"),
     "phase": ("direction", lambda h: changed(h, phase=7), "not a request"),
     "other memory": ("finish", lambda h: changed(h, memory=[["memory", 1]]), "something else"),
     "more memory": ("finish", lambda h: changed(h, memory=h["memory"] * 2), "something else"),
-    "asks at the end": ("finish", lambda h: changed(h, reply=h["memory"]), "no exchange of the plan"),
+    "asks at the end": ("finish", lambda h: changed(h, reply=h["memory"]), "not an exchange of the plan"),
 }
 
 

@@ -1,4 +1,4 @@
-"""FLARE without FLARE: the job's folder, calls as a transport, a site's door, and what the supervisor decides."""
+"""FLARE without FLARE: the job's folder, calls as a transport, a site's gate, and what the supervisor decides."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from rookery.cli import flare
 from rookery.engines.federation import supervisor, wire
 from rookery.engines.federation.supervisor import JobFailedError, supervise
 from rookery.engines.federation.transports import Event, nvflare
-from rookery.engines.federation.transports.nvflare import Calls, Door, write_job
+from rookery.engines.federation.transports.nvflare import Calls, Gate, write_job
 
 CONFIG = {"task": "study.tasks:task", "algorithm": "FedNest", "set": ["upper_step=0.1"], "rounds": 3, "cohort": None}
 SITES = ["site-1", "site-2", "site-3"]
@@ -35,8 +35,8 @@ def test_a_job_names_classes_and_has_no_code(tmp_path: Path) -> None:
     assert meta["deploy_map"] == {"app": ["server", *SITES]}
     assert meta["min_clients"] == 3
     (component,) = server["components"]
-    assert component["path"] == "rookery.engines.federation.transports.nvflare.Server"
-    assert client["components"][0]["path"] == "rookery.engines.federation.transports.nvflare.Site"
+    assert component["path"] == "rookery.engines.federation.transports.nvflare.FlareServer"
+    assert client["components"][0]["path"] == "rookery.engines.federation.transports.nvflare.FlareSite"
     assert client["components"][0]["args"] == {}  # a site takes nothing from the job
     assert nvflare._unpacked(component["args"]["config"]) == CONFIG | {"sites": SITES}
 
@@ -53,10 +53,10 @@ def test_a_configuration_has_no_braces_which_flare_would_read(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "sites", "more", "message"),
     [
-        ({"set": {"a": 1}}, SITES, {}, "set={'a': 1} is not a number, a text or a list"),
-        ({}, ["a", "a"], {}, "each site's name once"),
-        ({}, [], {}, "each site's name once"),
-        ({}, SITES, {"minimum": 4}, "minimum=4 is not between 0 and the number of sites, 3"),
+        ({"set": {"a": 1}}, SITES, {}, "The job's set must be a number, a text or a list of these; got {'a': 1}"),
+        ({}, ["a", "a"], {}, "must name each site once"),
+        ({}, [], {}, "must name each site once"),
+        ({}, SITES, {"minimum": 4}, "minimum must be between 0 and the number of sites, 3; got 4"),
         ({"rounds": float("nan")}, SITES, {}, "not JSON compliant"),
     ],
 )
@@ -82,7 +82,7 @@ def test_without_flare_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no administrator's kit"):
+    with pytest.raises(ValueError, match="not a FLARE administrator's kit"):
         supervisor.session(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_replies_come_as_events() -> None:
     calls.send(1, b"hello")
     assert calls.receive(5.0) == Event(1, "reply", b"hello!")
     assert calls.receive(0.01) is None
-    assert calls.told()["replies"] == 1
+    assert calls.heartbeat()["replies"] == 1
 
 
 def test_a_site_that_is_not_in_the_job_is_gone() -> None:
@@ -135,7 +135,7 @@ def test_a_site_that_is_not_in_the_job_is_gone() -> None:
     assert [event[:2] for event in drained(calls)] == [(0, "gone"), (1, "here")]
     calls.send(0, b"hello")
     assert [event[:2] for event in drained(calls)] == [(0, "gone")]
-    assert set(calls.told()["gone"]) == {"a"}
+    assert set(calls.heartbeat()["gone"]) == {"a"}
 
 
 @pytest.mark.parametrize("answer", [failing, lambda message: "text"], ids=["timeout", "type"])
@@ -173,7 +173,7 @@ def test_when_flare_ends_the_job_receiving_says_so() -> None:
         calls.receive(5.0)
 
 
-# A site's door.
+# A site's gate.
 
 
 def answered(reply: bytes) -> dict[str, Any]:
@@ -184,19 +184,19 @@ REQUEST = wire.encode({"number": 7}, [])
 
 
 def test_the_server_alone_may_ask() -> None:
-    door = Door(SimpleNamespace(handle=lambda message: b"reply"))
-    assert door.ask(REQUEST, "server") == b"reply"
-    assert door.ask(b"", "server") == b""  # a probe
-    told = answered(door.ask(REQUEST, "site-2"))
+    gate = Gate(SimpleNamespace(handle=lambda message: b"reply"))
+    assert gate.ask(REQUEST, "server") == b"reply"
+    assert gate.ask(b"", "server") == b""  # a probe
+    told = answered(gate.ask(REQUEST, "site-2"))
     assert (told["answer"], told["number"]) == ("refused", 7)
-    assert answered(door.ask(b"garbage", "site-2"))["answer"] == "refused"
+    assert answered(gate.ask(b"garbage", "site-2"))["answer"] == "refused"
 
 
 def test_no_exception_leaves_a_site() -> None:
     def handle(message: bytes) -> bytes:
         raise KeyError("patient 17")
 
-    reply = Door(SimpleNamespace(handle=handle)).ask(REQUEST, "server")
+    reply = Gate(SimpleNamespace(handle=handle)).ask(REQUEST, "server")
     assert answered(reply)["answer"] == "refused"
     assert b"patient" not in reply
 
@@ -206,7 +206,7 @@ def test_a_site_whose_settings_can_not_be_used_refuses(tmp_path: Path, text: str
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "rookery.toml").write_text(text)
     workspace = SimpleNamespace(get_site_config_dir=lambda: str(tmp_path / "local"), get_root_dir=lambda: str(tmp_path))
-    told = answered(Door.open(workspace, "site-1").ask(REQUEST, "server"))
+    told = answered(Gate.open(workspace, "site-1").ask(REQUEST, "server"))
     assert (told["answer"], told["number"]) == ("refused", 7)
     assert "its log says why" in told["why"]
     assert str(tmp_path) not in told["why"]
@@ -245,7 +245,7 @@ def test_how_a_run_ended_is_written_down(
 ) -> None:
     monkeypatch.setattr(nvflare, "PROGRAM", f"{__name__}:{program.__name__}")
     calls = Calls(["site-1"], {"site-1": Proxy(site)}, 1.0)
-    nvflare.serve({}, calls, tmp_path / "out", nvflare.Own(tmp_path, {}))
+    nvflare.serve({}, calls, tmp_path / "out", nvflare.Settings(tmp_path, {}))
     outcome = json.loads((tmp_path / "out" / "outcome.json").read_text())
     assert outcome["ended"] == ended
     assert why in outcome["why"]
@@ -372,7 +372,7 @@ def test_it_is_not_submitted_for_ever(tmp_path: Path) -> None:
         ),
         ({"seen": [RUNNING, DONE], "left": ("failed", "There is no task 'x'.")}, "There is no task"),
         ({"seen": [RUNNING, DONE], "left": ("failed", "no\x1b[2J\nJob 7.")}, r"no\\x1b\[2J\\nJob 7."),
-        ({"seen": [RUNNING, "FINISHED:ABORTED"], "left": ("lost", "")}, "aborted, by somebody else"),
+        ({"seen": [RUNNING, "FINISHED:ABORTED"], "left": ("lost", "")}, "aborted by somebody else"),
         (
             {"seen": ["SUBMITTED", BROKEN], "deployed": ["server: OK", "site-1: BYOC not permitted"]},
             r"did not start \(FINISHED:EXECUTION_EXCEPTION\): site-1: BYOC not permitted",
@@ -443,7 +443,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     kit, out = ["--admin", str(tmp_path)], ["--out", str(tmp_path / "out")]
     for words, message in {
         ("a.b:task", *kit, *out): "NVIDIA FLARE is not installed here",
-        ("a.b:task", "--admin", str(tmp_path / "none"), *out): "is no administrator's kit",
+        ("a.b:task", "--admin", str(tmp_path / "none"), *out): "is not a FLARE administrator's kit",
         ("a.b:task", *kit, *out, "--run", "../x"): "--run must be at most 100 letters, digits",
         ("a.b:task", *kit, *out, "--noise", "1"): "give --clip, too",
         ("hospital.py:task", *kit, *out): "The task of a job must be in a module",
@@ -492,7 +492,7 @@ def test_a_job_names_nothing_but_what_the_server_allows(
     tmp_path: Path, options: Any, message: str, listed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = nvflare.Own(tmp_path, listed)
+    own = nvflare.Settings(tmp_path, listed)
     asked = {"task": "study.tasks:task", "algorithm": "FedNest", "run": "a", **options}
     with pytest.raises(ValueError, match=message):
         flare.coordinate(asked, Calls([], {}, 1.0), tmp_path, own)

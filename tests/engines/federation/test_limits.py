@@ -22,7 +22,7 @@ from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
-from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.site import RefusedError
 from rookery.engines.federation.transports import grpc as network
@@ -47,7 +47,9 @@ def job(faults: Any = None) -> Job:
 
 def site(folder: Path, faults: Any = None, **limits: Any) -> Responder:
     """The site, with its log: as it is after a start of its process."""
-    return Responder("anna", study(job(faults), 0), folder, guard_of(Policy(**limits), Audit(folder / "audit.jsonl")))
+    return Responder(
+        "anna", study(job(faults), 0), folder, PolicyGuard(Policy(**limits), Audit(folder / "audit.jsonl"))
+    )
 
 
 def honest(transport: Any, faults: Any = None, rounds: int = 3) -> list[tuple[Any, Any]]:
@@ -188,7 +190,7 @@ def test_an_honest_run_in_which_every_reply_is_lost_with_its_site(name: str, tmp
     """The site is started again after each of its replies, and once more after the reply to the same request with all
     that it needs: it answers again, and counts the round once."""
     what = of_three(name)
-    rules = lambda i: guard_of(Policy(rounds=3, exchanges=1000), Audit(tmp_path / str(i) / "audit.jsonl"))
+    rules = lambda i: PolicyGuard(Policy(rounds=3, exchanges=1000), Audit(tmp_path / str(i) / "audit.jsonl"))
     own = responders(what, tmp_path, rules)
     lost: set[Any] = set()
     whole: set[Any] = set()  # those that were sent with everything that they depend on
@@ -241,7 +243,7 @@ def test_a_limit_holds_over_runs_and_the_start_counts(tmp_path: Path) -> None:
     method = rk.FastDRO(step=0.1, size=0.5, batch_size=2)
     what = dataclasses.replace(job(), algorithm=method, measure=None)
     audit = Audit(tmp_path / "audit.jsonl")
-    responder = Responder("anna", study(what, 0), tmp_path, guard_of(Policy(rounds=3), audit))
+    responder = Responder("anna", study(what, 0), tmp_path, PolicyGuard(Policy(rounds=3), audit))
     engine = in_memory([responder])
     for _ in range(3):
         session: Any = engine.open(without_data(what))
@@ -260,7 +262,7 @@ def test_rounds_bound_nothing_where_a_round_has_any_number_of_exchanges(tmp_path
 
     def sites(**limits: int) -> list[Responder]:
         return [
-            Responder(f"site-{i}", study(what, i), guard=guard_of(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
+            Responder(f"site-{i}", study(what, i), guard=PolicyGuard(Policy(**limits), Audit(tmp_path / f"{i}.jsonl")))
             for i in range(2)
         ]
 
@@ -277,7 +279,7 @@ def test_a_run_deletes_and_replaces_only_what_it_made_itself(tmp_path: Path) -> 
     def start(**given: Any) -> Any:
         """Begin a run at a site that has just started; then ask(**change) sends the opening with these changes."""
         what = dataclasses.replace(job(), algorithm=rk.Ditto(**given), measure=None)
-        responder = Responder("anna", study(what, 0), tmp_path, guard_of(Policy(), Audit(tmp_path / "audit.jsonl")))
+        responder = Responder("anna", study(what, 0), tmp_path, PolicyGuard(Policy(), Audit(tmp_path / "audit.jsonl")))
         engine, ask, asked = in_memory([responder]), by_hand(responder), []
         engine.transport._ask = lambda i, message: asked.append(wire.decode(message)) or responder.handle(message)
         session: Any = engine.open(without_data(what))

@@ -20,7 +20,7 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit, verify
 from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.opening import fingerprint
-from rookery.engines.federation.policy import Policy, guard_of
+from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.site import RefusedError
 from rookery.language.channel import Chain
@@ -86,7 +86,7 @@ def test_a_gather_is_refused_before_data_are_touched(monkeypatch: pytest.MonkeyP
     held: list[int] = []
     monkeypatch.setattr(Clients, "at_site", lambda own, data, was=Clients.at_site: held.append(1) or was(own, data))
     audit = Audit(tmp_path / "audit.jsonl")
-    rules = lambda i: guard_of(Policy(aggregated=i == 1), audit if i == 1 else None)
+    rules = lambda i: PolicyGuard(Policy(aggregated=i == 1), audit if i == 1 else None)
     TOUCHED.clear()
     with pytest.raises(
         ValueError, match=r"site-1 refuses: its policy wants every exchange aggregated, and 'losses' of"
@@ -94,7 +94,7 @@ def test_a_gather_is_refused_before_data_are_touched(monkeypatch: pytest.MonkeyP
         solve(FAST, rules)
     assert len(held) == 2  # the others have agreed, and looked at their data
     before = len(TOUCHED)
-    own = responders(job(FAST), guard=lambda i: guard_of(Policy(aggregated=True)))
+    own = responders(job(FAST), guard=lambda i: PolicyGuard(Policy(aggregated=True)))
     held.clear()
     with pytest.raises(ValueError, match="site-0 refuses"):
         rk.solve(PROBLEM, like(CLIENTS), FAST, np.ones(2), 1, engine=in_memory(own))
@@ -119,8 +119,8 @@ def test_every_rule(fast: Any) -> None:
         bound: float = 0.1
 
     refused = [
-        (Policy(plans=("0" * 32,)), fast, "does not approve of this plan"),
-        (Policy(plans=()), fast, "does not approve of this plan"),
+        (Policy(plans=("0" * 32,)), fast, "does not approve this plan"),
+        (Policy(plans=()), fast, "does not approve this plan"),
         (Policy(minimum_cohort=4), fast, "at least 4 clients; of 3 clients 3 are in a round"),
         (Policy(minimum_cohort=3), alike(cohort=2), "at least 3 clients"),
         (Policy(minimum_cohort=3), faults(2), r"give Faults\(minimum=3\)"),
@@ -162,12 +162,12 @@ def test_the_file(tmp_path: Path) -> None:
         "zzz = 3": "there are plans, rounds",
         "rounds = 0": "rounds must be an integer of at least 1; got 0",
         "rounds = true": "rounds must be an integer of at least 1; got True",
-        'plans = "ab"': "is not a list of fingerprints",
-        "plans = [1]": "is not a list of fingerprints",
-        "aggregated = 1": "neither true or false nor",
+        'plans = "ab"': "must be a list of fingerprints",
+        "plans = [1]": "must be a list of fingerprints",
+        "aggregated = 1": "aggregated must be true, false or a list of exchanges; got 1",
         "least_noise = -1": "least_noise must be a number of at least 0; got -1",
         "clip = 0": "clip must be a positive number; got 0",
-        'evaluation = "all"': "none of 'none', 'together', 'own'",
+        'evaluation = "all"': "must be one of 'none', 'together', 'own'; got 'all'",
         "plans = [": "policy.toml: ",
     }
     for text, why in wrong.items():
@@ -178,7 +178,7 @@ def test_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"TOML file that can be read; .*nope\.toml: No such file"):
         Policy.read(tmp_path / "nope.toml")
     with pytest.raises(ValueError, match="needs an audit log"):
-        guard_of(Policy(rounds=3))
+        PolicyGuard(Policy(rounds=3))
 
 
 def test_limits_are_kept_over_all_runs_of_the_log(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_limits_are_kept_over_all_runs_of_the_log(tmp_path: Path) -> None:
     def run(**limits: int) -> Any:
         audit = Audit(path)
         try:
-            return solve(method, lambda i: guard_of(Policy(**limits), audit) if i == 2 else lambda opened: None)
+            return solve(method, lambda i: PolicyGuard(Policy(**limits), audit) if i == 2 else lambda opened: None)
         finally:
             audit.close()
 
@@ -214,7 +214,7 @@ def test_evaluations_show_no_site_alone() -> None:
     here = rk.solve(PROBLEM, CLIENTS, method, np.ones(2), 1, evaluate_client=own_mean).history
 
     def columns(*words: str) -> Any:
-        rules = lambda i: guard_of(Policy(evaluation=words[i]))
+        rules = lambda i: PolicyGuard(Policy(evaluation=words[i]))
         return solve(method, rules, 1, evaluate_client=own_mean).history
 
     together = columns("own", "together", "own")

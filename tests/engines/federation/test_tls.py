@@ -62,6 +62,7 @@ def attempt(transport: network.GrpcServer, own: Any, name: str) -> str:
     )
     try:
         stream.initial_metadata()
+        stopped.wait(0.1)  # the status of a refusal may come after it
         if stream.is_active():
             return "connected"
         next(stream)

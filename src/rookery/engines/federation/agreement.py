@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 import rookery
+from rookery.base.jaxprs import is_key
 from rookery.base.printable import printable
 
 _LEAVES, _CHARACTERS = 300, 20_000  # limits for a constant whose values are sent; of a larger one, only the digest
@@ -345,7 +346,7 @@ def _add(value: Any, place: str, found: dict[str, str], folder: str, depth: int)
                 raise TypeError
             found[place] = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({_digest(text)})"
         case np.generic() | np.ndarray() | jax.Array():
-            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) or value.dtype == object:
+            if is_key(value) or value.dtype == object:
                 raise TypeError
             array = np.asarray(value)
             found[place] = f"an array {array.dtype}{list(array.shape)}"

@@ -52,17 +52,15 @@ class Answered:
         opening: the digest of the message that opened the run.
         counts: the totals.
         moment: the last moment of the start or of a round.
-        requests: the digests of the requests of that moment, by exchange.
         evaluated: the number of rounds before the last evaluation; -1: there was none.
-        evaluations: the digests of that evaluation's requests, by exchange.
+        requests: the digests of the requests of that moment, and of that evaluation, by exchange.
     """
 
     opening: str = ""
     counts: Counts = field(default_factory=Counts)
     moment: Moment = (-1, 0)
-    requests: dict[Any, set[str]] = field(default_factory=dict)
     evaluated: int = -1
-    evaluations: dict[Any, set[str]] = field(default_factory=dict)
+    requests: tuple[dict[Any, set[str]], dict[Any, set[str]]] = field(default_factory=lambda: ({}, {}))
 
     def is_new(self, moment: Moment) -> bool:
         """Return whether nothing was answered in this moment."""
@@ -70,21 +68,20 @@ class Answered:
 
     def asked(self, moment: Moment, call: Any) -> set[str]:
         """Return the digests of the answered requests for an exchange in this moment, if it is the last one."""
-        if self.is_new(moment):
-            return set()
-        return (self.evaluations if moment[0] == 2 else self.requests).get(call, set())
+        return set() if self.is_new(moment) else self.requests[moment[0] == 2].get(call, set())
 
     def note(self, moment: Moment, call: Any, request: str) -> None:
         """Record an answer."""
-        new = self.is_new(moment)
+        requests = self.requests[moment[0] == 2]
+        if self.is_new(moment):
+            requests.clear()
+            self.counts.evaluations += moment[0] == 2
+            self.counts.rounds += moment[0] != 2
         if moment[0] == 2:
-            self.counts.evaluations += new
-            self.evaluated, self.evaluations = max(self.evaluated, moment[1]), {} if new else self.evaluations
-            self.evaluations.setdefault(call, set()).add(request)
+            self.evaluated = max(self.evaluated, moment[1])
         else:
-            self.counts.rounds += new
-            self.moment, self.requests = max(self.moment, moment), {} if new else self.requests
-            self.requests.setdefault(call, set()).add(request)
+            self.moment = max(self.moment, moment)
+        requests.setdefault(call, set()).add(request)
 
 
 class Audit:

@@ -62,12 +62,12 @@ def new_authority(days: int) -> Authority:
     """Make a CA that is valid for ten years, or for `days` if that is longer."""
     key = ec.generate_private_key(ec.SECP256R1())
     name, end = _subject("Rookery federation CA"), datetime.now(UTC) + timedelta(days=max(days, _CA_DAYS))
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    key_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     extensions: list[tuple[x509.ExtensionType, bool]] = [
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (_usage("key_cert_sign", "crl_sign"), True),
-        (own, False),
-        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False),
+        (key_id, False),
+        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), False),
     ]
     return Authority(_signed(name, name, key.public_key(), end, extensions, key), key)
 

@@ -1,6 +1,6 @@
-"""Methods, channels and faults in words that can be sent: the name of a class and its fields. No code travels.
+"""Descriptions of methods, channels and faults that can be sent: the name of a class and its fields. No code is sent.
 
-The receiver of a description looks the name up among the classes that it knows itself.
+The receiver looks the name up among the classes that it knows.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from rookery.language.hyperparameters import is_array
 PROTOCOL = 1
 
 
-def known(own: Mapping[str, Any] | None = None) -> dict[str, type]:
-    """The classes that a description may name: the library's, and those among one's `own` names."""
+def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
+    """Return the classes that a description may name: this library's, and those among a site's `names`."""
     parts = [channel.Chain, channel.Plain, channel.Faults, privacy.Clip, privacy.Gaussian, client.Epochs]
     found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}
-    for thing in (own or {}).values():
+    for thing in (names or {}).values():
         if isinstance(thing, type) and dataclasses.is_dataclass(thing):
             found.setdefault(thing.__name__, thing)
     return found
 
 
 def describe(value: Any) -> Any:
-    """Return the value as JSON has it; TypeError for what can't be described (a schedule, an optimizer)."""
+    """Return a description of the value as JSON; TypeError if there is none (for a schedule, an optimizer)."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic) and value.ndim == 0:
@@ -40,8 +40,8 @@ def describe(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: describe(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
         module = type(value).__module__
-        own = {} if module.partition(".")[0] == "rookery" else {"module": module}  # where a site may have it, too
-        return {"class": type(value).__name__, "fields": fields, **own}
+        extra = {} if module.partition(".")[0] == "rookery" else {"module": module}  # where a site may have it, too
+        return {"class": type(value).__name__, "fields": fields, **extra}
     if isinstance(value, tuple) and type(value) is tuple:
         return {"tuple": [describe(entry) for entry in value]}
     if isinstance(value, Mapping):
@@ -55,7 +55,7 @@ def describe(value: Any) -> Any:
 
 
 def build(described: Any, classes: Mapping[str, type]) -> Any:
-    """Invert `describe`; ValueError for what is not a description, or names a class that is not known."""
+    """Invert `describe`; ValueError if this is not a description, or names an unknown class."""
     if described is None or isinstance(described, bool | int | float | str):
         return described
     match described:
@@ -82,7 +82,7 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
 
 
 def _unknown(name: str, module: Any) -> str:
-    """What to say of a class that this site does not know."""
+    """Return the message for a class that this site does not know."""
     line = f"This site does not know the method {printable(repr(name))}."
     if not name.isidentifier():
         return line
@@ -92,7 +92,7 @@ def _unknown(name: str, module: Any) -> str:
 
 
 def conditions() -> dict[str, Any]:
-    """What must be the same on both sides for their numbers to agree."""
+    """Return the settings that must be the same on both sides for their numbers to agree."""
     config: Any = jax.config
     return {
         "protocol": PROTOCOL,
@@ -105,7 +105,7 @@ def conditions() -> dict[str, Any]:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str) -> list[str]:
-    """A line for each condition that differs."""
+    """Return a line for each condition that differs."""
     return [
         f"{name}: {ours.get(name)!r} {we}, {theirs.get(name)!r} {they}"
         for name in {**ours, **theirs}

@@ -1,4 +1,4 @@
-"""The lock-step engine: a coordinator that asks, and sites that answer, in this process or over a network."""
+"""The lock-step engine: a coordinator that asks and sites that answer, in this process or over a network."""
 
 import logging
 import uuid
@@ -23,34 +23,34 @@ from rookery.engines.federation.site import Site
 from rookery.engines.federation.transports.memory import Memory, in_process
 from rookery.plan import trace as plan
 
-_WASTE = 4  # all sites are padded to the largest if that takes at most this many times the rows there are
+_WASTE = 4  # sites are padded to the largest if that takes at most so many times the actual rows
 
 
 @dataclass(frozen=True)
 class Federation:
     """A coordinator and a site for each client, which exchange bytes.
 
-    Each site holds its own data and memory only. A run gives the same numbers as in the `Simulation`, up to rounding,
-    and the same ledger. Without an address all sites are in this process. With one this process is the coordinator, and
-    sites join it over the network: see `rookery site`. It needs no data then, only what a sample looks like:
+    Each site holds only its own data and memory. A run gives the same numbers as in a `Simulation`, up to rounding, and
+    the same ledger. Without an address all sites are in this process. With an address this process is the coordinator,
+    and sites join it over the network: see `rookery site`. It then needs no data, only the form of a sample:
     `rk.Clients.like`.
 
     Arguments:
-        address: "host:port" to listen at; None: where the kit says, or if there is none, all sites are in this process.
+        address: "host:port" to listen at; None: the kit's, or without a kit, all sites are in this process.
         sites: their names. A client's number is its site's place among them.
-        kit: the coordinator's folder of certificates, made by `rookery federation init`; it has the sites' names, too.
-        insecure: without certificates, on this machine alone: who connects is who it says it is.
-        deadline: the seconds that a site has for a reply. With `faults`, a site that is later is left out of that mean.
-        patience: the seconds to wait for sites without which the run can't go on: fewer than `faults.minimum`, or
-            without `faults` any of them. None: until they are back.
-        tell: tell(text), told what happens to sites; None: it goes to the log "rookery".
-        watch: watch(links), called whenever something happened to sites, and after every exchange.
+        kit: the coordinator's folder of certificates, made by `rookery federation init`; it also has the sites' names.
+        insecure: without certificates, on this machine only: nobody's name is checked.
+        deadline: the seconds that a site has for a reply. With `faults`, a later site is left out of that mean.
+        patience: the seconds to wait for sites that the run can't go on without: fewer than `faults.minimum` are there,
+            or without `faults`, any is missing. None: until they are back.
+        tell: tell(text), called with what happens to sites; None: it goes to the log "rookery".
+        watch: watch(links), called when something happened to a site, and after every exchange.
         transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;
             or, with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
-            TimeoutError where there is no reply.
-        study: functions or modules whose source all must have the same, beside those that the problem is made of.
-        allow_other_study: whether a run begins though a site's study declares something else; it is told.
-        convolutions: as the `Simulation`'s.
+            TimeoutError if there is no reply.
+        study: functions or modules, in addition to the problem's, whose source must be the same at all participants.
+        allow_other_study: begin even if a site's study declares something else, and report it.
+        convolutions: as in `Simulation`.
     """
 
     address: str | None = None
@@ -71,30 +71,31 @@ class Federation:
     def __post_init__(self) -> None:
         convolutions.check(self.convolutions, "Federation")
         if self.address is None and self.kit is None:
-            given = [name for name in ("sites", "insecure") if getattr(self, name)]
-            if given and self.transport is None:
-                raise ValueError(f"Federation: {given[0]} is for sites on a network: give an address, as host:port.")
+            network_only = [name for name in ("sites", "insecure") if getattr(self, name)]
+            if network_only and self.transport is None:
+                raise ValueError(
+                    f"Federation: {network_only[0]} is for sites on a network: give an address, host:port."
+                )
         if not isinstance(self.address, str | None):
-            raise TypeError(f"Federation: address={self.address!r} is no text; give host:port.")
+            raise TypeError(f"Federation: address must be a text such as 'localhost:9443'; got {self.address!r}.")
         check_positive(deadline=self.deadline)
         if self.patience is not None:
             check_amounts(patience=self.patience)
 
     def open(self, job: Job) -> "Session":
-        """A session for this job."""
+        """Open a session for this job."""
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             if not job.clients.held:
-                raise ValueError("rk.Clients.like holds no data, sites on a network do: give an address, or a kit.")
+                raise ValueError("rk.Clients.like holds no data; for sites on a network, give an address, or a kit.")
             return _within_this_process(job, self)
         if job.clients.held:
             raise ValueError(
-                "A Federation over a network leaves the data where they are: give clients=rk.Clients.like(...), what a "
-                "sample looks like."
+                "A Federation over a network leaves the data at the sites: give clients=rk.Clients.like(...), the form "
+                "of a sample."
             )
         if job.noise_seed is not None and not isinstance(self.transport, Memory):
             raise ValueError(
-                "noise_seed is for simulations: noise that comes from a seed can be drawn again. Leave it out over a "
-                "network."
+                "noise_seed is for simulations, as noise from a seed can be drawn again. Leave it out over a network."
             )
         transport = self.transport
         if transport is None:
@@ -103,7 +104,7 @@ class Federation:
             transport = GrpcServer(self.address, self.sites, self.kit, self.insecure)
         if len(transport.names) != job.clients.n:
             transport.close()
-            raise ValueError(f"There are {job.clients.n} clients and {len(transport.names)} sites; give as many.")
+            raise ValueError(f"Each client needs a site; got {job.clients.n} clients, {len(transport.names)} sites.")
         tell = self.tell or logging.getLogger("rookery").warning
         links = Links(transport, self.deadline, self.patience, finite=True, tell=tell)
         links.watch = self.watch or links.watch
@@ -125,27 +126,25 @@ def _within_this_process(job: Job, federation: Federation) -> "Session":
 
 
 def _sites(traced: engine.Traced, run: str) -> list[Site]:
-    """A site for each client; sites whose data have the same shape share a trace, as they would share a program."""
+    """Return a site for each client; sites whose data have the same shapes share a trace."""
     clients, plans = traced.job.clients, {}
     sites = []
     for i in range(clients.n):
         data = clients.site(i, _padded(clients, i))
         shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(data))
         if shapes not in plans:
-            plans[shapes] = _traced_by(traced, clients.site_shapes(data))
+            setting = traced.setting._replace(clients=clients.site_shapes(data))
+            plans[shapes] = plan.plans(setting, traced.job.start, traced.hyper, traced.job.measure)
         center = clients.at_center() if clients.center_client == i else None
         sites.append(Site(run, plans[shapes], i, data, center))
     return sites
 
 
-def _traced_by(traced: engine.Traced, shapes: Clients) -> tuple[plan.Plan, ...]:
-    """The plans, as a site with data of these shapes traces them."""
-    return plan.plans(traced.setting._replace(clients=shapes), traced.job.start, traced.hyper, traced.job.measure)
-
-
 def _padded(clients: Clients, i: int) -> int:
-    """The number of rows that client i's data are padded to, so that sites share programs: the largest's, or if that
-    would take too much memory, the next power of four."""
+    """Return the number of rows that client i's data are padded to, so that sites share programs.
+
+    It is the largest client's number or, if that takes too much memory, 64 times the next power of four.
+    """
     sources = [source for source in (clients.lower, clients.upper, clients.test) if source is not None]
     rows = max(_WASTE * len(jax.tree.leaves(s.rows)[0]) // clients.n for s in sources)
     widest = max(source.widest for source in sources)

@@ -1,4 +1,4 @@
-"""A run in words for whoever answers for a site's data: what is asked, what comes in, and what goes out."""
+"""A run in words for the owner of a site's data: what is asked, what comes in, and what goes out."""
 
 import dataclasses
 import textwrap
@@ -20,7 +20,7 @@ _LINE = 10_000  # characters of a line, before it is wrapped
 
 
 def in_words_for_a_site(opened: Opened) -> str:
-    """The run that a coordinator wants to open, before anything is computed: `Responder.explain` gives it."""
+    """Describe a run that a coordinator wants to open, before anything is computed: see `Responder.explain`."""
     found = opened.fingerprint
     lines = [
         *_who(opened),
@@ -44,7 +44,7 @@ def in_words_for_a_site(opened: Opened) -> str:
         "It covers what is computed and sent, as written above, and not the values that come in: step sizes and other "
         "real numbers are the coordinator's, and may change.",
     ]
-    # Escaped line by line: what the coordinator says can't add a line of its own, wherever it stands.
+    # Escaped line by line, so that the coordinator's words can't add a line.
     return "\n".join(text for line in lines for text in (_wrapped(printable(line, _LINE)) if line else [""]))
 
 
@@ -68,8 +68,8 @@ def _who(opened: Opened) -> list[str]:
 
 def _method(algorithm: Any) -> list[str]:
     fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
-    given = ", ".join(f"{field.name} = {printable(getattr(algorithm, field.name))}" for field in fields)
-    return [f"Method: {type(algorithm).__name__}{f', with {given}' if given else ''}"]
+    settings = ", ".join(f"{field.name} = {printable(getattr(algorithm, field.name))}" for field in fields)
+    return [f"Method: {type(algorithm).__name__}{f', with {settings}' if settings else ''}"]
 
 
 def _channel(opened: Opened) -> list[str]:
@@ -85,8 +85,8 @@ def _of_channel(channel: Any) -> str:
         return "nothing is done to it; it is sent as it was computed."
     bound, noise = bound_and_noise(channel)
     if bound == float("inf"):
-        own = getattr(channel, "members", (channel,))
-        known = "; ".join(type(member).__name__ for member in own if not isinstance(member, Clip | Gaussian))
+        members = getattr(channel, "members", (channel,))
+        known = "; ".join(type(member).__name__ for member in members if not isinstance(member, Clip | Gaussian))
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
     if noise == 0:
@@ -107,19 +107,19 @@ def _phase(opened: Opened, plan: Plan, title: str) -> list[str]:
     return lines
 
 
-def _exchange(i: int, own: Exchanged) -> list[str]:
-    often = {1: "once", 2: "twice", None: "as often as the run draws"}.get(own.times, f"{own.times} times")
-    comes = f"{own.sent} ({in_bytes(own.down)})" if own.sent else "nothing"
+def _exchange(i: int, exchange: Exchanged) -> list[str]:
+    often = {1: "once", 2: "twice", None: "as often as the run draws"}.get(exchange.times, f"{exchange.times} times")
+    comes = f"{exchange.sent} ({in_bytes(exchange.down)})" if exchange.sent else "nothing"
     seen = (
         "SEEN ALONE: the coordinator sees this site's reply as it is"
-        if own.alone
+        if exchange.alone
         else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
     )
     return [
-        f'  {i}. "{own.name}" ({own.kind}), {often}',
+        f'  {i}. "{exchange.name}" ({exchange.kind}), {often}',
         f"     comes in: {comes}",
-        f"     goes out: {_shape(own.shape)}, {in_bytes(own.up)}",
-        *(f"     {line}" for line in own.beside),
+        f"     goes out: {_shape(exchange.shape)}, {in_bytes(exchange.up)}",
+        *(f"     {line}" for line in exchange.beside),
         f"     {seen}",
     ]
 

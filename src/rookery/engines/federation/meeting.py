@@ -31,7 +31,7 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
     links.transport.limit = _HEADER + max(map(_largest_reply, plans))
 
     def opening(site: int, number: int) -> bytes:
-        own = {
+        fields = {
             "run": session.coordinator.run,
             "number": number,
             "client": site,
@@ -41,7 +41,7 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
             "remembers": session.remembers,
             "wrote": int(session.wrote[site]),
         }
-        return wire.encode({"do": "open", **shared, **own}, [])
+        return wire.encode({"do": "open", **shared, **fields}, [])
 
     links.opening = opening
     numbers = {i: links.number() for i in everyone}

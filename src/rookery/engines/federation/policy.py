@@ -1,4 +1,4 @@
-"""A site's policy: what it takes part in, in a file of its own, and the guard that holds runs to it."""
+"""A site's policy: which runs it takes part in, and the guard that holds runs to it."""
 
 import dataclasses
 import difflib
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from rookery.base.arguments import check_amounts, check_counts, check_positive
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.dataflow import FINISH, Rule, exchange_of, is_fixed
+from rookery.engines.federation.dataflow import exchange_of, is_fixed
+from rookery.engines.federation.guard import Rule
 from rookery.engines.federation.responder import Opened
-from rookery.engines.federation.site import RefusedError
+from rookery.engines.federation.site import NO_EXCHANGE, RefusedError
 from rookery.engines.federation.store import Moment
 from rookery.language import channel as channels
 from rookery.plan.calls import CenterCall, GatherCall, ReduceCall
@@ -25,30 +26,30 @@ LIMITS = {"rounds": "rounds", "evaluations": "evaluations", "exchanges": "exchan
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site takes part in. Every rule is optional; a run outside of one is refused before data are touched.
+    """The rules for runs. Every rule is optional; a run that breaks one is refused before data are touched.
 
-    What holds at this site, whatever the coordinator does: the plan is one of those approved, which this site traced
+    Enforced at this site, regardless of what the coordinator does: the plan is an approved one, which this site traced
     itself; what is sent is what the plan sends, clipped where the plan clips; and the limits.
 
-    What is the coordinator's word: how many clients there are, that a mean is taken before anybody looks at replies,
-    with which weights, that the noise is drawn and added (the coordinator draws it), and that a site's own evaluation
-    is shown to nobody. The coordinator's process sees every reply. Nor does a policy say how much a reply tells of the
+    Promised by the coordinator: the number of clients, that replies are averaged before anybody looks at them, with
+    which weights, that the noise is drawn and added (the coordinator draws it), and that nobody is shown a site's own
+    evaluation. The coordinator's process sees every reply. Nor does a policy bound how much a reply reveals of the
     data: read the plan (`in_words_for_a_site`).
 
     Arguments:
-        plans: the fingerprints of the plans that are approved; None: all are. Of a method's settings the fingerprint
-            covers the code, whole numbers and the channel; step sizes and other real numbers are sent with a request.
+        plans: the fingerprints of the approved plans; None: all are. The fingerprint covers the code, whole numbers and
+            the channel; step sizes and other real numbers are sent with a request.
         rounds, evaluations, exchanges, bytes_up: the most over the life of the audit log, in all runs together; None:
-            no limit. See `Counts` for what counts, and `PlanGuard` for what is answered within a round. A run that a
-            coordinator resumes is a new one, whose rounds count anew; a new log counts from 0. Where `rounds` is given
-            and `evaluations` is not, there may be one evaluation more than rounds. Where `rounds` is given and
-            `exchanges` is not, a plan whose rounds have no fixed number of exchanges is refused.
-        minimum_cohort: the least clients in a round, and in the federation; with faults, the least replies, too.
+            no limit. See `Counts` for what counts, and `PlanGuard` for what is answered within a round. A resumed run
+            is a new one, whose rounds count anew; a new log counts from 0. With `rounds` and without `evaluations`,
+            there may be one evaluation more than rounds. With `rounds` and without `exchanges`, a plan whose rounds
+            have no fixed number of exchanges is refused.
+        minimum_cohort: the fewest clients in a round, and in the federation; with faults, also the fewest replies.
         aggregated: True: no exchange may be seen alone; or the names of those that may not. An exchange is seen alone
             if the server gathers single replies, if a channel reduces them in its own way, or if this site holds the
             centre's data. Evaluations have a rule of their own.
-        least_noise: the least multiplier of `rk.gaussian` on every exchange; 0: none is needed.
-        clip: the largest bound of `rk.clip` on every exchange; None: none is needed.
+        least_noise: the smallest multiplier of `rk.gaussian` on every exchange; 0: no noise is needed.
+        clip: the largest bound of `rk.clip` on every exchange; None: no clipping is needed.
         evaluation: "none": the site is not evaluated; "together": it sends its numbers, and results show means, and
             quantiles of five sites or more; "own": results may show its numbers.
     """
@@ -65,22 +66,22 @@ class Policy:
     evaluation: str = "together"
 
     def __post_init__(self) -> None:
-        texts = lambda given: isinstance(given, tuple | list) and all(isinstance(text, str) for text in given)
+        texts = lambda value: isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
         if self.plans is not None and not texts(self.plans):
-            raise ValueError(f"plans={self.plans!r} is not a list of fingerprints.")
+            raise ValueError(f"plans must be a list of fingerprints; got {self.plans!r}.")
         if not isinstance(self.aggregated, bool) and not texts(self.aggregated):
-            raise ValueError(f"aggregated={self.aggregated!r} is neither true or false nor a list of exchanges.")
+            raise ValueError(f"aggregated must be true, false or a list of exchanges; got {self.aggregated!r}.")
         check_counts(**{name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None})
         check_counts(minimum_cohort=self.minimum_cohort)
         check_amounts(least_noise=self.least_noise)
         if self.clip is not None:
             check_positive(clip=self.clip)
         if self.evaluation not in EVALUATIONS:
-            raise ValueError(f"evaluation={self.evaluation!r} is none of {', '.join(map(repr, EVALUATIONS))}.")
+            raise ValueError(f"evaluation must be one of {', '.join(map(repr, EVALUATIONS))}; got {self.evaluation!r}.")
 
     @classmethod
     def read(cls, path: str | Path) -> "Policy":
-        """The policy in a TOML file; ValueError for what is none."""
+        """Read a policy from a TOML file; ValueError if it is not one."""
         try:
             with Path(path).open("rb") as file:
                 found = tomllib.load(file)
@@ -90,30 +91,25 @@ class Policy:
                     near = difflib.get_close_matches(name, known, 1)
                     meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
                     raise ValueError(f"there is no rule {name!r}; {meant}")
-            given: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-            return cls(**given)
+            rules: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+            return cls(**rules)
         except OSError as error:
             raise ValueError(f"A policy must be a TOML file that can be read; {path}: {error.strerror}.") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     @property
-    def counts(self) -> bool:
-        """Whether it has limits."""
-        return bool(self.limits)
-
-    @property
     def limits(self) -> dict[str, int]:
-        """The limits that hold, by what they count."""
-        given = {name: getattr(self, name) for name in LIMITS}
+        """The limits, by what they count."""
+        limits = {name: getattr(self, name) for name in LIMITS}
         if self.rounds is not None and self.evaluations is None:
-            given["evaluations"] = self.rounds + 1
-        return {name: limit for name, limit in given.items() if limit is not None}
+            limits["evaluations"] = self.rounds + 1
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def check(self, opened: Opened) -> None:
-        """Raise RefusedError, with the reason, for a run that is outside of it."""
+        """Raise RefusedError, with the reason, for a run that the policy does not allow."""
         if self.plans is not None and opened.fingerprint not in self.plans:
-            raise RefusedError(f"its policy does not approve of this plan, whose fingerprint is {opened.fingerprint}.")
+            raise RefusedError(f"its policy does not approve this plan, whose fingerprint is {opened.fingerprint}.")
         self._check_size(opened)
         for seen in exchanges(opened):
             if seen.alone and (self.aggregated is True or (self.aggregated and seen.name in self.aggregated)):
@@ -170,7 +166,7 @@ class Seen(NamedTuple):
 
 
 def exchanges(opened: Opened) -> list[Seen]:
-    """Those that this site takes part in."""
+    """Return the exchanges of the start and of a round that this site takes part in."""
     found = []
     for plan in opened.plans[:2]:
         for call in plan.body.calls:
@@ -184,72 +180,58 @@ def exchanges(opened: Opened) -> list[Seen]:
 
 
 def bound_and_noise(channel: Any) -> tuple[float, float]:
-    """The norm that what is sent is clipped to, and the noise's standard deviation in multiples of it.
+    """Return the norm that values are clipped to, and the noise's standard deviation in multiples of it.
 
-    Infinity and 0 where there is none, or where a member of the channel is not the library's own.
+    They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
     members = _members(channel)
-    if not all(type(own) in (Clip, Gaussian, channels.Plain) for own in members):
+    if not all(type(member) in (Clip, Gaussian, channels.Plain) for member in members):
         return math.inf, 0.0
-    bounds = [float(own.bound) for own in members if isinstance(own, Clip)]
-    if not bounds or min(bounds) <= 0:
+    bound = min((float(member.bound) for member in members if isinstance(member, Clip)), default=0.0)
+    if bound <= 0:
         return math.inf, 0.0
-    bound = min(bounds)
-    noise = [float(own.multiplier) * float(own.received or 0) / bound for own in members if isinstance(own, Gaussian)]
-    return bound, max(noise, default=0.0)
+    noises = [member for member in members if isinstance(member, Gaussian)]
+    return bound, max((float(n.multiplier) * float(n.received or 0) / bound for n in noises), default=0.0)
 
 
 def _members(channel: Any) -> list[Any]:
     if channel is None:
         return []
     if isinstance(channel, channels.Chain):
-        return [inner for own in channel.members for inner in _members(own)]
+        return [inner for member in channel.members for inner in _members(member)]
     return [channel]
 
 
-def guard_of(policy: Policy, audit: Audit | None = None) -> "Rules":
-    """What `Responder(guard=...)` takes, so that a site keeps to its policy and writes its log.
+class PolicyGuard:
+    """Keep a site to its policy: `guard` of a `Responder`.
 
     Arguments:
-        policy: the site's.
-        audit: its log. A policy with limits needs one, for they are counted there.
+        policy: the site's policy.
+        audit: its log. A policy with limits needs one, where they are counted.
     """
-    if policy.counts and audit is None:
-        raise ValueError("A policy with limits needs an audit log, where they are counted: give the site a folder.")
-    return Rules(policy, audit)
 
-
-class Rules:
-    """See `guard_of`."""
-
-    def __init__(self, policy: Policy, audit: Audit | None) -> None:
-        self._policy, self.audit = policy, audit
+    def __init__(self, policy: Policy, audit: Audit | None = None) -> None:
+        if policy.limits and audit is None:
+            raise ValueError("A policy with limits needs an audit log, where they are counted: give the site a folder.")
+        self._policy, self.audit, self.evaluation = policy, audit, policy.evaluation
 
     def __call__(self, opened: Opened) -> Rule:
-        """The rule for requests of this run; RefusedError for one that is outside of the policy."""
+        """Return the rule for requests of this run; RefusedError if the policy does not allow the run."""
         self._policy.check(opened)
-        return Limits(self._policy, self.audit)
-
-
-class Limits:
-    """Keeps a run within the limits of a policy."""
-
-    def __init__(self, policy: Policy, audit: Audit | None) -> None:
-        self._limits, self._audit = policy.limits, audit
-        self.evaluation = policy.evaluation
+        return self
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
-        """See `Rule`."""
-        if self._audit is None:
+        """Raise RefusedError if the request would exceed a limit: see `Rule`."""
+        if self.audit is None:
             return
-        counts, new = self._audit.counts, self._audit.answered.is_new(moment)
-        finish = header["call"] == FINISH
+        counts, new = self.audit.counts, self.audit.answered.is_new(moment)
+        finish = header["call"] == NO_EXCHANGE
         after = {
             "rounds": counts.rounds + (new and moment[0] < 2),
             "evaluations": counts.evaluations + (new and moment[0] == 2),
             "exchanges": counts.exchanges + (not finish),
             "bytes_up": counts.bytes_up + (0 if finish else exchange_of(plan, header["call"]).reply_bytes),
         }
-        for name, limit in self._limits.items():
+        for name, limit in self._policy.limits.items():
             if after[name] > limit:
                 raise RefusedError(f"its policy's limit of {limit} {LIMITS[name]} is reached.")

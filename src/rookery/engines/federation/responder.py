@@ -23,7 +23,8 @@ from rookery.engines.checks import check_features, check_means, check_measure, s
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.dataflow import PlanGuard, Rule, asks_everyone
+from rookery.engines.federation.dataflow import asks_everyone
+from rookery.engines.federation.guard import PlanGuard, Rule
 from rookery.engines.federation.opening import check_opening, fingerprint, is_run_name, sample_of
 from rookery.engines.federation.site import Guard, RefusedError, Site
 from rookery.engines.federation.store import Store, locked

@@ -1,4 +1,4 @@
-"""A run between two rounds, with its sites; and the checkpoints of what they remember."""
+"""A run over a federation, and the checkpoints of what its sites remember."""
 
 import sys
 from functools import cached_property
@@ -20,10 +20,10 @@ from rookery.plan import trace as plan
 
 
 class Session:
-    """A run with its sites: those of this process, or on a network."""
+    """A run with sites in this process, or on a network."""
 
     processes = ONE_PROCESS
-    memory = None  # that of the sites is nobody else's
+    memory = None  # it stays with the sites
     notes = ()
 
     def __init__(self, traced: engine.Traced, coordinator: Coordinator, sites: list[Site] | None = None) -> None:
@@ -39,12 +39,12 @@ class Session:
         remembered = self._traced.start.made.carry
         self.remembers = bool(jax.tree.leaves((remembered.memory, remembered.client)))
         self.keepers = Keepers(self) if self.remembers else None
-        # After how many rounds each site has last written what it remembers; -1: never.
+        # The number of rounds after which each site last wrote what it remembers; -1: never.
         self.wrote = np.full(self._job.clients.n, -1, np.int32)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program and its constants."""
+        """The fingerprint of the program and its constants."""
         return self._traced.fingerprint
 
     @property
@@ -95,26 +95,26 @@ class Session:
         return {name: np.asarray(rows) for name, rows in found.items()}, replied
 
     def _check(self, carry: Any, t: int) -> bool:
-        """Whether the run goes on: all of the state is finite, and what the sites remember."""
+        """Return whether the run goes on: the state and what the sites remember are finite."""
         state = [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
         finite = [*state, *self.coordinator.memory_finite]
         if all(finite):
             return True
         memory = self._traced.start.made.carry.memory  # its structure
-        found = self._blaming(engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite)))
+        reason = self._blaming(engine.not_finite(t, engine.where_not_finite(carry._replace(memory=memory), finite)))
         if self._job.on_nonfinite == "stop":
-            self.stopped = found
+            self.stopped = reason
             return False
-        self.warned = self.warned or found
+        self.warned = self.warned or reason
         return True
 
     def _blaming(self, stopped: Stopped) -> Stopped:
-        """The same with what is known of sites that sent something wrong, or nothing, in the last phase."""
+        """Add the sites that sent a wrong reply, or none, in the last phase."""
         who = "; ".join(f"{name} {why.rstrip('.')}" for name, why in self.coordinator.blamed.items())
         return stopped._replace(reason=f"{stopped.reason} ({who}.)") if who else stopped
 
     def save(self) -> Any:
-        """See `engine.Session.save`: the server's part."""
+        """See `engine.Session.save`; it has the server's part."""
         carry, wrote = self._carry, self.wrote if self.durable and self.remembers else None
         return carry.state, carry.server, wrote, carry.noise
 
@@ -129,14 +129,14 @@ class Session:
             self.keepers.check(self.wrote)
 
     def close(self) -> None:
-        """Give up the sites."""
+        """Release the sites."""
         for site in self.sites:
             site.close()
         self.sites = []
         self.coordinator.close(self._why(sys.exception()))
 
     def _why(self, error: BaseException | None) -> str:
-        """Why the run ends, as the sites are told; "" if it is complete."""
+        """Return why the run ends, for the sites; "" if it is complete."""
         if error is None or self.stopped is not None:
             return "" if self.stopped is None else self.stopped.reason
         if isinstance(error, RuntimeError | ValueError) and str(error):
@@ -145,14 +145,14 @@ class Session:
 
 
 class Keepers:
-    """The sites, which save what they remember at their own disks: see `checkpoints.Keepers`."""
+    """Has the sites save what they remember, each on its own disk: see `checkpoints.Keepers`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._since: dict[int, int] = {}  # the round that each site went back to
 
     def open(self, folder: Path, run: str) -> dict[str, list[int]]:
-        """The rounds that each site has saved of this run; sites of this process have them in `folder/sites`."""
+        """Return the rounds that each site has saved of this run; sites in this process save in `folder/sites`."""
         for i, site in enumerate(self._session.sites):
             site.folder = Folder(folder / "sites" / str(i))
         self._session.store = run
@@ -161,13 +161,13 @@ class Keepers:
 
     def save(self, keep: int | None) -> bool:
         """Have all sites begin to save; False if one can't be reached, and the run has faults."""
-        if self._session.durable:  # they have written whenever there was something to remember
+        if self._session.durable:  # sites on a network write whenever they have something new to remember
             return True
-        asked = {"what": "save", "round": self._session.rounds, "keep": keep}
-        return self._session.coordinator.ask_to_save(asked) is not None
+        request = {"what": "save", "round": self._session.rounds, "keep": keep}
+        return self._session.coordinator.ask_to_save(request) is not None
 
     def wait(self) -> bool:
-        """Until all sites have written; False likewise."""
+        """Wait until all sites have written; False as in `save`."""
         return self._session.durable or self._session.coordinator.ask_to_save({"what": "wait"}) is not None
 
     def restore(self, done: int) -> None:
@@ -176,7 +176,7 @@ class Keepers:
         self._since = {i: rounds[0] for i, rounds in found.items() if self._session.durable and rounds}
 
     def check(self, wrote: np.ndarray) -> None:
-        """That no site has gone back further than it should: to what a copy of its folder, or another run, has left."""
+        """Check that no site went back further than it should, e.g. to an old copy of its folder."""
         name = self._session.coordinator.links.name
         for i, since in self._since.items():
             if since < wrote[i]:
@@ -185,8 +185,8 @@ class Keepers:
                     "before the checkpoint; put back what it remembers of this run."
                 )
 
-    def _needed(self, asked: dict[str, Any]) -> dict[int, Any]:
-        found = self._session.coordinator.ask_to_save(asked)
+    def _needed(self, request: dict[str, Any]) -> dict[int, Any]:
+        found = self._session.coordinator.ask_to_save(request)
         if found is None:
             raise RuntimeError("Not all sites can be reached; a run begins, and goes on from a checkpoint, with all.")
         return found

@@ -1,4 +1,4 @@
-"""The supervisor of a FLARE job, in the submitting process: it follows the job, and submits it again if it was lost."""
+"""Supervise a FLARE job from the process that submits it: follow it, and submit it again if it was lost."""
 
 import json
 import re
@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 from rookery.base.printable import printable
 from rookery.engines.federation.transports.nvflare import OUTCOME, RESULTS, TOPIC, missing
 
-_BROKEN = ("NoConnection", "NoReply", "SessionClosed", "SessionExpired")  # FLARE's names of what may pass
-
-_LINE = 2000  # characters of a line that is told
+_TRANSIENT = ("NoConnection", "NoReply", "SessionClosed", "SessionExpired")  # FLARE's exceptions, by name
+_LINE = 2000  # characters of a reported line
 
 
 class JobFailedError(RuntimeError):
-    """A job that is not worth submitting again: a site refuses it, or it can't be run."""
+    """A job that would fail again: a site refuses it, or it can't be run."""
 
 
 class _Ended(NamedTuple):
     status: str  # FLARE's, or "silent"
     why: str
-    started: bool  # whether our part of it was ever heard
-    ours: bool  # whether the supervisor ended it
+    started: bool  # whether a heartbeat was ever heard
+    by_us: bool  # whether the supervisor ended it
 
 
 def supervise(
@@ -46,22 +45,21 @@ def supervise(
     The run then goes on from its checkpoint at the server.
 
     Arguments:
-        connect: gives a session with FLARE's server: see `session`.
+        connect: connect() -> a session with FLARE's server: see `session`.
         job: the job's folder.
-        out: where results go to.
+        out: the folder for the results.
         again: how often it may be submitted again.
-        silence: after so many seconds without a sign of life a running job counts as lost.
-        patience: a site that is connected and has left the job is waited for so many seconds before a new job is made.
-        poll: seconds from one look at the job to the next.
-        tell: told what happens.
+        silence: seconds without a heartbeat after which a running job counts as lost.
+        patience: seconds that a connected site may be out of the job before a new job is made.
+        poll: seconds between looks at the job.
+        tell: tell(text), called with what happens.
     """
-    say = tell
-    tell = lambda text: say(printable(text, _LINE))  # it has words of the server, and of sites
-    watch = _Watch(connect, silence, patience, poll, tell)
+    report = lambda text: tell(printable(text, _LINE))  # the text has words of the server, and of sites
+    watch = _Watch(connect, silence, patience, poll, report)
     try:
         for left in range(again, -1, -1):
             number = watch.submit(Path(job))
-            tell(f"Job {number} is submitted.")
+            report(f"Job {number} is submitted.")
             try:
                 ended = watch.follow(number)
             except KeyboardInterrupt:
@@ -74,28 +72,28 @@ def supervise(
             why = _hopeless(ended, outcome, folder)
             if why:
                 raise JobFailedError(printable(why, _LINE))
-            reason = (ended.ours and ended.why) or outcome.get("why") or f"FLARE has ended the job ({ended.status})."
+            reason = (ended.by_us and ended.why) or outcome.get("why") or f"FLARE has ended the job ({ended.status})."
             if not left:
                 raise JobFailedError(f"{printable(reason, _LINE)} It was submitted {again + 1} times.")
-            tell(f"{reason} The job is submitted again ({left} more times).")
+            report(f"{reason} The job is submitted again ({left} more times).")
     finally:
         watch.close()
     raise AssertionError
 
 
 def _hopeless(ended: _Ended, outcome: dict[str, Any], folder: Path | None) -> str:
-    """Why a job need not be submitted again; "" if it may be."""
+    """Return why a job is not submitted again; "" if it may be."""
     if outcome.get("ended") in ("refused", "failed"):
         return str(outcome.get("why"))
-    if ended.status == "FINISHED:ABORTED" and not ended.ours:
-        return "The job was aborted, by somebody else."
+    if ended.status == "FINISHED:ABORTED" and not ended.by_us:
+        return "The job was aborted by somebody else."
     if not (ended.started or outcome):
         return f"The job did not start ({ended.status}): {ended.why or _last_error(folder)}"
     return ""
 
 
 class _Watch:
-    """One supervisor's session with FLARE's server, opened again if it breaks."""
+    """A session with FLARE's server, opened again if it breaks."""
 
     def __init__(
         self, connect: Callable[[], Any], silence: float, patience: float, poll: float, tell: Callable[[str], None]
@@ -111,12 +109,12 @@ class _Watch:
             self._session.close()
 
     def submit(self, folder: Path) -> str:
-        """The job's number."""
-        token = uuid.uuid4().hex  # where a reply was lost, the job is not submitted twice
+        """Submit the job, and return its number."""
+        token = uuid.uuid4().hex  # so that a job whose reply was lost is not submitted twice
         return self._do(lambda s: s.submit_job(str(folder.resolve()), submit_token=token))
 
     def fetch(self, number: str, out: Path) -> Path | None:
-        """The folder of what the job left behind; None if there is nothing."""
+        """Download the job's files, and return their folder; None if there are none."""
         place = out / "jobs"
         place.mkdir(parents=True, exist_ok=True)
         try:
@@ -126,7 +124,7 @@ class _Watch:
             return None
 
     def follow(self, number: str) -> _Ended:
-        """Until it has ended, or is ended because it is lost."""
+        """Follow the job until it has ended, or end it because it is lost."""
         self._said = -1
         began = heard = 0.0  # when it was first seen running, and last heard
         started = False
@@ -159,7 +157,7 @@ class _Watch:
         except Exception as error:
             if type(error).__name__ == "AuthorizationError":
                 self._hears = False
-                self._tell("There is no heartbeat: your role has not FLARE's right app_command. The status must do.")
+                self._tell("There is no heartbeat: your role lacks FLARE's right app_command. The status must do.")
             return None
 
     def _repeat(self, beat: dict[str, Any]) -> None:
@@ -172,7 +170,7 @@ class _Watch:
             self._tell(f"Round {self._round}.")
 
     def _back(self, beat: dict[str, Any]) -> list[str]:
-        """Sites that the job has lost and that FLARE has: only a new job brings them back."""
+        """Return the sites that the job has lost and FLARE has: only a new job brings them back."""
         gone = [name for name, seconds in beat.get("gone", {}).items() if seconds > self._patience]
         if not gone:
             return []
@@ -190,14 +188,14 @@ class _Watch:
                 time.sleep(self._poll)
 
     def _do(self, what: Callable[[Any], Any]) -> Any:
-        """Do something with the session; if the server can't be reached, try for a while."""
+        """Use the session; if the server can't be reached, try for a while."""
         begin = time.monotonic()
         while True:
             try:
                 with redirect_stdout(StringIO()):
                     return what(self._session)
             except Exception as error:
-                if type(error).__name__ not in _BROKEN:
+                if type(error).__name__ not in _TRANSIENT:
                     raise JobFailedError(f"FLARE: {printable(error)}") from error
                 if time.monotonic() - begin > self._silence:
                     raise ConnectionError(f"FLARE's server can't be reached: {printable(error)}") from error
@@ -209,7 +207,7 @@ class _Watch:
 
 
 def _deployed(meta: Mapping[str, Any]) -> str:
-    """What went wrong where the job was deployed."""
+    """Return what went wrong where the job was deployed."""
     detail = [str(line) for line in meta.get("job_deploy_detail") or ()]
     return "; ".join(line for line in detail if not re.search(r":\s*OK\s*$", line))
 
@@ -220,16 +218,14 @@ def _outcome(folder: Path | None) -> dict[str, Any]:
 
 
 def _last_error(folder: Path | None) -> str:
-    told = []
-    if folder is not None and (path := folder / "workspace" / "error_log.txt").exists():
-        told = [
-            line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if " - ERROR - " in line
-        ]
-    return told[-1].rpartition(" - ")[2] if told else "FLARE gives no reason; look at the server's log."
+    path = None if folder is None else folder / "workspace" / "error_log.txt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path is not None and path.exists() else ""
+    errors = [line for line in text.splitlines() if " - ERROR - " in line]
+    return errors[-1].rpartition(" - ")[2] if errors else "FLARE gives no reason; look at the server's log."
 
 
 def _results(folder: Path | None, out: Path) -> Path:
-    """Results in the folder that was asked for; what else the jobs left behind stays in its folder `jobs`."""
+    """Copy the results to `out`; the job's other files stay in its folder `jobs`."""
     assert folder is not None
     shutil.copytree(folder / "workspace" / RESULTS, out, dirs_exist_ok=True)
     shutil.rmtree(folder / "workspace" / RESULTS)
@@ -237,11 +233,11 @@ def _results(folder: Path | None, out: Path) -> Path:
 
 
 def session(admin: str | Path) -> Any:
-    """A session with FLARE's server, by the folder of an administrator's kit."""
+    """Open a session with FLARE's server, with the folder of an administrator's kit."""
     admin = Path(admin).resolve()
     path = admin / "startup" / "fed_admin.json"
     if not path.exists():
-        raise ValueError(f"{admin} is no administrator's kit of FLARE: there is no {path}.")
+        raise ValueError(f"{admin} is not a FLARE administrator's kit: there is no {path}.")
     user = json.loads(path.read_text(encoding="utf-8"))["admin"]["username"]
     try:
         from nvflare.fuel.flare_api.flare_api import new_secure_session

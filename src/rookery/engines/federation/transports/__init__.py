@@ -1,4 +1,4 @@
-"""What carries messages between the coordinator and the sites: bytes, whole, in order, or not at all."""
+"""Transports carry messages between the coordinator and the sites: whole and in order, or not at all."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,28 +6,28 @@ from rookery.engines.federation.wire import Message
 
 
 class Event(NamedTuple):
-    """Something that happened to a site's connection."""
+    """An event on a site's connection."""
 
     site: int
-    kind: str  # "reply"; "gone", with the reason; "here", when it is connected, also again
+    kind: str  # "reply"; "here", when it connects or reconnects; "gone", with the reason as the message
     message: Message = b""
 
 
 class Transport(Protocol):
-    """The coordinator's end. Which reply belongs to which request is not its concern."""
+    """The coordinator's end. It does not know which reply belongs to which request."""
 
-    names: tuple[str, ...]  # of the sites: a site's number is its place among them
-    limit: int  # bytes that a reply may have
+    names: tuple[str, ...]  # of the sites; a site's number is its place among them
+    limit: int  # the most bytes of a reply
     rejoins: bool  # whether a site that refuses may come back with another answer
 
     def send(self, site: int, message: Message) -> None:
-        """Send a request. It does not wait, and does not raise: of a site that is not there it says "gone"."""
+        """Send a request, without waiting or raising; a "gone" event follows if the site is not there."""
 
     def receive(self, seconds: float) -> Event | None:
-        """The next event; None if there is none in that time."""
+        """Return the next event; None if there is none in that time."""
 
     def dismiss(self, site: int, why: str) -> None:
         """Tell a site why it can't take part, and end its connection."""
 
     def close(self, why: str = "") -> None:
-        """Give up all connections; `why`, if the run was not completed."""
+        """End all connections; `why` says why the run was not completed."""

@@ -43,7 +43,7 @@ OPTIONS: list[tuple[str, Any]] = [
 
 def import_grpc() -> Any:
     """Return the package grpc; ValueError, with the fix, if it is missing."""
-    # gRPC logs each handshake that fails: whoever reaches the port could fill the disk.
+    # gRPC logs each handshake that fails: anyone who reaches the port could fill the disk.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import grpc
@@ -115,16 +115,16 @@ class GrpcServer:
         listing = None if kit is None else Path(kit) / "kit.toml"
         if listing is not None and not listing.exists():  # a folder of `nvflare provision`, which has no address
             listing = None
-        own = None if kit is None else load_kit(Path(kit), address if listing is None else None, sites)
-        if own is None and not insecure:
+        loaded = None if kit is None else load_kit(Path(kit), address if listing is None else None, sites)
+        if loaded is None and not insecure:
             raise ValueError(
                 "A coordinator needs certificates: give kit=FOLDER, made by `rookery federation init`; or "
                 "insecure=True, which listens on this machine only."
             )
         self._listing, self._stamp, self._next_look = listing, (0, 0), 0.0
-        self._serials = own.certificates if own else {}  # see `accepted`
+        self._serials = loaded.certificates if loaded else {}  # see `accepted`
         self._refused, self._logged = 0, -_LOG_EVERY  # connections since the last line about them, and its time
-        self.names = tuple(sites) or (tuple(own.sites) if own else ())
+        self.names = tuple(sites) or (tuple(loaded.sites) if loaded else ())
         check_names(self.names)
         self.limit, self.rejoins = _FIRST, True
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -135,7 +135,7 @@ class GrpcServer:
         self._server = grpc.server(self._pool, options=OPTIONS)
         join = grpc.stream_stream_rpc_method_handler(self._join)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_JOIN: join}),))
-        self.address = self._bind(grpc, address or (own.address if own else ""), own)
+        self.address = self._bind(grpc, address or (loaded.address if loaded else ""), loaded)
         self._server.start()
 
     def _bind(self, grpc: Any, address: str, kit: Kit | None) -> str:

@@ -52,9 +52,47 @@ def join(
     """
     if kit is None and parse_address(address)[1] not in LOOPBACK:
         raise ValueError(f"Without certificates a site joins a coordinator on this machine only, not {address}.")
+    grpc = import_grpc()
+    settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
+
+    def attend() -> tuple[bool, str]:
+        """Answer over one connection until it ends; return whether there was one, and why it ended."""
+        if kit is None:
+            channel = grpc.insecure_channel(**settings)
+        else:
+            credentials = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
+            channel = grpc.secure_channel(**settings, credentials=credentials)
+        out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        stream = channel.stream_stream(METHOD)(iter(out.get, None), metadata=(("site", name),))
+        connected, assembly = False, Assembly(lambda: limit)
+        try:
+            stream.initial_metadata()  # returns once it is connected, or can't be
+            connected = stream.is_active()
+            if connected:
+                tell(f"Connected to {address}.")
+            for piece in stream:
+                message = assembly.add(piece)
+                if message is not None:
+                    for part in pieces(handle(message)):
+                        out.put(part)
+                    if done():
+                        out.put(None)
+            return connected, "the coordinator has ended the connection"
+        except ValueError as error:
+            return connected, f"the coordinator {error}"
+        except grpc.RpcError as error:
+            why = printable(_without_addresses(str(error.details()))).rstrip(".")
+            if error.code().name in _FINAL and not done():
+                raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
+            return connected, why
+        finally:
+            out.put(None)
+            stream.cancel()
+            channel.close()
+
     attempt, failures, last_told, ever, since = 0, 0, "", False, time.monotonic()
     while not done():
-        connected, why = _attend(handle, done, name, address, kit, tell, limit)
+        connected, why = attend()
         if done():
             return
         if connected:
@@ -71,52 +109,6 @@ def join(
             last_told = why
         time.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
         attempt += 1
-
-
-def _attend(
-    handle: Callable[[bytes], Message],
-    done: Callable[[], bool],
-    name: str,
-    address: str,
-    kit: Kit | None,
-    tell: Callable[[str], None],
-    limit: int,
-) -> tuple[bool, str]:
-    """Answer over one connection until it ends; return whether there was one, and why it ended."""
-    grpc = import_grpc()
-    settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
-    if kit is None:
-        channel = grpc.insecure_channel(**settings)
-    else:
-        credentials = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
-        channel = grpc.secure_channel(**settings, credentials=credentials)
-    out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    stream = channel.stream_stream(METHOD)(iter(out.get, None), metadata=(("site", name),))
-    connected, assembly = False, Assembly(lambda: limit)
-    try:
-        stream.initial_metadata()  # returns once it is connected, or can't be
-        connected = stream.is_active()
-        if connected:
-            tell(f"Connected to {address}.")
-        for piece in stream:
-            message = assembly.add(piece)
-            if message is not None:
-                for part in pieces(handle(message)):
-                    out.put(part)
-                if done():
-                    out.put(None)
-        return connected, "the coordinator has ended the connection"
-    except ValueError as error:
-        return connected, f"the coordinator {error}"
-    except grpc.RpcError as error:
-        why = printable(_without_addresses(str(error.details()))).rstrip(".")
-        if error.code().name in _FINAL and not done():
-            raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
-        return connected, why
-    finally:
-        out.put(None)
-        stream.cancel()
-        channel.close()
 
 
 def _without_addresses(details: str) -> str:

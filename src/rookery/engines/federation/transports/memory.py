@@ -8,16 +8,16 @@ from typing import Any
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.wire import Message
 
-ATTEMPTS = 3  # at reaching a site
+ATTEMPTS = 3  # to reach a site
 
 
 class Memory:
-    """See `Transport`.
+    """A `Transport` to sites in this process.
 
     Arguments:
-        count: of the sites.
-        ask: ask(site, request) -> reply; it raises TimeoutError or ConnectionError where there is none.
-        names: of the sites; None: "client 0" and so on.
+        count: the number of sites.
+        ask: ask(site, request) -> reply; it raises TimeoutError or ConnectionError if there is none.
+        names: the sites' names; None: "client 0" and so on.
     """
 
     def __init__(self, count: int, ask: Callable[[int, Message], Message], names: Sequence[str] | None = None) -> None:
@@ -26,7 +26,7 @@ class Memory:
         self._events: deque[Event] = deque()
 
     def send(self, site: int, message: Message) -> None:
-        """Ask, three times if need be."""
+        """Ask, up to three times."""
         for _ in range(ATTEMPTS):
             try:
                 return self._events.append(Event(site, "reply", self._ask(site, message)))
@@ -35,7 +35,7 @@ class Memory:
         self._events.append(Event(site, "gone", f"did not answer, {ATTEMPTS} times".encode()))
 
     def receive(self, seconds: float) -> Event | None:
-        """The next event."""
+        """See `Transport`."""
         if not self._events:
             if seconds > 0:
                 time.sleep(min(seconds, 0.01))
@@ -50,6 +50,6 @@ class Memory:
 
 
 def in_process(sites: Sequence[Any], transport: Any = None) -> Memory:
-    """For sites of this process; `transport(sites)` may give another ask(site, request)."""
+    """Return the transport to these sites; `transport(sites)` may give another ask(site, request)."""
     ask = (lambda i, request: sites[i].handle(request)) if transport is None else transport(sites)
     return Memory(len(sites), ask)

@@ -1,6 +1,6 @@
-"""NVIDIA FLARE as the network: a job that names classes of this package, which server and sites have installed.
+"""NVIDIA FLARE as the network: a job that names classes of this package, which the server and the sites have installed.
 
-`write_job` writes it, `supervisor` sees it through, and `Server` and `Site` are what FLARE makes in its processes.
+`write_job` writes the job, `supervisor` follows it, and FLARE makes `FlareServer` and `FlareSite` in its processes.
 """
 
 import itertools
@@ -22,27 +22,20 @@ from rookery.base.printable import failure, printable
 from rookery.engines.federation import wire
 from rookery.engines.federation.transports import Event
 
-SETTINGS = "rookery.toml"  # of the server and of each site, in its folder `local`
+SETTINGS = "rookery.toml"  # the file of the server and of each site, in its folder `local`
 RESULTS = "rookery"  # the folder of a run's results, within the job's
-OUTCOME = "outcome.json"  # how it ended, in there
+OUTCOME = "outcome.json"  # the file in it that says how the run ended
 PROBE_EVERY, PROBE_FOR = 5.0, 5.0  # seconds
-PROGRAM = "rookery.cli.flare:coordinate"  # what the server does with a job's options: a layer above this one
-RESPONDER = "rookery.cli.flare:responder"  # and how a site makes its responder from its own settings
+# Functions of a package above this one: the server's program, and how a site makes its responder from its settings.
+PROGRAM = "rookery.cli.flare:coordinate"
+RESPONDER = "rookery.cli.flare:responder"
 TOPIC = "rookery"  # of the heartbeat
-_SHORT = 65_536  # bytes that a refusal has at most
+_SHORT = 65_536  # the most bytes of a refusal
 _LOG = logging.getLogger(__name__)
 
 
-def _collab() -> Any:
-    try:
-        from nvflare.collab import collab
-    except ModuleNotFoundError as error:
-        raise missing() from error
-    return collab
-
-
 def missing() -> ModuleNotFoundError:
-    """What to say where there is no FLARE."""
+    """Return the error for a machine without FLARE."""
     return ModuleNotFoundError("NVIDIA FLARE is not installed here: pip install 'rookery[nvflare]'.")
 
 
@@ -52,62 +45,57 @@ def missing() -> ModuleNotFoundError:
 def write_job(
     folder: str | Path, config: Mapping[str, Any], sites: Sequence[str], *, name: str = "rookery", minimum: int = 0
 ) -> Path:
-    """Write a FLARE job that has no code in it.
+    """Write a FLARE job that contains no code.
 
     Arguments:
-        folder: where to; it must not exist.
-        config: the coordinator's options, values of JSON: see `Server`.
+        folder: the job's folder; it must not exist.
+        config: the coordinator's options as JSON values: see `FlareServer`.
         sites: the sites' names as FLARE knows them; a site's number in the run is its place here.
-        name: the job's.
+        name: the job's name.
         minimum: the fewest sites to start with; 0: all of them.
     """
     folder = Path(folder)
     sites = [str(site) for site in sites]
     if len(set(sites)) < len(sites) or not sites:
-        raise ValueError(f"sites={sites}: give each site's name once.")
+        raise ValueError(f"sites must name each site once; got {sites}.")
     if not 0 <= minimum <= len(sites):
-        raise ValueError(f"minimum={minimum} is not between 0 and the number of sites, {len(sites)}.")
+        raise ValueError(f"minimum must be between 0 and the number of sites, {len(sites)}; got {minimum}.")
     if folder.exists():
         raise ValueError(f"{folder} exists; name a new folder for the job.")
-    text = _packed({**config, "sites": sites})
-    meta = {
-        "name": name,
-        "min_clients": minimum or len(sites),
-        "resource_spec": {},
-        "deploy_map": {"app": ["server", *sites]},
-    }
-    own, runtime = __name__, "nvflare.collab.runtime"
-    controller = {
-        "id": "controller",
-        "path": f"{runtime}.controller.CollabController",
-        "args": {"server_obj_id": "_server"},
-    }
+    runtime = "nvflare.collab.runtime"
+    controller = {"path": f"{runtime}.controller.CollabController", "args": {"server_obj_id": "_server"}}
     executor = {"path": f"{runtime}.executor.CollabExecutor", "args": {"client_obj_id": "_client"}}
-    server = {
-        "format_version": 2,
-        "workflows": [controller],
-        "components": [{"id": "_server", "path": f"{own}.Server", "args": {"config": text}}],
+    arguments = {"config": _packed({**config, "sites": sites})}
+    files = {
+        "meta.json": {
+            "name": name,
+            "min_clients": minimum or len(sites),
+            "resource_spec": {},
+            "deploy_map": {"app": ["server", *sites]},
+        },
+        "app/config/config_fed_server.json": {
+            "format_version": 2,
+            "workflows": [{"id": "controller", **controller}],
+            "components": [{"id": "_server", "path": f"{__name__}.FlareServer", "args": arguments}],
+        },
+        "app/config/config_fed_client.json": {
+            "format_version": 2,
+            "executors": [{"tasks": ["*"], "executor": executor}],
+            "components": [{"id": "_client", "path": f"{__name__}.FlareSite", "args": {}}],
+        },
     }
-    client = {
-        "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": executor}],
-        "components": [{"id": "_client", "path": f"{own}.Site", "args": {}}],
-    }
-    place = folder / "app" / "config"
-    place.mkdir(parents=True)
-    files = {folder / "meta.json": meta}
-    files |= {place / "config_fed_server.json": server, place / "config_fed_client.json": client}
+    (folder / "app" / "config").mkdir(parents=True)
     for path, content in files.items():
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
 def _packed(config: Mapping[str, Any]) -> str:
-    """The configuration as JSON without braces: FLARE takes what stands in them for names of its variables."""
+    """Return the configuration as JSON without braces, which FLARE would take for its variables."""
     for name, value in config.items():
-        each = value if isinstance(value, list) else [value]
-        if not all(v is None or isinstance(v, bool | int | float | str) for v in each):
-            raise ValueError(f"The job's {name}={value!r} is not a number, a text or a list of them.")
+        values = value if isinstance(value, list) else [value]
+        if not all(v is None or isinstance(v, bool | int | float | str) for v in values):
+            raise ValueError(f"The job's {name} must be a number, a text or a list of these; got {value!r}.")
     text = json.dumps(list(config.items()), allow_nan=False)
     return text.replace("{", "\\u007b").replace("}", "\\u007d")
 
@@ -122,12 +110,12 @@ def _unpacked(text: str) -> dict[str, Any]:
 class Calls:
     """A `Transport` of calls to FLARE's proxies of the sites.
 
-    FLARE does not say that a site is lost: a call to it takes its whole time limit. From then on the site is gone, and
-    is probed now and then beside the run.
+    FLARE does not report that a site is lost: a call to it runs into its time limit. From then on the site counts as
+    gone, and is probed now and then.
 
     Arguments:
         names: the sites of the run.
-        proxies: those of them that are in the job: proxy(timeout=seconds).ask(message=bytes) -> bytes.
+        proxies: of the sites in the job, by name: proxy(timeout=seconds).ask(message=bytes) -> bytes.
         timeout: seconds for a call.
     """
 
@@ -135,11 +123,11 @@ class Calls:
         self.names, self.limit, self.rejoins = tuple(names), 0, False  # FLARE has a limit of its own
         self._proxies, self._timeout = dict(proxies), timeout
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._gone: dict[int, float] = {}  # since when
+        self._gone: dict[int, float] = {}  # and since when
         self._lock, self._closed, self._aborted = threading.Lock(), threading.Event(), threading.Event()
         self.replies, self.round = 0, -1
-        self.refused: dict[str, str] = {}  # why, by name
-        self._numbers, self._said = itertools.count(), deque[list[Any]](maxlen=20)  # a number and a text each
+        self.refused: dict[str, str] = {}  # the reasons, by name
+        self._numbers, self._lines = itertools.count(), deque[list[Any]](maxlen=20)  # a number and a text each
         for site, name in enumerate(self.names):
             if name in self._proxies:
                 self._events.put(Event(site, "here"))
@@ -171,24 +159,19 @@ class Calls:
         """See `Transport.close`."""
         self._closed.set()
 
-    def told(self) -> dict[str, Any]:
-        """What a supervisor is told: how far the run is, who is gone for how many seconds, and what was said."""
+    def heartbeat(self) -> dict[str, Any]:
+        """Return what a supervisor learns: the round, the sites that are gone and for how long, and the last lines."""
         now = time.monotonic()
         gone = {self.names[site]: now - since for site, since in list(self._gone.items())}
-        return {
-            "round": self.round,
-            "replies": self.replies,
-            "gone": gone,
-            "said": list(self._said),
-        }
+        return {"round": self.round, "replies": self.replies, "gone": gone, "said": list(self._lines)}
 
     def say(self, text: str) -> None:
-        """Have the supervisor told."""
+        """Log a line, and pass it to the supervisor."""
         _LOG.warning("%s", text)
-        self._said.append([next(self._numbers), text])
+        self._lines.append([next(self._numbers), text])
 
     def follow(self, links: Any) -> None:
-        """Take down how far the run is."""
+        """Note the round."""
         self.round = links.rounds
 
     def _start(self, target: Callable[..., None], *args: Any) -> None:
@@ -256,43 +239,46 @@ def _gone(site: int) -> Event:
 # What FLARE makes in its processes.
 
 
-class Own(NamedTuple):
-    """A participant's own settings, which no job can change: what is in `local/rookery.toml` of its folder."""
+class Settings(NamedTuple):
+    """A participant's settings, which no job can change: the file `local/rookery.toml` in its folder."""
 
     root: Path  # the participant's folder
-    said: dict[str, Any]
+    values: dict[str, Any]
 
     @classmethod
-    def read(cls, workspace: Any) -> "Own":
-        """Those of a FLARE workspace; the defaults where there is no file."""
+    def read(cls, workspace: Any) -> "Settings":
+        """Read the settings in a FLARE workspace; they are empty if there is no file."""
         path, root = Path(workspace.get_site_config_dir()) / SETTINGS, Path(workspace.get_root_dir())
         return cls(root, tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
 
     def folder(self, name: str, default: str) -> Path:
-        """The folder that is said under this name, or the default, which is within the participant's."""
-        return self.root / str(self.said.get(name, default))
+        """Return the folder with this name in the settings, or the default; both are relative to the participant's."""
+        return self.root / str(self.values.get(name, default))
 
-    def texts(self, name: str) -> list[str]:
-        """A list of names of files or folders; of those within the participant's, in whole."""
-        return [str(self.root / each) for each in self.said.get(name, [])]
+    def paths(self, name: str) -> list[str]:
+        """Return a list of files or folders, relative to the participant's folder."""
+        return [str(self.root / path) for path in self.values.get(name, [])]
 
 
 def __getattr__(name: str) -> Any:
-    """`Server` and `Site`, which need FLARE's decorators."""
-    if name in ("Server", "Site"):
+    """Return `FlareServer` or `FlareSite`, which need FLARE's decorators."""
+    if name in ("FlareServer", "FlareSite"):
         return _published()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @cache
 def _published() -> dict[str, type]:
-    collab = _collab()
+    try:
+        from nvflare.collab import collab
+    except ModuleNotFoundError as error:
+        raise missing() from error
 
-    class Server:
+    class FlareServer:
         """The coordinator, in the job's process at FLARE's server.
 
         Arguments:
-            config: JSON, what `write_job` was given.
+            config: the `config` of `write_job`, packed.
         """
 
         def __init__(self, config: str) -> None:
@@ -300,45 +286,46 @@ def _published() -> dict[str, type]:
 
         @collab.main
         def run(self) -> None:
-            """Solve, and write results to the job's folder."""
+            """Solve, and write the results to the job's folder."""
             config, workspace = _unpacked(self.config), collab.workspace
             calls = Calls(config["sites"], {proxy.name: proxy for proxy in collab.clients}, config["deadline"])
             context = collab.fl_ctx
-            context.get_engine().register_app_command(TOPIC, lambda topic, data, context: calls.told())
-            serve(config, calls, Path(workspace.get_run_dir(context.get_job_id())) / RESULTS, Own.read(workspace))
+            context.get_engine().register_app_command(TOPIC, lambda topic, data, context: calls.heartbeat())
+            out = Path(workspace.get_run_dir(context.get_job_id())) / RESULTS
+            serve(config, calls, out, Settings.read(workspace))
 
-    class Site:
+    class FlareSite:
         """A site, in the job's process at the site."""
 
         def __init__(self) -> None:
-            self._door: Door | None = None
+            self._gate: Gate | None = None
 
         @collab.init
         def open(self) -> None:
-            """Make the responder from the site's own settings."""
-            self._door = Door.open(collab.workspace, collab.site_name)
+            """Make the responder from the site's settings."""
+            self._gate = Gate.open(collab.workspace, collab.site_name)
 
         @collab.publish
         def ask(self, message: bytes) -> bytes:
-            """The one thing that can be called."""
-            assert self._door is not None
-            return self._door.ask(message, collab.caller)
+            """Answer a request. Nothing else can be called."""
+            assert self._gate is not None
+            return self._gate.ask(message, collab.caller)
 
         @collab.final
         def close(self) -> None:
-            """Finish what is being written."""
-            if self._door is not None:
-                self._door.close()
+            """Finish writing."""
+            if self._gate is not None:
+                self._gate.close()
 
-    return {"Server": Server, "Site": Site}
+    return {"FlareServer": FlareServer, "FlareSite": FlareSite}
 
 
-def serve(config: dict[str, Any], calls: Calls, out: Path, own: Own) -> None:
+def serve(config: dict[str, Any], calls: Calls, out: Path, settings: Settings) -> None:
     """Run the coordinator, and write down how it ended."""
     out.mkdir()
-    note(out, "lost", "The job's process was lost.")  # unless it comes to say something else
+    note(out, "lost", "The job's process was lost.")  # stays if the process is killed
     try:
-        pkgutil.resolve_name(PROGRAM)(config, calls, out, own)
+        pkgutil.resolve_name(PROGRAM)(config, calls, out, settings)
         note(out, "done")
     except ConnectionAbortedError:
         note(out, "lost", "FLARE ended the job: a site's process was lost, or somebody aborted it.")
@@ -347,42 +334,42 @@ def serve(config: dict[str, Any], calls: Calls, out: Path, own: Own) -> None:
         text = str(error) or type(error).__name__
         if calls.refused:
             text = "; ".join(f"{name} refuses: {why}" for name, why in calls.refused.items())
-        note(out, "refused" if calls.refused else "lost" if calls.told()["gone"] else "failed", text)
+        note(out, "refused" if calls.refused else "lost" if calls.heartbeat()["gone"] else "failed", text)
     finally:
         calls.close()
 
 
 def note(out: Path, ended: str, why: str = "") -> None:
-    """Write down how the run has ended: "done", "refused", "failed" or "lost"."""
+    """Write down how the run ended: "done", "refused", "failed" or "lost"."""
     text = json.dumps({"ended": ended, "why": why})
     new = out / f"{OUTCOME}.new"
     new.write_text(text, encoding="utf-8")
     new.replace(out / OUTCOME)  # the process may be killed at any time
 
 
-class Door:
-    """What stands between FLARE's calls and a site's responder: the server alone may ask, and no exception gets out.
+class Gate:
+    """Passes FLARE's calls to a site's responder: only the server may ask, and no exception gets out.
 
-    FLARE sends the text of an exception and its traceback to the caller, and loses the reply to a call that ends in one
-    before the first call: so what goes wrong is answered, and its text stays in the site's log.
+    FLARE sends the text and the traceback of an exception to the caller, and loses the reply if one is raised before
+    the first call. So the site answers with a refusal, and the text stays in its log.
     """
 
     def __init__(self, responder: Any, refusal: str = "") -> None:
         self._responder, self._refusal, self._lock = responder, refusal, threading.Lock()
 
     @classmethod
-    def open(cls, workspace: Any, name: str) -> "Door":
-        """For the responder that the site's own settings ask for."""
+    def open(cls, workspace: Any, name: str) -> "Gate":
+        """Return the gate to the responder that the site's settings describe."""
         try:
-            return cls(pkgutil.resolve_name(RESPONDER)(Own.read(workspace), name))
+            return cls(pkgutil.resolve_name(RESPONDER)(Settings.read(workspace), name))
         except (Exception, SystemExit):
             _LOG.exception("%s can't be used; the job is refused", SETTINGS)
             return cls(None, f"its {SETTINGS}, or what that names, can't be used; its log says why.")
 
     def ask(self, message: bytes, caller: str) -> bytes:
-        """The responder's reply; a probe, which is empty, is answered at once."""
+        """Return the responder's reply; a probe, which is empty, gets an empty reply."""
         if caller != "server":
-            return _refused(message, "the server alone may ask.")
+            return _refused(message, "only the server may ask.")
         if not message:
             return b""
         if self._responder is None:
@@ -395,7 +382,7 @@ class Door:
             return _refused(message, "a request failed there; its log says why.")
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish writing."""
         if hasattr(self._responder, "close"):
             self._responder.close()
 
