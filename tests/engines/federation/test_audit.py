@@ -131,7 +131,7 @@ def test_a_log_without_its_second_file_goes_on(tmp_path: Path, content: str | No
     head.unlink()
     if content is not None:
         head.write_text(content)
-    assert "lines that were cut off at the end would not be noticed" in " ".join(
+    assert "lines cut off at the end would not be noticed" in " ".join(
         CliRunner().invoke(cli.app, ["audit", str(tmp_path)]).output.split()
     )
     Audit(path).close()
