@@ -11,7 +11,7 @@ from rookery.experiments.fednest import fig2, fig6
 from rookery.experiments.fednest.representation import FAMILY, add_with_both
 from rookery.experiments.machinery import one_run
 from rookery.experiments.machinery.claims import Claims
-from rookery.experiments.machinery.curves import SPLITS
+from rookery.experiments.machinery.numbers import SPLITS
 from rookery.experiments.machinery.running import run_experiment
 
 NAMES = [name for name, experiment in EXPERIMENTS.items() if experiment.family == FAMILY]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from rookery.experiments import EXPERIMENTS, reproduce
-from rookery.experiments.machinery.curves import fitted_power
+from rookery.experiments.machinery.numbers import fitted_power
 from rookery.experiments.weighted import covtype, nodes, rates, tables45, theory
 from rookery.tasks.weighted_nodes import KINDS
 

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.experiments.asfbo.representation import DIFFERENCES, FAMILY, READING, SETUP, algorithm, representation
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import averages, listed, mean, means, select
+from rookery.experiments.machinery.curves import averages, select
 from rookery.experiments.machinery.drawing import legend, spread
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import listed, mean, means
 from rookery.experiments.papers import ASFBO_PAPER
 
 DIRECTIONS, AGGREGATIONS, SERVERS = ("gradient", "momentum", "storm"), ("sum", "reweighted"), ("fixed", "adaptive")

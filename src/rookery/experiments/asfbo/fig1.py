@@ -8,38 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.asfbo.representation import (
-    BASE,
-    DIFFERENCES,
-    FACTORS,
-    FAMILY,
-    METHODS,
-    NESTED,
-    OURS,
-    READING,
-    ROUNDS,
-    SEARCH_SEEDS,
-    SETUP,
-    algorithm,
-    chosen_words,
-    representation,
-    scale_grid,
-)
+from rookery.experiments.asfbo import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import (
-    SPLITS,
-    Figures,
-    averages,
-    curves,
-    ends,
-    ends_by,
-    mean,
-    means,
-    reached,
-    select,
-)
+from rookery.experiments.machinery.curves import averages, curves, ends, ends_by, reached, select
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
 from rookery.experiments.papers import ASFBO_PAPER
 
 # What the paper leaves open: the server steps of SimFBO and ShroFBO, as a multiple of the paper's γ, and the rate of
@@ -66,12 +40,14 @@ AS_FEDNEST = "LFedNest, FedNest's rate"
 
 def fig1_run(quick: bool, method: str, split: str, steps: str, scale: float = 1.0, **changes: Any) -> Config:
     """One method with steps from one source; `scale` as in `algorithm`."""
-    seeds = SEEDS if split != "i.i.d." or steps == BY_PUBLICATION else CLOSE_SEEDS if method in OURS else IID_SEEDS
-    config = representation(
+    seeds = (
+        SEEDS if split != "i.i.d." or steps == BY_PUBLICATION else CLOSE_SEEDS if method in shared.OURS else IID_SEEDS
+    )
+    config = shared.representation(
         quick,
         method,
         split,
-        algorithm(method, quick, scale),
+        shared.algorithm(method, quick, scale),
         labels={"method": method, "split": split, "steps": steps},
         every=5 if quick else 2,
         seeds=seeds[:1] if quick else seeds,
@@ -83,8 +59,8 @@ def fig1_runs(quick: bool) -> list[Config]:
     """Six methods on two splits; LFedNest, non-i.i.d., at the rate that suits FedNest there; and the baselines with
     published steps."""
     configs = [
-        fig1_run(quick, method, split, GIVEN if method in OURS else BY_SEARCH, CHOSEN.get((method, split), 1.0))
-        for method in METHODS
+        fig1_run(quick, method, split, GIVEN if method in shared.OURS else BY_SEARCH, CHOSEN.get((method, split), 1.0))
+        for method in shared.METHODS
         for split in SPLITS
     ]
     split = "non-i.i.d."
@@ -104,13 +80,13 @@ def with_steps(results: pd.DataFrame, steps: str) -> pd.DataFrame:
 
 def fig1_tried(quick: bool, method: str, split: str, scale: float) -> Config:
     """One value of a baseline's free step, on seeds that are not reported."""
-    return representation(
+    return shared.representation(
         quick,
         method,
         split,
-        algorithm(method, quick, scale),
-        name=f"search: {method}, {split}, {'γ times' if method in BASE else 'rate'} {scale:g}",
-        seeds=SEARCH_SEEDS[-1:] if quick else SEARCH_SEEDS,
+        shared.algorithm(method, quick, scale),
+        name=f"search: {method}, {split}, {'γ times' if method in shared.BASE else 'rate'} {scale:g}",
+        seeds=shared.SEARCH_SEEDS[-1:] if quick else shared.SEARCH_SEEDS,
         rounds=10 if quick else 300,
         every=10 if quick else 100,
     )
@@ -120,13 +96,13 @@ def fig1_search(quick: bool) -> list[Config]:
     """The baselines' free steps."""
     return [
         fig1_tried(quick, method, split, scale)
-        for method in (*BASE, *NESTED)
-        for scale in ((FACTORS if method in BASE else RATES)[: 1 if quick else None])
+        for method in (*shared.BASE, *shared.NESTED)
+        for scale in ((shared.FACTORS if method in shared.BASE else RATES)[: 1 if quick else None])
         for split in SPLITS
     ]
 
 
-FIG1_GRID = scale_grid(("method", "split"), "accuracy", fig1_tried)
+FIG1_GRID = shared.scale_grid(("method", "split"), "accuracy", fig1_tried)
 
 PANELS = {"train_loss": "training loss", "train_accuracy": "training accuracy", "accuracy": "test accuracy"}
 SHOWN = (("train_loss", "round"), ("train_accuracy", "round"), ("accuracy", "round"), ("accuracy", "exchanges"))
@@ -140,7 +116,7 @@ def fig1_picture(results: pd.DataFrame, steps: str = BY_SEARCH) -> Figure:
         own = select(results, split=split)
         for ax, (metric, across) in zip(axes[row], SHOWN, strict=True):
             shown = own[(own["round"] > 0) & ((own["round"] % 10 == 0) | ((across != "round") & (own["round"] < 20)))]
-            draw(ax, shown, across, metric, by_method(METHODS), markevery=6)
+            draw(ax, shown, across, metric, by_method(shared.METHODS), markevery=6)
             ax.set_ylim(*((0, 0.8) if "loss" in metric else (0.8, 0.99)))
             if across == "exchanges":
                 ax.set_xscale("log")
@@ -165,7 +141,7 @@ def fig1_thinned(results: pd.DataFrame) -> pd.DataFrame:
     digits = {"accuracy": 4, "train_accuracy": 4, "train_loss": 4}
     results = results.round(digits)
     rounds = results["round"]
-    kept = results["method"].isin(OURS) | (rounds <= 20) | (rounds % 20 == 0) | (rounds > 0.9 * rounds.max())
+    kept = results["method"].isin(shared.OURS) | (rounds <= 20) | (rounds % 20 == 0) | (rounds > 0.9 * rounds.max())
     for run, own in results.groupby("run"):
         averages = [pd.concat(curves(own, metric), axis=1).mean(axis=1) for metric in ("train_accuracy", "accuracy")]
         reaching = [reached(average, level) for average in averages for level in LEVELS]
@@ -175,7 +151,7 @@ def fig1_thinned(results: pd.DataFrame) -> pd.DataFrame:
 
 def all_converge(results: pd.DataFrame) -> Finding:
     """I.i.d., all six end at CONVERGED or above."""
-    own = {m: mean(end) for m, end in ends_by(results, "method", METHODS, split="i.i.d.").items()}
+    own = {m: mean(end) for m, end in ends_by(results, "method", shared.METHODS, split="i.i.d.").items()}
     return Finding(min(own.values()) >= CONVERGED, {f"end, {m}": end for m, end in own.items()})
 
 
@@ -186,17 +162,20 @@ def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
     later: list[str] = []
     first: list[str] = []
     for metric in ("train_accuracy", "accuracy"):
-        runs = {m: curves(results, metric, across, method=m, split=split) for m in METHODS}
+        runs = {m: curves(results, metric, across, method=m, split=split) for m in shared.METHODS}
         averages = {m: pd.concat(own, axis=1).mean(axis=1) for m, own in runs.items()}
         for level in LEVELS:
             counts = {m: reached(own, level) for m, own in averages.items()}
-            slowest, best = max(counts[m] for m in OURS), min(counts[m] for m in METHODS if m not in OURS)
+            slowest, best = (
+                max(counts[m] for m in shared.OURS),
+                min(counts[m] for m in shared.METHODS if m not in shared.OURS),
+            )
             if np.isfinite(min(counts.values())):
                 ahead = slowest <= TOLERANCE * best
                 (first if ahead else later).append(f"{level:.0%} ({'training' if 'train' in metric else 'test'})")
             if metric == "accuracy":
                 units = "rounds" if across == "round" else across
-                figures[f"{units} to {level:.0%} test accuracy, {', '.join(METHODS)}"] = [*counts.values()]
+                figures[f"{units} to {level:.0%} test accuracy, {', '.join(shared.METHODS)}"] = [*counts.values()]
     note = f"A baseline is earlier at {', '.join(later)}; both are first at {', '.join(first) or 'none'}."
     return Finding(not later, figures, note if later else "")
 
@@ -204,8 +183,8 @@ def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
 def _accelerated(results: pd.DataFrame, split: str) -> Finding:
     """LA-ASFBO's test accuracy is higher than ASFBO's on average over the rounds by more than the margin, and
     no lower at the end, up to as much."""
-    over = {m: averages(results, method=m, split=split) for m in OURS}
-    end = ends_by(results, "method", OURS, split=split)
+    over = {m: averages(results, method=m, split=split) for m in shared.OURS}
+    end = ends_by(results, "method", shared.OURS, split=split)
     whole, last = (lead(own["LA-ASFBO"], own["ASFBO"]) for own in (over, end))
     figures = {
         "mean over the rounds, ASFBO, LA-ASFBO": means(over),
@@ -222,9 +201,9 @@ def _highest(results: pd.DataFrame, split: str) -> Finding:
     figures: Figures = {}
     parts = []
     for metric in ("train_accuracy", "accuracy"):
-        own = ends_by(results, "method", METHODS, metric, split=split)
-        figures[f"end of {PANELS[metric]}, {', '.join(METHODS)}"] = means(own)
-        leads = [lead(own[m], own[b]) for m in OURS for b in METHODS if b not in OURS]
+        own = ends_by(results, "method", shared.METHODS, metric, split=split)
+        figures[f"end of {PANELS[metric]}, {', '.join(shared.METHODS)}"] = means(own)
+        leads = [lead(own[m], own[b]) for m in shared.OURS for b in shared.METHODS if b not in shared.OURS]
         least = min(leads, key=lambda pair: pair.mean - pair.error)
         figures[f"least lead in {PANELS[metric]}, and the margin"] = least
         parts += [pair.holds for pair in leads]
@@ -316,29 +295,32 @@ fig1 = Experiment(
     title="hyper-representation on MNIST, six methods",
     paper=f"{ASFBO_PAPER}, Fig. 1, Sec. 6 and App. D.",
     setup=(
-        f"{SETUP}{ROUNDS} rounds, evaluated every 2; i.i.d., where the methods are closer, {len(IID_SEEDS)} seeds, of "
-        f"ASFBO and LA-ASFBO {len(CLOSE_SEEDS)}. {READING} A method has converged if it ends at {CONVERGED:.0%}. "
-        "Chosen by the search, the factor of γ for SimFBO and ShroFBO, the rate for FedNest and LFedNest: "
-        f"{chosen_words(CHOSEN)}. Beside them, a second variant with published steps and {len(SEEDS)} seeds: γ times 1 "
-        "for SimFBO and ShroFBO, which is the paper's own γ, and the rate .01 of the FedNest authors for FedNest and "
-        "LFedNest; there is no search in it. A round of FedNest has 10 exchanges, of LFedNest 2, of the others 1; a "
-        f"round of LA-ASFBO has 1.9 times the evaluations of one of ASFBO. {KEPT}"
+        f"{shared.SETUP}{shared.ROUNDS} rounds, evaluated every 2; i.i.d., where the methods are closer, "
+        f"{len(IID_SEEDS)} seeds, of ASFBO and LA-ASFBO {len(CLOSE_SEEDS)}. {shared.READING} A method has converged if "
+        f"it ends at {CONVERGED:.0%}. Chosen by the search, the factor of γ for SimFBO and ShroFBO, the rate for "
+        f"FedNest and LFedNest: {shared.chosen_words(CHOSEN)}. Beside them, a second variant with published steps and "
+        f"{len(SEEDS)} seeds: γ times 1 for SimFBO and ShroFBO, which is the paper's own γ, and the rate .01 of the "
+        "FedNest authors for FedNest and LFedNest; there is no search in it. A round of FedNest has 10 exchanges, of "
+        f"LFedNest 2, of the others 1; a round of LA-ASFBO has 1.9 times the evaluations of one of ASFBO. {KEPT}"
     ),
     runs=fig1_runs,
     picture=fig1_picture,
     claims=tuple(claim),
     differences=(
-        *DIFFERENCES,
+        *shared.DIFFERENCES,
         "I.i.d., five seeds and then 13 did not tell ASFBO and LA-ASFBO apart; 12 more of both were fixed after that. "
         "Alone these give LA-ASFBO a lead of .0006 ± .0005 (the margin) over the rounds.",
     ),
-    family=FAMILY,
+    family=shared.FAMILY,
     search=fig1_search,
     grid=FIG1_GRID,
     more={"the baselines with published steps": partial(fig1_picture, steps=BY_PUBLICATION)},
     thinned=fig1_thinned,
     headlines=lambda results: [
-        *(Headline(f"{m}, non-i.i.d.", "", ends(results, method=m, split="non-i.i.d.", steps=GIVEN)) for m in OURS),
+        *(
+            Headline(f"{m}, non-i.i.d.", "", ends(results, method=m, split="non-i.i.d.", steps=GIVEN))
+            for m in shared.OURS
+        ),
         *(
             Headline(f"{m}, non-i.i.d., {steps} steps", "", ends(results, method=m, split="non-i.i.d.", steps=steps))
             for steps in (BY_SEARCH, BY_PUBLICATION)

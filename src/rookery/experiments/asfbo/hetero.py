@@ -9,28 +9,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.asfbo.representation import (
-    BASE,
-    DIFFERENCES,
-    FACTORS,
-    FAMILY,
-    READING,
-    SEARCH_SEEDS,
-    SETUP,
-    SINGLE_LOOP,
-    algorithm,
-    chosen_words,
-    representation,
-    scale_grid,
-)
+from rookery.experiments.asfbo import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
-from rookery.experiments.machinery.curves import Figures, ends_by, last, means, select
+from rookery.experiments.machinery.curves import ends_by, last, select
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import Figures, means
 from rookery.experiments.papers import ASFBO_PAPER
 from rookery.tasks import hyperrep
-from rookery.tasks.hyperrep import test_metrics
-from rookery.tasks.images import digit_images, mnist_images
+from rookery.tasks.hyperrep import digit_images, mnist_images, test_metrics
 from rookery.tasks.task import Task
 
 UNEQUAL = (1, 2, 3, 5, 7, 9, 12, 15, 20, 26)  # τ_i; the labels are sorted over the clients, so they belong to classes
@@ -70,7 +57,9 @@ def held_out(seed: int, data: str, first: tuple[int, int], data_dir: Any = None,
 def unequal(quick: bool, method: str, work: str, scale: float, **changes: Any) -> Config:
     """One of the single-loop methods on 2000 images over ten clients, all of which take part."""
     steps: Any = np.array(UNEQUAL) if work == "fixed" else (5, 15)
-    config = representation(quick, method, "non-i.i.d.", algorithm(method, quick, scale, local_steps=steps))
+    config = shared.representation(
+        quick, method, "non-i.i.d.", shared.algorithm(method, quick, scale, local_steps=steps)
+    )
     small = {"data": "digits", "width": 32, "first": (1000, 200)} if quick else {"data": "mnist", "first": (2000, 1000)}
     return config.but(
         name=f"{method}, {WORK[work]}",
@@ -86,29 +75,32 @@ def unequal(quick: bool, method: str, work: str, scale: float, **changes: Any) -
 
 def hetero_runs(quick: bool) -> list[Config]:
     """Four methods, two kinds of local work."""
-    methods = list(SINGLE_LOOP)[::2] if quick else SINGLE_LOOP
+    methods = list(shared.SINGLE_LOOP)[::2] if quick else shared.SINGLE_LOOP
     return [unequal(quick, m, work, HETERO_CHOSEN.get((m, work), 1.0)) for m in methods for work in WORK]
 
 
 def hetero_tried(quick: bool, method: str, work: str, scale: float) -> Config:
     """One factor of the server steps, on seeds that are not reported."""
-    name, seeds = f"search: {method}, {WORK[work]}, γ times {scale:g}", SEARCH_SEEDS[-1:] if quick else SEARCH_SEEDS
+    name, seeds = (
+        f"search: {method}, {WORK[work]}, γ times {scale:g}",
+        shared.SEARCH_SEEDS[-1:] if quick else shared.SEARCH_SEEDS,
+    )
     return unequal(quick, method, work, scale, name=name, seeds=seeds)
 
 
 def hetero_search(quick: bool) -> list[Config]:
     """The server steps of SimFBO and ShroFBO."""
-    scales = FACTORS[3:4] if quick else FACTORS
-    return [hetero_tried(quick, m, work, scale) for m in BASE for work in WORK for scale in scales]
+    scales = shared.FACTORS[3:4] if quick else shared.FACTORS
+    return [hetero_tried(quick, m, work, scale) for m in shared.BASE for work in WORK for scale in scales]
 
 
-HETERO_GRID = scale_grid(("method", "work"), "chosen_validation", hetero_tried)
+HETERO_GRID = shared.scale_grid(("method", "work"), "chosen_validation", hetero_tried)
 
 
 def hetero_picture(results: pd.DataFrame) -> Figure:
     """Test accuracy against rounds, for each kind of local work, of the runs that last; that of the chosen models."""
     fig, axes = report.figure(1, 3, width=15.0, height=4.4)
-    methods = [m for m in SINGLE_LOOP if m in set(results["method"])]
+    methods = [m for m in shared.SINGLE_LOOP if m in set(results["method"])]
     for ax, (work, words) in zip(axes[0], WORK.items(), strict=False):
         runs = select(results, work=work)
         lasts = runs.groupby(["run", "seed"])["accuracy"].transform("last") >= DIVERGED
@@ -136,7 +128,7 @@ def hetero_picture(results: pd.DataFrame) -> Figure:
 
 def _by_seed(results: pd.DataFrame, work: str, metric: str = "chosen_accuracy") -> dict[str, np.ndarray]:
     """By method: the test accuracy of the model with the highest validation accuracy, or another last value."""
-    methods = [m for m in SINGLE_LOOP if m in set(results["method"])]
+    methods = [m for m in shared.SINGLE_LOOP if m in set(results["method"])]
     return {m: last(results, metric, method=m, work=work) for m in methods}
 
 
@@ -190,24 +182,25 @@ hetero = Experiment(
     title="hyper-representation with unequal local work",
     paper=f"{ASFBO_PAPER}, Sec. 6.1 (which names the data; no figure shows the runs).",
     setup=(
-        f"{SETUP}Here: the first 2000 training images and the first 1000 test images; ten clients with two label "
-        f"shards each, all taking part in every round; τ_i drawn from 5..15, or fixed at {UNEQUAL} for the ten "
+        f"{shared.SETUP}Here: the first 2000 training images and the first 1000 test images; ten clients with two "
+        f"label shards each, all taking part in every round; τ_i drawn from 5..15, or fixed at {UNEQUAL} for the ten "
         f"clients; 300 rounds, evaluated every 5. The model is chosen by its accuracy on the {HELD_OUT} training "
         "images after these, which no client has. The factor of γ, chosen by the search in the same way: "
-        f"{chosen_words(HETERO_CHOSEN)}. {READING} The curves are of the runs that end at {DIVERGED:g} or more."
+        f"{shared.chosen_words(HETERO_CHOSEN)}. {shared.READING} The curves are of the runs that end at {DIVERGED:g} "
+        "or more."
     ),
     runs=hetero_runs,
     picture=hetero_picture,
     claims=tuple(claim),
     differences=(
-        *DIFFERENCES[:1],
+        *shared.DIFFERENCES[:1],
         "The paper names only the images of this experiment. Clients, participation, τ_i, rounds, the choice of the "
         f"model and the {len(HETERO_SEEDS)} seeds (fixed before the last ten were run) are ours; all methods overfit, "
         "so that the last model says little.",
         "The server steps of SimFBO and ShroFBO were searched on seeds that are not reported, by the accuracy of the "
         "chosen model on the images it is chosen by (`search.csv`).",
     ),
-    family=FAMILY,
+    family=shared.FAMILY,
     search=hetero_search,
     grid=HETERO_GRID,
     headlines=lambda results: [

@@ -12,9 +12,10 @@ from rookery import report
 from rookery.algorithms import ASFBO
 from rookery.experiments.asfbo.representation import OURS, SERVER, SINGLE_LOOP
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, last, listed, mean, power, reached, select, values
+from rookery.experiments.machinery.curves import last, reached, select, values
 from rookery.experiments.machinery.drawing import ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, listed, mean, power
 from rookery.experiments.papers import ASFBO_PAPER
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution

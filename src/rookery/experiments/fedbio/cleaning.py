@@ -11,10 +11,11 @@ from rookery import report
 from rookery.algorithms import FedAvg, FedBiO, FedBiOAcc, FedNest
 from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET, chosen_words
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, ends, ends_by, listed, means, select, values
+from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, listed, means
 from rookery.experiments.papers import FEDBIO_PAPER
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning

@@ -10,10 +10,11 @@ from rookery import report
 from rookery.algorithms import AFL, DRFA, FedAvg, FedBiO, FedBiOAcc, QFedAvg
 from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET, chosen_words
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, ends, ends_by, mean, means, select
+from rookery.experiments.machinery.curves import ends, ends_by, select
 from rookery.experiments.machinery.drawing import below, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, mean, means
 from rookery.experiments.papers import FEDBIO_PAPER
 from rookery.language.fed import Algorithm
 from rookery.tasks.group_weights import group_weights

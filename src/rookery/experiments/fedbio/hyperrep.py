@@ -10,10 +10,11 @@ from rookery import report
 from rookery.algorithms import FedBiOAccLocal, FedBiOLocal
 from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET, chosen_words
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, curves, ends, mean, reached
+from rookery.experiments.machinery.curves import curves, ends, reached
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, mean
 from rookery.experiments.papers import FEDBIO_PAPER
 from rookery.tasks.few_shot import few_shot
 

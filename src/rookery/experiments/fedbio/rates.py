@@ -1,7 +1,7 @@
 """The communication complexity of FedBiO's theory, on stochastic quadratics with known hypergradient."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,20 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.fedbio.quadratics import (
-    ACC_LOCAL,
-    COSTS,
-    EPSILONS,
-    FEDERATIONS,
-    LOCAL,
-    SAMPLES,
-    acc_local,
-    runs,
-)
+from rookery.experiments.fedbio import quadratics
 from rookery.experiments.machinery.claims import Claims, Finding, margin, together
-from rookery.experiments.machinery.curves import Figures, fitted_power, listed, mean, power, select, values
+from rookery.experiments.machinery.curves import select, values
 from rookery.experiments.machinery.drawing import ticks
 from rookery.experiments.machinery.experiment import Experiment
+from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean, power
 from rookery.experiments.papers import FEDBIO_PAPER
 
 SLOPES = {  # the theory's against ε
@@ -56,10 +48,12 @@ def thinned(results: pd.DataFrame) -> pd.DataFrame:
     kept = whole["round"] == whole.groupby("run")["round"].transform("max")
     for run, own in select(whole, study="rate").groupby("run", sort=False):
         name, epsilon, table = own["method"].iloc[0], own["epsilon"].iloc[0], _table(own)
-        rounds = [near for e in ([epsilon] if epsilon else EPSILONS[name]) for near in _around(table, e).index]
+        rounds = [
+            near for e in ([epsilon] if epsilon else quadratics.EPSILONS[name]) for near in _around(table, e).index
+        ]
         kept |= (whole["run"] == run) & whole["round"].isin(rounds)
     labels = ["run", "study", "method", "clients", "epsilon", "step", "seed", "round"]
-    return whole.loc[kept, [*labels, *COSTS, "so_far", "floor"]]
+    return whole.loc[kept, [*labels, *quadratics.COSTS, "so_far", "floor"]]
 
 
 class Least(NamedTuple):
@@ -74,7 +68,7 @@ class Least(NamedTuple):
 
 def _table(own: pd.DataFrame) -> pd.DataFrame:
     """Of one run: the mean so far and the costs by round, averaged over the seeds."""
-    own = own[["round", "so_far", *COSTS]].replace(np.nan, np.inf)
+    own = own[["round", "so_far", *quadratics.COSTS]].replace(np.nan, np.inf)
     return own[own["round"] > 0].groupby("round").mean()
 
 
@@ -84,21 +78,25 @@ def _around(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
     return table.iloc[max(below[0] - 1, 0) : below[0] + 1] if len(below) else table.iloc[:0]
 
 
-def _reached(own: pd.DataFrame, epsilon: float) -> tuple[float, float]:
+def _reached(table: pd.DataFrame, epsilon: float) -> list[float]:
     """Communications, and samples of a client, until the mean so far is ε, of one run."""
-    near = _around(_table(own), epsilon).iloc[::-1]
+    near = _around(table, epsilon).iloc[::-1]
     if not len(near):
-        return np.inf, np.inf
-    at = [np.exp(np.interp(math.log(epsilon), np.log(near["so_far"]), np.log(near[cost]))) for cost in COSTS]
-    return float(at[0]), float(at[1])
+        return [np.inf, np.inf]
+    at = lambda cost: np.exp(np.interp(math.log(epsilon), np.log(near["so_far"]), np.log(near[cost])))
+    return [float(at(cost)) for cost in quadratics.COSTS]
 
 
-def _least(results: pd.DataFrame, epsilon: float) -> Least:
-    runs = [own for _, own in results.groupby("step")]
-    costs = [_reached(own, epsilon) for own in runs]
-    best = int(np.argmin([cost[0] for cost in costs]))
-    inside = 0 < best < len(runs) - 1
-    return Least(*costs[best], float(runs[best]["step"].iloc[0]), _floor(runs[best]), inside)
+def _least(results: pd.DataFrame, epsilons: Iterable[float]) -> dict[float, Least]:
+    """The least costs by ε."""
+    runs = [(float(own["step"].iloc[0]), _table(own), _floor(own)) for _, own in results.groupby("step")]
+    least = {}
+    for epsilon in epsilons if runs else ():
+        costs = [_reached(table, epsilon) for _, table, _ in runs]
+        best = int(np.argmin([exchanges for exchanges, _ in costs]))
+        (exchanges, samples), (step, _, floor) = costs[best], runs[best]
+        least[epsilon] = Least(exchanges, samples, step, floor, 0 < best < len(runs) - 1)
+    return least
 
 
 class Costs(NamedTuple):
@@ -108,7 +106,7 @@ class Costs(NamedTuple):
     each: list[Least]
 
     def of(self, cost: str) -> np.ndarray:
-        """One of the COSTS."""
+        """A field of each."""
         return np.array([getattr(one, cost) for one in self.each])
 
     @property
@@ -132,8 +130,11 @@ def _costs(results: pd.DataFrame, name: str) -> dict[int, Costs]:
     there = select(results, study="rate", method=name)
     for clients in values(there, "clients"):
         own = select(there, clients=clients)
-        runs = {e: own if name == "FedNest" else select(own, epsilon=e) for e in EPSILONS[name]}
-        each = {epsilon: _least(those, epsilon) for epsilon, those in runs.items() if len(those)}
+        epsilons = quadratics.EPSILONS[name]
+        if name == "FedNest":  # a run serves all ε
+            each = _least(own, epsilons)
+        else:
+            each = {e: one for e in epsilons for one in _least(select(own, epsilon=e), [e]).values()}
         good = {epsilon: one for epsilon, one in each.items() if one.inside and np.isfinite(one.exchanges)}
         found[int(clients)] = Costs([*good], [*good.values()])
     return found
@@ -156,13 +157,13 @@ def picture(results: pd.DataFrame) -> Figure:
     for name, bound in SLOPES["exchanges"].items():
         for clients, costs in _costs(results, name).items():
             epsilons, counts = np.array(costs.epsilons), costs.of("exchanges")
-            look = {**report.style(name), "linestyle": "-" if clients == FEDERATIONS[0] else "--"}
+            look = {**report.style(name), "linestyle": "-" if clients == quadratics.FEDERATIONS[0] else "--"}
             left.loglog(epsilons, counts, **look, label=f"{name}, M = {clients}")
-            if clients == FEDERATIONS[0] and len(counts):
+            if clients == quadratics.FEDERATIONS[0] and len(counts):
                 guide = counts[0] * (epsilons / epsilons[0]) ** bound
                 left.loglog(epsilons, guide, color=look["color"], linestyle=":", linewidth=1.2)
     left.invert_xaxis()
-    ticks(left, sorted({epsilon for own in EPSILONS.values() for epsilon in own}))
+    ticks(left, sorted({epsilon for own in quadratics.EPSILONS.values() for epsilon in own}))
     title = r"Until the mean $\|\nabla\Phi\|^2$ is ε"
     report.label(left, r"$\epsilon$, relative to the start", "communications", title)
     report.legend(left)
@@ -175,10 +176,10 @@ def picture(results: pd.DataFrame) -> Figure:
     ticks(middle, values(results, "clients", study="noise"))
     report.label(middle, "clients M", r"floor of $\|\nabla\Phi\|^2$", "Noise: more clients")
     report.legend(middle)
-    for local, line in ((1, "--"), (LOCAL, "-")):
+    for local, line in ((1, "--"), (quadratics.LOCAL, "-")):
         steps, floors = _floors(results, f"exact, I = {local}", "step")
         right.loglog(steps, np.maximum(floors, 1e-32), f"o{line}", color=report.PURPLE, label=f"I = {local}")
-    ticks(right, values(results, "step", study=f"exact, I = {LOCAL}"))
+    ticks(right, values(results, "step", study=f"exact, I = {quadratics.LOCAL}"))
     report.label(right, "step", r"floor of $\|\nabla\Phi\|^2$", "Exact oracles: drift")
     report.legend(right)
     return fig
@@ -211,7 +212,7 @@ def _logarithms(name: str, clients: int, costs: Costs) -> list[float] | None:
     """(ln T)^{3/2} of FedBiOAcc's local steps T: its proof bounds the mean by ln T/(bMT)^{2/3}."""
     if name != "FedBiOAcc":
         return None
-    return [math.log(count / 2 * acc_local(clients)) ** 1.5 for count in costs.of("exchanges")]
+    return [math.log(count / 2 * quadratics.acc_local(clients)) ** 1.5 for count in costs.of("exchanges")]
 
 
 def rate(results: pd.DataFrame, of: tuple[str, str]) -> Finding:
@@ -241,11 +242,11 @@ def rate(results: pd.DataFrame, of: tuple[str, str]) -> Finding:
 def acc_is_cheapest(results: pd.DataFrame) -> Finding:
     """At the smallest M and over the ε that all have: FedBiOAcc's slope is flattest, FedNest's steepest, and the 95 %
     intervals are apart; undecided where a method's floor is far below every ε."""
-    costs = {name: _costs(results, name)[FEDERATIONS[0]] for name in EPSILONS}
+    costs = {name: _costs(results, name)[quadratics.FEDERATIONS[0]] for name in quadratics.EPSILONS}
     shared = set.intersection(*(set(own.epsilons) for own in costs.values()))
     slopes = [own.among(shared).slope("exchanges") for own in costs.values()]
     fedbio, acc, nest = slopes
-    at = f"slope at M = {FEDERATIONS[0]}, and half its 95 % interval"
+    at = f"slope at M = {quadratics.FEDERATIONS[0]}, and half its 95 % interval"
     figures = {f"{at}, {name}": slope for name, slope in zip(costs, slopes, strict=True)}
     each = [_flatter(acc, fedbio), _flatter(fedbio, nest)]
     if all(each) and any(max(own.shares) < BINDS for own in costs.values()):
@@ -331,12 +332,12 @@ def lower_does_not(results: pd.DataFrame) -> Finding:
 
 @claim("Exact oracles do not help: with I > 1 the drift alone forces steps ∝ ε^{1/2}.", "Thm 1, remark", "theory")
 def drift_remains(results: pd.DataFrame) -> Finding:
-    """With exact oracles: I = 1 has no floor, with I = LOCAL the floor goes like the step to the power 2 (± .3)."""
-    steps, floors = _floors(results, f"exact, I = {LOCAL}", "step")
+    """I = 1 has no floor; with I = LOCAL the floor goes like the step to the power 2 (± .3)."""
+    steps, floors = _floors(results, f"exact, I = {quadratics.LOCAL}", "step")
     _, alone = _floors(results, "exact, I = 1", "step")
     exponent = power(steps, floors)
     figures = {
-        f"floor at steps {listed(steps)}, I = {LOCAL}": floors,
+        f"floor at steps {listed(steps)}, I = {quadratics.LOCAL}": floors,
         "as a power of the step": exponent,
         "the same, I = 1": alone,
     }
@@ -348,30 +349,30 @@ rates = Experiment(
     title="communications to reach ε, on stochastic quadratics",
     paper=f"{FEDBIO_PAPER}, Thm 1–4 and Table 1 (which has no such run).",
     setup=(
-        f"Bilevel quadratics, M clients that differ, {SAMPLES} noisy samples each, drawn with replacement. *Rate*: "
-        "communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, averaged over "
-        "the seeds, is ε, relative to the start's; the fewest over a grid of steps, each 2^{1/4} of the one before, so "
-        "that no theory gives the step. An ε whose best step is at the edge of the grid is left out. On a quadratic "
-        "that mean is A/(step·n) + floor(step) after n rounds. The best step's floor is then a third of ε where drift "
-        "makes it, floor ∝ step² and n ∝ ε^{-3/2}; it is half of ε where the noise of plain steps does, floor ∝ step "
-        "and n ∝ ε^{-2}. A floor far below ε would mean that neither decides. All else follows the theorems, whose "
-        f"rates need it: FedBiO I = {LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ M^{{-2/3}} ({ACC_LOCAL} at M "
-        f"= {FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = 64b²/M (∝ (bM)²I^{{9/2}}), steps .1 α_t, and the "
-        "grid is of δ/u₀^{1/3}, which is α_t at first (its samples over M follow from the communications, since I and "
-        "b are set); FedNest b = 1. The clients' linear terms have mean zero, so that x* = y* = u* = 0. The start is "
-        "0.008 (FedNest: 0.03) from it in every entry, below and above by turns of the seed, so that in the mean it "
-        "has no cross term with the drift. The samples' noise is 0.1 (FedBiO: 0.03, where the drift is to bind). All ε "
-        "have the same seeds, by which all counts are higher, or lower. The slopes are fitted over the ε; the bounds "
-        "are upper bounds, so a flatter slope agrees with them; one whose 95 % interval holds the bound does, too, if "
-        f"it reaches at most {MARGIN:g} beyond it. The proof of Theorem 2 (App. B.2.5) ends at ln T/(bMT)^{{2/3}} for "
-        "T local steps, and its O(·) does not show the logarithm: FedBiOAcc's costs are divided by (ln T)^{3/2} before "
-        "they are held against a power of ε; the slopes without that stand beside. *Noise*: the floor of FedBiO at a "
-        "fixed step .02 and b = 1; and of FedBiOLocal with noisy samples at one level, the other exact. *Exact*: full "
-        "gradients. A floor is the mean over the second half of the rounds. `results.csv` holds of every run the last "
-        "row, with the floor, and of those about rates also the two rows between which the mean so far (`so_far`) "
-        "comes to ε."
+        f"Bilevel quadratics, M clients that differ, {quadratics.SAMPLES} noisy samples each, drawn with replacement. "
+        "*Rate*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, "
+        "averaged over the seeds, is ε, relative to the start's; the fewest over a grid of steps, each 2^{1/4} of the "
+        "one before, so that no theory gives the step. An ε whose best step is at the edge of the grid is left out. On "
+        "a quadratic that mean is A/(step·n) + floor(step) after n rounds. The best step's floor is then a third of ε "
+        "where drift makes it, floor ∝ step² and n ∝ ε^{-3/2}; it is half of ε where the noise of plain steps does, "
+        "floor ∝ step and n ∝ ε^{-2}. A floor far below ε would mean that neither decides. All else follows the "
+        f"theorems, whose rates need it: FedBiO I = {quadratics.LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ "
+        f"M^{{-2/3}} ({quadratics.ACC_LOCAL} at M = {quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = "
+        "64b²/M (∝ (bM)²I^{9/2}), steps .1 α_t, and the grid is of δ/u₀^{1/3}, which is α_t at first (its samples over "
+        "M follow from the communications, since I and b are set); FedNest b = 1. The clients' linear terms have mean "
+        "zero, so that x* = y* = u* = 0. The start is 0.008 (FedNest: 0.03) from it in every entry, below and above by "
+        "turns of the seed, so that in the mean it has no cross term with the drift. The samples' noise is 0.1 "
+        "(FedBiO: 0.03, where the drift is to bind). All ε have the same seeds, by which all counts are higher, or "
+        "lower. The slopes are fitted over the ε; the bounds are upper bounds, so a flatter slope agrees with them; "
+        f"one whose 95 % interval holds the bound does, too, if it reaches at most {MARGIN:g} beyond it. The proof of "
+        "Theorem 2 (App. B.2.5) ends at ln T/(bMT)^{2/3} for T local steps, and its O(·) does not show the logarithm: "
+        "FedBiOAcc's costs are divided by (ln T)^{3/2} before they are held against a power of ε; the slopes without "
+        "that stand beside. *Noise*: the floor of FedBiO at a fixed step .02 and b = 1; and of FedBiOLocal with noisy "
+        "samples at one level, the other exact. *Exact*: full gradients. A floor is the mean over the second half of "
+        "the rounds. `results.csv` holds of every run the last row, with the floor, and of those about rates also the "
+        "two rows between which the mean so far (`so_far`) comes to ε."
     ),
-    runs=runs,
+    runs=quadratics.runs,
     thinned=thinned,
     picture=picture,
     claims=tuple(claim),

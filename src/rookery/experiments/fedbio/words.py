@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rookery.experiments.machinery.curves import listed
+from rookery.experiments.machinery.numbers import listed
 
 OURS_TO_SET = "The paper names this application; its text at hand has no numbers for it. The whole set-up is ours."
 ENDS = (

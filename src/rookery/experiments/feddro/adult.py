@@ -12,10 +12,11 @@ from rookery import report
 from rookery.algorithms import GCIVR, DSFedDRO, FedDRO, ParallelSGD
 from rookery.experiments.feddro.images import ENDS, GRID, Drop
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, ends, listed, mean, select
-from rookery.experiments.machinery.drawing import below, draw, ticks
+from rookery.experiments.machinery.curves import ends, ends_by, select, values
+from rookery.experiments.machinery.drawing import below, by_method, draw, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, listed, mean, means
 from rookery.experiments.papers import FEDDRO_PAPER
 from rookery.language.fed import Algorithm
 from rookery.tasks.fairness import fairness
@@ -74,20 +75,16 @@ def fair(
         rounds = QUICK_ROUNDS if quick else ROUNDS
     else:
         rounds = (QUICK_LENGTH if quick else LENGTH) // (ANCHOR if method == "GCIVR" else local)
-    given: dict[str, Any] = {
-        "name": f"{method}, {setting}, I = {local}" + (f", {ROUNDS} synchronisations" if study == "rounds" else ""),
-        "labels": {"method": method, "setting": setting, "local": local, "study": study},
-        "seeds": (0,) if quick else (0, 1, 2, 3, 4),
-        **changes,
-    }
     return Config(
+        name=f"{method}, {setting}, I = {local}" + (f", {ROUNDS} synchronisations" if study == "rounds" else ""),
+        labels={"method": method, "setting": setting, "local": local, "study": study},
         task=fairness,
         settings={**SETTINGS[setting], "data": "synthetic" if quick else "adult", "equal": True},
         algorithm=fair_method(method, Drop(chosen[0], rounds), chosen[1], local),
         rounds=rounds,
         every=max(1, rounds // 50),
-        **given,
-    )
+        seeds=(0,) if quick else (0, 1, 2, 3, 4),
+    ).but(**changes)
 
 
 def _tried(quick: bool, method: str, setting: str, local: int = 1, study: str = "steps") -> list[Config]:
@@ -136,8 +133,7 @@ FAIR_GRID = Grid(
 
 def fig2_runs(quick: bool) -> list[Config]:
     """Four methods, two readings of the constraint."""
-    own = lambda method, setting: FAIR_CHOSEN[method, setting]
-    return [fair(quick, method, setting, own(method, setting)) for setting in SETTINGS for method in FAIR]
+    return [fair(quick, m, setting, FAIR_CHOSEN[m, setting]) for setting in SETTINGS for m in FAIR]
 
 
 def fig4_runs(quick: bool) -> list[Config]:
@@ -156,7 +152,7 @@ def fig2_picture(results: pd.DataFrame) -> Figure:
     for column, setting in enumerate(SETTINGS):
         own = select(results[results["exchanges"] > 1], setting=setting)
         for row, (metric, words) in enumerate((("accuracy", "test accuracy"), ("tpr_gap", "TPR gap, test"))):
-            draw(axes[row, column], own, "exchanges", metric, {m: {"method": m} for m in FAIR}, markevery=8)
+            draw(axes[row, column], own, "exchanges", metric, by_method(FAIR), markevery=8)
             axes[row, column].set_xscale("log")
             title = f"Constraint {WORDS[setting]}" if not row else ""
             report.label(axes[row, column], "exchanges" if row else "", words if not column else "", title)
@@ -168,7 +164,7 @@ def fig2_picture(results: pd.DataFrame) -> Figure:
 
 def fig4_picture(results: pd.DataFrame) -> Figure:
     """The objective against synchronisations for each I; below, where it ends against I, for both budgets."""
-    locals_ = sorted(results["local"].unique())
+    locals_ = values(results, "local")
     fig, axes = report.figure(2, 2, width=11.0, height=7.6)
     shades = colormaps["viridis"](np.linspace(0.0, 0.85, len(locals_)))
     for ax, method in zip(axes[0], FAIR[:2], strict=True):
@@ -185,9 +181,9 @@ def fig4_picture(results: pd.DataFrame) -> Figure:
         report.legend(ax)
     for ax, (study, words) in zip(axes[1], STUDIES.items(), strict=True):
         for method in FAIR[:2]:
-            each = [ends(results, "risk", study=study, method=method, local=local) for local in locals_]
-            look = report.style(method)
-            ax.errorbar(locals_, [mean(e) for e in each], [np.std(e) for e in each], **look, label=method, capsize=3)
+            risks = _risks(results, study, method)
+            deviations = [np.std(risk) for risk in risks.values()]
+            ax.errorbar(locals_, means(risks), deviations, **report.style(method), label=method, capsize=3)
         ax.set_xscale("log")
         ticks(ax, locals_)
         report.label(ax, "local steps I", "objective at the end", f"After {words}")
@@ -196,14 +192,12 @@ def fig4_picture(results: pd.DataFrame) -> Figure:
 
 
 def _fair_ends(results: pd.DataFrame, metric: str, setting: str) -> dict[str, np.ndarray]:
-    return {m: ends(results, metric, method=m, setting=setting) for m in FAIR}
+    return ends_by(results, "method", FAIR, metric, setting=setting)
 
 
 def _fair_figures(results: pd.DataFrame, setting: str) -> Figures:
-    figures: Figures = {}
-    for metric, words in (("accuracy", "test accuracy"), ("tpr_gap", "test TPR gap"), ("risk", "objective")):
-        figures[f"{words}, {', '.join(FAIR)}"] = [mean(own) for own in _fair_ends(results, metric, setting).values()]
-    return figures
+    metrics = {"accuracy": "test accuracy", "tpr_gap": "test TPR gap", "risk": "objective"}
+    return {f"{words}, {listed(FAIR)}": means(_fair_ends(results, m, setting)) for m, words in metrics.items()}
 
 
 claim_2, claim_4 = Claims(), Claims()
@@ -213,12 +207,12 @@ def _above_gcivr(results: pd.DataFrame, setting: str) -> Finding:
     """Both end more accurate than GCIVR, by more than the margin; their gaps at most .02 above its."""
     accuracy, gap = (_fair_ends(results, metric, setting) for metric in ("accuracy", "tpr_gap"))
     figures = _fair_figures(results, setting)
-    each: list[bool | None] = []
+    parts: list[bool | None] = []
     for method in FAIR[:2]:
         more = lead(accuracy[method], accuracy["GCIVR"])
-        figures[f"lead in accuracy, {method} over GCIVR, and the margin"] = [*more]
-        each += [more.holds, mean(gap[method]) <= mean(gap["GCIVR"]) + 0.02]
-    return Finding(together(each), figures)
+        figures[f"lead in accuracy, {method} over GCIVR, and the margin"] = more
+        parts += [more.holds, mean(gap[method]) <= mean(gap["GCIVR"]) + 0.02]
+    return Finding(together(parts), figures)
 
 
 claim_2(
@@ -241,43 +235,40 @@ claim_2(
 def lower_violation(results: pd.DataFrame) -> Finding:
     """Against all samples, as in the paper: a gap below the unconstrained run's by more than the margin."""
     gap = _fair_ends(results, "tpr_gap", "all")
-    figures = _fair_figures(results, "all")
     falls = {method: lead(gap["unconstrained"], gap[method]) for method in FAIR[:2]}
-    for method, fall in falls.items():
-        figures[f"gap, unconstrained less {method}, and the margin"] = [*fall]
+    figures = _fair_figures(results, "all")
+    figures |= {f"gap, unconstrained less {method}, and the margin": fall for method, fall in falls.items()}
     return Finding(together([fall.holds for fall in falls.values()]), figures)
 
 
 @claim_2("Compared with the positives, the gap falls to half at a small loss of accuracy.")
 def lower_violation_ours(results: pd.DataFrame) -> Finding:
     """Against the positives, a = 1: at most half the gap at 2 points of accuracy."""
-    accuracy, gap = ({m: mean(e) for m, e in _fair_ends(results, metric, "positives").items()}
-                     for metric in ("accuracy", "tpr_gap"))  # fmt: skip
-    free = "unconstrained"
+    by_name = lambda metric: dict(zip(FAIR, means(_fair_ends(results, metric, "positives")), strict=True))
+    accuracy, gap, free = by_name("accuracy"), by_name("tpr_gap"), "unconstrained"
     holds = all(gap[m] < 0.5 * gap[free] and accuracy[m] > accuracy[free] - 0.02 for m in FAIR[:2])
     return Finding(holds, _fair_figures(results, "positives"))
 
 
-def _risks(results: pd.DataFrame, study: str, method: str) -> list[np.ndarray]:
-    locals_ = sorted(results["local"].unique())
-    return [ends(results, "risk", study=study, method=method, local=local) for local in locals_]
+def _risks(results: pd.DataFrame, study: str, method: str) -> dict[int, np.ndarray]:
+    """The objective at the end, by I."""
+    return ends_by(results, "local", values(results, "local"), "risk", study=study, method=method)
 
 
 @claim_4("Larger I helps for the same synchronisations of x, then it saturates.", "Fig. 4")
 def locals_help(results: pd.DataFrame) -> Finding:
     """At equal synchronisations the objective falls from I = 1 to the middle of the sweep by more than the
     margin, and from there to its end by less than half of that."""
-    locals_ = sorted(results["local"].unique())
     figures: Figures = {}
     holds = True
     for method in FAIR[:2]:
         own = _risks(results, "rounds", method)
+        locals_, risks = [*own], [*own.values()]
         middle = len(own) // 2
-        (fall, error), (more, _) = lead(own[0], own[middle]), lead(own[middle], own[-1])
-        figures[f"objective, {method}, I = {listed(locals_)}"] = [mean(e) for e in own]
-        figures[f"its fall to I = {locals_[middle]}, the margin, and the fall from there, {method}"] = [
-            fall, error, more,
-        ]  # fmt: skip
+        (fall, error), (more, _) = lead(risks[0], risks[middle]), lead(risks[middle], risks[-1])
+        figures[f"objective, {method}, I = {listed(locals_)}"] = means(own)
+        words = f"its fall to I = {locals_[middle]}, the margin, and the fall from there, {method}"
+        figures[words] = [fall, error, more]
         holds = holds and fall > error and more < 0.5 * fall
     return Finding(holds, figures)
 
@@ -287,15 +278,9 @@ def locals_help(results: pd.DataFrame) -> Finding:
     "FedDRO no higher than at I = 1."
 )
 def locals_cost(results: pd.DataFrame) -> Finding:
-    """At equal local steps, step and β chosen for each I: DS-FedDRO ends within .001 of I = 1 at every I, FedDRO no
-    higher than at I = 1."""
-    locals_ = sorted(results["local"].unique())
-    figures: Figures = {}
-    own = {}
-    for method in FAIR[:2]:
-        own[method] = np.array([mean(e) for e in _risks(results, "steps", method)])
-        figures[f"objective at the end, {method}, I = {listed(locals_)}"] = own[method].tolist()
-    one, two = own["FedDRO"], own["DS-FedDRO"]
+    one, two = (np.array(means(_risks(results, "steps", method))) for method in FAIR[:2])
+    at = listed(values(results, "local"))
+    figures = {f"objective at the end, {m}, I = {at}": own for m, own in zip(FAIR[:2], (one, two), strict=True)}
     return Finding(bool(np.abs(two - two[0]).max() < 0.001 and one[1:].max() <= one[0]), figures)
 
 

@@ -10,29 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.feddro.images import (
-    ACCURACIES,
-    BATCH,
-    CLIENTS,
-    DATA,
-    ENDS,
-    GRID,
-    IMAGE_CHOSEN,
-    IMAGE_DIFFERENCES,
-    IMAGES,
-    METRICS,
-    SEARCH_STEPS,
-    SETUP,
-    SIZES,
-    STEPS,
-    WORST,
-    images,
-)
+from rookery.experiments.feddro import images as shared
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
-from rookery.experiments.machinery.curves import Figures, ends, listed, select
-from rookery.experiments.machinery.drawing import below, draw
+from rookery.experiments.machinery.curves import ends, select
+from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, listed
 from rookery.experiments.papers import FEDDRO_PAPER
 
 LONG, LONG_STEPS = "CIFAR10-ST, 60 epochs", 12_000
@@ -49,7 +33,7 @@ LONG_WORDS = "; ".join(f"{m}: {listed(f'{step:g} ({n})' for step, n in own.items
 
 def with_four(quick: bool, method: str) -> Config:
     """One method with the paper's own objective; PDSGD's penalty is its λ, too."""
-    config = images(quick, "cifar-10", method, step=FOUR_STEP, words=FOUR)
+    config = shared.images(quick, "cifar-10", method, step=FOUR_STEP, words=FOUR)
     settings = {name: value for name, value in config.settings.items() if name != "cap"}
     algorithm: Any = config.algorithm
     return config.but(
@@ -60,33 +44,33 @@ def with_four(quick: bool, method: str) -> Config:
 
 def image_search(quick: bool) -> list[Config]:
     """The step of every method, by the training accuracy of a short run on a seed that is not reported."""
-    tried = partial(images, quick, "cifar-10", falls=False, steps=SEARCH_STEPS, seeds=(9,))
+    tried = partial(shared.images, quick, "cifar-10", falls=False, steps=shared.SEARCH_STEPS, seeds=(9,))
     return [
         tried(method, step=step, name=f"search: {method}, step {step:g}")
-        for method in IMAGES[:6]
-        for step in (GRID[-1:] if quick else GRID)
+        for method in shared.IMAGES[:6]
+        for step in (shared.GRID[-1:] if quick else shared.GRID)
     ]
 
 
 def fig1_runs(quick: bool) -> list[Config]:
     """All methods on both data sets, and on the first for longer (see `LONG_TRIED`) and with the objective (4)."""
-    ten = [images(quick, "cifar-10", method) for method in IMAGES]
+    ten = [shared.images(quick, "cifar-10", method) for method in shared.IMAGES]
     if quick:
         return ten
-    long = partial(images, quick, "cifar-10", steps=LONG_STEPS, evaluations=20)
+    long = partial(shared.images, quick, "cifar-10", steps=LONG_STEPS, evaluations=20)
     sixty = [
         long(method, step=step, words=f"{LONG}, step {step:g}", seeds=tuple(range(seeds)))
-        for method in IMAGES
+        for method in shared.IMAGES
         for step, seeds in LONG_TRIED[method].items()
     ]
     four = [with_four(quick, method) for method in FOUR_METHODS]
-    return ten + sixty + [images(quick, "cifar-100", method) for method in IMAGES] + four
+    return ten + sixty + [shared.images(quick, "cifar-100", method) for method in shared.IMAGES] + four
 
 
 def k32_runs(quick: bool) -> list[Config]:
     """32 clients, as many epochs."""
-    many: dict[str, Any] = {"clients": 4 if quick else 32, "steps": STEPS // 4}
-    return [images(quick, "cifar-10", method, **many) for method in IMAGES[:6]]
+    many: dict[str, Any] = {"clients": 4 if quick else 32, "steps": shared.STEPS // 4}
+    return [shared.images(quick, "cifar-10", method, **many) for method in shared.IMAGES[:6]]
 
 
 def _compared(results: pd.DataFrame) -> pd.DataFrame:
@@ -103,34 +87,34 @@ def _compared(results: pd.DataFrame) -> pd.DataFrame:
 def _column_title(own: pd.DataFrame) -> str:
     """The data set, how many epochs were run (none where there is not half of one), and the clients if not 8."""
     data, clients = own["data"].iloc[0].split(",")[0], int(own["clients"].iloc[0])
-    epochs = round(own["steps"].max() * clients * BATCH / SIZES[data])
+    epochs = round(own["steps"].max() * clients * shared.BATCH / shared.SIZES[data])
     data += FOUR.removeprefix(data) * (own["data"].iloc[0] == FOUR)
-    return data + f", {epochs} epochs" * (epochs > 0) + f", {clients} clients" * (clients != CLIENTS)
+    return data + f", {epochs} epochs" * (epochs > 0) + f", {clients} clients" * (clients != shared.CLIENTS)
 
 
 def fig1_picture(results: pd.DataFrame) -> Figure:
     """Accuracies and risk against local steps, a column for each data set; the axes are those of the last half."""
     results = _compared(results).assign(steps=results["round"] * results["local"])
     data = list(results["data"].unique())
-    shown = [metric for metric in METRICS if metric != WORST]
+    shown = [metric for metric in shared.METRICS if metric != shared.WORST]
     fig, axes = report.figure(len(shown), len(data), width=max(6.0, 5.0 * len(data)), height=10.5)
     for column, name in enumerate(data):
         own = select(results, data=name)
         late = own[own["steps"] >= own["steps"].max() / 2]
         for row, metric in enumerate(shown):
             ax = axes[row, column]
-            draw(ax, own, "steps", metric, {m: {"method": m} for m in _methods(own)}, markevery=3)
+            draw(ax, own, "steps", metric, by_method(_methods(own)), markevery=3)
             low, high = late[metric].min(), late[metric].max()
             ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             last = row == len(shown) - 1
             title = "" if row else _column_title(own)
-            report.label(ax, "local steps" if last else "", "" if column else METRICS[metric], title)
+            report.label(ax, "local steps" if last else "", "" if column else shared.METRICS[metric], title)
     below(fig, axes[0, 0], 4)
     return fig
 
 
 def _methods(own: pd.DataFrame) -> list[str]:
-    return [method for method in IMAGES if method in set(own["method"])]
+    return [method for method in shared.IMAGES if method in set(own["method"])]
 
 
 def _image_ends(results: pd.DataFrame, metric: str) -> dict[str, pd.DataFrame]:
@@ -160,11 +144,11 @@ def _image_figures(results: pd.DataFrame, metric: str) -> Figures:
     """The means over each method's seeds, and how many there are; where that differs, over those that all have, too."""
     figures: Figures = {}
     for data, own in _image_ends(results, metric).items():
-        name, seeds, shared = f"{METRICS[metric]}, {data}: {listed(own)}", own.count(), own.dropna()
+        name, seeds, common = f"{shared.METRICS[metric]}, {data}: {listed(own)}", own.count(), own.dropna()
         alike = seeds.nunique() == 1
         figures[f"{name} (seeds: {listed(seeds[:1] if alike else seeds)})"] = own.mean().tolist()
-        those = f"seed{'s' * (len(shared) > 1)} {listed(shared.index)} alone"
-        figures |= {} if alike else {f"{name} ({those})": shared.mean().tolist()}
+        those = f"seed{'s' * (len(common) > 1)} {listed(common.index)} alone"
+        figures |= {} if alike else {f"{name} ({those})": common.mean()}
     return figures
 
 
@@ -174,7 +158,13 @@ def _both(results: pd.DataFrame, metric: str, sign: int = 1, slack: float | None
     slack: they end no worse, up to it, by the means, and the figures have the long runs with every step, too."""
     compared, long = _compared(results), results[results["data"].str.startswith(LONG)]
     every = _image_ends(compared, metric).values()
-    leads = [_led(own, m, other, sign) for own in every for m in IMAGES[:2] for other in IMAGES[2:] if other in own]
+    leads = [
+        _led(own, m, other, sign)
+        for own in every
+        for m in shared.IMAGES[:2]
+        for other in shared.IMAGES[2:]
+        if other in own
+    ]
     figures = _image_figures(compared, metric)
     if slack is None:
         return Finding(together([pair.holds for pair in leads]), figures)
@@ -183,8 +173,8 @@ def _both(results: pd.DataFrame, metric: str, sign: int = 1, slack: float | None
 
 def worst_class(results: pd.DataFrame) -> Finding:
     """See `_both`."""
-    found = _both(results, WORST)
-    most = max(np.nanmax(own.to_numpy(float)) for own in _image_ends(results, WORST).values())
+    found = _both(results, shared.WORST)
+    most = max(np.nanmax(own.to_numpy(float)) for own in _image_ends(results, shared.WORST).values())
     few = f"No run ends above {most:.2g}, and a difference is within the margin."
     return replace(found, note=few if found.holds is None else "")
 
@@ -196,7 +186,7 @@ def ds_above(results: pd.DataFrame) -> Finding:
     figures: Figures = {}
     leads = {}
     for data in results["data"].unique():
-        for metric, words in ACCURACIES.items():
+        for metric, words in shared.ACCURACIES.items():
             own = _image_ends(select(results, data=data), metric)[data]
             pair = leads[f"{words}, {data}"] = _led(own, "DS-FedDRO", "FedDRO")
             name = f"{words}, {data}, DS-FedDRO less FedDRO, the margin, and the difference by seed"
@@ -216,7 +206,7 @@ def fedavg_worst(results: pd.DataFrame) -> Finding:
     compared = _compared(results)
     figures: Figures = {}
     leads: list[Lead] = []
-    for metric in ACCURACIES:
+    for metric in shared.ACCURACIES:
         figures |= _image_figures(compared, metric)
         for own in _image_ends(compared, metric).values():
             *others, last = own.columns
@@ -288,18 +278,18 @@ fig1 = Experiment(
     title="robust training on imbalanced images",
     paper=f"{FEDDRO_PAPER}: Figure 1.",
     setup=(
-        f"8 clients. {SETUP}{IMAGE_CHOSEN}. I = 1, and FedAvg (case II) with I = 5, too. CIFAR100-ST with the same "
-        f"steps. CIFAR10-ST for {LONG_STEPS:,} local steps (60 epochs), too, with these steps (in brackets: how many "
-        f"seeds, from 0): {LONG_WORDS}. Compared is each method, with three seeds, with that of its steps whose "
-        "training accuracy ends highest with seed 0. CIFAR10-ST for 12 epochs also with the paper's objective, (4), λ "
-        f"log mean exp(ℓ/λ), without a level or a cap: λ = {FOUR_PENALTY:g}, also PDSGD's, the step {FOUR_STEP:g} for "
-        f"each of {listed(FOUR_METHODS)}, without a search. {ENDS}"
+        f"8 clients. {shared.SETUP}{shared.IMAGE_CHOSEN}. I = 1, and FedAvg (case II) with I = 5, too. CIFAR100-ST "
+        f"with the same steps. CIFAR10-ST for {LONG_STEPS:,} local steps (60 epochs), too, with these steps (in "
+        f"brackets: how many seeds, from 0): {LONG_WORDS}. Compared is each method, with three seeds, with that of its "
+        "steps whose training accuracy ends highest with seed 0. CIFAR10-ST for 12 epochs also with the paper's "
+        f"objective, (4), λ log mean exp(ℓ/λ), without a level or a cap: λ = {FOUR_PENALTY:g}, also PDSGD's, the step "
+        f"{FOUR_STEP:g} for each of {listed(FOUR_METHODS)}, without a search. {shared.ENDS}"
     ),
     runs=fig1_runs,
     picture=fig1_picture,
     claims=tuple(FIG1_CLAIMS),
     differences=(
-        *IMAGE_DIFFERENCES,
+        *shared.IMAGE_DIFFERENCES,
         f"On CIFAR10-ST also {LONG_STEPS:,} local steps, 60 epochs: half as many as in its source. The step is chosen "
         "on seed 0, which was run with every one. FedDRO, DS-FedDRO and FedAvg were run with all of the paper's steps "
         "but .001, MBSGD with two; FedAvg with I = 5, PDSGD and FastDRO have one, and may be better with another.",
@@ -312,7 +302,7 @@ fig1 = Experiment(
     grid=Grid(r"step (?P<step>\S+)$", ("method",), lambda search: search["train_accuracy"], fixed=("step",)),
     headlines=lambda results: [
         Headline(f"{m}, {data}, training", "", ends(_compared(results), "train_accuracy", method=m, data=data))
-        for data in (LONG, DATA["cifar-10"], FOUR)
+        for data in (LONG, shared.DATA["cifar-10"], FOUR)
         for m in (("FedDRO",) * (data == FOUR) + ("DS-FedDRO", "PDSGD"))
     ],
 )
@@ -321,11 +311,12 @@ k32 = Experiment(
     name="feddro-k32",
     title="the same with 32 clients",
     paper=f"{FEDDRO_PAPER}: Section 6 (its figure is in an appendix that is not in the text at hand).",
-    setup=f"32 clients, CIFAR10-ST, {STEPS // 4} steps (the same 12 epochs). {SETUP}as in `feddro-fig1`. {ENDS}",
+    setup=f"32 clients, CIFAR10-ST, {shared.STEPS // 4} steps (the same 12 epochs). {shared.SETUP}as in `feddro-fig1`. "
+    f"{shared.ENDS}",
     runs=k32_runs,
     picture=fig1_picture,
     claims=tuple(K32_CLAIMS),
-    differences=IMAGE_DIFFERENCES,
+    differences=shared.IMAGE_DIFFERENCES,
     family="feddro-images",
     headlines=lambda results: [
         Headline(f"{m}, training", "", ends(results, "train_accuracy", method=m)) for m in ("DS-FedDRO", "PDSGD")

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.experiments.feddro.images import ACCURACIES, DATA, ENDS, IMAGE_DIFFERENCES, IMAGES, SETUP, images
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, curves, ends, listed, mean, select
+from rookery.experiments.machinery.curves import curves, ends, select
 from rookery.experiments.machinery.drawing import below, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import Figures, listed, mean
 from rookery.experiments.papers import FEDDRO_PAPER
 
 UNITS = {"round": "synchronisations of x", "exchanges": "exchanges", "steps": "local steps"}

@@ -14,8 +14,9 @@ from rookery import report, theory
 from rookery.algorithms import DSFedDRO, FedDRO
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, area, curves, late, mean, select
+from rookery.experiments.machinery.curves import area, curves, late, select, values
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, mean
 from rookery.experiments.papers import FEDDRO_PAPER
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
@@ -133,7 +134,7 @@ def rates_picture(results: pd.DataFrame) -> Figure:
         for clients, colour in zip(CLIENTS, (report.ORANGE, report.BLUE, report.GREEN), strict=True):
             if clients not in set(own["clients"]):
                 continue
-            lengths = np.array(sorted(select(own, clients=clients)["length"].unique()))
+            lengths = np.array(values(own, "length", clients=clients))
             errors = [_error(results, method, clients, length) for length in lengths]
             axes[row, 0].loglog(lengths, errors, "o-", color=colour, label=f"K = {clients}")
             axes[row, 1].loglog(clients * lengths, errors, "o-", color=colour, label=f"K = {clients}")

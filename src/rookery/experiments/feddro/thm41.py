@@ -13,9 +13,10 @@ from rookery import report
 from rookery.algorithms import CompositionalFedAvg, DSFedDRO, FedBiO, FedBiOAcc, FedDRO, FedDRSCGD, FedMBO, SimFBO
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, curves, select
+from rookery.experiments.machinery.curves import last, select, values
 from rookery.experiments.machinery.drawing import below, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, listed
 from rookery.experiments.papers import FEDDRO_PAPER
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Compositional
@@ -92,11 +93,7 @@ def tried(method: str, step: float, local: int) -> Algorithm:
     return algorithm
 
 
-_HALVES: dict[str, Any] = {
-    "c_upper": 0.5,
-    "c_lower": 0.5,
-    "c_linear": 0.5,
-}  # momenta that are half new: α_t is 1 throughout
+_HALVES: dict[str, Any] = {"c_upper": 0.5, "c_lower": 0.5, "c_linear": 0.5}  # momenta half new: α_t is 1 throughout
 
 
 def stall(quick: bool, study: str, method: str, algorithm: Algorithm, step: float, local: int, which: str) -> Config:
@@ -126,31 +123,19 @@ def thm41_runs(quick: bool) -> list[Config]:
         for m in (*FAILS, *SHARES, "DS-FedDRO")
         for local in locals_
     ]
-    order = [
-        stall(
-            quick,
-            "order",
-            f"{words}, β = {c:g}η",
-            FedDRO(step=step, momentum=c * step, local_steps=LOCAL, as_printed=printed),
-            step,
-            LOCAL,
-            "two",
-        )
-        for c in (1.0, 16.0)
-        for printed, words in ((False, "own point"), (True, "as printed"))
-        for step in orders
-    ]
+    order = []
+    for c in (1.0, 16.0):
+        for printed, words in ((False, "own point"), (True, "as printed")):
+            for step in orders:
+                own = FedDRO(step=step, momentum=c * step, local_steps=LOCAL, as_printed=printed)
+                order.append(stall(quick, "order", f"{words}, β = {c:g}η", own, step, LOCAL, "two"))
     return over_steps + over_local + order
 
 
-def _last(results: pd.DataFrame, metric: str, **labels: Any) -> float:
-    [curve] = curves(results, metric, **labels)
-    return float(curve.iloc[-1])
-
-
-def _over(results: pd.DataFrame, over: str, metric: str, **labels: Any) -> tuple[list[float], list[float]]:
-    values = sorted(select(results, **labels)[over].unique())
-    return values, [_last(results, metric, **labels, **{over: value}) for value in values]
+def _over(results: pd.DataFrame, over: str, **labels: Any) -> tuple[list[float], list[float]]:
+    """The values of a label, and |x − x*| at the end of the run with each."""
+    places = values(results, over, **labels)
+    return places, [float(last(results, "error", **labels, **{over: place})[0]) for place in places]
 
 
 def thm41_picture(results: pd.DataFrame) -> Figure:
@@ -160,18 +145,18 @@ def thm41_picture(results: pd.DataFrame) -> Figure:
     floor = lambda errors: np.maximum(errors, 1e-16)
     looks = report.styles(list(results["method"].unique()))
     for method in select(results, study="step")["method"].unique():
-        steps, errors = _over(results, "step", "error", study="step", method=method)
+        steps, errors = _over(results, "step", study="step", method=method)
         left.loglog(steps, floor(errors), **looks[method], label=method)
     for method in select(results, study="local")["method"].unique():
-        locals_, errors = _over(results, "local", "error", study="local", method=method)
+        locals_, errors = _over(results, "local", study="local", method=method)
         middle.loglog(locals_, floor(errors), **looks[method])
     for method in select(results, study="order")["method"].unique():
-        steps, errors = _over(results, "step", "error", study="order", method=method)
+        steps, errors = _over(results, "step", study="order", method=method)
         printed, c = method.startswith("as printed"), method.split("= ")[1]
         colour = report.VERMILION if printed else report.BLUE
         line = "o-" if c == "1η" else "s--"
         right.loglog(steps, floor(errors), line, color=colour, label=method)
-    ticks(middle, sorted(select(results, study="local")["local"].unique()))
+    ticks(middle, values(results, "local", study="local"))
     report.label(left, "step η", r"$|\bar x - x^*|$ at the end", f"One inner value, I = {LOCAL}")
     report.label(middle, "local steps I", "", "One inner value, η = .01")
     report.label(right, "step η", "", "FedDRO, two inner values")
@@ -189,8 +174,8 @@ def fedavg_stalls(results: pd.DataFrame) -> Finding:
     figures: Figures = {}
     holds = True
     for method in FAILS:
-        steps, errors = _over(results, "step", "error", study="step", method=method)
-        figures[f"|x − x*|, {method}, at η = {', '.join(f'{s:.3g}' for s in steps)}"] = errors
+        steps, errors = _over(results, "step", study="step", method=method)
+        figures[f"|x − x*|, {method}, at η = {listed(steps, '.3g')}"] = errors
         holds = holds and min(errors) > 0.6 and errors[0] > 0.9 * errors[min(3, len(errors) - 1)]
     return Finding(holds, figures)
 
@@ -200,8 +185,8 @@ def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
     """Case I at every I; case II converges at I = 1 and at no other."""
     figures: Figures = {}
     for method in FAILS:
-        locals_, errors = _over(results, "local", "error", study="local", method=method)
-        figures[f"|x − x*|, {method}, at I = {', '.join(map(str, locals_))}"] = errors
+        locals_, errors = _over(results, "local", study="local", method=method)
+        figures[f"|x − x*|, {method}, at I = {listed(locals_)}"] = errors
     one, two = (np.array(errors) for errors in figures.values())
     return Finding(bool(one.min() > 0.6 and two[0] < 1e-10 and two[1:].min() > 0.6), figures)
 
@@ -211,21 +196,23 @@ def shared_converges(results: pd.DataFrame) -> Finding:
     """The modified version and FedDRO end within 1e-10 of x* at every step and every I."""
     figures: Figures = {}
     for method in SHARES:
-        for study, over in (("step", "step"), ("local", "local")):
-            _, errors = _over(results, over, "error", study=study, method=method)
+        for over in ("step", "local"):
+            _, errors = _over(results, over, study=over, method=method)
             figures[f"largest |x − x*|, {method}, over the {over}s"] = max(errors)
-    return Finding(max(np.array(list(figures.values()))) < 1e-10, figures)
+    return Finding(max(figures.values()) < 1e-10, figures)
 
 
 @claim("DS-FedDRO converges, with β falling with the step.", "Thm 5.2", "theory")
 def ds_converges(results: pd.DataFrame) -> Finding:
     """DS-FedDRO with β = η ends ever closer to x* as the step falls, at last within .02, but not with β fixed."""
-    steps, errors = _over(results, "step", "error", study="step", method="DS-FedDRO")
-    _, fixed = _over(results, "step", "error", study="step", method=FIXED["DS-FedDRO"])
-    at = f"at η = {', '.join(f'{s:.3g}' for s in steps)}"
-    figures: Figures = {f"|x − x*|, β = η, {at}": errors, f"the same over 2β(I − 1), {at}": [
-        error / (2 * step * (LOCAL - 1)) for step, error in zip(steps, errors, strict=True)
-    ], f"|x − x*|, β = .5, {at}": fixed}  # fmt: skip
+    steps, errors = _over(results, "step", study="step", method="DS-FedDRO")
+    _, fixed = _over(results, "step", study="step", method=FIXED["DS-FedDRO"])
+    at = f"at η = {listed(steps, '.3g')}"
+    figures = {
+        f"|x − x*|, β = η, {at}": errors,
+        f"the same over 2β(I − 1), {at}": np.array(errors) / (2 * np.array(steps) * (LOCAL - 1)),
+        f"|x − x*|, β = .5, {at}": fixed,
+    }
     falls = bool((np.diff(errors) > 0).all())
     return Finding(falls and errors[0] < 0.02 and min(fixed) > 0.3, figures)
 
@@ -244,8 +231,8 @@ def nested_fail(results: pd.DataFrame) -> Finding:
     figures: Figures = {}
     least = []
     for method in (*NESTED, FIXED["FedBiO"]):
-        steps, errors = _over(results, "step", "error", study="step", method=method)
-        figures[f"|x − x*|, {method}, at η = {', '.join(f'{s:.3g}' for s in steps)}"] = errors
+        steps, errors = _over(results, "step", study="step", method=method)
+        figures[f"|x − x*|, {method}, at η = {listed(steps, '.3g')}"] = errors
         least += [errors[0]] * (method in NESTED and method != "FedBiO")
     return Finding(min(least) > 0.1, figures)
 
@@ -262,8 +249,8 @@ def printed_order(results: pd.DataFrame) -> Finding:
     holds = True
     for c in ("1", "16"):
         for words, stays in (("own point", False), ("as printed", True)):
-            steps, errors = _over(results, "step", "error", study="order", method=f"{words}, β = {c}η")
-            figures[f"|x − x*|, {words}, β = {c}η, at η = {', '.join(f'{s:g}' for s in steps)}"] = errors
+            steps, errors = _over(results, "step", study="order", method=f"{words}, β = {c}η")
+            figures[f"|x − x*|, {words}, β = {c}η, at η = {listed(steps)}"] = errors
             kept = errors[0] / errors[-1]
             holds = holds and (kept > 1 / 3 if stays else kept < 2 * steps[0] / steps[-1] + 0.05)
     return Finding(holds, figures)

@@ -18,8 +18,9 @@ from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_o
 from rookery.base import tree
 from rookery.experiments.fednest.representation import FAMILY, METHODS
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, best, curves, ends, mean, reached, select
+from rookery.experiments.machinery.curves import best, curves, ends, reached, select
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, mean
 from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.client import Client
 from rookery.language.fed import Epochs, Fed

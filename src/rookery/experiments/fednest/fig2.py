@@ -4,35 +4,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.fednest.representation import (
-    AUTO,
-    COLLAPSE,
-    FAMILY,
-    HESSIAN_STEP,
-    REPRESENTATION,
-    REPRESENTATION_DIFFERENCES,
-    add_with_both,
-    by_split,
-    from_hessian,
-    representation,
-    scripts,
-)
+from rookery.experiments.fednest import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, lead
-from rookery.experiments.machinery.curves import (
-    SPLITS,
-    Figures,
-    averages,
-    best,
-    curves,
-    ends,
-    ends_by,
-    mean,
-    means,
-    moves,
-    reached,
-)
+from rookery.experiments.machinery.curves import averages, best, curves, ends, ends_by, moves, reached
 from rookery.experiments.machinery.drawing import draw, legend, zoom
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
 
 TOOK = (
@@ -52,8 +29,10 @@ SHARES = {
 
 def fig2a_runs(quick: bool) -> list[Config]:
     """Two methods, two splits, both 1/ℓ."""
-    steps = (HESSIAN_STEP, AUTO)
-    return [representation(quick, m, split, hessian_step=step) for step in steps for m in TWO for split in SPLITS]
+    steps = (shared.HESSIAN_STEP, shared.AUTO)
+    return [
+        shared.representation(quick, m, split, hessian_step=step) for step in steps for m in TWO for split in SPLITS
+    ]
 
 
 def fig2a_picture(results: pd.DataFrame) -> Figure:
@@ -61,14 +40,14 @@ def fig2a_picture(results: pd.DataFrame) -> Figure:
     fig, axes = report.figure(1, 3, width=15.5, height=4.8)
     first, second, third = axes[0]
     for ax, own, words in (
-        (first, scripts(results), f"FedNest and LFedNest, 1/ℓ = {HESSIAN_STEP:g}"),
-        (second, from_hessian(results), "FedNest and LFedNest, 1/ℓ from the Hessian"),
+        (first, shared.scripts(results), f"FedNest and LFedNest, 1/ℓ = {shared.HESSIAN_STEP:g}"),
+        (second, shared.from_hessian(results), "FedNest and LFedNest, 1/ℓ from the Hessian"),
     ):
-        draw(ax, own, "round", "accuracy", by_split(TWO))
+        draw(ax, own, "round", "accuracy", shared.by_split(TWO))
         zoom(ax, results)
         report.label(ax, "rounds (the paper's epochs)", "test accuracy" if ax is first else "", words)
         legend(ax, 2)
-    own = scripts(results)
+    own = shared.scripts(results)
     own = own[(own["method"] == "FedNest") & (own["round"] > 0)]
     for (metric, words), colour in zip(SHARES.items(), (report.GREEN, report.BLUE, report.ORANGE), strict=True):
         for split, line in (("i.i.d.", "--"), ("non-i.i.d.", "-")):
@@ -155,7 +134,7 @@ def _ends_by_split(results: pd.DataFrame) -> Figures:
 
 
 fig2a_claims = Claims()
-add_with_both(fig2a_claims, paper_claims, _ends_by_split)
+shared.add_with_both(fig2a_claims, paper_claims, _ends_by_split)
 
 
 @fig2a_claims(
@@ -164,7 +143,7 @@ add_with_both(fig2a_claims, paper_claims, _ends_by_split)
     "gradients more than the direct part itself."
 )
 def implicit_part(results: pd.DataFrame) -> Finding:
-    end = {m: means(ends_by(scripts(results), "split", SPLITS, m, method="FedNest")) for m in SHARES}
+    end = {m: means(ends_by(shared.scripts(results), "split", SPLITS, m, method="FedNest")) for m in SHARES}
     exact, series, short = end.values()
     holds = max(short) < 1 / 8 and min(series) > 1 / 2 and min(exact) > 1
     note = (
@@ -176,19 +155,19 @@ def implicit_part(results: pd.DataFrame) -> Finding:
 
 
 def _headline(results: pd.DataFrame, method: str, paper: str = "") -> Headline:
-    return Headline(f"{method}, non-i.i.d.", paper, ends(scripts(results), method=method, split="non-i.i.d."))
+    return Headline(f"{method}, non-i.i.d.", paper, ends(shared.scripts(results), method=method, split="non-i.i.d."))
 
 
 fig2a = Experiment(
     name="fednest-fig2a",
     title="hyper-representation on MNIST, FedNest and LFedNest",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2a and Sec. 4.1.",
-    setup=REPRESENTATION + TOOK,
+    setup=shared.REPRESENTATION + TOOK,
     runs=fig2a_runs,
     picture=fig2a_picture,
     claims=tuple(fig2a_claims),
-    differences=(*REPRESENTATION_DIFFERENCES, COLLAPSE),
-    family=FAMILY,
+    differences=(*shared.REPRESENTATION_DIFFERENCES, shared.COLLAPSE),
+    family=shared.FAMILY,
     headlines=lambda results: [
         _headline(results, "FedNest", "≈ .915"),
         _headline(results, "LFedNest", "≈ .875"),
@@ -204,7 +183,7 @@ FIG2B_SEEDS = tuple(range(10))
 
 def fig2b_runs(quick: bool) -> list[Config]:
     """FedNest with either inner optimizer, two splits; non-i.i.d. with more seeds than the other figures have."""
-    configs = [representation(quick, method, split) for method in INNER for split in SPLITS]
+    configs = [shared.representation(quick, method, split) for method in INNER for split in SPLITS]
     seeds = {"i.i.d.": FIG2B_SEEDS[:3], "non-i.i.d.": FIG2B_SEEDS}
     return configs if quick else [c.but(seeds=seeds[c.labels["split"]]) for c in configs]
 
@@ -212,7 +191,7 @@ def fig2b_runs(quick: bool) -> list[Config]:
 def fig2b_picture(results: pd.DataFrame) -> Figure:
     """Test accuracy against rounds."""
     fig, axes = report.figure(1, 1, width=6.4, height=4.6)
-    draw(axes[0, 0], results, "round", "accuracy", by_split(INNER))
+    draw(axes[0, 0], results, "round", "accuracy", shared.by_split(INNER))
     zoom(axes[0, 0], results)
     report.label(axes[0, 0], "rounds (the paper's epochs)", "test accuracy", "SVRG or SGD in the inner optimizer")
     legend(axes[0, 0], 2)
@@ -254,12 +233,12 @@ fig2b = Experiment(
     name="fednest-fig2b",
     title="hyper-representation on MNIST, SVRG or SGD in the inner optimizer",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2b and Sec. 4.1.",
-    setup=REPRESENTATION + TOOK,
+    setup=shared.REPRESENTATION + TOOK,
     runs=fig2b_runs,
     picture=fig2b_picture,
     claims=tuple(fig2b_claims),
-    differences=REPRESENTATION_DIFFERENCES,
-    family=FAMILY,
+    differences=shared.REPRESENTATION_DIFFERENCES,
+    family=shared.FAMILY,
     headlines=lambda results: [_headline(results, method) for method in INNER],
 )
 
@@ -271,7 +250,7 @@ TAUS = (1, 5)
 
 def fig2c_runs(quick: bool) -> list[Config]:
     """FedNest with one and with five outer steps, two splits."""
-    return [representation(quick, "FedNest", split, tau) for tau in TAUS for split in SPLITS]
+    return [shared.representation(quick, "FedNest", split, tau) for tau in TAUS for split in SPLITS]
 
 
 def fig2c_picture(results: pd.DataFrame) -> Figure:
@@ -319,12 +298,12 @@ fig2c = Experiment(
     name="fednest-fig2c",
     title="hyper-representation on MNIST, local steps in the outer optimizer",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2c and Sec. 4.1.",
-    setup=REPRESENTATION + TOOK,
+    setup=shared.REPRESENTATION + TOOK,
     runs=fig2c_runs,
     picture=fig2c_picture,
     claims=tuple(fig2c_claims),
-    differences=(*REPRESENTATION_DIFFERENCES, "τ = 1 and 5 are those of the authors' scripts."),
-    family=FAMILY,
+    differences=(*shared.REPRESENTATION_DIFFERENCES, "τ = 1 and 5 are those of the authors' scripts."),
+    family=shared.FAMILY,
     headlines=lambda results: [
         Headline(f"τ = {tau}, non-i.i.d.", "", ends(results, tau=tau, split="non-i.i.d.")) for tau in TAUS
     ],

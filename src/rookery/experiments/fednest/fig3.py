@@ -14,21 +14,11 @@ from rookery import report
 from rookery.algorithms import FedNestSGD, FedSVRG
 from rookery.experiments.fednest.representation import METHODS
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
-from rookery.experiments.machinery.curves import (
-    SPLITS,
-    Figures,
-    averages,
-    best,
-    ends,
-    ends_by,
-    mean,
-    means,
-    moves,
-    select,
-)
+from rookery.experiments.machinery.curves import averages, best, ends, ends_by, moves, select
 from rookery.experiments.machinery.drawing import draw, legend
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.fed import Epochs
 from rookery.tasks import loss_tuning

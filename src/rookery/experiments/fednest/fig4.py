@@ -13,8 +13,9 @@ from rookery import report
 from rookery.algorithms import FedAvgSaddle, FedNest, LFedNest, ScaffoldSaddle
 from rookery.engines.simulation import Simulation
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import curves, listed, mean, power
+from rookery.experiments.machinery.curves import curves
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import listed, mean, power
 from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Minimax

@@ -15,10 +15,11 @@ from rookery.experiments.fednest.representation import (
     representation,
 )
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, best, ends, ends_by, mean, means, select
+from rookery.experiments.machinery.curves import best, ends, ends_by, select
 from rookery.experiments.machinery.drawing import draw, legend, zoom
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
 
 LIGHT = ("LFedNest", "LFedNestSVRG", "LFedNestNonAlt")

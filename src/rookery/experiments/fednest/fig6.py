@@ -8,20 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.fednest.representation import (
-    AUTO,
-    FAMILY,
-    HESSIAN_STEP,
-    REPRESENTATION,
-    REPRESENTATION_DIFFERENCES,
-    add_with_both,
-    from_hessian,
-    representation,
-)
+from rookery.experiments.fednest import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, together
-from rookery.experiments.machinery.curves import Figures, ends, ends_by, listed, mean, means, select, values
+from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import by_method, draw, legend, spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import Figures, listed, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
 
 RATES = (0.06, 0.03, 0.01, 0.003)
@@ -33,31 +25,33 @@ AS_RATE = "rate"  # 1/ℓ is the rate, as in the authors' code
 CONVERGED = 0.85  # an end accuracy that counts as converged
 
 
-def rated(quick: bool, method: str, rate: float, hessian_step: Any = HESSIAN_STEP) -> Config:
+def rated(quick: bool, method: str, rate: float, hessian_step: Any = shared.HESSIAN_STEP) -> Config:
     """One method at one rate; with hessian_step=AS_RATE, 1/ℓ is the rate."""
     if hessian_step != AS_RATE:
-        return representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=hessian_step)
-    config = representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=rate)
+        return shared.representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=hessian_step)
+    config = shared.representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=rate)
     return config.but(name=f"{config.name}, 1/ℓ = rate", labels=config.labels | {"hessian_step": AS_RATE})
 
 
 def with_rate(results: pd.DataFrame) -> pd.DataFrame:
     """The runs with 1/ℓ = rate, among them those whose rate is the fixed 1/ℓ."""
-    same = (results["hessian_step"] == str(HESSIAN_STEP)) & (results["rate"] == HESSIAN_STEP)
+    same = (results["hessian_step"] == str(shared.HESSIAN_STEP)) & (results["rate"] == shared.HESSIAN_STEP)
     return results[same | (results["hessian_step"] == AS_RATE)]
 
 
 def with_fixed(results: pd.DataFrame) -> pd.DataFrame:
     """The runs with the same 1/ℓ at every rate."""
-    return select(results, hessian_step=str(HESSIAN_STEP))
+    return select(results, hessian_step=str(shared.HESSIAN_STEP))
 
 
 def fig6_runs(quick: bool) -> list[Config]:
     """Four methods at four rates, non-i.i.d., with three choices of 1/ℓ; with a fixed one also at rates near the
     largest that a method stands."""
     rates = QUICK_RATES if quick else RATES
-    configs = [rated(quick, method, rate, AS_RATE) for rate in rates if rate != HESSIAN_STEP for method in RATED]
-    configs += [rated(quick, m, rate, step) for step in (HESSIAN_STEP, AUTO) for rate in rates for m in RATED]
+    configs = [rated(quick, method, rate, AS_RATE) for rate in rates if rate != shared.HESSIAN_STEP for method in RATED]
+    configs += [
+        rated(quick, m, rate, step) for step in (shared.HESSIAN_STEP, shared.AUTO) for rate in rates for m in RATED
+    ]
     return configs + [rated(quick, m, rate) for m, own in EDGE_RATES.items() for rate in own if not quick]
 
 
@@ -71,8 +65,8 @@ def fig6_picture(results: pd.DataFrame) -> Figure:
     fig, axes = report.figure(3, 4, width=15.0, height=10.0)
     panels = (
         (with_rate(results), "1/ℓ = rate"),
-        (with_fixed(results), f"1/ℓ = {HESSIAN_STEP:g}"),
-        (from_hessian(results), "1/ℓ from the Hessian"),
+        (with_fixed(results), f"1/ℓ = {shared.HESSIAN_STEP:g}"),
+        (shared.from_hessian(results), "1/ℓ from the Hessian"),
     )
     for row, (those, words) in zip(axes, panels, strict=True):
         for ax, rate in zip(row, _rates(results), strict=True):
@@ -101,7 +95,7 @@ def edges_picture(results: pd.DataFrame) -> Figure:
     ax.set_xscale("log")
     ticks(ax, values(results, "rate"))
     ax.set_ylim(0, 1)
-    report.label(ax, "both steps", "test accuracy at the end", f"non-i.i.d., 1/ℓ = {HESSIAN_STEP:g}")
+    report.label(ax, "both steps", "test accuracy at the end", f"non-i.i.d., 1/ℓ = {shared.HESSIAN_STEP:g}")
     legend(ax, 3)
     return fig
 
@@ -214,7 +208,7 @@ FIXED_SET_UP = (
     "(FedNest at .22: .43, .73, .94)."
 )
 claim = Claims()
-add_with_both(
+shared.add_with_both(
     claim,
     paper_claims,
     _grid_figures,
@@ -225,28 +219,28 @@ add_with_both(
 for own in paper_claims:  # the same with the fixed 1/ℓ, as claims of our own
     first = own.text[0].lower() if own.text.startswith(("The ", "Both ")) else own.text[0]
     why: Any = {"set_up": FIXED_SET_UP} if own is communication_stands_larger_rates else {}
-    claim(f"With 1/ℓ = {HESSIAN_STEP:g} at every rate: {first}{own.text[1:]}", **why)(own.on(with_fixed))
+    claim(f"With 1/ℓ = {shared.HESSIAN_STEP:g} at every rate: {first}{own.text[1:]}", **why)(own.on(with_fixed))
 
 
 fig6 = Experiment(
     name="fednest-fig6",
     title="hyper-representation on MNIST, learning rates",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 6 and App. H.2.",
-    setup=f"{REPRESENTATION} Here both steps take four values. The paper's claims are checked with 1/ℓ = rate, as in "
-    f"the authors' code. Beside it, our own: 1/ℓ = {HESSIAN_STEP:g} at every rate (at the rate .01 the same runs), "
-    "with further rates about the largest that a method stands, and 1/ℓ from the Hessian. A method has converged if it "
-    f"ends at {CONVERGED:.0%}.",
+    setup=f"{shared.REPRESENTATION} Here both steps take four values. The paper's claims are checked with 1/ℓ = rate, "
+    f"as in the authors' code. Beside it, our own: 1/ℓ = {shared.HESSIAN_STEP:g} at every rate (at the rate .01 the "
+    "same runs), with further rates about the largest that a method stands, and 1/ℓ from the Hessian. A method has "
+    f"converged if it ends at {CONVERGED:.0%}.",
     runs=fig6_runs,
     picture=fig6_picture,
     claims=tuple(claim),
     differences=(
-        *REPRESENTATION_DIFFERENCES,
+        *shared.REPRESENTATION_DIFFERENCES,
         "The paper's four rates are not given. Ours were chosen with 1/ℓ from the Hessian, before the other runs: from "
         ".06, at which three of the four methods fail then, down to .003. The further ones, with 1/ℓ = .01 alone, "
         "count for one claim of our own only: "
         f"{'; '.join(f'{m}: {listed(rates)}' for m, rates in EDGE_RATES.items())}.",
     ),
-    family=FAMILY,
+    family=shared.FAMILY,
     more={"the end accuracy against the rate": edges_picture},
     headlines=lambda results: [
         Headline(f"{m} at {rate:g}, 1/ℓ = rate", "", ends(with_rate(results), method=m, rate=rate))

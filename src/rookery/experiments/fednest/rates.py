@@ -14,26 +14,11 @@ from matplotlib.figure import Figure
 from rookery import report, theory
 from rookery.algorithms import FedNest
 from rookery.data.clients import Clients
-from rookery.experiments.fednest.quadratics import (
-    CLASSES,
-    CLIENTS,
-    DIM,
-    LOCAL_STEPS,
-    LOWER_ROUNDS,
-    MINIMAX_SCALE,
-    SAMPLES,
-    SCALE,
-    SUMMED,
-    class_of,
-    definite,
-    quadratic_task,
-    rates_task,
-    theory_method,
-    turn,
-)
+from rookery.experiments.fednest import quadratics
 from rookery.experiments.machinery.claims import Claims, Finding, together
-from rookery.experiments.machinery.curves import STUDENT, Figures, listed, power, select
+from rookery.experiments.machinery.curves import select
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import STUDENT, Figures, listed, power
 from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
@@ -58,22 +43,22 @@ SPREAD = 4.0  # κ of the lower Hessian in the runs about the bias
 def _bias_problem() -> Task:
     """A bilevel quadratic with one sample a client, started at (x, y*(x))."""
     rng = np.random.default_rng(10)
-    eye, zero = np.eye(DIM), np.zeros((DIM, DIM))
+    eye, zero = np.eye(quadratics.DIM), np.zeros((quadratics.DIM, quadratics.DIM))
     samples = lambda row: {name: value[None] for name, value in row.items()}
 
     def lower() -> dict[str, np.ndarray]:
-        a, b = definite(rng, 1.0, SPREAD), 0.5 * turn(rng) + 0.5 * eye
-        return samples({"A": a, "B": b, "b": rng.normal(size=DIM)})
+        a, b = quadratics.definite(rng, 1.0, SPREAD), 0.5 * quadratics.turn(rng) + 0.5 * eye
+        return samples({"A": a, "B": b, "b": rng.normal(size=quadratics.DIM)})
 
     def upper() -> dict[str, np.ndarray]:
-        c, d = 3 * rng.normal(size=DIM) + 3, rng.normal(size=DIM)
+        c, d = 3 * rng.normal(size=quadratics.DIM) + 3, rng.normal(size=quadratics.DIM)
         return samples({"C": eye, "D": eye, "E": zero, "c": c, "d": d})
 
     with jax.enable_x64(True):
-        clients = Clients([lower() for _ in range(CLIENTS)], [upper() for _ in range(CLIENTS)])
-        x = np.ones(DIM)
-        task = quadratic_task(quadratic(clients=1).problem, clients, (x, x), np.zeros_like)
-        return quadratic_task(task.problem, clients, (x, solution(task).y(x)), np.zeros_like)
+        clients = Clients([lower() for _ in range(quadratics.CLIENTS)], [upper() for _ in range(quadratics.CLIENTS)])
+        x = np.ones(quadratics.DIM)
+        task = quadratics.quadratic_task(quadratic(clients=1).problem, clients, (x, x), np.zeros_like)
+        return quadratics.quadratic_task(task.problem, clients, (x, solution(task).y(x)), np.zeros_like)
 
 
 @functools.cache
@@ -146,15 +131,15 @@ def rates_runs(quick: bool) -> list[Config]:
         Config(
             name=f"{name}, K = {root**2}",
             labels={"part": "rate", "problem": name, "K": root**2},
-            task=rates_task,
-            settings={"problem": class_of(name), "noise": NOISE},
-            algorithm=theory_method(name, NOISE, root**2, roots[0] ** 2, **changes),
+            task=quadratics.rates_task,
+            settings={"problem": quadratics.class_of(name), "noise": NOISE},
+            algorithm=quadratics.theory_method(name, NOISE, root**2, roots[0] ** 2, **changes),
             rounds=root**2,
             every=QUICK_EVERY if quick else root // 2,
             seeds=seeds,
             float64=True,
         )
-        for name in (*CLASSES, SUMMED)
+        for name in (*quadratics.CLASSES, quadratics.SUMMED)
         for root in roots
     ]
     terms, random, draws = (QUICK_TERMS, QUICK_TERMS, QUICK_DRAWS) if quick else (TERMS, RANDOM_TERMS, DRAWS)
@@ -290,14 +275,14 @@ def variance_grows(results: pd.DataFrame) -> Finding:
     return Finding(near and bool((np.diff(found) > 0).all()), figures, note)
 
 
-claim("Bilevel with the summed series: no flatter than K^(−1/2).")(partial(_no_flatter, problem=SUMMED))
+claim("Bilevel with the summed series: no flatter than K^(−1/2).")(partial(_no_flatter, problem=quadratics.SUMMED))
 
 LOOKS = {
     "bilevel": {"color": report.BLUE, "marker": "o"},
     "minimax": {"color": report.VERMILION, "marker": "s"},
     "compositional": {"color": report.GREEN, "marker": "^"},
     "single level": {"color": report.PURPLE, "marker": "D"},
-    SUMMED: {"color": report.SKY, "marker": "v", "linestyle": "--"},
+    quadratics.SUMMED: {"color": report.SKY, "marker": "v", "linestyle": "--"},
 }
 
 
@@ -337,14 +322,15 @@ rates = Experiment(
     paper=f"{FEDNEST_PAPER}, ICML 2022, Theorems 3.1 and 3.2, Corollaries 3.1–3.3, Lemma 2.2. The paper has no such "
     "run.",
     setup=(
-        f"Quadratics in {DIM} dimensions at either level, {CLIENTS} clients, all of them in every round, with Hessians "
-        f"of their own and τ_i = {', '.join(map(str, LOCAL_STEPS))} local steps; {SAMPLES} samples a client, which "
-        f"differ in their vectors (standard deviation {NOISE:g} a coordinate; the vectors themselves are of unit "
-        "length), drawn one by one with replacement in every step and anchor. One problem a class; seeds are of the "
-        "runs. The steps are `rk.theory`'s: α = min{ᾱ1, ᾱ2, ᾱ3, ᾱ/√K}, β = β̄α/T, α_i = α/τ_i, β_i = β/τ_i, N = ⌈κ_g "
-        "log K⌉; ᾱ, which is free, is such that α is at its cap for the smallest K (an eighth of the cap at the single "
-        f"level), and falls as 1/√K from there. T = {LOWER_ROUNDS} (bilevel, minimax), 1 (compositional). The upper "
-        f"losses are scaled by {SCALE:g} ({MINIMAX_SCALE:g}, minimax): the theory's constants are not scale-free, and "
+        f"Quadratics in {quadratics.DIM} dimensions at either level, {quadratics.CLIENTS} clients, all of them in "
+        f"every round, with Hessians of their own and τ_i = {', '.join(map(str, quadratics.LOCAL_STEPS))} local steps; "
+        f"{quadratics.SAMPLES} samples a client, which differ in their vectors (standard deviation {NOISE:g} a "
+        "coordinate; the vectors themselves are of unit length), drawn one by one with replacement in every step and "
+        "anchor. One problem a class; seeds are of the runs. The steps are `rk.theory`'s: α = min{ᾱ1, ᾱ2, ᾱ3, ᾱ/√K}, β "
+        "= β̄α/T, α_i = α/τ_i, β_i = β/τ_i, N = ⌈κ_g log K⌉; ᾱ, which is free, is such that α is at its cap for the "
+        "smallest K (an eighth of the cap at the single level), and falls as 1/√K from there. T = "
+        f"{quadratics.LOWER_ROUNDS} (bilevel, minimax), 1 (compositional). The upper losses are scaled by "
+        f"{quadratics.SCALE:g} ({quadratics.MINIMAX_SCALE:g}, minimax): the theory's constants are not scale-free, and "
         "for a loss of unit size ᾱ3 would be the least of the four up to K of some 10⁵. Each K is a run of its own. "
         "The mean of ‖∇Φ‖² over its rounds is from the closed form, every √K/2 rounds, by the trapezoid rule; a line "
         "is fitted to the logarithms for each seed. *No flatter* means: the mean slope is at most −1/2 plus half of "

@@ -8,8 +8,8 @@ import pandas as pd
 from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.experiments.machinery.claims import Claim, Claims, Finding
-from rookery.experiments.machinery.curves import SPLITS, Figures
 from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery.numbers import SPLITS, Figures
 from rookery.language.fed import Epochs
 from rookery.tasks import hyperrep
 

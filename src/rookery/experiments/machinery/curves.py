@@ -1,16 +1,10 @@
-"""Read an experiment's results: curves, their ends, means and slopes."""
+"""Read an experiment's results: the curves of a run, their ends and means."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-
-SPLITS = {"i.i.d.": "iid", "non-i.i.d.": "shards"}
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36)  # 97.5 % quantiles of t with 1, 2, … degrees of freedom
-Figures = dict[str, Any]
-Numbers = Sequence[float] | np.ndarray
 
 
 def select(results: pd.DataFrame, **labels: Any) -> pd.DataFrame:
@@ -85,43 +79,7 @@ def area(curve: pd.Series) -> float:
     return float(np.trapezoid(curve.to_numpy(), places) / (places[-1] - places[0]))
 
 
-def mean(values: Numbers) -> float:
-    """The mean as a plain number."""
-    return float(np.mean(values))
-
-
-def means(groups: Mapping[Any, Numbers]) -> list[float]:
-    """The mean of each group."""
-    return [mean(values) for values in groups.values()]
-
-
 def reached(curve: pd.Series, level: float) -> float:
     """The first place where the curve is at the level or above; infinity if it never is."""
     above = curve.index[curve >= level]
     return float(above[0]) if len(above) else np.inf
-
-
-def listed(values: Iterable[Any], form: str = "g") -> str:
-    """Numbers or names, with commas between them.
-
-    >>> listed([1, 0.5, "auto"])
-    '1, 0.5, auto'
-    """
-    return ", ".join(value if isinstance(value, str) else f"{value:{form}}" for value in values)
-
-
-def power(x: Numbers, y: Numbers) -> float:
-    """The exponent a of y ∝ xᵃ by least squares of the logarithms."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
-
-
-def fitted_power(x: Numbers, y: Numbers) -> tuple[float, float]:
-    """The exponent a of y ∝ xᵃ and half its 95 % interval; without an answer below three points or beyond the finite
-    numbers."""
-    if len(x) < 3 or not np.isfinite(y).all():
-        return np.nan, np.inf
-    x, y = np.log(x), np.log(y)
-    fit = np.polyfit(x, y, 1)
-    residuals = y - np.polyval(fit, x)
-    error = math.sqrt(np.sum(residuals**2) / (len(x) - 2) / np.sum((x - x.mean()) ** 2))
-    return float(fit[0]), STUDENT[len(x) - 3] * error

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.machinery.curves import Numbers, mean, select
+from rookery.experiments.machinery.curves import select
+from rookery.experiments.machinery.numbers import Numbers, mean
 
 
 def draw(

@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import Ditto, LocalSVRG, LocalTrain, PFedMe, WeightedNodesProx
 from rookery.experiments.machinery.claims import Finding
-from rookery.experiments.machinery.curves import Figures, select
+from rookery.experiments.machinery.curves import select
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import Figures
 from rookery.language.fed import Algorithm
 from rookery.tasks.task import Task
 from rookery.tasks.weighted_nodes import KINDS, SETTINGS, weighted_nodes

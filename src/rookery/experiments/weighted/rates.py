@@ -14,9 +14,10 @@ from rookery import report
 from rookery.algorithms import WeightedNodesABA, WeightedNodesProx
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, curves, fitted_power, mean, select
+from rookery.experiments.machinery.curves import curves, last, select, values
 from rookery.experiments.machinery.drawing import ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean
 from rookery.experiments.papers import WEIGHTED_PAPER
 from rookery.language.fed import Algorithm
 from rookery.parts.projection import capped_simplex
@@ -198,10 +199,10 @@ def _rate(results: pd.DataFrame, method: str, tau: int) -> Finding:
     rounds = np.array([_reached(results, method, tau, e, "round") for e in epsilons])
     scaled = rounds * epsilons ** -BOUNDS[method, 1]
     figures: Figures = {
-        f"communications at ε = {', '.join(f'{e:g}' for e in epsilons)}": counts.tolist(),
-        "slope, and half its 95 % interval": list(fitted_power(epsilons, counts)),
+        f"communications at ε = {listed(epsilons)}": counts,
+        "slope, and half its 95 % interval": fitted_power(epsilons, counts),
         "the same without the logarithm in T_s": [slope, error],
-        f"rounds times ε^{-BOUNDS[method, 1]:g}": scaled.tolist(),
+        f"rounds times ε^{-BOUNDS[method, 1]:g}": scaled,
     }
     holds = bool(slope + error >= BOUNDS[method, tau] and error < 0.5)
     if not holds and max(scaled) < 1.1 * min(scaled):
@@ -228,12 +229,9 @@ def drift_remains(results: pd.DataFrame) -> Finding:
     """At the end τ = 1 has the same gap at every γ (within 1 %); τ > 1 has a larger one, which falls with γ."""
     ends = {}
     for tau in (1, LOCAL):
-        steps = sorted(select(results, study="fixed", tau=tau)["step"].unique(), reverse=True)
-        ends[tau] = [
-            mean([float(c.iloc[-1]) for c in curves(results, "gap", study="fixed", tau=tau, step=step)])
-            for step in steps
-        ]
-    at = f"at γ = {', '.join(f'{step:g}' for step in steps)}"
+        steps = values(results, "step", study="fixed", tau=tau)[::-1]
+        ends[tau] = [mean(last(results, "gap", study="fixed", tau=tau, step=step)) for step in steps]
+    at = f"at γ = {listed(steps)}"
     figures: Figures = {f"F gap after the last round, τ = {tau}, {at}": gaps for tau, gaps in ends.items()}
     alike = max(ends[1]) < 1.01 * min(ends[1])
     holds = alike and min(ends[LOCAL]) > max(ends[1]) and bool((np.diff(ends[LOCAL]) < 0).all())

@@ -9,27 +9,12 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, listed, mean, means, select
+from rookery.experiments.machinery.curves import select
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import Figures, listed, mean, means
 from rookery.experiments.papers import WEIGHTED_PAPER
-from rookery.experiments.weighted.nodes import (
-    FOUR,
-    IMAGE_DIFFERENCES,
-    IMAGE_RUNS,
-    IMAGES,
-    METHODS,
-    SCORED,
-    SEARCH_GRID,
-    all_methods,
-    cells,
-    over_exchanges,
-    over_samples,
-    scores,
-    search_in,
-    similar_trusted,
-    weights_picture,
-)
+from rookery.experiments.weighted import nodes
 from rookery.tasks.weighted_nodes import KINDS
 
 # The paper's Table 3: setting, data, centre; then mean and ± of the test accuracy, in the order of METHODS.
@@ -60,20 +45,22 @@ _TABLE = """
 4 cifar-10      majority  0.5935 0.0074  0.3709 0.0079  0.5529 0.0077  0.4986 0.0102  0.5489 0.0060
 """
 TABLE = {
-    (int(row[0]), row[1], row[2]): dict(zip(METHODS, zip(*[iter(map(float, row[3:]))] * 2, strict=True), strict=True))
+    (int(row[0]), row[1], row[2]): dict(
+        zip(nodes.METHODS, zip(*[iter(map(float, row[3:]))] * 2, strict=True), strict=True)
+    )
     for row in map(str.split, _TABLE.strip().splitlines())
 }
 
 
 def table3_runs(quick: bool) -> list[Config]:
     """Five methods, four settings, for each data set."""
-    pairs = [("mnist", 2)] if quick else [(data, setting) for data in IMAGES for setting in FOUR]
-    return [config for data, setting in pairs for config in all_methods(quick, data, setting)]
+    pairs = [("mnist", 2)] if quick else [(data, setting) for data in nodes.IMAGES for setting in nodes.FOUR]
+    return [config for data, setting in pairs for config in nodes.all_methods(quick, data, setting)]
 
 
 def table3_search(quick: bool) -> list[Config]:
     """In setting 2."""
-    return [config for data in (("mnist",) if quick else IMAGES) for config in search_in(quick, data, 2)]
+    return [config for data in (("mnist",) if quick else nodes.IMAGES) for config in nodes.search_in(quick, data, 2)]
 
 
 def table_picture(results: pd.DataFrame) -> Figure:
@@ -84,8 +71,8 @@ def table_picture(results: pd.DataFrame) -> Figure:
         settings = sorted(select(results, data=name)["setting"].unique())
         for column, center in enumerate(KINDS):
             ax = axes[row, column]
-            for j, method in enumerate(METHODS):
-                own = [scores(results, method, name, setting, center) for setting in settings]
+            for j, method in enumerate(nodes.METHODS):
+                own = [nodes.scores(results, method, name, setting, center) for setting in settings]
                 places = np.arange(len(settings)) + 0.16 * (j - 2)
                 spread = [np.std(values) for values in own]
                 colour = report.style(method)["color"]
@@ -96,15 +83,17 @@ def table_picture(results: pd.DataFrame) -> Figure:
                     ax.plot(*zip(*shown, strict=True), "k_", markersize=9, label="the paper's" if j == 4 else None)
             ax.set_xticks(range(len(settings)), [f"{setting}" for setting in settings])
             ax.set_ylim(0.2, 1.0)
-            report.label(ax, "setting", "test accuracy" if not column else "", f"{IMAGES.get(name, name)}, {center}")
+            report.label(
+                ax, "setting", "test accuracy" if not column else "", f"{nodes.IMAGES.get(name, name)}, {center}"
+            )
     below(fig, axes[0, 0], 6)
     return fig
 
 
 MORE = {
-    "test accuracy over synchronisations (Fig. 1, 7)": over_exchanges,
-    "test accuracy over data points (Fig. 8, 9)": over_samples,
-    "the nodes' weights (Fig. 2, 4–6)": weights_picture,
+    "test accuracy over synchronisations (Fig. 1, 7)": nodes.over_exchanges,
+    "test accuracy over data points (Fig. 8, 9)": nodes.over_samples,
+    "the nodes' weights (Fig. 2, 4–6)": nodes.weights_picture,
 }
 
 
@@ -117,12 +106,12 @@ def _best(results: pd.DataFrame, center: str, but: Set[tuple[str, int]] = frozen
     figures: Figures = {}
     parts: list[bool | None] = []
     close = []
-    for data, setting in cells(results):
-        own = {method: scores(results, method, data, setting, center) for method in METHODS}
-        figures[f"{data}, setting {setting}: {', '.join(METHODS)}"] = means(own)
+    for data, setting in nodes.cells(results):
+        own = {method: nodes.scores(results, method, data, setting, center) for method in nodes.METHODS}
+        figures[f"{data}, setting {setting}: {', '.join(nodes.METHODS)}"] = means(own)
         if (data, setting) in but:
             continue
-        second = max(METHODS[1:], key=lambda method: mean(own[method]))
+        second = max(nodes.METHODS[1:], key=lambda method: mean(own[method]))
         more = lead(own["Bi-level"], own[second])
         parts.append(more.mean > 0 if len(own["Bi-level"]) > 1 else None)
         if more.holds is None:
@@ -137,24 +126,24 @@ best_for_majority = partial(_best, center="majority", but={("mnist", 1)})
 def fedavg_below_local(results: pd.DataFrame) -> Finding:
     """On the minority, FedAvg is below Local-train in settings 2 to 4 (CIFAR-10: 1 and 2)."""
     figures: Figures = {}
-    for data, setting in cells(results):
+    for data, setting in nodes.cells(results):
         if setting in ((1, 2) if data == "cifar-10" else (2, 3, 4)):
-            both = [mean(scores(results, m, data, setting, "minority")) for m in ("FedAvg", "Local-train")]
+            both = [mean(nodes.scores(results, m, data, setting, "minority")) for m in ("FedAvg", "Local-train")]
             figures[f"{data}, setting {setting}: FedAvg, Local-train"] = both
     return Finding(all(fedavg < local for fedavg, local in figures.values()), figures)
 
 
 def _over_settings(results: pd.DataFrame, method: str, data: str) -> dict[int, float]:
     """A method's means for the minority, by setting."""
-    settings = [setting for name, setting in cells(results) if name == data]
-    return {setting: mean(scores(results, method, data, setting, "minority")) for setting in settings}
+    settings = [setting for name, setting in nodes.cells(results) if name == data]
+    return {setting: mean(nodes.scores(results, method, data, setting, "minority")) for setting in settings}
 
 
 def personal_drop(results: pd.DataFrame) -> Finding:
     """On the minority, Ditto and pFedMe are lower in settings 2 to 4 than in setting 1."""
     figures: Figures = {}
     for data in dict.fromkeys(results["data"]):
-        for method in METHODS[3:]:
+        for method in nodes.METHODS[3:]:
             own = _over_settings(results, method, data)
             figures[f"{data}, {method}, setting {listed(own)}"] = [*own.values()]
     return Finding(all(max(own[1:], default=0.0) < own[0] for own in figures.values()), figures)
@@ -175,8 +164,8 @@ def _within(results: pd.DataFrame, methods: Sequence[str]) -> Finding:
     for method in methods:
         apart, there = [], []
         for (setting, data, center), told in TABLE.items():
-            if (data, setting) in cells(results):
-                own = scores(results, method, data, setting, center)
+            if (data, setting) in nodes.cells(results):
+                own = nodes.scores(results, method, data, setting, center)
                 apart.append(mean(own) - told[method][0])
                 there.append(abs(apart[-1]) <= told[method][1] + float(np.std(own)))
         counts = [float(len(there)), float(sum(there)), mean(apart) if apart else 0.0]
@@ -193,16 +182,16 @@ claim("FedAvg is below Local-train on the minority: F-MNIST and MNIST, settings 
 )
 claim("Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority.", "Section 5")(personal_drop)
 claim("Bi-level hardly moves over the settings.", "Section 5")(steady)
-claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6")(similar_trusted)
+claim("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6")(nodes.similar_trusted)
 claim("The accuracies of Bi-level, Local-train and FedAvg, within the spreads (of nine in ten cells).", "Table 3")(
-    partial(_within, methods=METHODS[:3])
+    partial(_within, methods=nodes.METHODS[:3])
 )
 claim(
     "The accuracies of Ditto and pFedMe, likewise.",
     "Table 3",
     set_up="Ditto is five points above the paper's on average, pFedMe one below. Whose personal model is scored, and "
     "the step of pFedMe's inner descent, are not given.",
-)(partial(_within, methods=METHODS[3:]))
+)(partial(_within, methods=nodes.METHODS[3:]))
 claim("Down-sampled ImageNet, all rows.", "Table 3", not_run="The data set is not to be had here.")(None)
 
 
@@ -216,18 +205,22 @@ table3 = Experiment(
     name="weighted-table3",
     title="whom to learn from: MNIST, Fashion-MNIST and CIFAR-10, four settings",
     paper=f"{WEIGHTED_PAPER}: Table 3; Figures 1, 2 and 4–9 come from the same runs.",
-    setup=f"{IMAGE_RUNS} {SCORED}",
+    setup=f"{nodes.IMAGE_RUNS} {nodes.SCORED}",
     runs=table3_runs,
     picture=table_picture,
     more=MORE,
     claims=tuple(claim),
-    differences=IMAGE_DIFFERENCES,
+    differences=nodes.IMAGE_DIFFERENCES,
     family="weighted",
     search=table3_search,
-    grid=SEARCH_GRID,
+    grid=nodes.SEARCH_GRID,
     headlines=lambda results: [
-        Headline(f"{m}, {IMAGES[data]}, setting 2, minority", _told(m, data), scores(results, m, data, 2, "minority"))
-        for data in IMAGES
+        Headline(
+            f"{m}, {nodes.IMAGES[data]}, setting 2, minority",
+            _told(m, data),
+            nodes.scores(results, m, data, 2, "minority"),
+        )
+        for data in nodes.IMAGES
         for m in ("Bi-level", "FedAvg")
     ],
 )
@@ -237,8 +230,8 @@ def digits_runs(quick: bool) -> list[Config]:
     """Five methods, four settings, on the bundled digits; seeds that nothing was chosen on."""
     return [
         config
-        for setting in ((2,) if quick else FOUR)
-        for config in all_methods(quick, "digits", setting, seeds=(3,) if quick else (3, 4, 5))
+        for setting in ((2,) if quick else nodes.FOUR)
+        for config in nodes.all_methods(quick, "digits", setting, seeds=(3,) if quick else (3, 4, 5))
     ]
 
 
@@ -258,7 +251,7 @@ of_digits(
 )(fedavg_below_local)
 of_digits("Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority.", "Section 5")(personal_drop)
 of_digits("Bi-level hardly moves over the settings.", "Section 5")(steady)
-of_digits("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6")(similar_trusted)
+of_digits("The weights of similar nodes rise, of dissimilar ones fall.", "Fig. 2, 4–6")(nodes.similar_trusted)
 
 
 @of_digits("Settings 2 and 4, minority: ahead by more than the deviations.")
@@ -269,8 +262,8 @@ def beats_all_on_digits(results: pd.DataFrame) -> Finding:
     for setting in (2, 4):
         if setting not in set(results["setting"]):
             continue
-        own = {method: scores(results, method, "digits", setting, "minority") for method in METHODS}
-        figures[f"setting {setting}: {', '.join(METHODS)}"] = means(own)
+        own = {method: nodes.scores(results, method, "digits", setting, "minority") for method in nodes.METHODS}
+        figures[f"setting {setting}: {', '.join(nodes.METHODS)}"] = means(own)
         figures[f"setting {setting}, standard deviations"] = [np.std(values) for values in own.values()]
         first = own.pop("Bi-level")
         holds = holds and all(mean(first) - mean(values) > np.std(first) + np.std(values) for values in own.values())
@@ -286,7 +279,7 @@ digits = Experiment(
         "multi-class logistic regression; b = 1/3. Settings: 1, class distributions; 2, the majority's labels permuted "
         "as well; 3, its images turned; 4, both. Bi-level (Alg. 3): γ = .5, γ_h = .05, η = .2, T_s = 20, τ = 10, "
         "batches of 20, 60 outer iterations; the others as many exchanges, with steps and λ by the validation accuracy "
-        f"of seeds 0 to 2 within the paper's grids for λ; seeds 3 to 5 here. {SCORED}"
+        f"of seeds 0 to 2 within the paper's grids for λ; seeds 3 to 5 here. {nodes.SCORED}"
     ),
     runs=digits_runs,
     picture=table_picture,

@@ -6,9 +6,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import Figures, mean, select
+from rookery.experiments.machinery.curves import values
 from rookery.experiments.machinery.drawing import below, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.numbers import Figures, listed, means
 from rookery.experiments.papers import WEIGHTED_PAPER
 from rookery.experiments.weighted.nodes import IMAGE_DIFFERENCES, IMAGE_RUNS, IMAGES, node_run, scores
 from rookery.tasks.weighted_nodes import KINDS
@@ -45,31 +46,23 @@ def sizes_picture(results: pd.DataFrame) -> Figure:
             own, told = _by_size(results, data, center), BY_SIZE.get((data, center), ())
             spread = [np.std(values, ddof=1) if len(values) > 1 else np.nan for values in own.values()]
             words = "ours, mean and standard deviation over the seeds"
-            ax.errorbar([*own], _means(own), spread, fmt="o-", color=report.BLUE, capsize=3, label=words)
+            ax.errorbar([*own], means(own), spread, fmt="o-", color=report.BLUE, capsize=3, label=words)
             if told:
                 ax.plot(SIZES, told, "s:", color=report.VERMILION, label="the paper's, one seed")
             ax.set_xscale("log")
             ticks(ax, [*own])
-            middle = (max(*told, *_means(own)) + min(*told, *_means(own))) / 2
+            middle = (max(*told, *means(own)) + min(*told, *means(own))) / 2
             ax.set_ylim(middle - 0.05, middle + 0.05)  # as much in every panel
-            report.label(
-                ax,
-                "samples at the centre" if center == KINDS[-1] else "",
-                "" if column else "test accuracy",
-                f"{IMAGES.get(data, data)}, {center}",
-            )
+            x, y = "samples at the centre" * (center == KINDS[-1]), "test accuracy" * (not column)
+            report.label(ax, x, y, f"{IMAGES.get(data, data)}, {center}")
     below(fig, axes[0, 0], 2)
     return fig
 
 
 def _by_size(results: pd.DataFrame, data: str, center: str) -> dict[int, list[float]]:
     """The last models' accuracies at each size, one for each seed."""
-    sizes = sorted(select(results, data=data, center=center)["validation"].unique())
+    sizes = values(results, "validation", data=data, center=center)
     return {int(size): scores(results, "Bi-level", data, 2, center, last=True, validation=size) for size in sizes}
-
-
-def _means(by_size: dict[int, list[float]]) -> list[float]:
-    return [mean(own) for own in by_size.values()]
 
 
 claim = Claims()
@@ -86,12 +79,12 @@ def largest_is_best(results: pd.DataFrame) -> Finding:
         for center in KINDS:
             by_size = _by_size(results, data, center)
             *others, largest = by_size.values()
-            figures[f"{data}, {center}, at {', '.join(map(str, by_size))}"] = _means(by_size)
+            figures[f"{data}, {center}, at {listed(by_size)}"] = means(by_size)
             if (data, center) in BY_SIZE:
                 figures[f"{data}, {center}, the paper's"] = list(BY_SIZE[data, center])
             leads = [lead(largest, other) for other in others]
             closest = min(leads, key=lambda more: more.mean)
-            figures[f"{data}, {center}, least lead of the largest, and the margin"] = [*closest]
+            figures[f"{data}, {center}, least lead of the largest, and the margin"] = closest
             best.append(together([more.holds for more in leads]))
             first += closest.mean > 0
     decided = [column for column in best if column is not None]

@@ -17,9 +17,10 @@ from rookery import report
 from rookery.algorithms import WeightedNodesABA
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import Figures, mean, select
+from rookery.experiments.machinery.curves import select
 from rookery.experiments.machinery.drawing import below, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.numbers import Figures, listed, mean, power
 from rookery.experiments.papers import WEIGHTED_PAPER
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import WeightedNodes
@@ -198,9 +199,9 @@ def _falls(results: pd.DataFrame, sweep: str) -> Finding:
     values, rows = _ends(results, sweep, "dist")
     middle, fall = rows.mean(axis=1), rows[0] - rows[-1]
     figures: Figures = {
-        f"Dist at {', '.join(f'{value:g}' for value in values)}": middle.tolist(),
+        f"Dist at {listed(values)}": middle.tolist(),
         "fall from the first to the last, and its standard error": [mean(fall), float(_error(fall))],
-        "as a power": float(np.polyfit(np.log(values), np.log(middle), 1)[0]),
+        "as a power": power(values, middle),
     }
     return Finding(bool((np.diff(middle) < 0).all() and mean(fall) > 2 * _error(fall)), figures)
 
@@ -215,11 +216,10 @@ def beats_local(results: pd.DataFrame) -> Finding:
     distances, own = _ends(results, "distance", "excess")
     _, local = _ends(results, "distance", "local")
     better = own.mean(axis=1) < local.mean(axis=1)
-    at = ", ".join(f"{distance:g}" for distance in distances)
-    figures: Figures = {
-        f"excess risk at distances {at}": own.mean(axis=1).tolist(),
-        "Local-train's": local.mean(axis=1).tolist(),
-        "share of seeds where it is better": (own < local).mean(axis=1).tolist(),
+    figures = {
+        f"excess risk at distances {listed(distances)}": own.mean(axis=1),
+        "Local-train's": local.mean(axis=1),
+        "share of seeds where it is better": (own < local).mean(axis=1),
     }
     note = "In this family it is so at every distance." if better.all() else ""
     return Finding(bool(better[distances <= 0.3].all()), figures, note)
@@ -239,9 +239,7 @@ def beats_equal(results: pd.DataFrame) -> Finding:
     for sweep in _sweeps(results):
         values, own = _ends(results, sweep, "excess")
         ratios = own.mean(axis=1) / _ends(results, sweep, "equal")[1].mean(axis=1)
-        figures[f"excess risk over that of equal weights, {sweep} = {', '.join(f'{v:g}' for v in values)}"] = (
-            ratios.tolist()
-        )
+        figures[f"excess risk over that of equal weights, {sweep} = {listed(values)}"] = ratios
         worse += [f"{sweep} = {value:g}" for value, ratio in zip(values, ratios, strict=True) if ratio >= 1]
     return Finding(not worse, figures, f"Not at {', '.join(worse)}." if worse else "")
 
@@ -260,7 +258,7 @@ def small_caps_help(results: pd.DataFrame) -> Finding:
     values, own = _ends(results, "cap", "excess")
     saved = own[-1] - own[0]
     figures: Figures = {
-        f"excess risk at b = {', '.join(f'{value:g}' for value in values)}": own.mean(axis=1).tolist(),
+        f"excess risk at b = {listed(values)}": own.mean(axis=1).tolist(),
         "saved from the largest b to the smallest, and its standard error": [mean(saved), float(_error(saved))],
     }
     return Finding(mean(saved) > 2 * float(_error(saved)), figures)
@@ -274,8 +272,8 @@ def has_converged(results: pd.DataFrame) -> Finding:
         values, gaps = _ends(results, sweep, "gap")
         excess = _ends(results, sweep, "excess")[1]
         most = float(np.max(gaps.mean(axis=1) / excess.mean(axis=1)))
-        shares[f"largest gap over the excess risk, {sweep} = {', '.join(f'{v:g}' for v in values)}"] = most
-    return Finding(max(np.array(list(shares.values()))) < 0.01, shares)
+        shares[f"largest gap over the excess risk, {sweep} = {listed(values)}"] = most
+    return Finding(max(shares.values()) < 0.01, shares)
 
 
 theory_experiment = Experiment(
