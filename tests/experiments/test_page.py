@@ -11,7 +11,7 @@ from rookery.experiments import EXPERIMENTS, page
 from rookery.experiments.asfbo import fig1, hetero
 from rookery.experiments.fedbio import cleaning, fair, hyperrep
 from rookery.experiments.feddro import adult, images
-from rookery.experiments.fednest import fig3, fig5
+from rookery.experiments.fednest import fig5, tuning
 from rookery.experiments.machinery.claims import REPRODUCED, VERDICTS
 from rookery.experiments.weighted import nodes
 
@@ -70,8 +70,8 @@ CHOSEN = {
     "feddro-fig1": lambda method: (images.IMAGE_CHOSEN[method],),
     "feddro-fig2": lambda study, method, setting, local: adult.FAIR_CHOSEN[method, setting],
     "feddro-fig4": lambda study, method, setting, local: adult.SWEEP_CHOSEN[study, method, local],
-    "fednest-fig3a": lambda method, split: fig3.CHOSEN[method, split],
-    "fednest-fig3b": lambda method, split: fig3.CHOSEN[method, split],
+    "fednest-fig3a": lambda method, split: tuning.CHOSEN[method, split],
+    "fednest-fig3b": lambda method, split: tuning.CHOSEN[method, split],
     "fednest-fig5": lambda split: fig5.FIG5_STEPS,
     "weighted-table3": lambda data, method: _of_weighted(data, method),
     "weighted-covtype": lambda data, method: _of_weighted(data, method),

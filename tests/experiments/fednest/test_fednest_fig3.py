@@ -5,16 +5,18 @@ import pytest
 
 from rookery.experiments import reproduce
 from rookery.experiments.fednest import fig3 as figures
+from rookery.experiments.fednest import tuning
+from rookery.experiments.machinery.numbers import SPLITS
 
 
 @pytest.mark.slow
 def test_fig3a(tmp_path):
     out = reproduce("fednest-fig3a", tmp_path / "fednest-fig3a", quick=True, progress=False)
     results = pd.read_csv(out / "results.csv")
-    assert set(results["method"]) == {"FedNest", "LFedNest", figures.CENTRAL, figures.UNTUNED}
+    assert set(results["method"]) == {"FedNest", "LFedNest", tuning.CENTRAL, tuning.UNTUNED}
     last = results[results["round"] == 60].set_index(["method", "steps"])["accuracy"]
-    assert min(last["FedNest", figures.SEARCHED], last["FedNest", figures.EQUAL]) > 0.7
-    assert set(pd.read_csv(out / "search.csv")["upper_step"]) == set(figures.GRIDS["FedNest", "i.i.d."][0][-2:])
+    assert min(last["FedNest", tuning.SEARCHED], last["FedNest", tuning.EQUAL]) > 0.7
+    assert set(pd.read_csv(out / "search.csv")["upper_step"]) == set(tuning.GRIDS["FedNest", "i.i.d."][0][-2:])
     assert "## Search" in (out / "summary.md").read_text()
 
 
@@ -23,7 +25,7 @@ def test_a_step_with_which_one_seed_fails_is_not_chosen():
     search = pd.DataFrame(
         [{"run": f"search: steps {upper:g}, 0.01", "seed": seed, "validation_loss": loss} for upper, seed, loss in rows]
     ).assign(method="FedNest", split="i.i.d.")
-    assert figures.GRID.best(search) == {("FedNest", "i.i.d."): {"upper": 0.6, "lower": 0.01}}
+    assert tuning.GRID.best(search) == {("FedNest", "i.i.d."): {"upper": 0.6, "lower": 0.01}}
 
 
 def frame(curves):
@@ -44,14 +46,14 @@ def lasting(*ends):
 
 def test_svrg_and_sgd_are_compared_seed_by_seed():
     """A small lead counts where every seed has it; the seed that one of them lacks does not."""
-    full = {("FedNest", split): lasting(0.9, 0.93, 0.5) for split in figures.SPLITS}
-    clear = frame(full | {("FedNestSGD", split): lasting(0.899, 0.929) for split in figures.SPLITS})
+    full = {("FedNest", split): lasting(0.9, 0.93, 0.5) for split in SPLITS}
+    clear = frame(full | {("FedNestSGD", split): lasting(0.899, 0.929) for split in SPLITS})
     found = figures.svrg_tunes_better(clear)
     assert found.holds
     assert found.figures["lead at the end, and the margin, i.i.d."] == pytest.approx([0.001, 0])
     assert found.figures["end, FedNest and FedNestSGD, i.i.d."] == pytest.approx([0.915, 0.914])
     assert figures.svrg_matters_more(clear).holds is None
-    close = figures.svrg_tunes_better(frame(full | {("FedNestSGD", s): lasting(0.95, 0.88) for s in figures.SPLITS}))
+    close = figures.svrg_tunes_better(frame(full | {("FedNestSGD", s): lasting(0.95, 0.88) for s in SPLITS}))
     assert close.holds is None
     assert "at the end +0.0000 ± 0.6353 (i.i.d.)" in close.note
 
@@ -59,8 +61,8 @@ def test_svrg_and_sgd_are_compared_seed_by_seed():
 def test_better_convergence_asks_for_the_rounds_and_the_end():
     """Who is ahead at the end, but behind on average over the rounds, does not converge better."""
     late = [[0.1] * 11 + [end] * 10 for end in (0.95, 0.951)]
-    sgd = {("FedNestSGD", split): lasting(0.9, 0.902) for split in figures.SPLITS}
-    found = figures.svrg_tunes_better(frame(sgd | {("FedNest", split): late for split in figures.SPLITS}))
+    sgd = {("FedNestSGD", split): lasting(0.9, 0.902) for split in SPLITS}
+    found = figures.svrg_tunes_better(frame(sgd | {("FedNest", split): late for split in SPLITS}))
     assert found.holds is False
     assert found.figures["lead at the end, and the margin, i.i.d."][0] > 0
     mixed = {("FedNest", "i.i.d."): late, ("FedNest", "non-i.i.d."): lasting(0.95, 0.951)}
@@ -72,7 +74,7 @@ def test_better_convergence_asks_for_the_rounds_and_the_end():
 def test_runs_that_failed_are_counted_and_left_out():
     broken = [[0.1] + [0.9] * 10 + [0.1] * 10]
     results = frame(
-        {("FedNest", split): lasting(0.93, 0.931) for split in figures.SPLITS}
+        {("FedNest", split): lasting(0.93, 0.931) for split in SPLITS}
         | {("FedNestSGD", "i.i.d."): lasting(0.92, 0.92), ("FedNestSGD", "non-i.i.d."): lasting(0.9, 0.9) + broken}
     )
     found = figures.svrg_tunes_better(results)
@@ -84,7 +86,7 @@ def test_runs_that_failed_are_counted_and_left_out():
 
 def test_what_is_above_no_tuning():
     """FedNest and the centralised run with every seed; LFedNest seed by seed, by more than the margin."""
-    none, central = {(figures.UNTUNED, "i.i.d."): lasting(0.89, 0.9)}, {(figures.CENTRAL, "i.i.d."): lasting(0.93)}
+    none, central = {(tuning.UNTUNED, "i.i.d."): lasting(0.89, 0.9)}, {(tuning.CENTRAL, "i.i.d."): lasting(0.93)}
     light = lambda *ends: {("LFedNest", "i.i.d."): lasting(*ends)}
     good = frame(none | central | {("FedNest", "i.i.d."): lasting(0.92, 0.93)} | light(0.899, 0.91))
     assert figures.above_no_tuning(good).holds
@@ -107,8 +109,8 @@ def test_the_curves_of_fig3a_coincide_only_if_no_run_fails():
 
 def test_the_papers_claims_are_read_at_equal_steps_and_up_to_the_end_of_the_printed_axis():
     """The runs with searched steps, and what comes after the axis, are left to the claims of our own."""
-    runs = [(m, steps) for m in ("FedNest", "LFedNest") for steps in (figures.EQUAL, figures.SEARCHED)]
-    runs += [(m, figures.SEARCHED) for m in figures.BESIDE]
+    runs = [(m, steps) for m in ("FedNest", "LFedNest") for steps in (tuning.EQUAL, tuning.SEARCHED)]
+    runs += [(m, tuning.SEARCHED) for m in tuning.BESIDE]
     rows = [
         {"run": f"{method}, {steps}", "method": method, "split": "i.i.d.", "steps": steps, "seed": 0, "round": at,
          "exchanges": each * at, "accuracy": 0.5}
@@ -116,19 +118,19 @@ def test_the_papers_claims_are_read_at_equal_steps_and_up_to_the_end_of_the_prin
         for each in [10 if method == "FedNest" else 2]
         for at in range(0, 3001, 100)
     ]  # fmt: skip
-    cut = {across: figures.printed(pd.DataFrame(rows), across) for across in figures.ACROSS}
+    cut = {across: tuning.printed(pd.DataFrame(rows), across) for across in figures.ACROSS}
     for own in cut.values():
-        assert set(own.loc[own["method"].isin(figures.TWO), "steps"]) == {figures.EQUAL}
-        assert own.loc[own["method"].isin(figures.BESIDE), "round"].max() == 1000
+        assert set(own.loc[own["method"].isin(tuning.TWO), "steps"]) == {tuning.EQUAL}
+        assert own.loc[own["method"].isin(tuning.BESIDE), "round"].max() == 1000
     last = {across: own.groupby("method")["round"].max() for across, own in cut.items()}
-    assert [last["round"][method] for method in figures.TWO] == [1000, 1000]
-    assert [last["exchanges"][method] for method in figures.TWO] == [600, 3000]
-    assert set(figures.searched(pd.DataFrame(rows))["steps"]) == {figures.SEARCHED}
+    assert [last["round"][method] for method in tuning.TWO] == [1000, 1000]
+    assert [last["exchanges"][method] for method in tuning.TWO] == [600, 3000]
+    assert set(tuning.searched(pd.DataFrame(rows))["steps"]) == {tuning.SEARCHED}
 
 
 def test_one_seed_decides_nothing():
     both = {(method, split): lasting(end, end) for method, end in (("FedNest", 0.9), ("FedNestSGD", 0.8))
-            for split in figures.SPLITS}  # fmt: skip
+            for split in SPLITS}  # fmt: skip
     found = figures.svrg_tunes_better(frame(both | {("FedNest", "non-i.i.d."): lasting(0.9)}))
     assert found.holds is None
     assert "+0.1000 with one seed (non-i.i.d.)" in found.note

@@ -1,31 +1,17 @@
 """The experiments about adaptively weighted nodes: their quick versions, and how they measure."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from rookery.experiments import EXPERIMENTS, reproduce
 from rookery.experiments.machinery.numbers import fitted_power
 from rookery.experiments.weighted import covtype, nodes, rates, tables45, theory
 from rookery.tasks.weighted_nodes import KINDS
 
 
-def quick(name: str, out: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
-    """Run it; its results, and its claims by text."""
-    folder = reproduce(name, out / name, quick=True, progress=False)
-    assert {path.name for path in folder.iterdir()} >= {"results.csv", "claims.json", "summary.md", f"{name}.png"}
-    claims = json.loads((folder / "claims.json").read_text())
-    assert [claim["claim"] for claim in claims] == [claim.text for claim in EXPERIMENTS[name].claims]
-    return pd.read_csv(folder / "results.csv"), {claim["claim"]: claim for claim in claims}
-
-
 @pytest.mark.slow
-def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
-    results, claims = quick("weighted-theory", tmp_path)
+def test_learnt_weights_on_linear_regression(quick):
+    results, claims = quick("weighted-theory")
     assert claims["Better than Local-train when the dissimilarity is small."]["verdict"] == "reproduced"
     base = results[(results["sweep"] == "distance") & (results["value"] == 1.0)]
     start, end = (base[base["round"] == at] for at in (0, 40))
@@ -36,9 +22,9 @@ def test_learnt_weights_on_linear_regression(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whom_to_learn_from_on_digits(tmp_path: Path) -> None:
+def test_whom_to_learn_from_on_digits(quick, tmp_path):
     """Five methods, both centres; even after two rounds the similar nodes have gained weight."""
-    results, claims = quick("weighted-digits", tmp_path)
+    results, claims = quick("weighted-digits")
     assert set(results["method"]) == set(nodes.METHODS)
     assert claims["The weights of similar nodes rise, of dissimilar ones fall."]["verdict"] == "reproduced"
     assert {path.name for path in (tmp_path / "weighted-digits").glob("*.png")} == {
@@ -51,8 +37,8 @@ def test_whom_to_learn_from_on_digits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["weighted-table3", "weighted-tables4-5", "weighted-covtype"])
-def test_whom_to_learn_from_at_the_papers_size(name: str, tmp_path: Path) -> None:
-    results, _ = quick(name, tmp_path)
+def test_whom_to_learn_from_at_the_papers_size(name, quick):
+    results, _ = quick(name)
     assert results["run"].nunique() >= 4
 
 
@@ -164,9 +150,9 @@ def test_slopes_are_exact_on_powers() -> None:
 
 
 @pytest.mark.slow
-def test_rates(tmp_path: Path) -> None:
+def test_rates(quick):
     """The largest ε is reached by both methods, with local steps and without."""
-    _, claims = quick("weighted-rates", tmp_path)
+    _, claims = quick("weighted-rates")
     found = [claim for text, claim in claims.items() if "faster" in text]
     counts = [figure for claim in found for name, figure in claim["figures"].items() if "communications" in name]
     assert len(counts) == 4

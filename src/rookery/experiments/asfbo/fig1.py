@@ -137,7 +137,7 @@ KEPT = (
 
 
 def fig1_thinned(results: pd.DataFrame) -> pd.DataFrame:
-    """See KEPT. An accuracy is a count of 10,000 images: four digits are all of it."""
+    """See KEPT. Accuracies are counts of 10,000 images, so four digits are exact."""
     digits = {"accuracy": 4, "train_accuracy": 4, "train_loss": 4}
     results = results.round(digits)
     rounds = results["round"]

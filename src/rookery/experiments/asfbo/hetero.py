@@ -34,7 +34,7 @@ DIVERGED = 0.6  # runs below this accuracy have diverged
 
 
 def held_out(seed: int, data: str, first: tuple[int, int], data_dir: Any = None, **settings: Any) -> Task:
-    """The task, evaluated on the training images after the first ones, too, which no client has.
+    """The task, also evaluated on training images that no client has: those after the first ones.
 
     `chosen_accuracy` is the test accuracy of the model with the highest `validation_accuracy` so far.
     """
@@ -98,7 +98,7 @@ HETERO_GRID = shared.scale_grid(("method", "work"), "chosen_validation", hetero_
 
 
 def hetero_picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy against rounds, for each kind of local work, of the runs that last; that of the chosen models."""
+    """Test accuracy of the runs that last against rounds, for each kind of local work; and of the chosen models."""
     fig, axes = report.figure(1, 3, width=15.0, height=4.4)
     methods = [m for m in shared.SINGLE_LOOP if m in set(results["method"])]
     for ax, (work, words) in zip(axes[0], WORK.items(), strict=False):
@@ -127,7 +127,7 @@ def hetero_picture(results: pd.DataFrame) -> Figure:
 
 
 def _by_seed(results: pd.DataFrame, work: str, metric: str = "chosen_accuracy") -> dict[str, np.ndarray]:
-    """By method: the test accuracy of the model with the highest validation accuracy, or another last value."""
+    """The last value of a metric by method; by default the test accuracy of the model chosen by validation."""
     methods = [m for m in shared.SINGLE_LOOP if m in set(results["method"])]
     return {m: last(results, metric, method=m, work=work) for m in methods}
 
@@ -146,7 +146,7 @@ def _reweighted(results: pd.DataFrame, work: str) -> Finding:
 
 
 def _without_diverged(own: dict[str, np.ndarray], finals: dict[str, np.ndarray]) -> str:
-    """How many runs diverge before they have a model, and later; the leads over SimFBO of the others' chosen models.
+    """A note on the runs that diverge, early or late, and the leads over SimFBO without them.
 
     `own` are the accuracies of the chosen models, `finals` those after the last round.
     """

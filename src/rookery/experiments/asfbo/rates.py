@@ -38,7 +38,7 @@ def _stochastic() -> Task:
 
 
 def stochastic_task(seed: int) -> Task:
-    """The same problem for every seed, which is the run's alone."""
+    """The same problem for every seed of the run."""
     return _stochastic()
 
 
@@ -68,7 +68,7 @@ def rated(quick: bool, cohort: int, local: int, step: float, study: str) -> Conf
 
 
 def limit(quick: bool, method: str, fineness: float) -> Config:
-    """A method with unequal τ_i, run until it stands still."""
+    """A method with unequal τ_i, run until it no longer moves."""
     local = {name: 0.01 * fineness for name in ("upper_step", "lower_step", "linear_step")}
     server = {name: 0.02 * fineness for name in SERVER}
     more = {"bounds": None, "server": "fixed"} if method in OURS else {}

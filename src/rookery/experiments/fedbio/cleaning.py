@@ -82,7 +82,7 @@ def cleaning_tried(quick: bool, method: str, upper: float, lower: float) -> Conf
 
 
 def cleaning_search(quick: bool) -> list[Config]:
-    """Every method's."""
+    """Both steps of every method."""
     upper, lower = (UPPER_GRID[-1:], (0.5,)) if quick else (UPPER_GRID, LOWER_GRID)
     return [
         cleaning_tried(quick, m, factor, step)

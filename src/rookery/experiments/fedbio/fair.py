@@ -133,7 +133,7 @@ claim = Claims()
 
 
 def _smaller_gap(results: pd.DataFrame, split: str) -> Finding:
-    """FedBiO and FedBiOAcc end with at most half FedAvg's gap in true positive rates, at most 5 points less right."""
+    """FedBiO and FedBiOAcc end with at most half of FedAvg's TPR gap, and at most 5 points below its accuracy."""
     gap, accuracy = (_ends(results, split, metric) for metric in ("tpr_gap", "accuracy"))
     holds = all(gap[m] <= 0.5 * gap["FedAvg"] and accuracy[m] >= accuracy["FedAvg"] - 0.05 for m in FAIR[:2])
     return Finding(holds, _figures(results, split))

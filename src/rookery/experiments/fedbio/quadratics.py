@@ -36,7 +36,7 @@ COSTS = ("exchanges", "samples")
 
 @functools.cache
 def _problem(clients: int, scope: Scope) -> Task:
-    """With ‖∇Φ‖² relative to the start's as a metric."""
+    """A quadratic whose metric is ‖∇Φ‖² relative to the start's."""
     task = quadratic(
         clients, samples=SAMPLES, noise=NOISE, heterogeneity=HETEROGENEITY, seed=7, replace=True, scope=scope
     )
@@ -148,7 +148,7 @@ def rated(quick: bool, name: str, clients: int, epsilon: float, step: float) -> 
 
 
 def fixed(quick: bool, study: str, algorithm: Algorithm, clients: int, step: float, scope: Scope = "global") -> Config:
-    """A run of a given length at a given step, whose floor is looked at."""
+    """A run of fixed length at a fixed step, for its floor."""
     words = {"noise": "all samples noisy", "upper": "upper samples noisy", "lower": "lower samples noisy"}
     return Config(
         name=f"{type(algorithm).__name__}, {words.get(study, study)}, M = {clients}, step {step:g}",

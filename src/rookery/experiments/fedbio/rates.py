@@ -27,7 +27,7 @@ WORDS = {"exchanges": "communications", "samples": "samples of a client"}
 
 
 def measured(results: pd.DataFrame) -> pd.DataFrame:
-    """With `so_far`, the mean of ‖∇Φ‖² over the rounds so far; `floor`, that over the second half of the run, in its
+    """Add `so_far`, the mean of ‖∇Φ‖² over the rounds so far; `floor`, the mean over the second half of the run, in its
     last row; and `samples` of a client."""
     keys = [results["run"], results["seed"]]
     runs = results.groupby(["run", "seed"], sort=False)
@@ -42,8 +42,8 @@ def measured(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def thinned(results: pd.DataFrame) -> pd.DataFrame:
-    """What `results.csv` holds: of every run the last row; of one about rates also those between which the mean so far,
-    averaged over the seeds, comes to ε. The claims and the picture need no more."""
+    """Keep the last row of every run and, of runs about rates, the rows between which the mean so far, averaged over
+    the seeds, reaches ε. The claims and the picture need no more."""
     whole = measured(results)
     kept = whole["round"] == whole.groupby("run")["round"].transform("max")
     for run, own in select(whole, study="rate").groupby("run", sort=False):
@@ -67,19 +67,19 @@ class Least(NamedTuple):
 
 
 def _table(own: pd.DataFrame) -> pd.DataFrame:
-    """Of one run: the mean so far and the costs by round, averaged over the seeds."""
+    """The mean so far and the costs of one run by round, averaged over the seeds."""
     own = own[["round", "so_far", *quadratics.COSTS]].replace(np.nan, np.inf)
     return own[own["round"] > 0].groupby("round").mean()
 
 
 def _around(table: pd.DataFrame, epsilon: float) -> pd.DataFrame:
-    """The first row whose mean so far is at most ε, and the one before; none if there is no such row."""
+    """The first row whose mean so far is at most ε, and the one before; empty if there is no such row."""
     below = np.flatnonzero(table["so_far"] <= epsilon)
     return table.iloc[max(below[0] - 1, 0) : below[0] + 1] if len(below) else table.iloc[:0]
 
 
 def _reached(table: pd.DataFrame, epsilon: float) -> list[float]:
-    """Communications, and samples of a client, until the mean so far is ε, of one run."""
+    """Communications, and samples of a client, until the mean so far of one run is ε."""
     near = _around(table, epsilon).iloc[::-1]
     if not len(near):
         return [np.inf, np.inf]
@@ -100,7 +100,7 @@ def _least(results: pd.DataFrame, epsilons: Iterable[float]) -> dict[float, Leas
 
 
 class Costs(NamedTuple):
-    """Of one method and M, where the best step is inside its grid and ε is reached: by ε, from the largest."""
+    """The costs of one method and M for each ε that is reached with a best step inside its grid, largest ε first."""
 
     epsilons: list[float]
     each: list[Least]
@@ -115,11 +115,11 @@ class Costs(NamedTuple):
         return [one.floor / epsilon for epsilon, one in zip(self.epsilons, self.each, strict=True)]
 
     def slope(self, cost: str, over: Sequence[float] | None = None) -> tuple[float, float]:
-        """Of log cost against log ε, and half its 95 % interval; `over`: of the costs over these."""
+        """The power of ε in a cost, or in the cost divided by `over`, and half its 95 % interval."""
         return fitted_power(self.epsilons, self.of(cost) / np.asarray(1.0 if over is None else over))
 
     def among(self, epsilons: set[float]) -> "Costs":
-        """Of these ε only."""
+        """The costs of these ε only."""
         pairs = [pair for pair in zip(self.epsilons, self.each, strict=True) if pair[0] in epsilons]
         return Costs([e for e, _ in pairs], [one for _, one in pairs])
 
@@ -141,7 +141,7 @@ def _costs(results: pd.DataFrame, name: str) -> dict[int, Costs]:
 
 
 def _floor(results: pd.DataFrame, **labels: Any) -> float:
-    """Averaged over the seeds."""
+    """The floor, averaged over the seeds."""
     return float(select(results, **labels)["floor"].mean())
 
 
@@ -255,7 +255,7 @@ def acc_is_cheapest(results: pd.DataFrame) -> Finding:
 
 
 def _flatter(a: tuple[float, float], b: tuple[float, float]) -> bool | None:
-    """None where the intervals overlap."""
+    """Whether slope a is flatter; None where the intervals overlap."""
     return a[0] > b[0] if abs(a[0] - b[0]) > a[1] + b[1] else None
 
 

@@ -70,7 +70,7 @@ def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorith
 def fair(
     quick: bool, method: str, setting: str, chosen: Chosen, local: int = 1, study: str = "steps", **changes: Any
 ) -> Config:
-    """One method, as many local steps or as many synchronisations as every other; the step falls to a tenth."""
+    """One method with the local steps, or the synchronisations, that all runs of its study have."""
     if study == "rounds":
         rounds = QUICK_ROUNDS if quick else ROUNDS
     else:
@@ -119,7 +119,7 @@ def fig4_search(quick: bool) -> list[Config]:
 
 
 def _score(search: pd.DataFrame) -> pd.Series:
-    """The objective at the end. The unconstrained run has another one: of it, the training accuracy."""
+    """The objective at the end; for the unconstrained run, which has another one, the training accuracy."""
     return (-search["risk"]).where(search["method"] != "unconstrained", search["train_accuracy"])
 
 
@@ -299,7 +299,7 @@ ADULT_DIFFERENCES = (
 
 
 def _chosen_words(chosen: dict[Any, Chosen]) -> str:
-    """Values of a search: the step, then β where the method has one."""
+    """The values that a search chose: the step, then β where the method has one."""
     each = {", ".join(map(str, key)): pair for key, pair in chosen.items()}
     return "; ".join(f"{key}: {step:g}" + (f", {beta:g}" if beta else "") for key, (step, beta) in each.items())
 

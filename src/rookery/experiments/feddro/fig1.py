@@ -68,14 +68,14 @@ def fig1_runs(quick: bool) -> list[Config]:
 
 
 def k32_runs(quick: bool) -> list[Config]:
-    """32 clients, as many epochs."""
+    """32 clients, the same number of epochs."""
     many: dict[str, Any] = {"clients": 4 if quick else 32, "steps": shared.STEPS // 4}
     return [shared.images(quick, "cifar-10", method, **many) for method in shared.IMAGES[:6]]
 
 
 def _compared(results: pd.DataFrame) -> pd.DataFrame:
-    """The runs that are compared: of a method's long ones those with the best of its steps, by the training accuracy at
-    the end with the first seed. They are called `LONG`."""
+    """The runs to compare. Of a method's long runs only those with its best step are kept, by the training accuracy at
+    the end with the first seed; their data set is then called `LONG`."""
     long = results["data"].str.startswith(LONG)
     kept = ~long
     for method, own in results[long].groupby("method"):
@@ -85,7 +85,7 @@ def _compared(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _column_title(own: pd.DataFrame) -> str:
-    """The data set, how many epochs were run (none where there is not half of one), and the clients if not 8."""
+    """The data set, the number of epochs if it rounds to one or more, and the number of clients if it is not 8."""
     data, clients = own["data"].iloc[0].split(",")[0], int(own["clients"].iloc[0])
     epochs = round(own["steps"].max() * clients * shared.BATCH / shared.SIZES[data])
     data += FOUR.removeprefix(data) * (own["data"].iloc[0] == FOUR)
@@ -133,7 +133,7 @@ def _led(own: pd.DataFrame, first: str, second: str, sign: int = 1) -> Lead:
 
 
 def _within(leads: Sequence[Lead]) -> str:
-    """Why they are undecided together, where they are."""
+    """The reason if the leads together are undecided."""
     if together([pair.holds for pair in leads]) is not None:
         return ""
     few = ", or is of the one seed that both methods have" * any(np.isinf(pair.error) for pair in leads)
@@ -141,7 +141,7 @@ def _within(leads: Sequence[Lead]) -> str:
 
 
 def _image_figures(results: pd.DataFrame, metric: str) -> Figures:
-    """The means over each method's seeds, and how many there are; where that differs, over those that all have, too."""
+    """The means over each method's seeds and their number; where that differs, also over the seeds that all have."""
     figures: Figures = {}
     for data, own in _image_ends(results, metric).items():
         name, seeds, common = f"{shared.METRICS[metric]}, {data}: {listed(own)}", own.count(), own.dropna()
@@ -172,7 +172,6 @@ def _both(results: pd.DataFrame, metric: str, sign: int = 1, slack: float | None
 
 
 def worst_class(results: pd.DataFrame) -> Finding:
-    """See `_both`."""
     found = _both(results, shared.WORST)
     most = max(np.nanmax(own.to_numpy(float)) for own in _image_ends(results, shared.WORST).values())
     few = f"No run ends above {most:.2g}, and a difference is within the margin."

@@ -38,7 +38,7 @@ def _stochastic() -> Any:
 
 
 def rates_task(seed: int, clients: int) -> Task:
-    """The same problem for every seed, which is the run's alone."""
+    """The same problem for every seed of the run."""
     return _composite(clients)
 
 

@@ -1,8 +1,6 @@
-"""Fig. 3 of FedNest: loss tuning on long-tailed MNIST."""
+"""Fig. 3 of FedNest: loss tuning on long-tailed MNIST, by rounds and by communications."""
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,203 +9,41 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.algorithms import FedNestSGD, FedSVRG
-from rookery.experiments.fednest.representation import METHODS
+from rookery.experiments.fednest import tuning
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
 from rookery.experiments.machinery.curves import averages, best, ends, ends_by, moves, select
 from rookery.experiments.machinery.drawing import draw, legend
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
-from rookery.language.fed import Epochs
-from rookery.tasks import loss_tuning
-from rookery.tasks.task import Task
-
-CENTRAL, UNTUNED = "centralised", "no tuning"
-ROUNDS, EVERY = 3000, 30
-SEEDS, SEARCH_SEEDS = (0, 1, 2, 3, 4), (8, 9)
-MORE_SEEDS = (*SEEDS, 5, 6, 7, 10, 11, 12, 13, 14)  # of the methods that Fig. 3b compares
-Steps = tuple[float, float]  # the upper and the lower one
-
-# As in the authors' script, the same steps for all methods; read up to where the printed axes end.
-EQUAL, SEARCHED = "equal", "searched"
-EQUAL_STEPS: dict[str, Steps] = {"i.i.d.": (2.0, 0.01), "non-i.i.d.": (0.2, 0.01)}
-EQUAL_ROUNDS, EQUAL_EVERY = 1000, 10
-COMMUNICATIONS = 6000
-
-# Chosen by the search: for each method and split.
-CHOSEN: dict[tuple[str, str], Steps] = {
-    ("FedNest", "i.i.d."): (20.0, 0.003),
-    ("FedNestSGD", "i.i.d."): (6.0, 0.03),
-    ("LFedNest", "i.i.d."): (0.2, 0.003),
-    (CENTRAL, "i.i.d."): (20.0, 0.01),
-    (UNTUNED, "i.i.d."): (0.0, 0.01),
-    ("FedNest", "non-i.i.d."): (0.06, 0.003),
-    ("FedNestSGD", "non-i.i.d."): (2.0, 0.003),
-}
-# The steps that were tried: upper and lower ones, every pair.
-GRIDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
-    ("FedNest", "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.001, 0.003, 0.01, 0.03)),
-    ("FedNestSGD", "i.i.d."): ((2.0, 6.0, 20.0), (0.003, 0.01, 0.03, 0.1)),
-    ("LFedNest", "i.i.d."): ((0.06, 0.2, 0.6, 2.0), (0.001, 0.003, 0.01, 0.03)),
-    (CENTRAL, "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.003, 0.01, 0.03)),
-    (UNTUNED, "i.i.d."): ((0.0,), (0.003, 0.01, 0.03)),
-    ("FedNest", "non-i.i.d."): ((0.02, 0.06, 0.2, 0.6), (0.001, 0.003, 0.01)),
-    ("FedNestSGD", "non-i.i.d."): ((0.2, 0.6, 2.0, 6.0), (0.001, 0.003, 0.01)),
-}
-BESIDE = (CENTRAL, UNTUNED)  # drawn as lines for comparison
-TWO = ("FedNest", "LFedNest")  # what Fig. 3a compares
-PAIR = {"FedNest": report.BLUE, "FedNestSGD": report.ORANGE}  # what Fig. 3b compares; their own colours are two blues
-NAMES = " and ".join(PAIR)
-FIG3A = tuple((method, "i.i.d.") for method in (*TWO, *BESIDE))
-FIG3B = (*((method, split) for method in PAIR for split in SPLITS), (CENTRAL, "i.i.d."), (UNTUNED, "i.i.d."))
-
-
-def untuned(seed: int, partition: str, data: str, equal: bool = False, data_dir: str | Path | None = None) -> Task:
-    """The same training with the loss as it is."""
-    task = loss_tuning(partition=partition, seed=seed, data=data, equal=equal, data_dir=data_dir).single_level
-    assert task is not None
-    return task
-
-
-def tuning(quick: bool, method: str, split: str, steps: Steps | None = None, **changes: Any) -> Config:
-    """One method on the loss-tuning task, or one of the lines beside: CENTRAL and UNTUNED."""
-    upper, lower = ((0.1, 0.1) if quick else CHOSEN[method, split]) if steps is None else steps
-    batch = 8 if quick else 64
-    nested: dict[str, Any] = {"upper_step": upper, "lower_step": lower, "hessian_step": lower, "neumann_terms": 5}
-    settings: dict[str, Any] = {"data": "digits", "equal": True} if quick else {"data": "mnist"}
-    settings["partition"] = SPLITS[split]
-    cohort: int | None = 10
-    if method == CENTRAL:  # one client with everything; as many samples and local steps a round as ten clients take
-        settings["clients"], cohort = 1, None
-        algorithm: Any = FedNestSGD(**nested, lower_local_steps=10, batch_size=10 * batch)
-    elif method == UNTUNED:
-        algorithm = FedSVRG(step=lower, local_steps=Epochs(5), batch_size=batch)
-    else:
-        algorithm = METHODS[method](**nested, lower_local_steps=Epochs(5), batch_size=batch)
-    return Config(
-        name=f"{method}, {split}",
-        labels={"method": method, "split": split, "steps": SEARCHED, "upper_step": upper, "lower_step": lower},
-        task=untuned if method == UNTUNED else loss_tuning,
-        settings=settings,
-        algorithm=algorithm,
-        cohort=cohort,
-        rounds=60 if quick else ROUNDS,
-        every=10 if quick else EVERY,
-        seeds=SEEDS[:1] if quick else SEEDS,
-    ).but(**changes)
-
-
-def at_equal_steps(quick: bool, method: str, split: str, seeds: Sequence[int]) -> Config:
-    """One method with the steps that all methods of its split share."""
-    config = tuning(quick, method, split, None if quick else EQUAL_STEPS[split])
-    length: dict[str, Any] = {} if quick else {"rounds": EQUAL_ROUNDS, "every": EQUAL_EVERY}
-    labels = config.labels | {"steps": EQUAL}
-    return config.but(
-        name=f"{config.name}, equal steps", labels=labels, seeds=tuple(seeds[: 1 if quick else None]), **length
-    )
-
-
-def tuning_search(quick: bool, keys: Sequence[tuple[str, str]]) -> list[Config]:
-    """Every pair of steps of these methods and splits, on seeds of its own."""
-    few: dict[str, Any] = {"seeds": SEARCH_SEEDS[:1], "rounds": 20} if quick else {"seeds": SEARCH_SEEDS}
-    return [
-        tuning(quick, *key, (upper, lower), name=f"search: {', '.join(key)}, steps {upper:g}, {lower:g}", **few)
-        for key in (keys[:1] if quick else keys)
-        for upper in GRIDS[key][0][-2 if quick else 0 :]
-        for lower in GRIDS[key][1][-1 if quick else 0 :]
-    ]
-
-
-GRID = Grid(
-    pattern=r"steps (?P<upper>\S+), (?P<lower>\S+)$",
-    keys=("method", "split"),
-    score=lambda search: -search["validation_loss"],
-)
-
-
-def _words(keys: Sequence[tuple[str, str]]) -> str:
-    """The steps that the search chose."""
-    pair = lambda upper, lower: f"{upper:g} and {lower:g}" if upper else f"– and {lower:g}"
-    return "; ".join(f"{', '.join(key)}: {pair(*CHOSEN[key])}" for key in keys)
-
-
-TUNING = (
-    "Long-tailed MNIST: class k keeps min(its size, 6000·0.01^{k/9}) images, 14,814 in all, on 100 clients, i.i.d. or "
-    "in two label shards each; 80/20 into training and validation on each client. Lower level: an MLP 784-200-100-10 "
-    "trained with the VS-loss (Kini et al. 2021); upper level: its 30 parameters (ω, l and Δ of every class), judged "
-    "by the class-balanced validation loss, plain cross-entropy with each sample weighted by n/(10·n_k). There is no "
-    "direct gradient. Ten clients a round, batches of 64, N = 5, T = 1, five local epochs in the inner optimizer, τ = "
-    "1 in the outer, 1/ℓ the lower step; class-balanced accuracy on the 10,000 test images. *Centralised*: one client "
-    "holds all data; SGD on batches of 640, ten steps a round, which is as many samples as ten clients take. *No "
-    "tuning*: FedSVRG (FedInn alone) on the same training data, i.i.d., with plain cross-entropy. *End* is the mean "
-    "over the last tenth. A run has failed if it ends below half of the highest accuracy it had. Bands: lowest to "
-    f"highest of the seeds. *Equal steps*: for all methods an upper and a lower step of {EQUAL_STEPS['i.i.d.'][0]:g} "
-    f"and {EQUAL_STEPS['i.i.d.'][1]:g} (i.i.d.) or {EQUAL_STEPS['non-i.i.d.'][0]:g} and "
-    f"{EQUAL_STEPS['non-i.i.d.'][1]:g} (non-i.i.d.), read up to where the printed axes end: {EQUAL_ROUNDS:,} rounds in "
-    f"Fig. 3a, {COMMUNICATIONS:,} communications in Fig. 3b; centralised and no tuning after {EQUAL_ROUNDS:,} rounds. "
-    f"The paper's claims are checked on these. *Searched steps*, our own beside them: {ROUNDS:,} rounds, and for each "
-    "method the pair with the lowest validation loss at the end, on average over two seeds; upper and lower step: "
-)
-TUNING_DIFFERENCES = (
-    "The paper gives neither steps nor rounds. The authors' script has the same steps for all methods: a lower one of "
-    ".01 and an upper one of .02, which belongs to a hypergradient without the factor 1/ℓ (with 1/ℓ = .01: our 2). Its "
-    "`--round 3000` stops after 3,000 communications, which are 250 epochs of FedNest there; the printed axes end at "
-    "1,000 epochs (Fig. 3a) and 6,000 communications (Fig. 3b). Non-i.i.d. our upper step is .2, which the searches of "
-    "both methods contain.",
-    "The searched steps (`search.csv`) differ from method to method. The validation loss prefers a lower step below "
-    "the script's for most: over 3,000 rounds the training overfits.",
-    "The authors' script has batches of 10, N = 3 and T = 3, against the paper's 64, 5 and 1, which are taken here.",
-    "Centralised and no tuning are our own runs, not the authors' 92.37 % and 87.38 %. The centralised line is ours in "
-    "its batches, too; the paper refers to Li et al. (2021).",
-    "log ω, l and Δ are kept within [−3, 3], [−5, 5] and [0.2, 5].",
-)
 
 
 def fig3a_runs(quick: bool) -> list[Config]:
     """FedNest and LFedNest, i.i.d., with both steps, and the two lines beside them."""
-    return [tuning(quick, *key) for key in FIG3A] + [at_equal_steps(quick, method, "i.i.d.", SEEDS) for method in TWO]
+    return [tuning.config(quick, *key) for key in tuning.FIG3A] + [
+        tuning.at_equal_steps(quick, method, "i.i.d.", tuning.SEEDS) for method in tuning.TWO
+    ]
 
 
 def fig3b_runs(quick: bool) -> list[Config]:
     """FedNest and FedNestSGD on two splits, with both steps, and, with fewer seeds, the two lines beside them."""
-    seeds = lambda method: SEEDS if method in BESIDE else MORE_SEEDS
-    equal = [at_equal_steps(quick, *key, MORE_SEEDS) for key in FIG3B if key[0] not in BESIDE]
-    return [tuning(quick, *key, seeds=seeds(key[0])[: 1 if quick else None]) for key in FIG3B] + equal
-
-
-KEPT = ["run", "method", "split", "steps", "seed", "round", "exchanges", "seconds", "accuracy", "tail_accuracy",
-        "validation_loss"]  # fmt: skip
-
-
-def thinned(results: pd.DataFrame) -> pd.DataFrame:
-    """What the claims and pictures need, to seven digits."""
-    return results[KEPT].map(lambda value: float(f"{value:.7g}") if isinstance(value, float) else value)
-
-
-def printed(results: pd.DataFrame, across: str) -> pd.DataFrame:
-    """The runs at equal steps up to the end of the printed axis, and the lines beside them up to EQUAL_ROUNDS."""
-    beside = results["method"].isin(BESIDE) & (results["round"] <= EQUAL_ROUNDS)
-    limit = EQUAL_ROUNDS if across == "round" else COMMUNICATIONS
-    return results[beside | ((results["steps"] == EQUAL) & (results[across] <= limit))]
-
-
-def searched(results: pd.DataFrame) -> pd.DataFrame:
-    """The runs with searched steps, whole."""
-    return results[results["steps"] == SEARCHED]
+    seeds = lambda method: tuning.SEEDS if method in tuning.BESIDE else tuning.MORE_SEEDS
+    equal = [
+        tuning.at_equal_steps(quick, *key, tuning.MORE_SEEDS) for key in tuning.FIG3B if key[0] not in tuning.BESIDE
+    ]
+    return [tuning.config(quick, *key, seeds=seeds(key[0])[: 1 if quick else None]) for key in tuning.FIG3B] + equal
 
 
 ACROSS = {"round": "rounds (the paper's epochs)", "exchanges": "communications"}
-THEIRS = {CENTRAL: 0.9237, UNTUNED: 0.8738}
-LOOKS = {CENTRAL: "#8B4513", UNTUNED: report.BLACK}
+THEIRS = {tuning.CENTRAL: 0.9237, tuning.UNTUNED: 0.8738}
+LOOKS = {tuning.CENTRAL: "#8B4513", tuning.UNTUNED: report.BLACK}
 
 
 def _panel(
     ax: Axes, results: pd.DataFrame, across: str, methods: dict[str, Any], split: str, title: str, depth: float
 ) -> None:
     """The runs that last, down to `depth` below no tuning, and the lines beside them; theirs dotted."""
-    shown, lines = [select(results, method=method) for method in BESIDE], {}
+    shown, lines = [select(results, method=method) for method in tuning.BESIDE], {}
     for method, look in methods.items():
         own, failed = _lasting(results, method, split)
         shown.append(own)
@@ -221,7 +57,7 @@ def _panel(
         ax.axhline(end, color=colour, linestyle=(0, (5, 3)), linewidth=1.4, label=f"{name}: {end:.1%}")
         ax.axhline(THEIRS[name], color=colour, linestyle=":", linewidth=1.2, label=f"the paper's: {THEIRS[name]:.1%}")
     top = float(those["accuracy"].max())
-    ax.set_ylim(max(0.0, mean(ends(results, method=UNTUNED)) - depth), min(1.0, top + 0.03))
+    ax.set_ylim(max(0.0, mean(ends(results, method=tuning.UNTUNED)) - depth), min(1.0, top + 0.03))
     last = select(those, split=split)
     ax.set_xlim(0, float(last.loc[last["method"].isin([*methods]), across].max()))
     report.label(ax, ACROSS[across], "class-balanced test accuracy", title)
@@ -231,9 +67,9 @@ def _panel(
 def fig3a_picture(results: pd.DataFrame) -> Figure:
     """Class-balanced test accuracy against rounds: at equal steps, as printed, and with searched steps."""
     fig, axes = report.figure(1, 2, width=11.5, height=5.4)
-    methods: dict[str, Any] = {method: {} for method in TWO}
-    _panel(axes[0, 0], printed(results, "round"), "round", methods, "i.i.d.", "equal steps, i.i.d.", 0.25)
-    _panel(axes[0, 1], searched(results), "round", methods, "i.i.d.", "searched steps, i.i.d.", 0.25)
+    methods: dict[str, Any] = {method: {} for method in tuning.TWO}
+    _panel(axes[0, 0], tuning.printed(results, "round"), "round", methods, "i.i.d.", "equal steps, i.i.d.", 0.25)
+    _panel(axes[0, 1], tuning.searched(results), "round", methods, "i.i.d.", "searched steps, i.i.d.", 0.25)
     return fig
 
 
@@ -241,8 +77,8 @@ def fig3b_picture(results: pd.DataFrame) -> Figure:
     """Class-balanced test accuracy against communications, a row for each split: at equal steps, as printed, and with
     searched steps."""
     fig, axes = report.figure(2, 2, width=11.5, height=10.6)
-    methods = {method: {"color": colour, "linestyle": "-"} for method, colour in PAIR.items()}
-    panels = {EQUAL: printed(results, "exchanges"), SEARCHED: searched(results)}
+    methods = {method: {"color": colour, "linestyle": "-"} for method, colour in tuning.PAIR.items()}
+    panels = {tuning.EQUAL: tuning.printed(results, "exchanges"), tuning.SEARCHED: tuning.searched(results)}
     for row, (split, depth) in zip(axes, {"i.i.d.": 0.1, "non-i.i.d.": 0.3}.items(), strict=True):
         for ax, (words, own) in zip(row, panels.items(), strict=True):
             _panel(ax, own, "exchanges", methods, split, f"{words} steps, {split}", depth)
@@ -284,7 +120,7 @@ class _Compared(NamedTuple):
 
 
 def _compared(results: pd.DataFrame, split: str) -> _Compared:
-    both = [_by_seed(results, method, split) for method in PAIR]
+    both = [_by_seed(results, method, split) for method in tuning.PAIR]
     first, second = (own.index[~own["failed"]] for own in both)
     lasting = first.intersection(second)
     return _Compared([float(own["failed"].sum()) for own in both], [own.loc[lasting] for own in both])
@@ -295,25 +131,28 @@ def _over_seeds(leads: pd.Series) -> Lead:
 
 
 def near_centralised(results: pd.DataFrame) -> Finding:
-    full, central = mean(ends(results, method="FedNest", split="i.i.d.")), mean(ends(results, method=CENTRAL))
+    full, central = mean(ends(results, method="FedNest", split="i.i.d.")), mean(ends(results, method=tuning.CENTRAL))
     return Finding(full >= central - 0.02, {"end, FedNest": full, "end, centralised (theirs: .9237)": central})
 
 
 def above_no_tuning(results: pd.DataFrame) -> Finding:
     """FedNest, i.i.d., and the centralised run end at least 2 points above the mean of no tuning, with every seed."""
-    none = ends(results, method=UNTUNED)
-    tuned = {"FedNest": ends(results, method="FedNest", split="i.i.d."), CENTRAL: ends(results, method=CENTRAL)}
+    none = ends(results, method=tuning.UNTUNED)
+    tuned = {
+        "FedNest": ends(results, method="FedNest", split="i.i.d."),
+        tuning.CENTRAL: ends(results, method=tuning.CENTRAL),
+    }
     holds = all(float(own.min()) - mean(none) >= 0.02 for own in tuned.values())
     figures: Figures = {f"end, {name}, each seed": own for name, own in tuned.items()}
     figures["end, no tuning (theirs: .8738), each seed"] = none
-    tails = ends_by(results, "method", ("FedNest", UNTUNED), "tail_accuracy", split="i.i.d.")
+    tails = ends_by(results, "method", ("FedNest", tuning.UNTUNED), "tail_accuracy", split="i.i.d.")
     figures["three rarest classes, FedNest and no tuning"] = means(tails)
     return Finding(holds, figures)
 
 
 def lfednest_tunes(results: pd.DataFrame) -> Finding:
     """LFedNest, i.i.d., ends above no tuning, seed by seed."""
-    light, none = ends(results, method="LFedNest"), ends(results, method=UNTUNED)
+    light, none = ends(results, method="LFedNest"), ends(results, method=tuning.UNTUNED)
     more = lead(light, none)
     figures = {
         "end, LFedNest, each seed": light,
@@ -328,15 +167,15 @@ def lfednest_tunes(results: pd.DataFrame) -> Finding:
 def coincide(results: pd.DataFrame) -> Finding:
     """FedNest and LFedNest, i.i.d., are within 2 points of each other, on average over the rounds and at the end, and
     no run fails."""
-    both = [_by_seed(results, method, "i.i.d.") for method in TWO]
+    both = [_by_seed(results, method, "i.i.d.") for method in tuning.TWO]
     figures: Figures = {
-        f"{words}, {' and '.join(TWO)}": [mean(own[measure].to_numpy()) for own in both]
+        f"{words}, {' and '.join(tuning.TWO)}": [mean(own[measure].to_numpy()) for own in both]
         for measure, words in MEASURES.items()
     }
     near = [abs(full - light) <= 0.02 for full, light in figures.values()]
     failed = [float(own["failed"].sum()) for own in both]
     figures["end, LFedNest, each seed"] = both[1]["end"].to_numpy()
-    figures[f"failed runs, {' and '.join(TWO)}"] = failed
+    figures[f"failed runs, {' and '.join(tuning.TWO)}"] = failed
     return Finding(all(near) and not any(failed), figures)
 
 
@@ -347,9 +186,9 @@ def svrg_tunes_better(results: pd.DataFrame) -> Finding:
     leads = {(m, split): _over_seeds(part.leads(m)) for split, part in parts.items() for m in MEASURES}
     figures: Figures = {f"lead {MEASURES[m]}, and the margin, {split}": more for (m, split), more in leads.items()}
     for split, part in parts.items():
-        figures[f"failed runs, {NAMES}, {split}"] = part.failed
-        figures[f"mean over the run, {NAMES}, {split}"] = part.means("average")
-        figures[f"end, {NAMES}, {split}"] = part.means("end")
+        figures[f"failed runs, {tuning.NAMES}, {split}"] = part.failed
+        figures[f"mean over the run, {tuning.NAMES}, {split}"] = part.means("average")
+        figures[f"end, {tuning.NAMES}, {split}"] = part.means("end")
     holds = together([more.holds for more in leads.values()] + [p.failed[0] <= p.failed[1] for p in parts.values()])
     in_words = lambda more: f"{more.mean:+.4f} with one seed" if np.isinf(more.error) else str(more)
     told = [
@@ -381,8 +220,8 @@ def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
     own = _compared(results, "non-i.i.d.")
     calm = _over_seeds(-own.leads("moves"))
     figures = {
-        f"failed runs, {NAMES}": own.failed,
-        f"mean change between evaluations, {NAMES}": own.means("moves"),
+        f"failed runs, {tuning.NAMES}": own.failed,
+        f"mean change between evaluations, {tuning.NAMES}": own.means("moves"),
         "the difference, and the margin": calm,
     }
     holds = calm.holds if own.failed[0] <= own.failed[1] else False
@@ -391,7 +230,7 @@ def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
 
 def by_rounds(results: pd.DataFrame) -> Finding:
     """FedNest is higher on average and at the end, each by more than the margin."""
-    own = _compared(printed(results, "round"), "i.i.d.")
+    own = _compared(tuning.printed(results, "round"), "i.i.d.")
     leads = {words: _over_seeds(own.leads(measure)) for measure, words in MEASURES.items()}
     figures = {f"lead {words}, and the margin": more for words, more in leads.items()}
     return Finding(together([more.holds for more in leads.values()]), figures)
@@ -404,12 +243,14 @@ fig3a_claims, fig3b_claims = Claims(), Claims()
 
 def as_printed(claims: Claims, across: str, text: str, where: str, check: Any, **why: Any) -> None:
     """Add a claim of the paper."""
-    claims(text, where, **why)(lambda results: check(printed(results, across)))
+    claims(text, where, **why)(lambda results: check(tuning.printed(results, across)))
 
 
 def with_search(claims: Claims, text: str, check: Any, **why: Any) -> None:
     """Add a claim of our own, on the runs with searched steps."""
-    claims(f"With searched steps, {ROUNDS:,} rounds: {text}", **why)(lambda results: check(searched(results)))
+    claims(f"With searched steps, {tuning.ROUNDS:,} rounds: {text}", **why)(
+        lambda results: check(tuning.searched(results))
+    )
 
 
 first, second = partial(as_printed, fig3a_claims, "round"), partial(with_search, fig3a_claims)
@@ -443,8 +284,8 @@ second(
     "SVRG provides better convergence.",
     svrg_tunes_better,
     set_up="The search chose a lower step ten times larger for FedNestSGD, i.i.d. "
-    f"({CHOSEN['FedNestSGD', 'i.i.d.'][1]:g} against {CHOSEN['FedNest', 'i.i.d.'][1]:g}): it is ahead at first, "
-    "FedNest at the end.",
+    f"({tuning.CHOSEN['FedNestSGD', 'i.i.d.'][1]:g} against {tuning.CHOSEN['FedNest', 'i.i.d.'][1]:g}): it is ahead at "
+    "first, FedNest at the end.",
 )
 second("FedNest's lead is larger in the non-i.i.d. set-up.", svrg_matters_more)
 second("SVRG provides better stability in the non-i.i.d. set-up.", svrg_tunes_steadier)
@@ -452,7 +293,7 @@ second("SVRG provides better stability in the non-i.i.d. set-up.", svrg_tunes_st
 
 def _end(results: pd.DataFrame, method: str, split: str, communications: int) -> np.ndarray:
     """The end up to so many communications, at equal steps."""
-    own = select(printed(results, "exchanges"), method=method, split=split)
+    own = select(tuning.printed(results, "exchanges"), method=method, split=split)
     return ends(own[own["exchanges"] <= communications])
 
 
@@ -460,25 +301,27 @@ fig3a = Experiment(
     name="fednest-fig3a",
     title="loss tuning on long-tailed MNIST, FedNest and LFedNest",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 3a and Sec. 4.2.",
-    setup=f"{TUNING}{_words(FIG3A)}.",
+    setup=f"{tuning.TUNING}{tuning.chosen_words(tuning.FIG3A)}.",
     runs=fig3a_runs,
     picture=fig3a_picture,
     claims=tuple(fig3a_claims),
-    differences=TUNING_DIFFERENCES,
+    differences=tuning.TUNING_DIFFERENCES,
     family="fednest-tuning",
-    search=lambda quick: tuning_search(quick, FIG3A),
-    grid=GRID,
-    thinned=thinned,
+    search=lambda quick: tuning.search(quick, tuning.FIG3A),
+    grid=tuning.GRID,
+    thinned=tuning.thinned,
     headlines=lambda results: [
         *(
-            Headline(f"{method}, equal steps, 1,000 rounds", "", ends(printed(results, "round"), method=method))
-            for method in TWO
+            Headline(f"{method}, equal steps, 1,000 rounds", "", ends(tuning.printed(results, "round"), method=method))
+            for method in tuning.TWO
         ),
         *(
-            Headline(f"{method}, 1,000 rounds", f"{told:.4f}"[1:], ends(printed(results, "round"), method=method))
+            Headline(
+                f"{method}, 1,000 rounds", f"{told:.4f}"[1:], ends(tuning.printed(results, "round"), method=method)
+            )
             for method, told in THEIRS.items()
         ),
-        Headline("FedNest, searched steps, 3,000 rounds", "", ends(searched(results), method="FedNest")),
+        Headline("FedNest, searched steps, 3,000 rounds", "", ends(tuning.searched(results), method="FedNest")),
     ],
 )
 
@@ -487,21 +330,21 @@ fig3b = Experiment(
     name="fednest-fig3b",
     title="loss tuning on long-tailed MNIST, SVRG or SGD in the inner optimizer",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 3b and Sec. 4.2.",
-    setup=f"{TUNING}{_words(FIG3B)}.",
+    setup=f"{tuning.TUNING}{tuning.chosen_words(tuning.FIG3B)}.",
     runs=fig3b_runs,
     picture=fig3b_picture,
     claims=tuple(fig3b_claims),
     differences=(
-        f"{len(MORE_SEEDS)} seeds of FedNest and FedNestSGD, a number fixed before the last eight were run; "
-        f"{len(SEEDS)} of the others.",
+        f"{len(tuning.MORE_SEEDS)} seeds of FedNest and FedNestSGD, a number fixed before the last eight were run; "
+        f"{len(tuning.SEEDS)} of the others.",
         "Missing: at equal steps, FedNest, non-i.i.d., has seed 14 alone; its other twelve runs are not here, so that "
         "the claims on this split are undecided.",
-        *TUNING_DIFFERENCES,
+        *tuning.TUNING_DIFFERENCES,
     ),
     family="fednest-tuning",
-    search=lambda quick: tuning_search(quick, FIG3B),
-    grid=GRID,
-    thinned=thinned,
+    search=lambda quick: tuning.search(quick, tuning.FIG3B),
+    grid=tuning.GRID,
+    thinned=tuning.thinned,
     headlines=lambda results: [
         *(
             Headline(
@@ -510,14 +353,18 @@ fig3b = Experiment(
             for m, told in (("FedNest", "≈ .87"), ("FedNestSGD", "≈ .80"))
         ),
         *(
-            Headline(f"{m}, {split}, equal steps, at 6,000 communications", "", _end(results, m, split, COMMUNICATIONS))
+            Headline(
+                f"{m}, {split}, equal steps, at 6,000 communications",
+                "",
+                _end(results, m, split, tuning.COMMUNICATIONS),
+            )
             for split in SPLITS
-            for m in PAIR
+            for m in tuning.PAIR
         ),
         *(
             Headline(f"{m}, non-i.i.d., searched steps, 3,000 rounds", "", ends(own))
-            for m in PAIR
-            for own, _ in [_lasting(searched(results), m, "non-i.i.d.")]
+            for m in tuning.PAIR
+            for own, _ in [_lasting(tuning.searched(results), m, "non-i.i.d.")]
         ),
     ],
 )

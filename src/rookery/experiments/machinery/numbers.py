@@ -37,8 +37,7 @@ def power(x: Numbers, y: Numbers) -> float:
 
 
 def fitted_power(x: Numbers, y: Numbers) -> tuple[float, float]:
-    """The exponent a of y ∝ xᵃ and half its 95 % interval; without an answer below three points or beyond the finite
-    numbers."""
+    """The exponent a of y ∝ xᵃ and half its 95 % interval; (nan, inf) below three points or if a y is not finite."""
     if len(x) < 3 or not np.isfinite(y).all():
         return np.nan, np.inf
     x, y = np.log(x), np.log(y)

@@ -25,7 +25,7 @@ def covtype_runs(quick: bool) -> list[Config]:
 
 
 def every_fourth(results: pd.DataFrame) -> pd.DataFrame:
-    """What `results.csv` holds: of every run each fourth evaluation, and the last."""
+    """Keep every fourth evaluation of a run, and the last."""
     runs = results.groupby(["run", "seed"], sort=False)
     return results[(runs.cumcount() % 4 == 0) | (runs.cumcount(ascending=False) == 0)]
 
@@ -53,7 +53,7 @@ claim = Claims()
 
 
 def best_on_covtype(results: pd.DataFrame, center: str) -> Finding:
-    """Bi-level is above every other method by more than the margin that both have."""
+    """Bi-level is above every other method by more than the margin over their common seeds."""
     [data] = dict.fromkeys(results["data"])
     own = {method: nodes.scores(results, method, data, 1, center) for method in nodes.METHODS}
     leads = {method: lead(own["Bi-level"][: len(own[method])], own[method]) for method in nodes.METHODS[1:]}

@@ -35,7 +35,7 @@ LAMBDAS = {"Ditto": (0.05, 0.1, 0.2), "pFedMe": (5.0, 10.0, 15.0)}
 
 
 def _named(metrics: dict[str, Any], center: str) -> dict[str, Any]:
-    """The accuracies with the centre's name before them; the weights as they are."""
+    """The metrics, with the centre's name before each accuracy."""
     return {f"{center}_{name}" if name.endswith("accuracy") else name: value for name, value in metrics.items()}
 
 
@@ -52,7 +52,7 @@ def one_center(seed: int, center: str, level: str, data_dir: Any = None, **setti
 
 
 def both_centers(seed: int, data_dir: Any = None, **settings: Any) -> Task:
-    """For methods whose training does not depend on the centre: scored for either."""
+    """The task of methods whose training does not depend on the centre, scored for both."""
     tasks = {center: weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings) for center in KINDS}
     single = {center: task.single_level for center, task in tasks.items()}
 
@@ -167,7 +167,7 @@ def scores(
 
 
 def cells(results: pd.DataFrame) -> list[tuple[str, int]]:
-    """The data sets and settings that there are."""
+    """The data sets and settings of the results."""
     return sorted(results[["data", "setting"]].drop_duplicates().itertuples(index=False, name=None))
 
 
@@ -258,7 +258,7 @@ SCORED = (
 
 
 def chosen_words(*data: str) -> str:
-    """What the search chose, in words."""
+    """The values that the search chose."""
     signs = ("γ", "γ_h", "η", "τ", "λ of Ditto", "λ of pFedMe")
     each = (", ".join(f"{sign} = {v:g}" for sign, v in zip(signs, chosen(d).values(), strict=True)) for d in data)
     return "Chosen by the search: " + "; ".join(f"{d}: {words}" for d, words in zip(data, each, strict=True)) + "."

@@ -73,7 +73,7 @@ def _quadratic() -> Task:
 
 
 def rates_task(seed: int) -> Task:
-    """The same problem for every seed, which is the run's alone."""
+    """The same problem for every seed of the run."""
     return _quadratic()
 
 
@@ -110,7 +110,7 @@ def rated(quick: bool, method: str, tau: int, epsilon: float) -> Config:
 
 
 def fixed(quick: bool, tau: int, step: float) -> Config:
-    """ABA at a fixed γ, with as many inner steps as leave nothing of the start."""
+    """ABA at a fixed γ, with enough inner steps to forget the start."""
     return Config(
         name=f"ABA, τ = {tau}, γ = {step:g}",
         labels={"study": "fixed", "method": "ABA", "tau": tau, "epsilon": 0.0, "log": 1.0, "step": step},

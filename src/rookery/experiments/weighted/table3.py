@@ -158,7 +158,7 @@ def steady(results: pd.DataFrame) -> Finding:
 
 
 def _within(results: pd.DataFrame, methods: Sequence[str]) -> Finding:
-    """Of nine in ten cells of the table, or more, the mean is within the paper's ± and ours, added, of the paper's."""
+    """In at least nine of ten cells of the table the mean is within the paper's ± plus ours of the paper's mean."""
     figures: Figures = {}
     inside = []
     for method in methods:
@@ -227,7 +227,7 @@ table3 = Experiment(
 
 
 def digits_runs(quick: bool) -> list[Config]:
-    """Five methods, four settings, on the bundled digits; seeds that nothing was chosen on."""
+    """Five methods, four settings, on the bundled digits; nothing was chosen on these seeds."""
     return [
         config
         for setting in ((2,) if quick else nodes.FOUR)

@@ -53,7 +53,7 @@ def squares(theta: Any, rows: Any) -> Any:
 
 
 def _samples(seed: int, node: int, count: int, theta: np.ndarray) -> dict[str, np.ndarray]:
-    """n draws of x ~ N(0, I), y = xᵀθ + ε, in d + 1 rows with the same loss: the triangle of a QR factorisation.
+    """Draw n samples x ~ N(0, I), y = xᵀθ + ε, and return d + 1 rows with the same loss, by a QR factorisation.
 
     A longer draw begins with the shorter one.
     """
@@ -117,7 +117,7 @@ def to_optimal(w: np.ndarray, similar: int, cap: float) -> float:
 
 
 def learnt(quick: bool, sweep: str, value: float) -> Config:
-    """ABA to the minimiser ŵ of F̂, with the base case's numbers but for one."""
+    """ABA run to the minimiser ŵ of F̂, in the base case with one number changed."""
     own = {"similar": round(0.4 * value), "others": round(0.6 * value)} if sweep == "nodes" else {sweep: value}
     case = BASE | own
     nodes = case["similar"] + case["others"]
@@ -212,7 +212,7 @@ for name in ("valid", "train"):
 
 @claim("Better than Local-train when the dissimilarity is small.", "Cor. 1", "theory")
 def beats_local(results: pd.DataFrame) -> Finding:
-    """The mean excess risk is below Local-train's at all distances up to .3; at the others it is said."""
+    """The mean excess risk is below Local-train's at all distances up to .3; a note tells if at all."""
     distances, own = _ends(results, "distance", "excess")
     _, local = _ends(results, "distance", "local")
     better = own.mean(axis=1) < local.mean(axis=1)
@@ -233,7 +233,6 @@ def beats_local(results: pd.DataFrame) -> Finding:
     "follow their noise; and where the nodes hardly differ, equal weights use the samples of all of them.",
 )
 def beats_equal(results: pd.DataFrame) -> Finding:
-    """The mean excess risk is below that of equal weights in every case."""
     figures: Figures = {}
     worse = []
     for sweep in _sweeps(results):
