@@ -148,7 +148,7 @@ def _image_figures(results: pd.DataFrame, metric: str) -> Figures:
         alike = seeds.nunique() == 1
         figures[f"{name} (seeds: {listed(seeds[:1] if alike else seeds)})"] = own.mean().tolist()
         those = f"seed{'s' * (len(common) > 1)} {listed(common.index)} alone"
-        figures |= {} if alike else {f"{name} ({those})": common.mean()}
+        figures |= {} if alike else {f"{name} ({those})": common.mean().tolist()}
     return figures
 
 
