@@ -1,6 +1,8 @@
 """The documentation site, without building it: tables of contents, links, tutorials, the reference."""
 
 import ast
+import contextlib
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -103,3 +105,22 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
         name: re.sub(r"(\.0)*$", "", bounds[name]) for name in oldest
     }
     assert {re.match(r"[\w-]+", text)[0] for text in project["dependencies"]} <= oldest.keys()  # type: ignore[index]
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        with contextlib.suppress(ImportError):
+            found: object = importlib.import_module(".".join(parts[:count]))
+            for attribute in parts[count:]:
+                found = getattr(found, attribute, None)
+            return found is not None
+    return False
+
+
+def test_the_names_on_the_pages_exist() -> None:
+    """Of `rk.solve`, `rookery.engines.engine` and the like; rookery.toml is a file."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in FRONT if path.parent.name != "reproduction")
+    names = {re.sub(r"^rk\b", "rookery", name) for name in re.findall(r"\b(?:rk|rookery)(?:\.\w+)+", text)}
+    assert [name for name in sorted(names - {"rookery.toml"}) if not resolves(name)] == []

@@ -1,7 +1,7 @@
 """Runs with rows on the host: the rows of the next cohorts travel to the device while it computes.
 
 The device holds the rows of as many clients as a limit allows. Clients that a cohort needs and the device does not hold
-are transferred, in the place of those that are needed last. A round is computed as if all data were on the device: the
+are transferred, and replace those that are needed last. A round is computed as if all data were on the device: the
 stage's arrays stand for all rows, and each client's offset says where its rows are.
 
 A round has its rows fetched block by block instead (see fetched.py) if it draws another cohort or if its cohort does
