@@ -1,4 +1,4 @@
-"""Find habits of phrasing that make a reader stop. Usage: python tools/prose.py [--all] FILE_OR_FOLDER...
+"""Find habits of phrasing that make a reader stop. Usage: python tools/prose.py FILE_OR_FOLDER...
 
 It reads the comments and strings of Python files and the text of Markdown pages, and prints what to write instead.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 NAMES = "optax|JAX|NumPy|orbax|pandas|gRPC|XLA|Equinox|Flax|FLARE|Adam|FedNest|FedAvg|ASFBO|FedBiO"
 COMPARATIVES = r"longer|less|more|worse|such|one|\w+er"
-PATTERNS = {  # checked by `make lint`
+PATTERNS = {  # what to find, and what to write
     r"is not an? [\w ]+, at least": "WHAT must be …; got …",
     r"names? \w+ that there (is|are) not": "names a … that does not exist",
     r"more than a manner of speaking|something else in mind": "say it plainly",
@@ -20,8 +20,6 @@ PATTERNS = {  # checked by `make lint`
     rf"(?<!one) of ({NAMES})'s(?= (own|kind|at|which|that|takes?|is|are|and|the)\b|[,.;:)]|$)": "an optax optimizer",
     r", as (?!they|it)[\w.]+(\([^()]*\))? (is|are)(?=[.,;:)]|$)": "e.g. …, such as …",
     r"\bbut for the\b": "except for the",
-}
-LATER = {  # checked with --all only, until nothing is left of them
     r"(?<!here) (is|are) none\b(?! left)": "is not a …, is not one of …",
     rf"(?<!here) (is|are) no (?!({COMPARATIVES})\b)[a-z]+": "is not a …",
     r"\b[Tt]hose who\b": "the clients that, the sites that, people who",
@@ -37,9 +35,8 @@ def passages(path: Path) -> list[tuple[int, str]]:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         blank = lambda match: "\n" * match[0].count("\n")
-        return [
-            (1, re.sub(r"`[^`\n]*`", "`…`", re.sub(r"^(```+).*?^\1$", blank, text, flags=re.DOTALL | re.MULTILINE)))
-        ]
+        text = re.sub(r"^(```+).*?^\1$", blank, text, flags=re.DOTALL | re.MULTILINE)
+        return [(1, re.sub(r"`[^`\n]*`", "`…`", text))]
     with path.open("rb") as file:
         found = [(t.start[0], t.string) for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
     nodes, lines = list(ast.walk(ast.parse(text))), text.encode().splitlines(keepends=True)
@@ -54,11 +51,11 @@ def passages(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def findings(path: Path, patterns: dict[str, str]) -> list[str]:
+def findings(path: Path) -> list[str]:
     """A line for each habit in a file."""
     found = []
     for start, text in passages(path):
-        for pattern, better in patterns.items():
+        for pattern, better in PATTERNS.items():
             for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.MULTILINE):
                 line = start + text[: match.start()].count("\n")
                 found.append(f"{path}:{line}: {' '.join(match[0].split())!r} → {better}")
@@ -66,10 +63,10 @@ def findings(path: Path, patterns: dict[str, str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    patterns = PATTERNS | LATER if "--all" in arguments else PATTERNS
-    places = [Path(name) for name in arguments if name != "--all"]
+    """Print what was found in the files; 1 if anything was."""
+    places = map(Path, arguments)
     files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*")))]
-    found = [line for file in files if file.suffix in (".py", ".md") for line in findings(file, patterns)]
+    found = [line for file in files if file.suffix in (".py", ".md") for line in findings(file)]
     print(*found, sep="\n", end="\n" if found else "")
     return bool(found)
 

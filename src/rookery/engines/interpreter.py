@@ -296,7 +296,7 @@ class Interpreter(Visitor[Any]):
     ) -> tuple[list[Any], Any, list[Any]]:
         """Compute functions for a block of clients: weighted sums of `values`, the rows to keep, and counts of work.
 
-        `local` has None in the place of operands that the group itself makes.
+        `local` has None for operands that the group itself makes.
         """
         rows: dict[Mapped, list[Any]] = {}
         counts = []
