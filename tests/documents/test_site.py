@@ -114,8 +114,10 @@ def resolves(name: str) -> bool:
         with contextlib.suppress(ImportError):
             found: object = importlib.import_module(".".join(parts[:count]))
             for attribute in parts[count:]:
-                found = getattr(found, attribute, None)
-            return found is not None
+                if not hasattr(found, attribute):
+                    return False
+                found = getattr(found, attribute)
+            return True
     return False
 
 
