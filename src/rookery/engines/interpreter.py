@@ -13,18 +13,8 @@ from rookery.base.compat import Jaxpr, Literal
 from rookery.data.clients import Clients
 from rookery.language import ledger
 from rookery.language.primitives import accumulator
-from rookery.plan.calls import (
-    Body,
-    CenterCall,
-    GatherCall,
-    LoopCall,
-    MapCall,
-    Read,
-    ReduceCall,
-    ScatterCall,
-    ServerWork,
-    Visitor,
-)
+from rookery.plan import calls
+from rookery.plan.calls import Read, Visitor
 from rookery.plan.costs import counted_loops
 
 AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
@@ -44,7 +34,7 @@ Block = int | str | Fitting  # "auto": as many as seem good, without regard to m
 class Mapped:
     """A client's function and its operands, computed once a value of it is needed."""
 
-    call: MapCall
+    call: calls.MapCall
     ids: Array
     sent: list[Any]
     key: Any
@@ -109,7 +99,7 @@ class Interpreter(Visitor[Any]):
         """What clients have done in several functions, of a row for each."""
         return ledger.worked(counts)
 
-    def run(self, body: Body, inputs: list[Any]) -> list[Any]:
+    def run(self, body: calls.Body, inputs: list[Any]) -> list[Any]:
         """The values of the body's outputs."""
         return [self._array(value) for value in self.visit(body, inputs)]
 
@@ -117,29 +107,29 @@ class Interpreter(Visitor[Any]):
         """See `Visitor`."""
         return jaxprs.literal(literal)
 
-    def server(self, step: ServerWork, read: Read) -> list[Any]:
+    def server(self, step: calls.ServerWork, read: Read) -> list[Any]:
         """See `Visitor`."""
         return jaxprs.run(step.jaxpr, *read(step.operands))
 
-    def map(self, call: MapCall, read: Read) -> list[Any]:
+    def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """See `Visitor`. The function is computed later."""
         sent = [self._array(value) for value in read(call.sent)]
         mapped = Mapped(call, read(call.ids), sent, read(call.key), read(call.local))
         self._deferred.append(mapped)
         return [MappedValue(mapped, i) for i in range(len(call.outputs))]
 
-    def scatter(self, call: ScatterCall, read: Read) -> list[Any]:
+    def scatter(self, call: calls.ScatterCall, read: Read) -> list[Any]:
         """See `Visitor`."""
         return [read(call.rows)]
 
-    def reduce(self, call: ReduceCall, read: Read) -> list[Any]:
+    def reduce(self, call: calls.ReduceCall, read: Read) -> list[Any]:
         """See `Visitor`."""
         weights, present = read(call.weights), read(call.present)
         replies = [] if present is None else [present]
         masked = weights if present is None else jnp.where(present, weights, 0)
         return [*self._weighted_sums(read(call.ids), masked, read(call.rows)), *replies]
 
-    def gather(self, call: GatherCall, read: Read) -> list[Any]:
+    def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
         """See `Visitor`."""
         rows = [self._gathered(read(call.ids), self._array(value)) for value in read(call.rows)]
         present = read(call.present)
@@ -148,7 +138,7 @@ class Interpreter(Visitor[Any]):
         there = lambda a: present.reshape(-1, *(1,) * (a.ndim - 1))
         return [*(jnp.where(there(a), a, jnp.zeros((), a.dtype)) for a in rows), present]
 
-    def center(self, call: CenterCall, read: Read) -> list[Any]:
+    def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
         """See `Visitor`."""
         data = jax.tree.leaves(self._clients.at_center())
         arguments = call.arguments(read(call.sent), data, jnp.int32(self._clients.n), read(call.key))
@@ -156,7 +146,7 @@ class Interpreter(Visitor[Any]):
         self._worked_at_center(counts[None])
         return out
 
-    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
         """See `Visitor`."""
         length, body = call.length, call.body
         count: Any = np.int32(length) if length is not None else self._array(read(call.count))
@@ -341,7 +331,7 @@ class Interpreter(Visitor[Any]):
         return auto_block([mapped.call for mapped in group], fit)
 
 
-def auto_block(maps: list[MapCall], fit: int | None = None) -> int:
+def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
     """How many clients compute these maps side by side, if at most `fit` can."""
     if fit is not None and jax.default_backend() != "cpu":
         return fit

@@ -108,30 +108,32 @@ class ScatterCall(Call):
 
 
 @dataclass(frozen=True, eq=False)
-class ReduceCall(Call):
-    """`fed.mean` or `fed.sum`: the weighted sums of the clients' `rows`.
+class ExchangeCall(Call):
+    """An exchange in which every client of the cohort `ids` sends its `rows`.
 
-    `present`: the clients whose replies are not lost; None where none can be. It is then the last output, too, less
-    those that did not reply.
+    `present`: the clients whose replies are not lost; None where none can be. If it is given, it is the last output,
+    too, less the clients that did not reply.
     """
 
-    primitive = "reduce"
     exchange: ledger.Exchange
     ids: Var
-    weights: Atom
     present: Atom | None
     rows: list[Atom]
 
 
 @dataclass(frozen=True, eq=False)
-class GatherCall(Call):
-    """`fed.gather`: the clients' `rows` themselves, zero where there is no reply. `present`: see `ReduceCall`."""
+class ReduceCall(ExchangeCall):
+    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows."""
+
+    primitive = "reduce"
+    weights: Atom
+
+
+@dataclass(frozen=True, eq=False)
+class GatherCall(ExchangeCall):
+    """`fed.gather`: the clients' rows themselves, zero where there is no reply."""
 
     primitive = "gather"
-    exchange: ledger.Exchange
-    ids: Var
-    present: Atom | None
-    rows: list[Atom]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,9 +153,6 @@ class LoopCall(Call):
     def turns(self, read: Read) -> Any:
         """The number of turns."""
         return self.length if self.length is not None else read(self.count)
-
-
-EXCHANGES = (ReduceCall, GatherCall)  # in which every client of a cohort replies
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,10 +256,14 @@ class Visitor(Generic[V]):
 
     def reduce(self, call: ReduceCall, read: Read) -> Sequence[V]:
         """The outputs of a mean or a sum."""
-        raise NotImplementedError
+        return self.exchange(call, read)
 
     def gather(self, call: GatherCall, read: Read) -> Sequence[V]:
         """The outputs of an exchange that is not aggregated."""
+        return self.exchange(call, read)
+
+    def exchange(self, call: ExchangeCall, read: Read) -> Sequence[V]:
+        """The outputs of either, where it makes no difference."""
         raise NotImplementedError
 
     def center(self, call: CenterCall, read: Read) -> Sequence[V]:
@@ -325,7 +328,7 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
     weights = take(0) if eqn.primitive is primitives.reduce else None
     present = take(0) if params["lossy"] else None
     if eqn.primitive is primitives.reduce:
-        return ReduceCall(*common, params["exchange"], ids, weights, present, rest)
+        return ReduceCall(*common, params["exchange"], ids, present, rest, weights)
     return GatherCall(*common, params["exchange"], ids, present, rest)
 
 

@@ -8,18 +8,8 @@ import jax
 from rookery.base.compat import Literal
 from rookery.language import ledger
 from rookery.language.ledger import Entries, Entry
-from rookery.plan.calls import (
-    Body,
-    CenterCall,
-    GatherCall,
-    LoopCall,
-    MapCall,
-    Read,
-    ReduceCall,
-    ScatterCall,
-    ServerWork,
-    Visitor,
-)
+from rookery.plan import calls
+from rookery.plan.calls import Read, Visitor
 from rookery.plan.trace import Plan
 
 FINISH = ledger.Exchange("finish", "finish", "", 0)
@@ -41,11 +31,11 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     return walker.entries
 
 
-def counted_loops(body: Body, inside: bool = False) -> list[int]:
+def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
     """The numbers of the loops whose length is not known before the run, in the plan's order."""
     numbers = []
     for step in body.steps:
-        if isinstance(step, LoopCall):
+        if isinstance(step, calls.LoopCall):
             counted = step.length is None
             if counted and inside:
                 raise ValueError(
@@ -71,31 +61,29 @@ class _Costs(Visitor[Any]):
         """A literal is never sent."""
         return object()
 
-    def server(self, step: ServerWork, read: Read) -> list[Any]:
+    def server(self, step: calls.ServerWork, read: Read) -> list[Any]:
         """New values."""
         return [object() for _ in step.outputs]
 
-    def map(self, call: MapCall, read: Read) -> list[Any]:
+    def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """The cohort is sent what it does not have, and keys."""
         cohort = read(call.ids)
         self._send(cohort, call, read)
         return [object() for _ in call.outputs]
 
-    def scatter(self, call: ScatterCall, read: Read) -> list[Any]:
+    def scatter(self, call: calls.ScatterCall, read: Read) -> list[Any]:
         """Each client is sent a row."""
         rows = call.rows.aval
         self._add(read(call.ids), ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)]))
         return [object()]
 
-    def reduce(self, call: ReduceCall, read: Read) -> list[Any]:
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[Any]:
         """One exchange."""
-        return self._exchange(call, read)
+        down = self.pending.pop(read(call.ids), 0)
+        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
+        return [object() for _ in call.outputs]
 
-    def gather(self, call: GatherCall, read: Read) -> list[Any]:
-        """One exchange."""
-        return self._exchange(call, read)
-
-    def center(self, call: CenterCall, read: Read) -> list[Any]:
+    def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
         """An exchange with the holder, if that is a client."""
         entry = self.entries.setdefault(call.exchange, Entry())
         if call.holder is not None:
@@ -103,12 +91,12 @@ class _Costs(Visitor[Any]):
             entry.add(Entry(1, call.exchange.reply_bytes, self.pending.pop("center", 0)))
         return [object() for _ in call.outputs]
 
-    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
         """The body's entries times its turns. All turns after the first cost the same, if no inner loop is counted."""
         outer, fixed = self.entries, read(call.fixed)
         recorded = None if call.length is not None else self._turns[call.number]
         length: Any = call.length if recorded is None else int(recorded[self._turn] if self._turn else recorded)
-        differ = any(inner.length is None for inner in call.body.of(LoopCall))
+        differ = any(inner.length is None for inner in call.body.of(calls.LoopCall))
         for i in range(length if differ else min(length, 2)):
             self.entries, self._turn = {}, (*self._turn, i)
             self.visit(call.body, [*fixed, *(object() for _ in call.body.inputs[len(fixed) :])])
@@ -117,12 +105,7 @@ class _Costs(Visitor[Any]):
         self.entries = outer
         return [object() for _ in call.outputs]
 
-    def _exchange(self, call: ReduceCall | GatherCall, read: Read) -> list[Any]:
-        down = self.pending.pop(read(call.ids), 0)
-        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
-        return [object() for _ in call.outputs]
-
-    def _send(self, cohort: Any, call: MapCall | CenterCall, read: Read) -> None:
+    def _send(self, cohort: Any, call: calls.MapCall | calls.CenterCall, read: Read) -> None:
         has = self._sent.setdefault(cohort, set())
         new = [v for v in dict.fromkeys(call.sent) if read(v) not in has | self.known]
         has.update(map(read, new))

@@ -9,18 +9,8 @@ import jax
 from rookery.base import jaxprs
 from rookery.base.compat import Literal
 from rookery.language import ledger
-from rookery.plan.calls import (
-    CenterCall,
-    GatherCall,
-    LoopCall,
-    MapCall,
-    Read,
-    ReduceCall,
-    ScatterCall,
-    ServerWork,
-    Visitor,
-    WorkCall,
-)
+from rookery.plan import calls
+from rookery.plan.calls import Read, Visitor
 
 _CONSTANT = "constants"
 _KEY, _ROUND = "a key", "the round's number"
@@ -71,7 +61,7 @@ class _Named(Visitor[_Value]):
         """A constant."""
         return _Value(_CONSTANT, known=True)
 
-    def server(self, step: ServerWork, read: Read) -> list[_Value]:
+    def server(self, step: calls.ServerWork, read: Read) -> list[_Value]:
         """Values named after all that they depend on."""
         given = dict(zip(step.jaxpr.invars, read(step.operands), strict=True))
         outputs = []
@@ -82,7 +72,7 @@ class _Named(Visitor[_Value]):
             outputs.append(_Value(_joined(names)))
         return outputs
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         """What is carried is named after the exchange that makes it, or after what it starts as."""
         body, start = call.body, read(call.carry)
         exchanged = {v: c.exchange.name for c in body.steps if hasattr(c, "exchange") for v in c.outputs}
@@ -102,7 +92,7 @@ class _Words(_Named):
     def _write(self, line: str) -> None:
         self.lines.append("  " * self._depth + line)
 
-    def map(self, call: MapCall, read: Read) -> list[_Value]:
+    def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
         """Say what clients are sent, have and keep."""
         self._maps += 1
         name = f"#{self._maps}"
@@ -115,12 +105,12 @@ class _Words(_Named):
         self._write(f"     keep: {ledger.shape_of(call.reply) or 'nothing'}")
         return [_Value(name) for _ in call.outputs]
 
-    def scatter(self, call: ScatterCall, read: Read) -> list[_Value]:
+    def scatter(self, call: calls.ScatterCall, read: Read) -> list[_Value]:
         """Say what the rows are."""
         self._write(f"   scatter: each client is sent its own row of {read(call.rows).name}")
         return [_Value("what it was sent")]
 
-    def center(self, call: CenterCall, read: Read) -> list[_Value]:
+    def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
         """Say who computes it."""
         by = "the server" if call.holder is None else f"client {call.holder}"
         self._write(f'   "{call.exchange.name}" on the centre\'s data, at {call.source}, by {by}')
@@ -128,16 +118,10 @@ class _Words(_Named):
             self._bookkeeping(call.exchange)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def reduce(self, call: ReduceCall, read: Read) -> list[_Value]:
-        """Say what each client sends."""
-        return self._exchange(call, read, "aggregated: only the result is used")
-
-    def gather(self, call: GatherCall, read: Read) -> list[_Value]:
-        """Say what each client sends."""
-        return self._exchange(call, read, "not aggregated: the server uses each reply")
-
-    def _exchange(self, call: ReduceCall | GatherCall, read: Read, seen: str) -> list[_Value]:
-        exchange = call.exchange
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
+        """Say what each client sends, and whether it is seen alone."""
+        exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
+        seen = "aggregated before anyone sees it" if aggregated else "seen by the server one by one"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
@@ -149,7 +133,7 @@ class _Words(_Named):
         for line in bookkeeping(exchange):
             self._write(f"     {line}")
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         """Indent the body."""
         turns = f"{call.length} times" if call.length is not None else "a number of times that is drawn"
         self._write(f"   loop, {turns}:")
@@ -189,37 +173,30 @@ class _Exchanges(_Named):
         self.down = 0
         self._times: int | None = 1
 
-    def map(self, call: MapCall, read: Read) -> list[_Value]:
+    def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
         """Note what the client is sent."""
         given = _given(call, read)
         self.sent += [given.sent] if given.sent else []
         self.down += given.size
         return [_Value("a client's value") for _ in call.outputs]
 
-    def scatter(self, call: ScatterCall, read: Read) -> list[_Value]:
+    def scatter(self, call: calls.ScatterCall, read: Read) -> list[_Value]:
         """Note the client's row."""
         rows = call.rows.aval
         self.sent.append(f"numbers of its own made of {read(call.rows).name.replace(', ', ' and ')}")
         self.down += ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)])
         return [_Value("what it was sent")]
 
-    def center(self, call: CenterCall, read: Read) -> list[_Value]:
+    def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
         """An exchange, where this client holds the centre's data."""
         if call.holder == self._client:
             given = _given(call, read)
             self._add(call.exchange, given.sent, given.size, alone=True)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def reduce(self, call: ReduceCall, read: Read) -> list[_Value]:
-        """An exchange whose replies are aggregated."""
-        return self._exchange(call, alone=False)
-
-    def gather(self, call: GatherCall, read: Read) -> list[_Value]:
-        """An exchange whose replies are seen one by one."""
-        return self._exchange(call, alone=True)
-
-    def _exchange(self, call: ReduceCall | GatherCall, alone: bool) -> list[_Value]:
-        self._add(call.exchange, _joined(self.sent), self.down, alone)
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
+        """An exchange. A reply that is not aggregated is seen alone."""
+        self._add(call.exchange, _joined(self.sent), self.down, alone=not isinstance(call, calls.ReduceCall))
         self.sent, self.down = [], 0
         return [_Value(call.exchange.name) for _ in call.outputs]
 
@@ -227,7 +204,7 @@ class _Exchanges(_Named):
         reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
         self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         """Its exchanges happen as often as it has turns."""
         outer = self._times
         self._times = None if call.length is None or outer is None else outer * call.length
@@ -251,7 +228,7 @@ class _Given(NamedTuple):
     used: str
 
 
-def _given(call: WorkCall, read: Read) -> _Given:
+def _given(call: calls.WorkCall, read: Read) -> _Given:
     drawn = call.key is not None
     new = [v for v in dict.fromkeys(call.sent) if not read(v).known]
     size = ledger.nbytes([v.aval for v in new]) + 8 * drawn

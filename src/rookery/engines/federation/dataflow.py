@@ -74,13 +74,11 @@ class _Flow(Visitor[frozenset[Source]]):
         """Return a row as the source."""
         return [frozenset([ROW])]
 
-    def reduce(self, call: calls.ReduceCall, read: Read) -> Operands:
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> Operands:
         """Note what is sent."""
-        return self._exchange(call, read)
-
-    def gather(self, call: calls.GatherCall, read: Read) -> Operands:
-        """Note what is sent."""
-        return self._exchange(call, read)
+        self._note(self.found.replies, call, read(call.rows))
+        self.found.times[call.number] = self._times
+        return [_SERVER] * len(call.outputs)
 
     def center(self, call: calls.CenterCall, read: Read) -> Operands:
         """Note an exchange with the client that holds the centre's data."""
@@ -107,11 +105,6 @@ class _Flow(Visitor[frozenset[Source]]):
             return [a | b for a, b in zip(made, start, strict=True)]
         return made
 
-    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read) -> Operands:
-        self._note(self.found.replies, call, read(call.rows))
-        self.found.times[call.number] = self._times
-        return [_SERVER] * len(call.outputs)
-
     def _note(self, where: dict[int, Operands], call: calls.Call, operands: Operands) -> None:
         before = where.get(call.number, [frozenset()] * len(operands))
         where[call.number] = [old | new for old, new in zip(before, operands, strict=True)]
@@ -133,12 +126,12 @@ def is_fixed(plan: Plan) -> bool:
 
 def asks_everyone(plan: Plan) -> bool:
     """Return whether every client of the cohort replies in every round: to an exchange outside loops and `resample`."""
-    exchanges = [step for step in plan.body.steps if isinstance(step, calls.ReduceCall | calls.GatherCall)]
+    exchanges = [step for step in plan.body.steps if isinstance(step, calls.ExchangeCall)]
     return any(call.ids is plan.inputs.ids for call in exchanges)
 
 
 def exchange_of(plan: Plan, call: int) -> Exchange:
     """Return the exchange of the plan's call with this number."""
     found = plan.calls[call]
-    assert isinstance(found, calls.ReduceCall | calls.GatherCall | calls.CenterCall)
+    assert isinstance(found, calls.ExchangeCall | calls.CenterCall)
     return found.exchange

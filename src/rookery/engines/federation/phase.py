@@ -268,7 +268,7 @@ class Phase(Visitor[Any]):
                 count += ledger.nbytes([jax.typeof(value.array)])
         return count
 
-    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read) -> tuple[list[Any], np.ndarray]:
+    def _exchange(self, call: calls.ExchangeCall, read: Read) -> tuple[list[Any], np.ndarray]:
         """Return each client's reply, or None, and which clients replied."""
         cohort, exchange, present = self._cohort(read(call.ids)), call.exchange, read(call.present)
         there = np.ones(len(cohort.ids), bool) if present is None else np.array(present.array)
@@ -279,9 +279,7 @@ class Phase(Visitor[Any]):
         each = zip(cohort.ids, there, strict=True)
         return [replies[client] if is_there else None for client, is_there in each], there
 
-    def _received(
-        self, call: calls.ReduceCall | calls.GatherCall, arrays: list[Any], present: np.ndarray
-    ) -> list[ServerValue]:
+    def _received(self, call: calls.ExchangeCall, arrays: list[Any], present: np.ndarray) -> list[ServerValue]:
         last = [] if call.present is None else [present]
         return [ServerValue(jnp.asarray(a)) for a in (*arrays, *last)]
 

@@ -17,7 +17,7 @@ from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.site import NO_EXCHANGE, RefusedError
 from rookery.engines.federation.store import Moment
 from rookery.language import channel as channels
-from rookery.plan.calls import CenterCall, GatherCall, ReduceCall
+from rookery.plan.calls import CenterCall, ExchangeCall, ReduceCall
 from rookery.plan.trace import Plan
 
 EVALUATIONS = ("none", "together", "own")
@@ -171,7 +171,7 @@ def exchanges(opened: Opened) -> list[Seen]:
     for plan in opened.plans[:2]:
         for call in plan.body.calls:
             center = isinstance(call, CenterCall) and call.holder == opened.header["client"]
-            if center or isinstance(call, ReduceCall | GatherCall):
+            if center or isinstance(call, ExchangeCall):
                 exchange = exchange_of(plan, call.number)
                 unbounded = ", ".join(what for what, _, most in exchange.beside if most is None)
                 alone = not isinstance(call, ReduceCall)
