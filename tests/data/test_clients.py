@@ -137,9 +137,9 @@ def test_epochs(sizes: list[int], passes: float, batch: int | None, expected: li
 
 def steps_of(sizes: list[int], passes: float, batch: int | None) -> list[int]:
     """Each client's number of steps, as a traced program finds it."""
-    told = rk.Clients.like(upper=np.zeros(()), n=len(sizes)).with_sizes({"upper": sizes})
-    rows = jnp.zeros(1)  # not looked at: the steps follow from the sizes
-    clients = told.map_levels(lambda source: source.member(rows, source.offsets, source.sizes), told.weights)
+    described = rk.Clients.like(upper=np.zeros(()), n=len(sizes)).with_sizes({"upper": sizes})
+    rows = jnp.zeros(1)  # not used: the steps follow from the sizes
+    clients = described.map_levels(lambda data: data.member(rows, data.offsets, data.sizes), described.weights)
     count = lambda i: Client(rk.SingleLevel(robust), clients, i, i).steps(rk.Epochs(passes), KEY, batch, "upper")
     return jax.vmap(lambda i: jnp.asarray(count(i)))(jnp.arange(len(sizes))).tolist()
 
@@ -566,9 +566,9 @@ def test_clients_like_a_sample() -> None:
     sample = {"a": np.zeros(2), "t": np.int32(0)}
     clients = rk.Clients.like(lower=sample, upper=jax.tree.map(jnp.asarray, sample), n=3, weights="size")
     assert (clients.n, clients.held) == (3, False)
-    told = clients.with_sizes({"lower": [3, 1, 4], "upper": [2, 2, 2]})
-    assert told.weights.tolist() == [0.375, 0.125, 0.5]
-    assert (told.lower.widest, told.lower.narrowest, told.upper.widest) == (4, 1, 2)
+    announced = clients.with_sizes({"lower": [3, 1, 4], "upper": [2, 2, 2]})
+    assert announced.weights.tolist() == [0.375, 0.125, 0.5]
+    assert (announced.lower.widest, announced.lower.narrowest, announced.upper.widest) == (4, 1, 2)
     with pytest.raises(ValueError, match="holds no data"):
         rk.solve(rk.Bilevel(lambda x, y, b: x @ y, lambda x, y, b: y @ y), clients, rk.FedNest(), (np.zeros(2),) * 2, 1)
 

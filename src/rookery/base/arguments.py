@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,26 +58,25 @@ def is_integer(value: Any) -> bool:
 
 def check_counts(least: int = 1, /, **values: Any) -> None:
     """Raise ValueError unless each value is an integer of at least `least`."""
-    for name, value in values.items():
-        if not is_integer(value) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}.")
+    _require(values, lambda value: is_integer(value) and value >= least, f"an integer of at least {least}")
 
 
 def check_amounts(**values: Any) -> None:
     """Raise ValueError unless each value is a number of at least 0."""
-    for name, value in values.items():
-        if not is_number(value) or value < 0:
-            raise ValueError(f"{name} must be a number of at least 0; got {value!r}.")
+    _require(values, lambda value: is_number(value) and value >= 0, "a number of at least 0")
 
 
 def check_positive(**values: Any) -> None:
     """Raise ValueError unless each value is a positive number."""
-    for name, value in values.items():
-        if not is_number(value) or value <= 0:
-            raise ValueError(f"{name} must be a positive number; got {value!r}.")
+    _require(values, lambda value: is_number(value) and value > 0, "a positive number")
 
 
 def check_seed(seed: Any, name: str = "seed") -> None:
     """Raise ValueError unless the seed is an unsigned 64-bit integer."""
-    if not is_integer(seed) or not 0 <= seed < 2**64:
-        raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1; got {seed!r}.")
+    _require({name: seed}, lambda seed: is_integer(seed) and 0 <= seed < 2**64, "an integer from 0 to 2**64 - 1")
+
+
+def _require(values: Mapping[str, Any], holds: Callable[[Any], bool], rule: str) -> None:
+    for name, value in values.items():
+        if not holds(value):
+            raise ValueError(f"{name} must be {rule}; got {value!r}.")

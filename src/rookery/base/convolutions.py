@@ -318,17 +318,16 @@ def _pooling(eqn: Any) -> Callable[..., Any] | None:
     return partial(_POOLING[eqn.primitive], windows, **{k: params[k] for k in ("select_prim",) if k in params})
 
 
-def _lowest(dtype: Any) -> Any:
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype: Any) -> Any:
-    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+def _limit(dtype: Any, largest: bool) -> Any:
+    """Return the padding of a maximum (`largest`) or a minimum."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -jnp.inf if largest else jnp.inf
+    return jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max
 
 
 def _gather_add(windows: _Windows, tangent: Array, array: Array, select_prim: Any) -> Array:
     """Return the tangent at the first of a window's extreme entries; 0 where all are −∞, as in XLA."""
-    fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
+    fill = _limit(array.dtype, select_prim is lax.ge_p)
     best: Any = None
     for value, change in zip(windows.entries(array, fill), windows.entries(tangent, 0), strict=True):
         if best is None:
@@ -340,7 +339,7 @@ def _gather_add(windows: _Windows, tangent: Array, array: Array, select_prim: An
 
 def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: Any) -> Array:
     """Apply the transpose of `_gather_add`: the first of a window's extreme entries gets the window's value."""
-    fill = _lowest(array.dtype) if select_prim is lax.ge_p else _highest(array.dtype)
+    fill = _limit(array.dtype, select_prim is lax.ge_p)
     best, *rest = windows.entries(array, fill)
     which = jnp.zeros(best.shape, jnp.int32)
     for number, value in enumerate(rest, 1):
@@ -353,8 +352,8 @@ def _scatter_add(windows: _Windows, source: Array, array: Array, select_prim: An
 
 
 _POOLING: dict[Any, Callable[..., Any]] = {
-    lax.reduce_window_max_p: lambda windows, a: reduce(lax.max, windows.entries(a, _lowest(a.dtype))),
-    lax.reduce_window_min_p: lambda windows, a: reduce(lax.min, windows.entries(a, _highest(a.dtype))),
+    lax.reduce_window_max_p: lambda windows, a: reduce(lax.max, windows.entries(a, _limit(a.dtype, True))),
+    lax.reduce_window_min_p: lambda windows, a: reduce(lax.min, windows.entries(a, _limit(a.dtype, False))),
     lax.reduce_window_sum_p: lambda windows, a: reduce(lax.add, windows.entries(a, 0)),
     lax.select_and_gather_add_p: _gather_add,
     lax.select_and_scatter_add_p: _scatter_add,

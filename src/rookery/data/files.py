@@ -78,20 +78,14 @@ def places(data_dir: str | Path | None) -> list[Path]:
 def arrays(name: str, forms: Sequence[Form], data_dir: str | Path | None = None) -> Arrays:
     """Return the data set's arrays from the first form that is complete; download one if none is."""
     where = places(data_dir)
-    form, paths = _find(forms, where) or _fetch(name, forms, where)
+    found = ((form, _present(form, where)) for form in forms)
+    complete = next(((form, paths) for form, paths in found if len(paths) == len(form.files)), None)
+    form, paths = complete or _fetch(name, forms, where)
     digests = [verify(paths[file.name], file) for file in form.files]
     if not form.keep:
         return form.parse(paths)
     key = hashlib.sha256(" ".join([_READING, *sorted(digests)]).encode()).hexdigest()[:16]
     return _cached(cache_dir() / "parsed" / f"{name}-{key}.npz", lambda: form.parse(paths))
-
-
-def _find(forms: Sequence[Form], where: Sequence[Path]) -> tuple[Form, dict[str, Path]] | None:
-    for form in forms:
-        paths = _present(form, where)
-        if len(paths) == len(form.files):
-            return form, paths
-    return None
 
 
 def _present(form: Form, where: Sequence[Path]) -> dict[str, Path]:
@@ -116,9 +110,12 @@ def verify(path: Path, file: File) -> str:
     for digest in file.digests:
         if before == [*entry, digest]:
             return digest
-    measured = {kind: _digest(path, kind) for kind in {digest.split(":")[0] for digest in file.digests}}
+    measured: dict[str, str] = {}
     for digest in file.digests:
         kind, value = digest.split(":")
+        if kind not in measured:
+            with path.open("rb") as stream:
+                measured[kind] = hashlib.file_digest(stream, kind).hexdigest()
         if measured[kind] == value:
             verified = json.dumps(known | {str(path.resolve()): [*entry, digest]}).encode()
             _write(cache_dir() / "verified.json", lambda stream: stream.write(verified))
@@ -128,11 +125,6 @@ def verify(path: Path, file: File) -> str:
         f"{path} is not the published file, and is not used: its {kind} is {measured[kind]}, expected {value} (it has "
         f"{stat.st_size} bytes; an interrupted copy is shorter). Delete it, or put the original in its place."
     )
-
-
-def _digest(path: Path, kind: str) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, kind).hexdigest()
 
 
 def _read_json(path: Path) -> dict[str, Any]:
