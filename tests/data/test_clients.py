@@ -475,7 +475,7 @@ def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
 def test_features_that_are_not_made_row_by_row_are_refused(features: Any, size: int) -> None:
     level = [{**own, "n": np.arange(size)} for own in samples([size] * 3)]
     start = {"w": np.ones((3, 9))}, np.ones(9)
-    with pytest.raises(ValueError, match="something else of two samples together"):
+    with pytest.raises(ValueError, match="on two samples together it returns something else"):
         rk.solve(rk.Bilevel(_head, _head, features=features), rk.Clients(level), rk.ASFBO(batch_size=2), start, 1)
 
 

@@ -93,7 +93,7 @@ def test_files_are_read_from_the_folder_given_or_named_by_the_environment(tiny, 
 
 def test_what_was_read_is_kept_and_not_checked_again(tiny, monkeypatch):
     first = data.load("tiny", tiny)
-    monkeypatch.setattr(files, "_digest", lambda *_: pytest.fail("checked again"))
+    monkeypatch.setattr(files.hashlib, "file_digest", lambda *_: pytest.fail("checked again"))
     monkeypatch.setattr(formats, "idx", lambda *_: pytest.fail("read again"))
     second = data.load("tiny", tiny)
     assert np.array_equal(first.train, second.train)
