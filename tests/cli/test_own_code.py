@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from rookery import algorithms, cli
 from rookery.cli import registry
-from rookery.language import hyperparameters
+from rookery.language.meanings import MEANINGS
 
 SMALL = ["quadratic", "--algorithm", "LFedNest", "--clients", "3", "--rounds", "4", "--every", "2"]
 
@@ -171,7 +171,7 @@ def test_lists_are_sorted_whatever_the_capitals() -> None:
 def test_every_hyperparameter_has_a_meaning(name: str) -> None:
     for row in cli.listing._hyperparameters(registry.find_algorithm(name)):
         assert row["meaning"], row
-        assert row["setting"] in hyperparameters.MEANINGS
+        assert row["setting"] in MEANINGS
 
 
 @pytest.mark.parametrize("name", registry.TASKS)

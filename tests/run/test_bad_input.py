@@ -439,7 +439,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (runs(channel=rk.clip), "channel must be .*; got <function clip"),
         (runs(channel=[rk.clip(1.0)]), "channel must be .*; got \\["),
         (runs(channel={"nothing": rk.clip(1.0)}), "nothing"),
-        (lambda: rk.chain("clip"), "rk.chain takes channels such as rk.clip\\(1.0\\); got 'clip'"),  # type: ignore[arg-type]
+        (lambda: rk.chain("clip"), "rk.chain must be given channels such as rk.clip\\(1.0\\); got 'clip'"),  # type: ignore[arg-type]
         (lambda: rk.clip(-1.0), "-1.0"),
         (lambda: rk.clip("a"), "'a'"),  # type: ignore[arg-type]
         (lambda: rk.gaussian(-1.0), "-1.0"),

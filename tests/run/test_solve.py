@@ -298,7 +298,7 @@ def test_the_best_of_a_name_that_tells(name: str) -> None:
 
 
 def test_a_name_that_does_not_tell_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'first' does not say which way is better: write '\+first'"):
+    with pytest.raises(ValueError, match=r"'first' does not say which way is better. Write '\+first'"):
         run(1, keep_best="first")
     with pytest.raises(ValueError, match="keep_best='loss' needs evaluate="):
         run(1, evaluate=None, keep_best="loss")

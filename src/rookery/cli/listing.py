@@ -105,7 +105,8 @@ def settings_of(named: Named) -> Rows:
 
 def _hyperparameters(named: Named) -> Rows:
     from rookery.cli.registry import ALGORITHMS
-    from rookery.language.hyperparameters import MEANINGS, expected
+    from rookery.language.hyperparameters import expected
+    from rookery.language.meanings import MEANINGS
 
     comments = _field_comments(named.target)
     rows = []

@@ -12,9 +12,19 @@ from rookery.base import jaxprs
 from rookery.base.compat import Jaxpr, Literal
 from rookery.data.clients import Clients
 from rookery.language import ledger
-from rookery.language.primitives import accumulator
-from rookery.plan import calls
-from rookery.plan.calls import Read, Visitor
+from rookery.language.primitives import accumulator, zeroed
+from rookery.plan.calls import (
+    Body,
+    CenterCall,
+    GatherCall,
+    LoopCall,
+    MapCall,
+    Read,
+    ReduceCall,
+    ScatterCall,
+    ServerWork,
+    Visitor,
+)
 from rookery.plan.costs import counted_loops
 
 AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
@@ -135,8 +145,7 @@ class Interpreter(Visitor[Any]):
         present = read(call.present)
         if present is None:
             return rows
-        there = lambda a: present.reshape(-1, *(1,) * (a.ndim - 1))
-        return [*(jnp.where(there(a), a, jnp.zeros((), a.dtype)) for a in rows), present]
+        return [*(zeroed(present, a) for a in rows), present]
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
         """See `Visitor`."""

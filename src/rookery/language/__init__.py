@@ -1,1 +1,1 @@
-"""What an algorithm is written in: the primitives, the client's oracles, channels, the ledger, hyperparameters."""
+"""The language of algorithms: the federation, clients and their oracles, channels, the ledger, hyperparameters."""

@@ -1,4 +1,4 @@
-"""The channel: what stands between a client's value and the server's. Channels are records, composed by `chain`."""
+"""Channels, which act on clients' updates on their way to the server: their protocol, and `chain` to compose them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ class ChannelExchange(NamedTuple):
     """An exchange as a channel sees it."""
 
     name: str
-    kind: str  # "mean", "sum", "gather" or, where a client holds the centre's data, "center"
-    shapes: Any  # of one client's update (its difference to `around`, where the algorithm names one); None: bookkeeping
-    share: Any = None  # in `decode`: the largest weight that one client has in the result
+    kind: str  # "mean", "sum", "gather" or, if a client holds the centre's data, "center"
+    shapes: Any  # of a client's update (its difference to `around`, if the algorithm names one); None: bookkeeping
+    share: Any = None  # in `decode`: the largest weight of a client in the result
 
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """Marks a part of a message that is not an update, such as a number of steps: no channel clips it or hides it.
+    """Marks a part of a message that is not an update, such as a number of steps: no channel clips or hides it.
 
     Arguments:
-        what: what it is, for `rk.explain`.
-        most: a public bound. With a channel, entries are clamped to [0, most] at the client. None: it is sent as it is.
+        what: its meaning, for `rk.explain`.
+        most: a public bound. With a channel, the client clamps entries to [0, most]. None: it is sent unchanged.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Bookkeeping:
             raise ValueError(f"Bookkeeping: most must be a number of at least 0, or None; got {self.most!r}.")
 
     def bounded(self, value: Array) -> Array:
-        """The value within its bound, if it has one; what is not finite counts as 0."""
+        """The value clamped to its bound, if it has one; entries that are not finite become 0."""
         if self.most is None:
             return value
         most = self.most
@@ -49,21 +49,20 @@ class Bookkeeping:
 
 
 class Channel(Protocol):
-    """What is done to a client's update on its way to the server, and to the result there.
+    """What happens to a client's update on its way to the server, and to the result there.
 
-    Every method is traced and becomes a part of the plan, on every engine. A channel receives only
-    the updates of a message, with None for its `Bookkeeping`.
+    Every method is traced and becomes part of the plan, on every engine. A channel is given only the updates of a
+    message, with None in the place of its `Bookkeeping`.
 
-    A channel may also have `reduce(exchange, rows, weights, present)`, one of a chain, for example a median instead
-    of the mean. `rows` has a row for each client, `weights` add up to 1 (of a mean), and absent clients have weight
-    0.
+    One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
+    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
-        """What the server and what each client remembers of this exchange from round to round; () for nothing."""
+        """The initial states of the server and of each client for this exchange; () for none."""
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """At the client: what is sent, and the client's new state."""
+        """At the client: the message, and the client's new state."""
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the server: the result, and the server's new state.
@@ -74,30 +73,27 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """The plain mean: nothing is done to a value. What a run without a channel has."""
+    """The plain mean, which leaves values unchanged, as in a run without a channel."""
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
-        """Nothing."""
         return (), ()
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """The value."""
         return value, state
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """The total."""
         return total, state
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Several channels: a value passes them in order at the client, and in the opposite order at the server."""
+    """Several channels: a value passes them in order at the client, and in reverse order at the server."""
 
     members: tuple[Any, ...]
 
     @property
     def bound(self) -> float | None:
-        """The norm that what it sends is bounded by; None if it is not known."""
+        """A bound on the norm of a message; None if it is not known."""
         last = self.members[-1] if self.members else None
         if last is not None and type(last).encode is Plain.encode:
             return Chain(self.members[:-1]).bound
@@ -105,53 +101,48 @@ class Chain:
 
     @property
     def reduce(self) -> Any:
-        """That of the one member that has one; None: the weighted sum."""
-        return next((own.reduce for own in self.members if getattr(own, "reduce", None) is not None), None)
+        """The `reduce` of the member that has one; None: the weighted sum."""
+        return next((member.reduce for member in self.members if _reduces(member)), None)
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
-        """A state for each member."""
-        server, client = zip(*(own.init(exchange) for own in self.members), strict=True) if self.members else ((), ())
-        return server, client
+        states = [member.init(exchange) for member in self.members]
+        return tuple(server for server, _ in states), tuple(client for _, client in states)
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """Through all members."""
         after = []
-        for i, (own, before) in enumerate(zip(self.members, state, strict=True)):
-            value, new = own.encode(exchange, value, jax.random.fold_in(key, i), before)
+        for i, (member, before) in enumerate(zip(self.members, state, strict=True)):
+            value, new = member.encode(exchange, value, jax.random.fold_in(key, i), before)
             after.append(new)
         return value, tuple(after)
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """Through all members, the last first."""
         after = []
-        for i, (own, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):
-            total, new = own.decode(exchange, total, jax.random.fold_in(key, i), before)
+        for i, (member, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):
+            total, new = member.decode(exchange, total, jax.random.fold_in(key, i), before)
             after.append(new)
         return total, tuple(reversed(after))
 
 
 def chain(*members: Channel) -> Channel:
-    """Several channels as one: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`. Without any it is the plain mean.
+    """Compose channels: `rk.chain(rk.clip(1.0), rk.gaussian(1.1))`. An empty chain is the plain mean.
 
-    A member that needs a bound on what it receives (noise) takes it from a member before it (a clip). Its noise is
-    scaled for a weighted mean, so it can't be combined with a `reduce`.
+    A member that needs a bound on its input (noise) takes it from a member before it (a clip). Its noise is scaled for
+    a weighted mean, so it can't be combined with a `reduce`.
     """
     bounded: list[Any] = []
     bound = None
-    for own in members:
-        if not is_channel(own):
-            raise TypeError(f"rk.chain takes channels such as rk.clip(1.0); got {own!r}.")
-        given = own.bounded_by(bound) if hasattr(own, "bounded_by") else own
-        kept = (
-            bound if getattr(type(given), "encode", None) is Plain.encode else None
-        )  # others may enlarge what is sent
-        bound = getattr(given, "bound", kept)
-        bounded.append(given)
+    for member in members:
+        if not is_channel(member):
+            raise TypeError(f"rk.chain must be given channels such as rk.clip(1.0); got {member!r}.")
+        channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
+        keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
+        bound = getattr(channel, "bound", bound if keeps_bound else None)
+        bounded.append(channel)
     result = Chain(tuple(bounded))
-    reducing = [own for own in _each(result) if getattr(own, "reduce", None) is not None]
-    scaled = [own for own in _each(result) if hasattr(own, "bounded_by")]
+    reducing = [member for member in _flat(result) if _reduces(member)]
+    scaled = [member for member in _flat(result) if hasattr(member, "bounded_by")]
     if len(reducing) > 1:
-        raise ValueError("rk.chain: two of the channels reduce the clients' values; one of them can.")
+        raise ValueError(f"rk.chain must have at most one channel that reduces the clients' values; got {reducing}.")
     if reducing and scaled:
         noise, other = type(scaled[0]).__name__, type(reducing[0]).__name__
         raise ValueError(
@@ -161,17 +152,21 @@ def chain(*members: Channel) -> Channel:
     return result
 
 
-def _each(channel: Any) -> list[Any]:
-    """The channels that a channel, or a dict of channels, is made of."""
+def _reduces(channel: Any) -> bool:
+    return getattr(channel, "reduce", None) is not None
+
+
+def _flat(channel: Any) -> list[Any]:
+    """The single channels of a channel, or of a dict of channels."""
     if isinstance(channel, Mapping | Chain):
         inner = channel.values() if isinstance(channel, Mapping) else channel.members
-        return [own for part in inner for own in _each(part)]
+        return [member for part in inner for member in _flat(part)]
     return [] if channel is None else [channel]
 
 
 def draws_noise(channel: Any) -> bool:
     """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
-    return any(getattr(type(own), "decode", None) is not Plain.decode for own in _each(channel))
+    return any(getattr(type(member), "decode", None) is not Plain.decode for member in _flat(channel))
 
 
 def is_channel(value: Any) -> bool:
@@ -181,19 +176,17 @@ def is_channel(value: Any) -> bool:
 
 def check_kind(channel: Any) -> None:
     """Raise TypeError if `channel` is not a channel, a dict of channels, or None."""
-    for own in channel.values() if isinstance(channel, Mapping) else [channel]:
-        if own is not None and not is_channel(own):
+    for member in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if member is not None and not is_channel(member):
             raise TypeError(
                 "channel must be a channel such as rk.clip(1.0), or a dict from exchange names to channels; got "
-                f"{own!r}."
+                f"{member!r}."
             )
 
 
 def chosen(channel: Any, name: str) -> Any:
     """The channel of the exchange with this name, or None."""
-    if isinstance(channel, Mapping):
-        return channel.get(name)
-    return channel
+    return channel.get(name) if isinstance(channel, Mapping) else channel
 
 
 def check(channel: Any, names: list[str]) -> None:
@@ -202,20 +195,20 @@ def check(channel: Any, names: list[str]) -> None:
     for name in channel if isinstance(channel, Mapping) else ():
         if name not in names:
             known = ", ".join(repr(n) for n in dict.fromkeys(names))
-            raise ValueError(f"channel: this method has no exchange {name!r}; it has: {known}.")
+            raise ValueError(f"channel must name exchanges of this method, which are {known}; got {name!r}.")
 
 
 @dataclass(frozen=True)
 class Faults:
     """Replies that do not arrive.
 
-    A reply that is lost is left out of its mean, whose weights are those of the others. A client that missed an
-    exchange of a round keeps the memory it had before the round. `missing` in the history counts them. The start
-    (round 0) reaches everybody.
+    A mean leaves lost replies out and normalises the weights of the others. A client that missed an exchange of a round
+    keeps its memory from before the round. `missing` in the history counts lost replies. The start (round 0) loses
+    none.
 
     Arguments:
-        dropout: the chance that a client's reply to an exchange is lost, each on its own.
-        minimum: if fewer replies to an exchange arrive, the round fails.
+        dropout: the probability that a client's reply to an exchange is lost, independently of all others.
+        minimum: the round fails if fewer replies to an exchange arrive.
     """
 
     dropout: float = 0.0
@@ -228,5 +221,5 @@ class Faults:
             raise ValueError(f"Faults: minimum must be an integer of at least 1; got {self.minimum!r}.")
 
     def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
-        """Whose replies arrive."""
+        """Draw whose replies arrive."""
         return ~draws.coins(key, self.dropout, (size,))

@@ -1,9 +1,7 @@
-"""The client as seen from inside a map: its data, the oracles on them, a loop, and what it counts of its work."""
+"""The client inside `fed.map`: its data, the oracles on them, loops, and counts of its work."""
 
-import functools
 from collections.abc import Callable
 from copy import copy
-from math import ceil
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -15,51 +13,51 @@ from rookery.base import draws, jaxprs, tree
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
 from rookery.data.rows import Batch, Chunks, Count, Rows
-from rookery.language import ledger
-from rookery.language.epochs import Epochs, as_written, steps_in
+from rookery.language import ledger, means
+from rookery.language.epochs import Epochs
 from rookery.language.ledger import WORK
 from rookery.language.loops import fixed_loop, rarely, stepwise
+from rookery.language.means import Data
 from rookery.problems.problems import Problem, call
 
 C = TypeVar("C")
-Data = Batch | Chunks
 
-_RANDOM_LOSS = 0x6C6F7373  # what tells a loss's keys from those of the minibatches
+_RANDOM_LOSS = 0x6C6F7373  # separates a loss's keys from those of the minibatches
 
 
 class Client:
-    """One client, from inside `fed.map`: its data, the oracles on them, and a loop that counts what is done.
+    """One client inside `fed.map`: its data, the oracles on them, and a loop that counts its work.
 
-    The oracles are named as in the papers, all at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`, `g_x`,
-    `g_y` of the lower one; `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, products that never form a
-    Hessian. Of a compositional problem's inner function: `r`, and `r_x(…, v)` = ∇r(x)ᵀv. Of a single-level problem,
-    sample by sample: `losses`, on batches of `samples`.
+    The oracles are named as in the papers and evaluated at (x, y) on a batch: `f`, `f_x`, `f_y` of the upper loss; `g`,
+    `g_x`, `g_y` of the lower loss; the products `g_yy(…, v)` = ∇²_y g · v and `g_xy(…, v)` = ∇_x⟨∇_y g, v⟩, which never
+    form a Hessian. A compositional problem's inner function has `r` and `r_x(…, v)` = ∇r(x)ᵀv. A single-level problem
+    has `losses`, sample by sample, on batches of `samples`.
     """
 
     def __init__(
         self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False,
         products: bool = False,
     ) -> None:  # fmt: skip
-        self._debug, self._products = debug, products  # see plan.Setting
-        self._key: Array | None = None  # for the data that are taken without one
+        self._debug, self._products = debug, products  # see trace.Setting
+        self._key: Array | None = None  # for data taken without a key
         self.problem = problem
         self.id = identity
-        self._counts: list[Count] = [0] * len(WORK)  # what was done outside loops, or in one turn of a loop
-        self._looped: Any = None  # what was done in loops, as wide numbers
-        self.sample_by_sample: set[str] = set()  # the losses that were evaluated so
-        if row is None:  # the centre, whose data serve the upper level
+        self._counts: list[Count] = [0] * len(WORK)  # of work outside loops, or in one turn of a loop
+        self._looped: Any = None  # of work in loops, as wide numbers
+        self.sample_by_sample: set[str] = set()  # the losses that were evaluated row by row
+        if row is None:  # the centre, whose data are those of the upper level
             self._views = {"upper": clients.view("center", 0)}
         else:
             self._views = {"lower": clients.view("lower", row), "upper": clients.view("upper", row)}
             if clients.test is not None:
                 self._views["test"] = clients.view("test", row)
-        self._held = (clients, row)
+        self._origin = (clients, row)
         self._bounds: list[tuple[Array, int]] = []  # numbers of steps, each with an upper bound
         self._wholes: dict[str, Data] = {}
         self._replace = clients.replace
 
     def with_key(self, key: Array) -> "Client":
-        """The same, with a key for the data that are taken without one."""
+        """The same client, with a key for data taken without one."""
         client = copy(self)
         client._key = key
         return client
@@ -69,37 +67,37 @@ class Client:
     def lower(
         self, key: Array | None = None, size: int | None = None, step: Count = 0, seen: Rows | None = None
     ) -> Data:
-        """The step-th minibatch of the lower data in the order that key stands for; all of the data if size is None.
+        """The step-th minibatch of the lower data, in an order that the key determines; all data if size is None.
 
-        `seen`, from `self.seen(x)`, takes the place of the data in problems that have features.
+        `seen`, from `self.seen(x)`, replaces the data in problems that have features.
         """
         return self._draw("lower", key, size, step, seen)
 
     def upper(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Data:
-        """The same of the upper data."""
+        """The step-th minibatch of the upper data; see `lower`."""
         return self._draw("upper", key, size, step, None)
 
     def test(self) -> Data:
-        """All of the data that no method sees."""
+        """All test data, which no method sees."""
         if "test" not in self._views:
-            raise ValueError("client.test(): the clients have no test data; give rk.Clients(..., test=[...]).")
+            raise ValueError("client.test(): the clients have no test data. Give rk.Clients(..., test=[...]).")
         return self._keyed(self._all("test"), None, 0)
 
     def samples(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Batch:
-        """The same for methods that weigh the samples one by one: never in pieces, and the batch knows their places."""
+        """A minibatch of the upper data for methods that weight single samples: in one piece, with their places."""
         view = self._views["upper"]
-        batch = view.at_once() if size is None else view.draw(_given(key), size, step, self._replace)
-        self._count("samples_upper", _samples(batch))
+        batch = view.at_once() if size is None else view.draw(_required(key), size, step, self._replace)
+        self._count("samples_upper", means.count_of(batch))
         return self._keyed(batch, key, step)
 
     @property
     def places(self) -> Bool[Array, " widest"]:
-        """Whether there is a sample, for each place of the upper data: as many as the largest client needs."""
+        """Whether the client has a sample, for each place of the upper data: as many as the largest client has."""
         view = self._views["upper"]
         return jnp.arange(view.widest) < view.size
 
     def _all(self, level: str) -> Data:
-        """All the client's data; `loop` makes sure that they are taken outside."""
+        """All data of a level. `loop` calls it first, so that they are taken outside its body."""
         if level not in self._wholes:
             self._wholes[level] = self._views[level].all()
         return self._wholes[level]
@@ -110,29 +108,30 @@ class Client:
         view = self._views[level]
         if size is not None:
             check_counts(**{f"client.{level}: size": size})
-            batch: Data = view.draw(_given(key), size, step, self._replace, seen)
+            batch: Data = view.draw(_required(key), size, step, self._replace, seen)
         elif seen is not None:
             whole = self._all(level)
             assert isinstance(whole, Batch)
             batch = Batch(seen, whole.mask, seen=True)
         else:
             batch = self._all(level)
-        self._count(f"samples_{level}", _samples(batch))
+        self._count(f"samples_{level}", means.count_of(batch))
         return self._keyed(batch, key, step)
 
     def _keyed(self, batch: Any, key: Array | None, step: Count) -> Any:
-        """The batch with a key of its own, if a loss is random."""
+        """The batch with a key for losses, if one of them is random."""
         if not self.problem.random:
             return batch
-        own = jax.random.fold_in(jax.random.fold_in(_given(self._key if key is None else key), _RANDOM_LOSS), step)
+        stream = jax.random.fold_in(_required(self._key if key is None else key), _RANDOM_LOSS)
+        of_batch = jax.random.fold_in(stream, step)
         if isinstance(batch, Batch):
-            return batch._replace(key=own)
-        return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(own, i)))
+            return batch._replace(key=of_batch)
+        return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(of_batch, i)))
 
     def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
-        """What the losses see of all the lower data at x: constant while only y moves, so worth computing once.
+        """The features of all lower data at x. They are constant while only y moves, so worth computing once.
 
-        None if the problem has no features, if fewer than a whole data set of samples will be used (`uses`), or if the
+        None if the problem has no features, if fewer samples than a whole data set will be used (`uses`), or if the
         clients' sizes differ so much that padding would waste the work.
         """
         whole = self._all("lower")
@@ -143,44 +142,38 @@ class Client:
         return self.problem.features(x, whole.rows)
 
     def steps(self, local_steps: Any, key: Array, size: int | None, level: Literal["lower", "upper"]) -> Count:
-        """This client's number of local steps: an int; (low, high), drawn; `Epochs`; or an array with an entry each."""
+        """This client's number of local steps, from an int, a range (low, high), `Epochs`, or an entry per client."""
         if isinstance(local_steps, int):
             return local_steps
         if isinstance(local_steps, tuple):
             low, high = local_steps
             return self._at_most(high, draws.integers(key, (), low, high + 1))
         if isinstance(local_steps, Epochs):
-            view, passes = self._views[level], as_written(local_steps.passes)
-            most = ceil(passes if size is None else passes * view.widest / min(size, view.widest))
-            if most >= 2**31:
-                batches = "" if size is None else f" with batches of {size}"
-                raise ValueError(f"{local_steps}{batches} makes {most} steps; at most 2**31 - 1 are possible.")
-            if size is None or view.widest == view.narrowest or view.widest <= size:
-                return most
-            return self._at_most(most, steps_in(passes, size, view))
+            most, count = local_steps.steps(size, self._views[level])
+            return count if isinstance(count, int) else self._at_most(most, count)
         return jnp.asarray(local_steps)[self.id]
 
     def _at_most(self, most: int, count: Array) -> Array:
-        """The count, noted as being at most this many: a loop of that length can then draw ahead."""
+        """Note a bound on a count, with which a loop of that length can draw ahead, and return the count."""
         self._bounds.append((count, most))
         return count
 
     # The oracles.
 
     def mean(self, function: Callable[[Rows], C], batch: Data) -> C:
-        """function(rows), a number or a tree of numbers that is a mean over its rows, on the batch.
+        """Evaluate function(rows), a number or a tree of numbers that is a mean over its rows, on a batch.
 
-        Where clients have different sizes it is evaluated row by row, and rows of padding do not count.
+        If the clients' sizes differ, it is evaluated row by row, without the rows of padding.
         """
         return self._mean("mean", lambda rows, key: jax.tree.map(_real, function(rows)), batch, lambda mean: mean())
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The upper loss. Its derivatives are oracles of their own, which are counted."""
-        return _value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y)))
+        """The upper loss. It can't be differentiated: its derivatives are separate oracles, which are counted."""
+        return means.fixed_value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y)))
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
-        """The lower loss. Its derivatives are oracles of their own, which are counted."""
-        return _value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y)))
+        """The lower loss. It can't be differentiated: its derivatives are separate oracles, which are counted."""
+        return means.fixed_value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y)))
 
     def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_x f."""
@@ -203,7 +196,7 @@ class Client:
         return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
 
     def g_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
-        """∇_x g. The batch must not be one of `seen`: x moves."""
+        """∇_x g. The batch must not come from `seen`, whose features are constant in x."""
         self._count("gradients")
         return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g)(x, y))
 
@@ -222,7 +215,7 @@ class Client:
         return self._mean("g", self._lower_loss(batch), batch, product)
 
     def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
-        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not be one of `seen`: x moves."""
+        """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not come from `seen`, whose features are constant in x."""
         self._count("products")
 
         def product(g: Callable[..., Any]) -> tree.Tree:
@@ -248,10 +241,10 @@ class Client:
     ) -> tuple[tree.Tree, tree.Tree, tree.Tree]:
         """∇_x f − ∇²_xy g · v, ∇_y g and ∇²_y g · v − ∇_y f, on a batch of each level.
 
-        Small batches of one kind go through the problem's features together, if it has any: a network then has one
-        product of matrices forward and one back where there would be two, and x's gradient is written once.
+        Small batches of one kind go through the problem's features together, if it has any. A network then needs one
+        matrix product forward and one back instead of two, and writes x's gradient once.
         """
-        if not self._joined(x, upper, lower):
+        if not means.share_features(self.problem, x, upper, lower):
             f_x, f_y = self.f_x_and_y(x, y, upper)
             g_y, g_yy, g_xy = self.g_y_and_products(x, y, lower, v)
             return tree.sub(f_x, g_xy), g_y, tree.sub(g_yy, f_y)
@@ -259,7 +252,7 @@ class Client:
         self._count("products", 2)
         problem: Any = self.problem
         rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)  # type: ignore[union-attr]
-        count = _samples(upper)
+        count = means.count_of(upper)
 
         def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩, and ∇_y g
             seen = problem.features(x, rows)
@@ -271,25 +264,8 @@ class Client:
         (d_x, f_y, minus_g_yy), g_y = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
         return d_x, g_y, tree.scale(-1, tree.add(minus_g_yy, f_y))
 
-    def _joined(self, x: tree.Tree, upper: Data, lower: Data) -> bool:
-        """Whether both batches go through the features as one: rows of one kind, no padding, no more numbers than x."""
-        if self.problem.features is None or self.problem.random:
-            return False
-        if not all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower)):
-            return False
-        flat: Any = [jax.tree.flatten(batch.rows) for batch in (upper, lower)]  # type: ignore[union-attr]
-        (first, structure), (second, other) = flat
-        kinds = [[(a.shape[1:], a.dtype) for a in leaves] for leaves in (first, second)]
-        numbers = lambda leaves: sum(jnp.size(leaf) for leaf in leaves)
-        if structure != other or kinds[0] != kinds[1] or numbers(first + second) > numbers(jax.tree.leaves(x)):
-            return False
-        count = len(first[0]) + len(second[0])
-        rows = [jax.ShapeDtypeStruct((count, *shape), dtype) for shape, dtype in kinds[0]]
-        seen = jax.eval_shape(self.problem.features, x, jax.tree.unflatten(structure, rows))
-        return all(a.shape[:1] == (count,) for a in jax.tree.leaves(seen))
-
     def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
-        """The inner function's value; a value alone counts by its samples, as those of f and g do."""
+        """The value of the inner function. Like f and g, it counts by its samples only."""
         return self._mean("r", self._inner, batch, lambda r: r(x))
 
     def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
@@ -298,7 +274,7 @@ class Client:
         return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
 
     def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
-        """r(x), and v ↦ ∇r(x)ᵀv without evaluating r again (unless the data come in pieces)."""
+        """r(x), and v ↦ ∇r(x)ᵀv, which does not evaluate r again (unless the data come in pieces)."""
         if isinstance(batch, Chunks):
             return self.r(x, batch), lambda v: self.r_x(x, batch, v)
         value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
@@ -310,19 +286,19 @@ class Client:
         return value, product
 
     def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
-        """r(x) and ∇r(x): a tree like x with a leading axis for the d entries of r, which costs d products."""
+        """r(x) and ∇r(x), a tree like x with a leading axis for the d entries of r. It costs d products."""
         value, product = self.r_and_pullback(x, batch)
         flat, like_value = ravel_pytree(value)
         self._count("products", flat.size - 1)
         return value, jax.vmap(lambda row: product(like_value(row)))(jnp.eye(flat.size, dtype=flat.dtype))
 
     def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
-        """The loss of each sample by itself. Rows of padding have no meaning: see `mask`."""
+        """The loss of each sample. Entries of padding are meaningless: see the batch's `mask`."""
         self.sample_by_sample.add("f")
-        return _row_by_row(lambda *z: self.problem.f(x, (), *z), batch, "f" in self.problem.random)
+        return means.row_by_row(lambda *z: self.problem.f(x, (), *z), batch, "f" in self.problem.random)
 
     def losses_and_pullback(self, x: tree.Tree, batch: Batch) -> tuple[Array, Callable[[Array], tree.Tree]]:
-        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows, one backward pass without evaluating the losses again."""
+        """The losses, and w ↦ Σ w_i ∇ℓ_i(x) over all rows: one backward pass, without evaluating the losses again."""
         losses, pullback = jax.vjp(lambda x: self.losses(x, batch), x)
 
         def weighted(w: Float[Array, " rows"]) -> tree.Tree:
@@ -341,7 +317,7 @@ class Client:
         return self.problem.g_seen if seen else whole  # type: ignore[union-attr]
 
     def _lower_in_x(self) -> Callable[..., Any]:
-        """The lower loss as a function of x, too."""
+        """The lower loss on rows, as a function of x and y."""
         if not hasattr(self.problem, "g"):
             raise TypeError(f"A {type(self.problem).__name__} problem has no lower level g; use client.f_x.")
         return self.problem.g
@@ -355,31 +331,25 @@ class Client:
         )
 
     def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
-        """`of` the batch's mean loss; `of` is linear in it (a value, a gradient, a product)."""
-        random = name in self.problem.random
+        """See `means.evaluate`. `name`: of the loss."""
         if not isinstance(batch, Batch | Chunks):
-            given = type(batch).__name__
-            raise TypeError(f"A client's derivatives take a batch, as client.upper(key, size) is one; not a {given}.")
-        if isinstance(batch, Batch):
-            if batch.mask is None:
-                return of(lambda *z: loss(*z, batch.rows, batch.key if random else None))
+            raise TypeError(
+                "A client's oracles must be given a batch such as client.upper(key, size); got a value of type "
+                f"{type(batch).__name__}."
+            )
+        if means.is_row_by_row(batch):
             self.sample_by_sample.add(name)
-            return _over(of(_sum_of_marked(loss, batch, random)), jnp.sum(batch.mask))
-        self.sample_by_sample.add(name)
-        piece = lambda i: of(_sum_of_marked(loss, batch.get(i), random))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, 0))
-        total = jax.lax.fori_loop(0, batch.pieces, lambda i, total: tree.add(total, piece(i)), zeros)
-        return _over(total, batch.total)
+        return means.evaluate(loss, batch, name in self.problem.random, of)
 
     # Loops and counting.
 
     def loop(
         self, n: Any, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
     ) -> C:
-        """carry = body(i, carry), for i = 0, 1, …, on this client, until `before` and these make n turns.
+        """Compute carry = body(i, carry) for i = 0, …, n − before − 1 on this client, and count the work.
 
-        n may differ by client. `before` is the number of steps taken before the loop. With `go_on` it ends earlier, as
-        soon as go_on(carry) does not hold. Work done inside is counted.
+        n may differ by client. `before` is the number of steps taken before the loop. With `go_on` the loop ends as
+        soon as go_on(carry) is false.
         """
         most: int | None = n if isinstance(n, int) else next((most for count, most in self._bounds if count is n), None)
         count, most = n - before, None if most is None else most - before
@@ -395,11 +365,11 @@ class Client:
             carry, done = stepwise(turn, count, before, go_on, carry)
             self._looped = done if self._looped is None else ledger.add(self._looped, done)
             return carry
-        each = None if go_on is not None else turn.constants_of_aux()  # what every turn adds to the counts
-        if each is not None:
+        per_turn = None if go_on is not None else turn.constants_of_aux()  # the work of a turn, if all do the same
+        if per_turn is not None:
             drawn = turn.before(most)
             carry = fixed_loop(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
-            done = ledger.times(each, jnp.maximum(count, 0))
+            done = ledger.times(per_turn, jnp.maximum(count, 0))
         else:
 
             def step(i: Any, state: tuple[C, Array]) -> tuple[C, Array]:
@@ -423,13 +393,13 @@ class Client:
         return carry, self.counts
 
     def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
-        """compute(client) where the condition holds, else `otherwise`: for work that is rare and long.
+        """Return compute(client) if the condition holds, else `otherwise`: for work that is rare and long.
 
-        A plain `lax.cond` becomes a choice between two computed values once clients are vectorised, so that all of them
-        would do the work whenever one has to, or none. Here those for whom the condition holds do it one by one, and
-        the others cost nothing. `compute` is given the client anew, and takes its data from there.
+        Vectorised over clients, a plain `lax.cond` computes both branches, so that every client does the work. Here the
+        clients for which the condition holds do it one by one, and the others cost nothing. `compute` takes its data
+        from the client that it is given.
         """
-        clients, row = self._held
+        clients, row = self._origin
 
         def both() -> tuple[C, Array]:
             client = Client(self.problem, clients, row, self.id, self._debug, self._products)
@@ -444,17 +414,13 @@ class Client:
 
     @property
     def counts(self) -> ledger.Wide:
-        """What this client has done so far, in the order of WORK, as wide numbers."""
-        if all(isinstance(count, int) for count in self._counts):
-            low, high = zip(*(divmod(count, 2**32)[::-1] for count in self._counts), strict=True)
-            counts = jnp.array([low, high], jnp.uint32)
-        else:
-            counts = ledger.wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in self._counts]))
+        """The work of this client so far, in the order of WORK, as wide numbers."""
+        counts = ledger.wide_row(self._counts)
         return counts if self._looped is None else ledger.add(counts, self._looped)
 
     @property
     def work(self) -> Int[Array, " 4"]:
-        """The same as plain integers, for counts below 2³¹."""
+        """The same counts as plain integers, below 2³¹."""
         return self.counts[0].astype(jnp.int32)
 
     def _count(self, what: str, amount: Count = 1) -> None:
@@ -467,59 +433,13 @@ _ORACLES = (
 )  # fmt: skip
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(name: str, value: Array) -> Array:
-    """The value of an oracle, which nothing differentiates: that work would not be counted."""
-    return value
-
-
-@_value.defjvp
-def _(name: str, *_: Any) -> Any:
-    raise TypeError(
-        f"client.{name} must not be differentiated: the work would not be counted. Use the oracles client.{name}_x, "
-        f"client.{name}_y or client.{name}_x_and_y."
-    )
-
-
-def _given(key: Array | None) -> Array:
+def _required(key: Array | None) -> Array:
     if key is None:
-        raise ValueError("a minibatch, or a batch for a random loss, is drawn by a key: give one.")
+        raise ValueError("A minibatch, or a batch for a random loss, is drawn by a key. Give a key.")
     return key
 
 
 def _real(value: Any) -> Any:
-    """A number that can be averaged."""
+    """The value as real numbers, which can be averaged."""
     value = jnp.asarray(value)
     return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(float)
-
-
-def _over(total: C, count: Int[Array, ""]) -> C:
-    return jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-
-
-def _samples(batch: Data) -> Count:
-    if isinstance(batch, Chunks):
-        return batch.total
-    return jax.tree.leaves(batch.rows)[0].shape[0] if batch.mask is None else jnp.sum(batch.mask, dtype=jnp.int32)
-
-
-def _row_by_row(loss: Callable[..., Any], batch: Batch, random: bool) -> Any:
-    """The loss of each row alone, with a key of its own if it is random."""
-    one = lambda row, key: loss(jax.tree.map(lambda a: a[None], row), key)
-    if not random:
-        return jax.vmap(lambda row: one(row, None))(batch.rows)
-    count, key = jax.tree.leaves(batch.rows)[0].shape[0], batch.key
-    assert key is not None
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
-    return jax.vmap(one)(batch.rows, keys)
-
-
-def _sum_of_marked(loss: Callable[..., Any], batch: Batch, random: bool) -> Callable[..., Any]:
-    """The sum over the marked rows of the loss (or inner value) on each of them alone."""
-
-    def total(*z: tree.Tree) -> Any:
-        alone = _row_by_row(lambda *row: loss(*z, *row), batch, random)
-        marked = lambda a: jnp.reshape(batch.mask, (-1,) + (1,) * (a.ndim - 1))  # type: ignore[arg-type]
-        return jax.tree.map(lambda a: jnp.sum(a, axis=0, where=marked(a)), alone)
-
-    return total

@@ -19,9 +19,20 @@ class Epochs:
 
     passes: float
 
+    def steps(self, batch: int | None, view: Any) -> tuple[int, Any]:
+        """The most steps that any client takes, and those of the client with this view of its data."""
+        passes = _as_written(self.passes)
+        most = ceil(passes if batch is None else passes * view.widest / min(batch, view.widest))
+        if most >= 2**31:
+            batches = "" if batch is None else f" with batches of {batch}"
+            raise ValueError(f"{self}{batches} makes {most} steps; at most 2**31 - 1 are allowed.")
+        if batch is None or view.widest == view.narrowest or view.widest <= batch:
+            return most, most
+        return most, _steps_in(passes, batch, view)
 
-def as_written(passes: float) -> Fraction:
-    """The number that a float stands for: 1/2500 for .0004, 5/3 for 5/3. What rounding added makes no step."""
+
+def _as_written(passes: float) -> Fraction:
+    """The number that a float stands for, without rounding errors: 1/2500 for .0004, 5/3 for 5/3."""
     exact = Fraction(float(str(passes)))
     for bits in range(64):
         near = exact.limit_denominator(2**bits)
@@ -30,11 +41,11 @@ def as_written(passes: float) -> Fraction:
     return exact
 
 
-def steps_in(passes: Fraction, batch: int, view: Any) -> Array:
+def _steps_in(passes: Fraction, batch: int, view: Any) -> Array:
     """⌈passes · size / min(batch, size)⌉ for a traced size, exactly and in 32 bits."""
     size = jnp.asarray(view.size, jnp.int32)
     whole, part = divmod(passes / batch, 1)
-    part = _at_least(part, view.widest)  # for no size that there is does it make a difference
+    part = _rounded_up(part, view.widest)  # makes no difference for sizes up to the largest
     a, b = part.numerator, part.denominator
     if a * view.widest < 2**31:
         count = -(-a * size // b)
@@ -51,11 +62,11 @@ def steps_in(passes: Fraction, batch: int, view: Any) -> Array:
     return count if view.narrowest >= batch else jnp.where(size < batch, ceil(passes), count)
 
 
-def _at_least(number: Fraction, most: int) -> Fraction:
-    """The smallest fraction that is not below the number, of those whose denominator is at most `most`."""
+def _rounded_up(number: Fraction, most: int) -> Fraction:
+    """The smallest fraction of at least this number with a denominator of at most `most`."""
     near = number.limit_denominator(most)
     if near >= number:
         return near
-    p, q = near.numerator, near.denominator  # the next after p/q of these fractions is r/s with rq − ps = 1
+    p, q = near.numerator, near.denominator  # the next such fraction after p/q is r/s with rq − ps = 1
     s = most - (most + pow(p, -1, q)) % q
     return Fraction((1 + p * s) // q, s)

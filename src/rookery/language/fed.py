@@ -1,4 +1,4 @@
-"""What an algorithm is written in: the primitives, which build the plan of a round while it is traced."""
+"""The federation as algorithms see it: its methods build the plan of a round while the round is traced."""
 
 from collections.abc import Callable
 from copy import copy
@@ -32,7 +32,7 @@ from rookery.language.hyperparameters import (
     Steps,
 )  # fmt: skip
 from rookery.language.messages import Encoded, Parts, described
-from rookery.language.primitives import accumulator
+from rookery.language.primitives import result_type, weighted_sum, zeroed
 from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing
 from rookery.problems.problems import Problem
 
@@ -64,7 +64,7 @@ class Fed:
     Attributes:
         problem: the problem, of a class that the algorithm solves.
         n: the number of clients in the federation.
-        cohort_size: P, the number of clients in this round.
+        cohort_size: P, the number of clients in this cohort.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Fed:
     def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
         """Compute fn(client, key, *values) on every client of the cohort.
 
-        `values` are the client's own values of earlier maps. A client is sent what fn closes over.
+        `values` are the client's values of earlier maps. A client is sent the values that fn closes over.
         """
         for value in values:
             self._check_cohort(value, "map")
@@ -106,12 +106,14 @@ class Fed:
         """Compute fn(client, key, memory, *values) -> (value, memory), where the memory stays with the client."""
         if self._cohort:
             raise ValueError(
-                "map_state on a cohort of `resample`: what its clients write would be lost. Use map there, or "
-                "map_state on the round's own cohort."
+                "fed.map_state must be called on the round's own cohort; the memory of a cohort of `resample` would be "
+                "lost. Use map there."
             )
         both = self.map(fn, key, PerClient(self._tracing.threaded.memory, self._cohort), *values)
         if not isinstance(both.rows, tuple) or len(both.rows) != 2:
-            raise TypeError("map_state's function must return two things: (value, memory).")
+            raise TypeError(
+                f"The function of fed.map_state must return a pair (value, memory); got {kind_of(both.rows)}."
+            )
         value, memory = both.rows
         self._tracing.threaded = self._tracing.threaded._replace(memory=memory)
         return PerClient(value, self._cohort)
@@ -126,11 +128,11 @@ class Fed:
             value: what each client sends.
             name: of the exchange, in the ledger and for channels chosen by name.
             weights: replaces p, with an entry for each client of the federation.
-            around: the public value that an iterate started from, so that channels see the difference: a tree like the
-                value, or a prefix of it, with None for parts that are not iterates.
-            heard: whether to return a `Heard`, too, which says who replied.
-            bookkeeping: which parts of the value are not updates, so that channels leave them alone: a tree like the
-                value, or a prefix of it, with a `Bookkeeping` there and None elsewhere.
+            around: the public value that an iterate started from, so that channels act on the difference: a tree like
+                the value, or a prefix of it, with None for parts that are not iterates.
+            heard: whether to also return a `Heard`, which says how many clients replied, and their weight.
+            bookkeeping: which parts of the value are not updates, so that channels do not act on them: a tree like the
+                value, or a prefix of it, with a `Bookkeeping` for those parts and None for the others.
         """
         weights = self._weights if weights is None else weights
         return self._reduced("mean", value, name, weights, around, heard, bookkeeping)
@@ -148,10 +150,10 @@ class Fed:
         sent = self._encoded("gather", value, name, None, keys, bookkeeping)
         rows, present = self._gathered("gather", name, sent, keys)
         if sent.channel is not None:
-            updates, beside = rows
+            updates, marked = rows
             updates = self._decoded(sent.channel, sent.exchange._replace(share=jnp.float32(1)), updates, keys)
-            rows = sent.parts.at_server(updates, beside)
-            rows = rows if present is None else jax.tree.map(lambda a: _where_rows(present, a), rows)
+            rows = sent.parts.at_server(updates, marked)
+            rows = rows if present is None else jax.tree.map(lambda a: zeroed(present, a), rows)
         if not replied:
             return rows
         return rows, jnp.ones(self.cohort_size, bool) if present is None else present
@@ -178,7 +180,7 @@ class Fed:
     ) -> Any:
         """Compute fn(client, key) on the centre's data, which are `client.upper`.
 
-        If a client holds these data, this is one exchange, with that client only. If the server does, nothing is sent.
+        If a client holds these data, this is one exchange with that client; if the server does, there is no exchange.
         The centre's samples and oracles are counted like the clients'. `around` and `bookkeeping`: see `mean`.
         """
         data = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._clients.at_center())
@@ -195,9 +197,9 @@ class Fed:
             exchange = ChannelExchange(name, "center", parts.split(shapes)[0])
             messages.append((exchange, parts))
             if channel is not None:  # the client that holds the data sends it like any other reply
-                updates, beside = parts.at_client(value)
+                updates, marked = parts.at_client(value)
                 state = channel.init(exchange)[1]
-                value = channel.encode(exchange, updates, jax.random.fold_in(key, 1), state)[0], beside
+                value = channel.encode(exchange, updates, jax.random.fold_in(key, 1), state)[0], marked
             return value, client.counts
 
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
@@ -212,8 +214,8 @@ class Fed:
         if channel is None:
             return value
         self._tracing.exchanges.setdefault(name, exchange)
-        updates, beside = value
-        return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), beside)
+        updates, marked = value
+        return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), marked)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
         """Compute carry = body(i, carry) n times, where the body exchanges."""
@@ -244,10 +246,10 @@ class Fed:
         return p / jnp.sum(p)
 
     def resample(self, key: Array, chances: Array | None = None) -> "Fed":
-        """Draw a fresh cohort of the same size, for exchanges of its own, without memory.
+        """Draw another cohort of the same size, without memory, and return the federation with that cohort.
 
         It is drawn uniformly and without replacement. If `chances` gives each client's probability, it is drawn with
-        replacement: a client that is drawn twice does its work once, and its reply counts twice.
+        replacement: a client that is drawn twice works once, and its reply counts twice.
         """
         ids = sample_cohort(key, self.n, self.cohort_size, chances)
         fresh = copy(self)
@@ -255,7 +257,7 @@ class Fed:
         fresh._ids, fresh._cohort, fresh._repeats = ids, self._tracing.cohorts, chances is not None
         return fresh
 
-    # What the exchanges share.
+    # Steps of the plan.
 
     def _bind(self, primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
         """Add a step to the plan."""
@@ -263,12 +265,12 @@ class Fed:
 
     def _work(self, traced: Any, key: Array, local: list[Any]) -> tuple[Any, list[Any], Inputs]:
         """A client's function with dead code removed, its operands, and their kinds."""
-        consts = len(traced.consts)
-        work, used = jaxprs.prune(jaxprs.open_up(traced))
-        rest, identity, with_key, of_local = _cut(used[consts:], len(local))
+        work, used = jaxprs.prune(jaxprs.open_up(traced))  # inputs: constants, data, the client's number, key, local
+        begin, end = len(traced.consts), len(used) - len(local)
+        identity, with_key = used[end - 2 : end]
         sent = [c for c, is_used in zip(traced.consts, used, strict=False) if is_used]
-        kept = [v for v, is_used in zip(local, of_local, strict=True) if is_used]
-        data = tuple(i for i, is_used in enumerate(rest) if is_used)
+        kept = [v for v, is_used in zip(local, used[end:], strict=True) if is_used]
+        data = tuple(i for i, is_used in enumerate(used[begin : end - 2]) if is_used)
         inputs = Inputs(len(sent), data, identity, with_key, len(kept))
         work = convolutions.rewrite(work) if self._tracing.products else work
         return work, [*sent, *([key] if with_key else []), *kept], inputs
@@ -276,7 +278,7 @@ class Fed:
     def _reduced(
         self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool, bookkeeping: Any
     ) -> Any:
-        """The weighted mean or sum, by the plan's `reduce` or by a channel's own."""
+        """The weighted mean or sum."""
         keys = self._tracing.next_keys()
         p = jnp.asarray(weights)[self._ids]
         sent = self._encoded(kind, value, name, around, keys, bookkeeping)
@@ -286,43 +288,60 @@ class Fed:
             p = p if lossy else p * (self.n / self.cohort_size)
         total = jnp.sum(p)
         p = p / total if kind == "mean" and not lossy else p
-        custom = None if channel is None else getattr(channel, "reduce", None)
-        if custom is None:
-            leaves, structure = jax.tree.flatten(sent.value.rows)
-            record = sent.described(kind, name)
-            who = [self._present(keys)] if lossy else []
-            out = self._bind(primitives.reduce, self._ids, p, *who, *leaves, exchange=record, lossy=lossy)
-            present: Any = self._noted(out.pop()) if lossy else None
-            scale: Any = None
-            if lossy:
-                total = jnp.sum(jnp.where(present, p, 0))
-                safe = jnp.where(total > 0, total, 1)
-                scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
-                p = jnp.where(present, p, 0) * scale
-            back = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(_result(like.dtype))
-            result = jax.tree.unflatten(structure, [back(a, v) for a, v in zip(out, leaves, strict=True)])
+        by_channel = None if channel is None else getattr(channel, "reduce", None)
+        if by_channel is None:
+            reduced = self._reduced_by_plan(kind, name, sent, keys, p, total)
         else:
-            rows, present = self._gathered(kind, name, sent, keys)
-            if present is not None:
-                p = jnp.where(present, p, 0)
-                total = jnp.sum(p)
-                p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
-            there = jnp.ones(self.cohort_size, bool) if present is None else present
-            updates, beside = rows
-            result = custom(sent.exchange, updates, p, there), [_weighted(p, a) for a in beside]
+            reduced = self._reduced_by_channel(by_channel, kind, name, sent, keys, p, total)
+        result, p, total, present = reduced
         if lossy:
             least = self._tracing.threaded.least
             self._tracing.threaded = self._tracing.threaded._replace(least=jnp.where(total > 0, least, 0))
         if channel is not None:
-            by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # one may be in the cohort twice
+            by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # a client may be in the cohort twice
             share = jnp.max(jnp.abs(by_client))
             updates = self._decoded(channel, sent.exchange._replace(share=share), result[0], keys)
             result = sent.parts.at_server(updates, result[1])
         if not heard:
             return result
-        dtype = jnp.result_type(*(_result(a.dtype) for a in jax.tree.leaves(value.rows)))
+        dtype = jnp.result_type(*(result_type(a.dtype) for a in jax.tree.leaves(value.rows)))
         replies = self.cohort_size if present is None else jnp.sum(present)
         return result, Heard(total.astype(dtype), jnp.asarray(replies, dtype))
+
+    def _reduced_by_plan(
+        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
+    ) -> tuple[Any, Array, Array, Any]:
+        """Reduce by the plan's `reduce`. Returns the result, the weights, their total before scaling, and who replied.
+
+        Lost replies are left out of the sums, which are scaled to the weights that remain.
+        """
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        record = sent.described(kind, name)
+        lossy = self._tracing.faults is not None
+        mask = [self._present(keys)] if lossy else []
+        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
+        present: Any = self._noted(sums.pop()) if lossy else None
+        scale: Any = None
+        if lossy:
+            total = jnp.sum(jnp.where(present, p, 0))
+            safe = jnp.where(total > 0, total, 1)
+            scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
+            p = jnp.where(present, p, 0) * scale
+        scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
+        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
+        return result, p, total, present
+
+    def _reduced_by_channel(
+        self, reduce: Callable[..., Any], kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
+    ) -> tuple[Any, Array, Array, Any]:
+        """Reduce by a channel's `reduce`, which is given every reply. Returns the same as `_reduced_by_plan`."""
+        (updates, marked), present = self._gathered(kind, name, sent, keys)
+        if present is not None:
+            p = jnp.where(present, p, 0)
+            total = jnp.sum(p)
+            p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
+        mask = jnp.ones(self.cohort_size, bool) if present is None else present
+        return (reduce(sent.exchange, updates, p, mask), [weighted_sum(p, a) for a in marked]), p, total, present
 
     def _encoded(
         self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any
@@ -344,16 +363,16 @@ class Fed:
         states = channel.init(exchange)
         if first.shapes != updates and jax.tree.leaves(states):
             raise ValueError(
-                f"Exchanges must have names of their own where a channel has a state; got two exchanges {name!r} with "
-                "values of different shapes. Rename one."
+                f"Exchanges must have different names if a channel has a state; got two exchanges {name!r} with values "
+                "of different shapes. Rename one."
             )
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
         fresh = states[1]
 
         def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
-            updates, beside = parts.at_client(value)
+            updates, marked = parts.at_client(value)
             updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
-            return (updates, beside), state
+            return (updates, marked), state
 
         state = None if remembered is None else PerClient(remembered, self._cohort)
         both = self.map(encode, keys.public, value, state)
@@ -364,6 +383,7 @@ class Fed:
         return Encoded(PerClient(sent, self._cohort), exchange, channel, parts)
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
+        """What the channel's server side makes of a result; its state is threaded on."""
         tracing = self._tracing
         states = tracing.threaded.server or {}
         state = states[exchange.name] if exchange.name in states else channel.init(exchange)[0]
@@ -373,12 +393,15 @@ class Fed:
         return result
 
     def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
+        """The replies, and which clients replied; None if no reply can be lost."""
         leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy = self._tracing.faults is not None
-        who = [self._present(keys)] if lossy else []
-        out = self._bind(primitives.gather, self._ids, *who, *leaves, exchange=sent.described(kind, name), lossy=lossy)
-        present = self._noted(out.pop()) if lossy else None
-        return jax.tree.unflatten(structure, out), present
+        mask = [self._present(keys)] if lossy else []
+        rows = self._bind(
+            primitives.gather, self._ids, *mask, *leaves, exchange=sent.described(kind, name), lossy=lossy
+        )
+        present = self._noted(rows.pop()) if lossy else None
+        return jax.tree.unflatten(structure, rows), present
 
     def _check_cohort(self, value: Any, what: str) -> None:
         if isinstance(value, PerClient) and value.cohort != self._cohort:
@@ -388,11 +411,12 @@ class Fed:
             )
 
     def _present(self, keys: Any) -> Array:
+        """Draw whose replies are not lost."""
         assert self._tracing.faults is not None
         return self._tracing.faults.present(jax.random.fold_in(keys.chance, 0), self.cohort_size)
 
     def _noted(self, present: Array) -> Array:
-        """Note who replied in what the round reports, and return it."""
+        """Note who replied in the round's report, and return it."""
         before, replies = self._tracing.threaded, jnp.sum(present, dtype=jnp.int32)
         stayed = before.stayed if self._cohort else before.stayed & present
         missing, least = before.missing + self.cohort_size - replies, jnp.minimum(before.least, replies)
@@ -407,12 +431,6 @@ def _key_like(key: Array) -> Any:
     return jax.ShapeDtypeStruct((), key.dtype)
 
 
-def _cut(used: list[bool], local: int) -> tuple[list[bool], bool, bool, list[bool]]:
-    """Which inputs of a client's function are used: the data, its number, its key, and its values of earlier maps."""
-    end = len(used) - local
-    return used[: end - 2], used[end - 2], used[end - 1], used[end:]
-
-
 def _source(fn: Any) -> str:
     """The file and line of a client's function, for messages and printed plans."""
     code = getattr(fn, "__code__", None)
@@ -421,38 +439,23 @@ def _source(fn: Any) -> str:
     return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
 
 
-def _result(dtype: Any) -> Any:
-    """The type of a mean of values of this type."""
-    return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
-
-
-def _weighted(weights: Array, rows: Array) -> Array:
-    """Σ w_j v_j over the rows whose weight is not 0, in the type of a mean."""
-    w = weights.astype(accumulator(rows.dtype)).reshape(-1, *(1,) * (rows.ndim - 1))
-    return jnp.sum(jnp.where(w != 0, w * rows, 0), axis=0).astype(_result(rows.dtype))
-
-
-def _where_rows(present: Array, rows: Array) -> Array:
-    return jnp.where(present.reshape(-1, *(1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
-
-
 class Algorithm(Protocol):
     """An algorithm: a frozen record of hyperparameters with two pure methods.
 
-    `init` makes the state from x and y; the state is a NamedTuple whose fields include x (and y). `round` takes it one
-    round further. Methods whose clients remember something between rounds have a third method, `memory(x, y)`: what a
-    client remembers before its first round. (Memory with the shape of a client's data is first written by `map_state`
-    in `init`.)
+    `init` makes the state from x and y; the state is a NamedTuple whose fields include x (and y). `round` advances it
+    by one round. A method whose clients remember something between rounds has a third method, `memory(x, y)`, which
+    returns what a client remembers before its first round. (`map_state` in `init` first writes memory with the shape of
+    a client's data.)
 
     Fields are checked by their annotations: `rk.Step` is a positive number or a schedule round -> float, `rk.Steps` a
     number of local steps, `rk.BatchSize` a count or None, Literal["a", "b"] one of these words; float, int and bool
-    mean what they say. A class whose optimizers replace step sizes declares it: `replaces = {"optimizer": "step"}`.
+    mean what they say. A class whose optimizers replace step sizes declares `replaces = {"optimizer": "step"}`.
     """
 
     solves: ClassVar[tuple[type, ...]]
 
     def init(self, fed: Fed, x: Any, y: Any, key: Array) -> Any:
-        """The first state. It may exchange, and then reaches every client."""
+        """Return the first state. Exchanges of `init` reach every client."""
 
     def round(self, fed: Fed, state: Any, key: Array) -> Any:
-        """The state after one more round."""
+        """Return the state after one more round."""

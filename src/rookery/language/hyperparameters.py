@@ -1,4 +1,4 @@
-"""Hyperparameters: what a field may be, by its annotation; which fields are traced, and which may be schedules."""
+"""Hyperparameters: the values a field's annotation allows, which fields are traced, and which may be schedules."""
 
 import copy
 import dataclasses
@@ -23,11 +23,11 @@ Schedule = Callable[[Count], Any]
 _ARRAYS = jax.Array | np.ndarray | np.generic
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity: `typing` makes one object of equal annotations
+@dataclasses.dataclass(frozen=True, eq=False)  # compared by identity: `typing` merges equal annotations
 class Rule:
-    """What a field may be: in words for its error message, and as a test.
+    """The values that a field may have: in words for its error message, and as a test.
 
-    `schedule`: it may also be a function round -> float, whose values are such numbers.
+    `schedule`: whether it may also be a function round -> float with such values.
     """
 
     expected: str
@@ -53,11 +53,11 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_bounds(value: Any) -> bool:
-    def pair(own: Any) -> bool:
-        two = isinstance(own, tuple) and len(own) == 2 and all(_is_positive(bound) for bound in own)
-        return own is None or (two and own[0] <= own[1])
+    def is_pair(item: Any) -> bool:
+        two = isinstance(item, tuple) and len(item) == 2 and all(_is_positive(bound) for bound in item)
+        return item is None or (two and item[0] <= item[1])
 
-    return isinstance(value, tuple) and len(value) == 3 and all(pair(own) for own in value)
+    return isinstance(value, tuple) and len(value) == 3 and all(map(is_pair, value))
 
 
 def _are_steps(value: Any) -> bool:
@@ -72,7 +72,7 @@ def _are_steps(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether the value is an array of numbers, or a list that makes one."""
+    """Return whether the value is an array of numbers, or a list that converts to one."""
     if isinstance(value, jax.Array):
         return True
     try:
@@ -83,13 +83,13 @@ def is_array(value: Any) -> bool:
 
 
 def _is_too_large(value: Any) -> bool:
-    """Whether a count, or one in a range or a list, does not fit into the integers that loops count with."""
-    whole = value if isinstance(value, tuple) else np.ravel(value).tolist() if is_array(value) else [value]
-    return any(isinstance(own, int) and own >= 2**31 for own in whole)
+    """Return whether a count, or one in a range or a list, does not fit into a loop's 32-bit integers."""
+    counts = value if isinstance(value, tuple) else np.ravel(value).tolist() if is_array(value) else [value]
+    return any(isinstance(count, int) and count >= 2**31 for count in counts)
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether it has the two functions of an optax optimizer."""
+    """Return whether the value has the two functions of an optax optimizer."""
     parts = getattr(value, "init", None), getattr(value, "update", None)
     return not isinstance(value, type) and all(map(callable, parts))
 
@@ -101,8 +101,8 @@ LOCAL_STEPS = Rule(
     _are_steps,
 )
 
-# The annotations of a method's fields. A field with another annotation (float, int, bool, Literal[...]) is checked
-# against that alone, and one whose annotation says nothing is not checked.
+# The annotations of a method's fields. Fields annotated as float, int, bool or Literal[...] are checked against that;
+# fields with any other annotation are not checked.
 if TYPE_CHECKING:
     Step = Any
     Positive = Any
@@ -139,7 +139,7 @@ else:
         Any, Rule("an optax optimizer such as optax.adam(1e-3), or None", lambda v: v is None or is_optimizer(v))
     ]
 
-_WORDS = {  # for annotations that are texts and whose names can't be found
+_BY_NAME = {  # for annotations that are strings with names that can't be resolved
     "Step": Step, "Positive": Positive, "Share": Share, "Decay": Decay, "Amount": Amount, "AtLeastOne": AtLeastOne,
     "BatchSize": BatchSize, "Steps": Steps, "Bounds": Bounds, "Optimizer": Optimizer, "float": float, "int": int,
     "bool": bool,
@@ -154,50 +154,50 @@ _PLAIN = {
 
 @functools.cache
 def annotations(cls: Any) -> dict[str, Any]:
-    """The annotations of a class's fields, also where they are texts (`from __future__ import annotations`)."""
-    found: dict[str, Any] = {}
+    """The annotations of a class's fields, resolved if they are strings (`from __future__ import annotations`)."""
+    resolved: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         names = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
-        for name, given in inspect.get_annotations(base).items():
-            found[name] = _resolved(given, names, dict(vars(base)))
-    return found
+        for name, annotation in inspect.get_annotations(base).items():
+            resolved[name] = _resolved(annotation, names, dict(vars(base)))
+    return resolved
 
 
-def _resolved(given: Any, names: dict[str, Any], own: dict[str, Any]) -> Any:
-    """An annotation, or the text of one, without texts in it."""
-    text = given.__forward_arg__ if isinstance(given, typing.ForwardRef) else given
+def _resolved(annotation: Any, names: dict[str, Any], local: dict[str, Any]) -> Any:
+    """The annotation with all strings in it evaluated."""
+    text = annotation.__forward_arg__ if isinstance(annotation, typing.ForwardRef) else annotation
     if isinstance(text, str):
         try:
-            given = eval(text, dict(names), own)
-        except Exception:  # a name of a function's own scope, say
-            given = _WORDS.get(text.rpartition(".")[2], Any)
-    members = _alternatives(given)
+            annotation = eval(text, dict(names), local)
+        except Exception:  # e.g. a name that is local to a function
+            annotation = _BY_NAME.get(text.rpartition(".")[2], Any)
+    members = _alternatives(annotation)
     if any(isinstance(member, typing.ForwardRef) for member in members):
-        given = typing.Union[tuple(_resolved(member, names, own) for member in members)]  # noqa: UP007
-    return given
+        annotation = typing.Union[tuple(_resolved(member, names, local) for member in members)]  # noqa: UP007
+    return annotation
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The members of a union, or the annotation alone."""
+    """The members of a union, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [own for member in typing.get_args(annotation) for own in _alternatives(member)]
+        return [inner for member in typing.get_args(annotation) for inner in _alternatives(member)]
     return [annotation]
 
 
 def _rules(annotation: Any) -> list[Rule] | None:
-    """The rules of which a value has to keep one; None if anything goes."""
-    found: list[Rule] = []
-    for own in _alternatives(annotation):
-        stated = [note for note in getattr(own, "__metadata__", ()) if isinstance(note, Rule)]
-        if typing.get_origin(own) is Literal:
-            words = typing.get_args(own)
+    """The rules, one of which a value must satisfy; None if any value is allowed."""
+    rules: list[Rule] = []
+    for member in _alternatives(annotation):
+        stated = [note for note in getattr(member, "__metadata__", ()) if isinstance(note, Rule)]
+        if typing.get_origin(member) is Literal:
+            words = typing.get_args(member)
             one_of = "one of " if len(words) > 1 else ""
             stated = [Rule(one_of + ", ".join(map(repr, words)), functools.partial(_is_one_of, words))]
-        rule = stated[0] if stated else _PLAIN.get(own) if isinstance(own, type) else None
+        rule = stated[0] if stated else _PLAIN.get(member) if isinstance(member, type) else None
         if rule is None:
             return None
-        found.append(rule)
-    return found
+        rules.append(rule)
+    return rules
 
 
 def _is_one_of(words: tuple[Any, ...], value: Any) -> bool:
@@ -205,25 +205,25 @@ def _is_one_of(words: tuple[Any, ...], value: Any) -> bool:
 
 
 def expected(cls: type, name: str) -> str:
-    """What a field of a method may be, in words; empty if its annotation does not say."""
+    """The values that a field may have, in words; empty if its annotation does not restrict them."""
     return " or ".join(rule.expected for rule in _rules(annotations(cls).get(name, Any)) or [])
 
 
 def may_be_schedule(cls: type, name: str) -> bool:
-    """Whether the field may be a function of the round."""
+    """Return whether a field may be a function of the round."""
     return any(rule.schedule for rule in _rules(annotations(cls).get(name, Any)) or [])
 
 
 def is_step(algorithm: Any, name: str) -> bool:
-    """Whether the field is a step size: it is annotated as one, or it is called one and is a number."""
-    if any(own is Step for own in _alternatives(annotations(algorithm.__class__).get(name, Any))):
+    """Return whether a field is a step size: annotated as one, or a number that is named like one."""
+    if any(member is Step for member in _alternatives(annotations(algorithm.__class__).get(name, Any))):
         return True
     value = getattr(algorithm, name)
     return (name == "step" or name.endswith("_step")) and (isinstance(value, float) or _is_scalar(value))
 
 
 class Split(NamedTuple):
-    """An algorithm in two parts: the record with its floats and arrays taken out, and those, to be traced."""
+    """An algorithm in two parts: the record without its floats and arrays, and these, which are traced."""
 
     fixed: Any
     traced: dict[str, Any]
@@ -235,20 +235,20 @@ class _Traced:
 
 
 def split(algorithm: Any) -> Split:
-    """Take the floats (in tuples, too) and the arrays out of the record: changing them does not compile anything."""
+    """Take floats, tuples of floats and arrays out of the record, so that changing them needs no compilation."""
     traced: dict[str, Any] = {}
-    whole: dict[str, int] = {}
+    integers: dict[str, int] = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
         if isinstance(value, np.integer):
-            whole[field.name] = int(value)
-        elif is_real(algorithm, field.name, value):  # a float takes the variables' type
+            integers[field.name] = int(value)
+        elif is_real(algorithm, field.name, value):  # as a Python float, it takes the type of the variables
             traced[field.name] = float(value)
         elif is_array(value):
             traced[field.name] = jnp.asarray(value)
         elif isinstance(value, tuple) and all(isinstance(leaf, float) for leaf in jax.tree.leaves(value)):
             traced[field.name] = value
-    return Split(_with(algorithm, whole | dict.fromkeys(traced, _Traced())), traced)
+    return Split(_with(algorithm, integers | dict.fromkeys(traced, _Traced())), traced)
 
 
 def join(fixed: Any, traced: dict[str, Any]) -> Any:
@@ -257,17 +257,17 @@ def join(fixed: Any, traced: dict[str, Any]) -> Any:
 
 
 def _with(algorithm: Any, values: dict[str, Any]) -> Any:
-    """A copy of the record with other values. Nothing of the class runs: its __post_init__ has seen the record once."""
-    made = copy.copy(algorithm)
-    for name in [name for name in getattr(made, "__dict__", ()) if is_cached(type(made), name)]:
-        object.__delattr__(made, name)  # computed from the other values
+    """A copy of the record with other values. Its __post_init__ does not run again."""
+    record = copy.copy(algorithm)
+    for name in [name for name in getattr(record, "__dict__", ()) if is_cached(type(record), name)]:
+        object.__delattr__(record, name)  # computed from the old values
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(record, name, value)
+    return record
 
 
 def made_by_class(algorithm: Any) -> list[str]:
-    """The names of what is not given but made of it, by a __post_init__: fields without `init`, other attributes."""
+    """The names of attributes that a __post_init__ computes: fields without `init`, and other attributes."""
     fields = {field.name: field.init for field in dataclasses.fields(algorithm)}
     names = {**fields, **getattr(algorithm, "__dict__", {})}
     return [name for name in names if not fields.get(name) and not is_cached(type(algorithm), name)]
@@ -285,13 +285,13 @@ def _is_schedule(cls: type, name: str, value: Any) -> bool:
 
 
 def is_real(algorithm: Any, name: str, value: Any) -> bool:
-    """Whether this value of a field is a real number, which is traced, and not a count."""
+    """Return whether a field's value is a real number, which is traced, and not a count."""
     if isinstance(value, float) or _is_scalar(value):
         return True
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     kinds = _alternatives(annotations(algorithm.__class__).get(name, Any))
-    return any(own is float or float in typing.get_args(getattr(own, "__origin__", None)) for own in kinds)
+    return any(kind is float or float in typing.get_args(getattr(kind, "__origin__", None)) for kind in kinds)
 
 
 def _is_scalar(value: Any) -> bool:
@@ -299,111 +299,37 @@ def _is_scalar(value: Any) -> bool:
 
 
 def unused(algorithm: Any) -> dict[str, str]:
-    """The step sizes that are not used, each with the optimizer that is in its place: see `replaces` in `Algorithm`."""
-    given = getattr(algorithm, "replaces", {})
-    return {step: name for name, step in given.items() if getattr(algorithm, name, None) is not None}
+    """The step sizes that are not used, each with the optimizer that replaces it: see `replaces` in `Algorithm`."""
+    replaces = getattr(algorithm, "replaces", {})
+    return {step: name for name, step in replaces.items() if getattr(algorithm, name, None) is not None}
 
 
-# What the library's own words mean, for lists and pages. A class says beside its fields what its paper calls them.
-MEANINGS: dict[str, str] = {
-    "step": "step size on x",
-    "upper_step": "step size on x",
-    "lower_step": "step size on y",
-    "server_step": "step size of the server, on what the clients' steps came to",
-    "hessian_step": "step of the series for the inverse Hessian in y, at most 1/its largest eigenvalue, or auto",
-    "local_steps": "steps of a client between two exchanges",
-    "lower_local_steps": "local steps on y",
-    "upper_local_steps": "local steps on x",
-    "lower_rounds": "how often y is improved in a round, before x moves",
-    "neumann": "how the inverse Hessian is applied: sum (a series), random (a series of random length), cg",
-    "neumann_terms": "terms of that series, or steps of cg; more: a truer hypergradient, more exchanges",
-    "batch_size": "samples of a minibatch",
-    "anchor_batch": "samples of the gradients that variance reduction starts from",
-    "upper_batch": "samples of the upper level's minibatches",
-    "lower_batch": "samples of the lower level's minibatches",
-    "first_batch": "samples of the estimates that the method starts from",
-    "inner_batch": "samples of the inner function's minibatches",
-    "shared_batch": "whether all of a step's derivatives are taken on the same minibatch",
-    "delta": "factor of the steps' schedule, which falls like delta/(offset + t)^(1/3)",
-    "offset": "offset of the steps' schedule: the larger, the later it falls",
-    "c_lower": "weight of what is new in the momentum of y",
-    "c_upper": "weight of what is new in the momentum of x",
-    "c_linear": "weight of what is new in the momentum of the linear system",
-    "resample": "whether every exchange draws a cohort of its own",
-    "scale_steps": "whether step sizes are divided by the number of local steps",
-    "linear_step": "step size on the solution of the linear system, [∇²_y g]⁻¹∇_y f",
-    "server_upper_step": "step size of the server on x",
-    "server_lower_step": "step size of the server on y",
-    "server_linear_step": "step size of the server on the solution of the linear system",
-    "momentum": "weight of what is new in a running estimate; 1: no memory",
-    "gradient_momentum": "weight of what is new in the running gradient",
-    "server_inner_step": "step size of the server on the inner function's value",
-    "anchor_every": "steps from one estimate on large batches to the next",
-    "as_printed": "whether the paper's lines are followed where its proof needs others",
-    "output": "what the run returns: the last iterate, one drawn at random, or the average",
-    "case": "which of the paper's variants",
-    "share_inner_every_step": "whether the inner function's value is averaged at every step",
-    "share_inner": "whether the clients' inner values are averaged",
-    "inner": "whose inner value is used: that of all clients together (shared), or each client's own",
-    "objective": "which worst case over the samples: cvar, chi2 or kl",
-    "size": "size of the set of weights: the share of the worst samples (cvar), the radius (chi2)",
-    "penalty": "how much unequal weights cost: the smaller, the more the hard samples count",
-    "pool": "whether the worst case is over all clients' batches together",
-    "dual_step": "step size on the samples' weights",
-    "fairness": "how much clients with a large loss count; 0: as in FedAvg",
-    "decay": "how much of the second moment is kept from step to step",
-    "floor": "what is added to the second moment's root, so that steps stay bounded",
-    "bounds": "least and largest adaptive step sizes of x, y and the linear system",
-    "radius": "radius of the ball that an estimate is kept in",
-    "direction": "what a step follows: the gradient, its momentum, or STORM's",
-    "aggregation": "how clients with different numbers of steps are weighed: sum, or reweighted",
-    "server": "step sizes of the server: fixed or adaptive",
-    "compress": "how messages are compressed: top, random, none or sketch",
-    "shrink": "by what factor a message is made smaller",
-    "error_feedback": "whether what compression left out is added to the next message",
-    "model_step": "step size on the model",
-    "weight_step": "step size on the clients' weights",
-    "sync_every": "local steps from one exchange to the next",
-    "refresh": "chance, at each step, that the reference point of variance reduction is renewed",
-    "steps": "local steps of one call of Local-SVRG",
-    "average": "which iterate a call of Local-SVRG returns: the last one, or the theory's average",
-    "strong_convexity": "of the losses; the average's weights depend on it",
-    "personal_step": "step size on the client's own model",
-    "personal_steps": "steps on the client's own model in a round",
-    "proximal": "how strongly a client's model is held to the common one",
-    "accuracy": "norm of the gradient at which a client's own problem counts as solved",
-    "inner_steps": "steps on the client's own problem, at most",
-    "inner_step": "step size on the client's own problem",
-    "optimizer": "optax optimizer for the local steps; from Python only",
-    "lower_optimizer": "optax optimizer for the local steps on y; from Python only",
-    "upper_optimizer": "optax optimizer for the local steps on x; from Python only",
-}
-
-
-def _first_value(name: str, field: Any, schedule: Schedule, kind: Any) -> float:
+def _first_value(name: str, field: Any, schedule: Schedule, dtype: Any) -> float:
+    """The value of a schedule in round 0. Raise ValueError if the schedule does not return a number of a valid type."""
+    what = f"{name}: the schedule {field.name}"
     try:
-        made = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
-        first, shape = schedule(0), made.shape
+        value = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32))
+        first = schedule(0)
     except Exception as error:
         said = str(error).strip().splitlines() or [""]
         raise ValueError(
-            f"{name}: the schedule {field.name} can't be compiled ({type(error).__name__}: {said[0]}): it is given the "
-            "round as a traced integer, so write it with jax.numpy, jnp.where and the like, or take one of optax's."
+            f"{what} can't be compiled ({type(error).__name__}: {said[0]}). It is given the round as a traced integer: "
+            "write it with jax.numpy, e.g. jnp.where, or take an optax schedule."
         ) from error
-    if not _is_real_type(made.dtype):
-        raise ValueError(f"{name}: the schedule {field.name} returns {made.dtype}; return a real number.")
-    if shape != ():
-        raise ValueError(f"{name}: the schedule {field.name} returns an array of shape {shape}; return one number.")
-    if made.dtype == np.float64 and not made.weak_type and kind is not None and jnp.finfo(kind).bits < 64:
+    if not _is_real_type(value.dtype):
+        raise ValueError(f"{what} must return a real number; got {value.dtype}.")
+    if value.shape != ():
+        raise ValueError(f"{what} must return one number; got an array of shape {value.shape}.")
+    if value.dtype == np.float64 and not value.weak_type and dtype is not None and jnp.finfo(dtype).bits < 64:
         raise ValueError(
-            f"{name}: the schedule {field.name} returns float64, and the variables are {np.dtype(kind)}: return "
-            "jnp.float32(...), or start from float64."
+            f"{what} must return the variables' type, {np.dtype(dtype)}; got float64. Return jnp.float32(...), or "
+            "start from float64."
         )
     return float(first)
 
 
-def check(algorithm: Any, n: int, kind: Any = None) -> None:
-    """Raise ValueError at the first hyperparameter that its annotation does not allow; `kind`: the variables' type."""
+def check(algorithm: Any, n: int, dtype: Any = None) -> None:
+    """Raise ValueError for the first hyperparameter with an invalid value. `dtype`: the variables' type."""
     cls: Any = type(algorithm)
     for field in dataclasses.fields(algorithm):
         value, where = getattr(algorithm, field.name), ""
@@ -418,7 +344,7 @@ def check(algorithm: Any, n: int, kind: Any = None) -> None:
                     f"{cls.__name__}: {field.name} must be {what}; got the function "
                     f"{getattr(value, '__name__', value)}.{hint if 'number' in what or 'integer' in what else ''}"
                 )
-            where, value = " in round 0", _first_value(cls.__name__, field, value, kind)
+            where, value = " in round 0", _first_value(cls.__name__, field, value, dtype)
         if not any(rule.holds(value) for rule in rules):
             raise ValueError(f"{cls.__name__}: {field.name} must be {expected(cls, field.name)}; got {value!r}{where}.")
         if (LOCAL_STEPS in rules or _COUNT in rules) and _is_too_large(value):

@@ -1,19 +1,20 @@
-"""What a run costs: work counted on the device in two words, exchanges × static sizes in Python integers."""
+"""The costs of a run: work counted on the device, and exchanges and bytes counted in Python integers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt
 
-WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a client counts of its own work
+from rookery.base.jaxprs import is_key
+
+WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a client counts
 COUNTED = ("exchanges", "bytes_up", "bytes_down", "missing", "samples_busiest", *WORK)
 
-# Wide numbers: an axis of length 2 in front, the low word (32 bits) and the high one. 32-bit devices count with them
-# beyond 2³¹.
+# Wide numbers have a leading axis of length 2, for the low and the high 32-bit word: devices without 64-bit integers
+# count beyond 2³¹ with them.
 
 Wide = UInt[Array, "2 ..."]
 
@@ -22,6 +23,14 @@ def wide(count: Any) -> Wide:
     """Integers of at least 0 as wide numbers."""
     low = jnp.asarray(count).astype(jnp.uint32)
     return jnp.stack([low, jnp.zeros_like(low)])
+
+
+def wide_row(counts: Sequence[Any]) -> Wide:
+    """Several counts, Python integers or arrays, as a row of wide numbers."""
+    if all(isinstance(count, int) for count in counts):
+        low, high = zip(*(divmod(count, 2**32)[::-1] for count in counts), strict=True)
+        return jnp.array([low, high], jnp.uint32)
+    return wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in counts]))
 
 
 def add(a: Wide, b: Wide) -> Wide:
@@ -54,15 +63,15 @@ def total(a: UInt[Array, "rows 2 k"]) -> UInt[Array, "2 k"]:
 
 
 def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
-    """The largest of the wide numbers in each row of rows."""
+    """The largest wide number of each map."""
     high = jnp.max(a[..., 1], axis=1)
     low = jnp.max(jnp.where(a[..., 1] == high[:, None], a[..., 0], 0), axis=1)
     return jnp.stack([low, high], axis=-1)
 
 
 def worked(counts: UInt[Array, "maps rows 2 4"]) -> UInt[Array, "2 5"]:
-    """What clients have done in several maps: the sums in the order of WORK, and map by map the samples of the one with
-    the most, added up."""
+    """The work of clients in several maps: sums in the order of WORK, and the sum over maps of the most samples of one
+    client."""
     samples = jnp.moveaxis(add(jnp.moveaxis(counts[..., 0], -1, 0), jnp.moveaxis(counts[..., 1], -1, 0)), 0, -1)
     busiest = total(largest(samples)[:, :, None])
     return jnp.concatenate([total(counts.reshape(-1, 2, counts.shape[-1])), busiest], axis=1)
@@ -81,18 +90,18 @@ def as_integers(a: Any) -> list[int]:
 
 
 class Exchange(NamedTuple):
-    """An exchange as it was traced: what it is called, how it reduces, and what each client sends."""
+    """An exchange of the plan: its name, how it reduces, and what each client sends."""
 
     name: str
-    kind: str  # "mean", "sum", "gather", "center"; "finish" is not an exchange: it is sent for clients' memory
+    kind: str  # "mean", "sum", "gather", "center"; "finish", not an exchange: what clients are sent after the last one
     shape: str
     reply_bytes: int
-    beside: tuple[tuple[str, str, float | None], ...] = ()  # its bookkeeping: what, shape, bound if any
+    beside: tuple[tuple[str, str, float | None], ...] = ()  # its bookkeeping: meaning, shape, bound if any
 
 
 @dataclass
 class Entry:
-    """What one exchange of the plan has cost in a round, for each client that took part."""
+    """The cost of one exchange of the plan in a round, for each client that took part."""
 
     count: int = 0
     up: int = 0
@@ -100,7 +109,7 @@ class Entry:
     missing: int = 0
 
     def add(self, other: "Entry", times: int = 1) -> None:
-        """Add `times` times the other."""
+        """Add a multiple of another entry."""
         self.count += times * other.count
         self.up += times * other.up
         self.down += times * other.down
@@ -110,13 +119,13 @@ Entries = dict[Exchange, Entry]
 
 
 def add_entries(entries: Entries, more: Entries, times: int = 1) -> None:
-    """Add `times` times what the others have cost."""
+    """Add a multiple of other entries."""
     for exchange, entry in more.items():
         entries.setdefault(exchange, Entry()).add(entry, times)
 
 
 class Amounts(NamedTuple):
-    """What a round has cost."""
+    """The cost of a round."""
 
     exchanges: Entries
     work: list[int]  # the sums over all clients, in the order of WORK, and `samples_busiest`
@@ -125,20 +134,20 @@ class Amounts(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What a run has cost so far."""
+    """The cost of a run so far."""
 
     rounds: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     last: list[dict[str, Any]] = field(default_factory=list)  # the last round's exchanges
 
     def add(self, costs: Sequence[Amounts], cohort: int) -> None:
-        """Add rounds of a cohort of this size."""
+        """Add rounds with cohorts of this size."""
         for cost in costs:
             for exchange, entry in cost.exchanges.items():
-                asked = _asked(exchange, cohort)
+                clients = _clients_in(exchange, cohort)
                 self.counts["exchanges"] += entry.count
-                self.counts["bytes_up"] += asked * entry.up
-                self.counts["bytes_down"] += asked * entry.down
+                self.counts["bytes_up"] += clients * entry.up
+                self.counts["bytes_down"] += clients * entry.down
             for name, amount in zip((*WORK, "samples_busiest"), cost.work, strict=True):
                 self.counts[name] += amount
             self.counts["missing"] += cost.missing
@@ -150,29 +159,26 @@ class Ledger:
                     "kind": exchange.kind,
                     "shape": exchange.shape,
                     "count": entry.count,
-                    "bytes_up": _asked(exchange, cohort) * entry.up,
-                    "bytes_down": _asked(exchange, cohort) * entry.down,
+                    "bytes_up": _clients_in(exchange, cohort) * entry.up,
+                    "bytes_down": _clients_in(exchange, cohort) * entry.down,
                 }
                 for exchange, entry in costs[-1].exchanges.items()
                 if entry.count or entry.down or exchange.kind in ("center", "finish")
             ]
 
 
-def _asked(exchange: Exchange, cohort: int) -> int:
-    """How many clients: the cohort, or the one that holds the centre's data."""
+def _clients_in(exchange: Exchange, cohort: int) -> int:
+    """The clients in an exchange: the cohort, or the one that holds the centre's data."""
     return 1 if exchange.kind == "center" else cohort
 
 
 def shape_of(avals: Sequence[Any]) -> str:
-    """The shapes of one client's reply, for the list of exchanges: `(200, 10) + (10)`."""
+    """The shapes of one client's reply, as the list of exchanges shows them: `(200, 10) + (10)`."""
     shapes = ["(" + ", ".join(map(str, aval.shape)) + ")" for aval in avals]
     return " + ".join(shapes) if len(shapes) <= 4 else f"{' + '.join(shapes[:3])} + {len(shapes) - 3} more"
 
 
 def nbytes(avals: Sequence[Any]) -> int:
-    """The bytes of arrays of these shapes and types, as they are sent; a random key is two words."""
-    return sum(_itemsize(aval.dtype) * int(np.prod(aval.shape, dtype=object)) for aval in avals)
-
-
-def _itemsize(dtype: Any) -> int:
-    return 8 if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) else jnp.dtype(dtype).itemsize
+    """The bytes of arrays of these shapes and types in a message. A random key has 8."""
+    itemsize = lambda aval: 8 if is_key(aval) else jnp.dtype(aval.dtype).itemsize
+    return sum(itemsize(aval) * int(np.prod(aval.shape, dtype=object)) for aval in avals)

@@ -1,4 +1,4 @@
-"""A message and its parts: the updates that a channel acts on, and the bookkeeping that it leaves alone."""
+"""The parts of a message: the updates that a channel acts on, and bookkeeping, which it leaves unchanged."""
 
 from collections import OrderedDict
 from typing import Any, NamedTuple, cast
@@ -11,7 +11,7 @@ from rookery.language.tracing import PerClient
 
 
 class Parts:
-    """Takes messages apart and puts them together again.
+    """Splits the messages of an exchange into parts, and joins them again.
 
     Arguments:
         like: a message's shapes.
@@ -27,14 +27,14 @@ class Parts:
         self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]
 
     def split(self, value: Any) -> tuple[Any, list[Any]]:
-        """The updates, a tree with None for bookkeeping; and the bookkeeping."""
+        """The updates, a tree with None in place of bookkeeping, and the bookkeeping."""
         leaves = self._structure.flatten_up_to(value)
         updates = [a if mark is None else None for a, mark in zip(leaves, self._marks, strict=True)]
         bookkeeping = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]
         return jax.tree.unflatten(self._structure, updates), bookkeeping
 
     def at_client(self, value: Any) -> tuple[Any, list[Any]]:
-        """What a channel is given at the client: updates as differences to `around`, and bookkeeping within bounds."""
+        """The parts at the client: updates as differences to `around`, and bookkeeping clamped to its bounds."""
         both = zip(self._structure.flatten_up_to(value), self._around, strict=True)
         moves = jax.tree.unflatten(self._structure, [a if s is None else a - s for a, s in both])
         updates, bookkeeping = self.split(moves)
@@ -42,7 +42,7 @@ class Parts:
         return updates, [mark.bounded(a) for a, mark in zip(bookkeeping, marks, strict=True)]
 
     def at_server(self, updates: Any, bookkeeping: list[Any]) -> Any:
-        """The value that these parts make at the server."""
+        """Join the parts at the server, and add `around` to the updates."""
         first, second = iter(jax.tree.leaves(updates)), iter(bookkeeping)
         leaves = [next(first) if mark is None else next(second) for mark in self._marks]
         both = zip(leaves, self._around, strict=True)
@@ -50,32 +50,32 @@ class Parts:
         return jax.tree.unflatten(self._structure, moved)
 
     def described(self) -> tuple[tuple[str, str, float | None], ...]:
-        """The bookkeeping in words: what it is, its shape, and its bound."""
+        """The meaning, shape and bound of each piece of bookkeeping."""
         both = zip(self._like, self._marks, strict=True)
         return tuple((mark.what, ledger.shape_of([a]), mark.most) for a, mark in both if mark is not None)
 
 
 class Encoded(NamedTuple):
-    """What clients send in an exchange."""
+    """The messages of an exchange."""
 
-    value: PerClient  # with a channel: what it made of the updates, and a list of the bookkeeping
+    value: PerClient  # with a channel: the encoded updates, and a list of the bookkeeping
     exchange: ChannelExchange
     channel: Any
     parts: Parts
 
     def described(self, kind: str, name: str) -> ledger.Exchange:
-        """The exchange as the ledger has it."""
+        """The ledger's record of the exchange."""
         shapes = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
         return described(name, kind, shapes)._replace(beside=self.parts.described())
 
 
 def described(name: str, kind: str, shapes: Any) -> ledger.Exchange:
-    """An exchange as the ledger has it, whose replies have these shapes and types."""
+    """The ledger's record of an exchange whose replies have these shapes and types."""
     return ledger.Exchange(name, kind, ledger.shape_of(shapes), ledger.nbytes(shapes))
 
 
 def _marks(marks: Any, like: Any, name: str) -> list[Any]:
-    """For each leaf of `like` its mark, or None; `marks` is a tree like it, or a prefix of it."""
+    """The mark of each leaf of `like`, or None; `marks` is a tree like it, or a prefix of it."""
     if marks is None or isinstance(marks, Bookkeeping):
         return [marks] * len(jax.tree.leaves(like))
     if isinstance(marks, tuple | list) and isinstance(like, tuple | list) and len(marks) == len(like):
@@ -90,7 +90,7 @@ def _marks(marks: Any, like: Any, name: str) -> list[Any]:
 
 
 def _spread(around: Any, like: Any) -> Any:
-    """Spread `around`, a tree like `like` or a prefix of it, to a tree of leaves, with None where it says nothing."""
+    """Extend `around`, a tree like `like` or a prefix of it, to all leaves, with None for those that it leaves out."""
     if around is None:
         return jax.tree.map(lambda _: None, like)
     if isinstance(around, tuple | list) and isinstance(like, tuple | list):

@@ -1,4 +1,4 @@
-"""Metrics: validation of their values, and whether higher is better, by name or by an explicit sign."""
+"""Metrics: validation of their values, and whether higher is better, by name or by a sign."""
 
 import difflib
 import re
@@ -29,42 +29,42 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class Direction:
-    """A metric by its plain name, and whether a higher value of it is better."""
+    """A metric's name, and whether a higher value of it is better."""
 
     name: str
     higher_is_better: bool
 
     @property
     def signed(self) -> str:
-        """The name with a sign, from which `direction` gives this again."""
+        """The name with a sign, which `direction` maps back to this."""
         return f"{'+' if self.higher_is_better else '-'}{self.name}"
 
     def better(self, value: float, than: float) -> bool:
-        """Whether `value` is better than `than`; False if one of them is NaN."""
+        """Return whether `value` is better than `than`; False if one of them is NaN."""
         return value > than if self.higher_is_better else value < than
 
 
 def check_numbers(source: str, metrics: Any) -> None:
-    """Raise TypeError if what `source` returns is not {name: real number}; the numbers may be traced."""
-    asked = f"{source} must return a dict of numbers, {{name: number}}"
+    """Raise TypeError if the metrics that `source` returns are not {name: real number}; numbers may be traced."""
+    rule = f"{source} must return a dict of numbers, {{name: number}}"
     if not isinstance(metrics, dict):
-        raise TypeError(f"{asked}; it returns {kind_of(metrics)}.")
+        raise TypeError(f"{rule}; it returns {kind_of(metrics)}.")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise TypeError(f"{asked}; the name {name!r} is {kind_of(name)}.")
-        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
-        real = any(jnp.issubdtype(kind, own) for own in (jnp.bool_, jnp.integer, jnp.floating))
+            raise TypeError(f"{rule}; the name {name!r} is {kind_of(name)}.")
+        dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+        real = any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))
         if np.shape(value) or not real:
             array = f"an array of shape {np.shape(value)}"
             shown = array if np.shape(value) else f"{kind_of(value)} ({value!s:.40})"
-            raise TypeError(f"{asked}; {name!r} is {shown}.")
+            raise TypeError(f"{rule}; {name!r} is {shown}.")
 
 
 def direction(metric: str, otherwise: bool | None = None) -> Direction:
-    """Return the direction of "+name" (higher is better), "-name" (lower is better), or of a name that tells.
+    """Return the direction of "+name" (higher is better), "-name" (lower is better), or of a name that implies it.
 
-    The last word decides; words such as rate, mean and test are skipped, and so is the suffix of a quantile. If it is
-    unknown, `otherwise` says whether higher is better; None raises a ValueError.
+    The last word of a name decides; words such as rate, mean and test are skipped, and so is a quantile's suffix. If
+    the word is unknown, `otherwise` says whether higher is better; None raises a ValueError.
 
     >>> direction("accuracy"), direction("error_rate").higher_is_better, direction("+clients_served").name
     (Direction(name='accuracy', higher_is_better=True), False, 'clients_served')
@@ -82,6 +82,6 @@ def direction(metric: str, otherwise: bool | None = None) -> Direction:
     near = difflib.get_close_matches(word, sorted(HIGHER | LOWER), 1)
     meant = f" Or did you mean {metric.lower().replace(word, near[0])!r}?" if near else ""
     raise ValueError(
-        f"The metric {metric!r} does not say which way is better: write '+{metric}' if higher is better, '-{metric}' "
+        f"The metric {metric!r} does not say which way is better. Write '+{metric}' if higher is better, '-{metric}' "
         f"if lower is better.{meant}"
     )

@@ -1,15 +1,16 @@
-"""The plan's own primitives. A per-client value has a leading client axis in the plan; engines give the meaning."""
+"""The plan's primitives, which engines interpret. In the plan, a per-client value has a leading client axis."""
 
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rookery.base.compat import Primitive, ShapedArray
 
-client_map = Primitive("client_map")  # ids, what the client is sent, its key, its own values -> its new values
+client_map = Primitive("client_map")  # ids, what the client is sent, its key, its earlier values -> its new values
 scatter = Primitive("scatter")  # ids, rows at the server -> a value for each client
 reduce = Primitive("reduce")  # ids, weights, who is present, per-client values -> weighted sums, who replied
-gather = Primitive("gather")  # ids, who is present, per-client values -> the rows at the server, who replied
+gather = Primitive("gather")  # ids, who is present, per-client values -> rows at the server, who replied
 center = Primitive("center")  # what the centre is sent, its key -> values at the server
 loop = Primitive("loop")  # n, what the body closes over, carry -> carry
 PRIMITIVES = (client_map, scatter, reduce, gather, center, loop)
@@ -20,6 +21,22 @@ for _primitive in PRIMITIVES:
 def accumulator(dtype: Any) -> Any:
     """The type in which values of this type are added up: float32 or better."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def result_type(dtype: Any) -> Any:
+    """The type of a mean of values of this type."""
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
+
+
+def weighted_sum(weights: Array, rows: Array) -> Array:
+    """Σ w_j v_j over the rows with a weight other than 0, in the type of a mean."""
+    w = weights.astype(accumulator(rows.dtype)).reshape(-1, *(1,) * (rows.ndim - 1))
+    return jnp.sum(jnp.where(w != 0, w * rows, 0), axis=0).astype(result_type(rows.dtype))
+
+
+def zeroed(present: Array, rows: Array) -> Array:
+    """The rows, with zeros for clients that are not present."""
+    return jnp.where(present.reshape(-1, *(1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
 
 
 def _like(variables: Any, *lead: int) -> list[Any]:

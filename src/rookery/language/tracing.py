@@ -1,4 +1,4 @@
-"""What a round is traced with: per-client values, and what its exchanges share."""
+"""Per-client values, and the state that the exchanges of a round share while it is traced."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,18 +12,16 @@ from rookery.language.channel import ChannelExchange, Faults
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class PerClient:
-    """A value that every client of the cohort has and nobody else sees: what `fed.map` returns."""
+    """The result of `fed.map`: each client of the cohort has a value of its own, which nobody else sees."""
 
     rows: PyTree[Array]
-    cohort: int = 0  # whose value it is: 0 for the round's own cohort
+    cohort: int = 0  # the number of the cohort; 0 is the round's own
 
     def tree_flatten(self) -> tuple[tuple[Any], int]:
-        """Its arrays, so that a loop can carry it."""
         return (self.rows,), self.cohort
 
     @classmethod
     def tree_unflatten(cls, cohort: int, children: tuple[Any]) -> "PerClient":
-        """The inverse of tree_flatten."""
         return cls(*children, cohort)
 
     def _refuse(self, *_: Any) -> Any:
@@ -38,59 +36,57 @@ class PerClient:
 
 
 class Heard(NamedTuple):
-    """Who replied to an exchange."""
+    """The clients that replied to an exchange."""
 
     weight: Any  # Σ p_i over these clients
     replies: Any  # their number
 
 
 class Threaded(NamedTuple):
-    """What changes in the course of a round beside the algorithm's own values. Loops carry it."""
+    """Values that change during a round, in addition to the algorithm's own. Loops carry them."""
 
     memory: Any = None  # what the cohort's clients remember
     client: Any = ()  # the state of a channel's client side, by exchange
     server: Any = ()  # the state of its server side
     missing: Any = None  # how many replies did not arrive
     least: Any = None  # the number of replies to the exchange that had the fewest
-    stayed: Any = None  # for each client: whether it has missed no exchange of the round
+    stayed: Any = None  # for each client: whether it has taken part in every exchange so far
 
 
 class ExchangeKeys(NamedTuple):
-    """The keys of one exchange, beside those that the algorithm draws with."""
+    """The keys of one exchange, in addition to the algorithm's own."""
 
-    chance: Array  # which replies get lost: derived from the seed
+    chance: Array  # decides which replies get lost: derived from the seed
     public: Array  # for a channel's client side: derived from the seed
     noise: Any = None  # for a channel's server side: from the server's own entropy
 
     def at(self, i: Any) -> "ExchangeKeys":
-        """The keys of the i-th of several exchanges."""
+        """The keys of exchange i."""
         chance, public = (jax.random.fold_in(key, i) for key in (self.chance, self.public))
         return ExchangeKeys(chance, public, None if self.noise is None else jax.random.fold_in(self.noise, i))
 
 
 class Tracing:
-    """What the cohorts of one round share while the round is traced."""
+    """The state that the cohorts of one round share while the round is traced."""
 
     def __init__(
         self, channel: Any = None, faults: Faults | None = None, keys: ExchangeKeys | None = None,
         threaded: Threaded | None = None, debug: bool = False, products: bool = False,
     ) -> None:  # fmt: skip
-        self.debug, self.products = debug, products  # see plan.Setting
+        self.debug, self.products = debug, products  # see trace.Setting
         self.channel, self.faults, self.threaded = channel, faults, threaded or Threaded()
-        self.exchanges: dict[str, ChannelExchange] = {}  # those met so far, by name
+        self.exchanges: dict[str, ChannelExchange] = {}  # by name, those traced so far
         self.sample_by_sample: set[str] = set()  # the losses that are evaluated sample by sample
         self._keys, self._drawn = keys, 0
         self.cohorts = 0  # how many have been resampled so far
 
     def next_keys(self) -> ExchangeKeys | None:
-        """The keys of the next exchange; None where nothing in it is random."""
+        """The keys of the next exchange; None if nothing in it is random."""
         self._drawn += 1
-        if self._keys is None:
-            return None
-        return self._keys.at(self._drawn)
+        return None if self._keys is None else self._keys.at(self._drawn)
 
     def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:
-        """Enter a loop's body, where the keys depend on the turn. Returns what `leave` needs."""
+        """Enter a loop's body, in which keys depend on the turn i. Returns the argument of `leave`."""
         before = self._keys, self.threaded
         keys = self.next_keys()
         self._keys = None if keys is None else keys.at(i)
@@ -98,7 +94,7 @@ class Tracing:
         return before
 
     def leave(self, before: tuple[Any, ...]) -> Threaded:
-        """Leave the loop's body. Returns what is threaded at its end."""
+        """Leave the loop's body. Returns the threaded values at its end."""
         after = self.threaded
         self._keys, self.threaded = before
         return after

@@ -28,6 +28,7 @@ from rookery.engines.simulation import device
 from rookery.engines.simulation.division import AXIS, DIVIDED, EVERYWHERE, Division, mesh_of, undivided_shapes
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
+from rookery.language.primitives import zeroed
 from rookery.plan.calls import Read, ScatterCall
 from rookery.plan.trace import Carry, Plan
 
@@ -299,8 +300,7 @@ class _Share(Interpreter):
             added, kept, counts = self._on_block(
                 group, [ids_here] * len(group), rows, inside, cut(shares), valid_here, keep
             )
-            masked = lambda a: jnp.where(valid_here.reshape(-1, *(1,) * (a.ndim - 1)), a, jnp.zeros((), a.dtype))
-            return added, (jax.tree.map(lambda a: a if is_key(a) else masked(a), kept), counts)
+            return added, (jax.tree.map(lambda a: a if is_key(a) else zeroed(valid_here, a), kept), counts)
 
         if blocks == 1:
             total, made = on_block(0)
