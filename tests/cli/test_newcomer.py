@@ -432,9 +432,9 @@ AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
     ("a word for a number", authored(size_of_it="big"), "Mine: size_of_it must be a number; got 'big'"),
     ("a number for a count", authored(count=1.5), "Mine: count must be an integer; got 1.5"),
     ("a number for a flag", authored(flag=1), "Mine: flag must be True or False; got 1"),
-    ("another shape", authored(lambda self, fed, s, k: State(s.x[None])), "Mine: a round changes .x from float32[2]"),
-    ("no state", authored(lambda self, fed, s, k: s.x), "Mine: a round returns the structure"),
-    ("a state without y", authored(init=lambda self, fed, x, y, k: (x,)), "Mine.init returns a tuple; a state is"),
+    ("another shape", authored(lambda self, fed, s, k: State(s.x[None])), "a round must keep the shape and type of .x"),
+    ("no state", authored(lambda self, fed, s, k: s.x), "Mine: a round must return the structure"),
+    ("a state without y", authored(init=lambda self, fed, x, y, k: (x,)), "Mine.init must return a NamedTuple"),
     ("init's arity", authored(init=lambda self, x, y: State(x)), "a function of (fed, x, y, key); it takes (x, y)"),
     ("round's arity", authored(lambda self, fed, s: s), "must be a function of (fed, state, key); it takes (fed, s)"),
     (

@@ -308,7 +308,7 @@ class Integers(Method):
 def test_integers_of_a_state_stay_integers(engine: Any) -> None:
     run = solve(Integers(), 3, engine=engine)
     assert (int(run.state.count), run.state.count.dtype) == (3, np.int32)
-    with pytest.raises(TypeError, match=r"a round changes \.count from int32\[\] to float"):
+    with pytest.raises(TypeError, match=r"a round must keep the shape and type of \.count, int32\[\]; got float"):
         solve(Integers(0.5), 1, engine=engine)
 
 

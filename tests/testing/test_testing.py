@@ -107,7 +107,7 @@ class Forgetful(Sound):
 
 BROKEN = {
     "loose clip": (Unmarked, r"clipping at 1.01 times the largest update changes the run: .*rk.Bookkeeping"),
-    "trace": (Wider, r"a round changes .x from float\d\d\[3\] to float16"),
+    "trace": (Wider, r"a round must keep the shape and type of .x, float\d\d\[3\]; got float16"),
     "keys": (ReusesKey, "two maps are given the same key, .*split it with jax.random.split, or skip"),
     "client order": (ByNumber, "in the opposite order of clients, x.* in one and .* in the other"),
     "equal clients": (Forgetful, "the simulation and .* differ: state: x"),

@@ -1,5 +1,6 @@
-"""The interpreter: evaluates a plan for a cohort in this process, vectorised, under a trace."""
+"""The interpreter, which evaluates a plan for a cohort in this process, vectorised and under a trace."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,47 +14,37 @@ from rookery.base.compat import Jaxpr, Literal
 from rookery.data.clients import Clients
 from rookery.language import ledger
 from rookery.language.primitives import accumulator, zeroed
-from rookery.plan.calls import (
-    Body,
-    CenterCall,
-    GatherCall,
-    LoopCall,
-    MapCall,
-    Read,
-    ReduceCall,
-    ScatterCall,
-    ServerWork,
-    Visitor,
-)
+from rookery.plan import calls
+from rookery.plan.calls import MapCall, Read
 from rookery.plan.costs import counted_loops
 
-AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # of clients side by side, and of their replies
-_CACHE = 2**15  # bytes of a matrix beyond which a CPU's cache does not hold several clients'
+AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # clients side by side, and the bytes of their replies
+_CACHE = 2**15  # bytes of a matrix beyond which a CPU's cache does not hold those of several clients
 
 
 class Fitting(NamedTuple):
-    """As many clients side by side as fit into a device's memory; on a CPU, whose caches are small, often fewer."""
+    """A block of as many clients as fit into a device's memory; on a CPU, whose caches are small, often fewer."""
 
     fit: int
 
 
-Block = int | str | Fitting  # "auto": as many as seem good, without regard to memory
+Block = int | str | Fitting  # clients computed side by side; "auto": chosen without regard to memory
 
 
 @dataclass(eq=False)
 class Mapped:
-    """A client's function and its operands, computed once a value of it is needed."""
+    """A client's function and its operands. It is computed when one of its values is needed."""
 
     call: calls.MapCall
     ids: Array
     sent: list[Any]
     key: Any
     local: list[Any]  # arrays, or `MappedValue`s
-    rows: list[Any] = field(default_factory=list)  # once computed; None for values that nobody needs
+    rows: list[Any] = field(default_factory=list)  # once computed; None for values that are not read
 
 
 class MappedValue(NamedTuple):
-    """One of the values of a client's function, which may not have been computed yet."""
+    """One value of a client's function, which may not have been computed yet."""
 
     mapped: Mapped
     output: int
@@ -69,20 +60,20 @@ class MappedValue(NamedTuple):
         return self.mapped.call.outputs[self.output].aval
 
     def within(self, group: "list[Mapped]") -> bool:
-        """Whether one of these functions makes it."""
+        """Return whether it is a value of one of these functions."""
         return any(self.mapped is mapped for mapped in group)
 
 
 def is_within(value: Any, group: list[Mapped]) -> bool:
-    """Whether a value is made by one of these functions."""
+    """Return whether it is a value of one of these functions."""
     return isinstance(value, MappedValue) and value.within(group)
 
 
-class Interpreter(Visitor[Any]):
+class Interpreter(calls.Visitor[Any]):
     """Evaluates the steps of one body. Per-client values are arrays with a row for each client of the cohort.
 
-    Clients' functions are computed as late as possible, and together with the exchange that needs them: a cohort that
-    is larger than a block is then gone through block by block, and only the sums are kept.
+    Clients' functions are computed as late as possible, together with the exchange that needs them. A cohort larger
+    than a block is then computed block by block, and only the sums are kept.
     """
 
     def __init__(self, clients: Clients, axes: list[Any], block: Block) -> None:
@@ -90,57 +81,52 @@ class Interpreter(Visitor[Any]):
         self._deferred: list[Mapped] = []  # functions that may not have been computed yet
         self._worked_here: list[Any] = []  # for each function, a row of counts for each client
         self._worked_in_loops: list[Any] = []
-        self.turns: dict[int, Any] = {}  # how often loops whose length is not known before ran
+        self.turns: dict[int, Any] = {}  # by number, the turns of loops whose length only the run determines
 
     @property
     def work(self) -> Any:
-        """What all clients have done: see `ledger.worked`."""
+        """The work of all clients: see `ledger.worked`."""
         total = jnp.asarray(ledger.NO_WORK)
         by_size: dict[int, list[Any]] = {}
         for counts in self._worked_here:
             by_size.setdefault(len(counts), []).append(counts)
-        for each in by_size.values():
-            total = ledger.add(total, self._of_all(jnp.stack(each)))
+        for same_size in by_size.values():
+            total = ledger.add(total, self._total_work(jnp.stack(same_size)))
         for done in self._worked_in_loops:
             total = ledger.add(total, done)
         return total
 
-    def _of_all(self, counts: Any) -> Any:
-        """What clients have done in several functions, of a row for each."""
+    def _total_work(self, counts: Any) -> Any:
+        """The work of all clients in several functions, from a row of counts for each client."""
         return ledger.worked(counts)
 
     def run(self, body: calls.Body, inputs: list[Any]) -> list[Any]:
-        """The values of the body's outputs."""
+        """Return the values of the body's outputs, as arrays."""
         return [self._array(value) for value in self.visit(body, inputs)]
 
     def literal(self, literal: Literal) -> Any:
-        """See `Visitor`."""
         return jaxprs.literal(literal)
 
     def server(self, step: calls.ServerWork, read: Read) -> list[Any]:
-        """See `Visitor`."""
         return jaxprs.run(step.jaxpr, *read(step.operands))
 
-    def map(self, call: calls.MapCall, read: Read) -> list[Any]:
-        """See `Visitor`. The function is computed later."""
+    def map(self, call: MapCall, read: Read) -> list[Any]:
+        """Defer a client function: it is computed when a value of it is needed."""
         sent = [self._array(value) for value in read(call.sent)]
         mapped = Mapped(call, read(call.ids), sent, read(call.key), read(call.local))
         self._deferred.append(mapped)
         return [MappedValue(mapped, i) for i in range(len(call.outputs))]
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         return [read(call.rows)]
 
     def reduce(self, call: calls.ReduceCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         weights, present = read(call.weights), read(call.present)
         replies = [] if present is None else [present]
         masked = weights if present is None else jnp.where(present, weights, 0)
         return [*self._weighted_sums(read(call.ids), masked, read(call.rows)), *replies]
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         rows = [self._gathered(read(call.ids), self._array(value)) for value in read(call.rows)]
         present = read(call.present)
         if present is None:
@@ -148,7 +134,6 @@ class Interpreter(Visitor[Any]):
         return [*(zeroed(present, a) for a in rows), present]
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         data = jax.tree.leaves(self._clients.at_center())
         arguments = call.arguments(read(call.sent), data, jnp.int32(self._clients.n), read(call.key))
         *out, counts = jaxprs.run(call.work, *arguments)
@@ -156,7 +141,6 @@ class Interpreter(Visitor[Any]):
         return out
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
-        """See `Visitor`."""
         length, body = call.length, call.body
         count: Any = np.int32(length) if length is not None else self._array(read(call.count))
         fixed, carry = ([self._array(value) for value in read(operands)] for operands in (call.fixed, call.carry))
@@ -168,12 +152,12 @@ class Interpreter(Visitor[Any]):
             return values, (inside.work, [inside.turns[number] for number in inner])
 
         traced = jaxprs.LoopBody(turn, carry)
-        each = traced.constants_of_aux()  # what every turn costs, where that is always the same
+        per_turn = traced.constants_of_aux()  # work and inner turns, if all turns have the same
         drawn = traced.before(length)
-        if each is not None:
+        if per_turn is not None:
             one_turn = lambda i, carry: traced(i, carry, drawn(i))[0]
             carry = jax.lax.fori_loop(np.int32(0), count, one_turn, traced.carry)
-            done, turns = ledger.times(each[0], jnp.maximum(count, 0)), each[1]
+            done, turns = ledger.times(per_turn[0], jnp.maximum(count, 0)), per_turn[1]
             turns = [jnp.broadcast_to(n, (length, *n.shape)) for n in turns]
         else:
 
@@ -194,13 +178,13 @@ class Interpreter(Visitor[Any]):
         return carry
 
     def _inside(self) -> "Interpreter":
-        """One for a loop's body."""
+        """A new interpreter, for a loop's body."""
         return Interpreter(self._clients, self._axes, self._block)
 
     # Clients' functions.
 
     def _array(self, value: Any) -> Any:
-        """A value; if it is one of a client's function, that is computed."""
+        """The value as an array; a deferred function is computed first."""
         if not isinstance(value, MappedValue):
             return value
         if not value.mapped.rows:
@@ -208,7 +192,7 @@ class Interpreter(Visitor[Any]):
         return value.rows
 
     def _group(self, values: list[Any]) -> list[Mapped]:
-        """The functions that have to be computed for these values, in order."""
+        """The functions that must be computed for these values, in order."""
         group: dict[int, Mapped] = {}
 
         def visit(value: Any) -> None:
@@ -222,7 +206,7 @@ class Interpreter(Visitor[Any]):
         return list(group.values())
 
     def _read_later(self, mapped: Mapped, group: list[Mapped]) -> list[bool]:
-        """For each value of a function: whether a later step, or a function that is not in this group, reads it."""
+        """Whether a later step, or a function outside this group, reads it, for each value of a function."""
         waiting = [d for d in self._deferred if not d.rows and d not in group]
         pending = [v for d in waiting for v in d.local if isinstance(v, MappedValue) and v.mapped is mapped]
         read = {v.output for v in pending}
@@ -237,14 +221,14 @@ class Interpreter(Visitor[Any]):
         return [weighted_sum(weights, self._array(v)) for v in values]
 
     def _gathered(self, ids: Any, rows: Any) -> Any:
-        """A row for each of the cohort."""
+        """All rows of a per-client value, one for each member of the cohort."""
         return rows
 
     def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
         """Compute functions, in blocks if the cohort is larger than one.
 
-        With `reduced`, weights and values: returns the values' weighted sums, added up block by block, and keeps only
-        those rows that are read later. Without: keeps all rows.
+        `reduced`: weights and values. With it, return the weighted sums of the values, added up block by block, and
+        keep only the rows that are read later. Without it, keep all rows.
         """
         size, block = len(group[0].ids), self._block_of(group)
         if size <= block:
@@ -278,14 +262,14 @@ class Interpreter(Visitor[Any]):
         total, (kept, counts) = jax.lax.scan(one, zeros, xs)
         whole = lambda a: a.reshape(blocks * block, *a.shape[2:])[:size]
         for mapped, is_kept, rows, done in zip(group, keep, kept, counts, strict=True):
-            found = iter(rows)
-            mapped.rows = [whole(next(found)) if k else None for k in is_kept] or [None]
+            remaining = iter(rows)
+            mapped.rows = [whole(next(remaining)) if k else None for k in is_kept] or [None]
             self._worked(mapped, mapped.ids, whole(done))
         sums = iter(total)
         return [next(sums) if is_within(v, group) else weighted_sum(weights, self._array(v)) for v in values]
 
     def _kept(self, group: list[Mapped], reduced: Any) -> list[list[bool]]:
-        """For each function of a group, which of its values are kept with a row for each client."""
+        """Which values of each function in a group are kept, with a row for each client."""
         if reduced is None:
             return [[True] * len(mapped.call.outputs) for mapped in group]
         return [self._read_later(mapped, group) for mapped in group]
@@ -295,24 +279,21 @@ class Interpreter(Visitor[Any]):
     ) -> tuple[list[Any], Any, list[Any]]:
         """Compute functions for a block of clients: weighted sums of `values`, the rows to keep, and counts of work.
 
-        `local` has None for operands that the group itself makes.
+        `local` has None for operands that the group itself computes.
         """
         rows: dict[Mapped, list[Any]] = {}
         counts = []
-        for mapped, who, given in zip(group, ids, local, strict=True):
-            both = zip(mapped.local, given, strict=True)
+        for mapped, block_ids, arrays in zip(group, ids, local, strict=True):
+            both = zip(mapped.local, arrays, strict=True)
             operands = [rows[v.mapped][v.output] if array is None else array for v, array in both]
-            rows[mapped], done = self._apply(mapped, who, operands)
+            rows[mapped], done = self._apply(mapped, block_ids, operands)
             counts.append(jnp.where(valid[:, None, None], done, 0))
         sums = [weighted_sum(weights, rows[v.mapped][v.output]) for v in values]
-        kept = [
-            [a for a, is_kept in zip(rows[mapped], each, strict=True) if is_kept]
-            for mapped, each in zip(group, keep, strict=True)
-        ]
+        kept = [list(itertools.compress(rows[mapped], flags)) for mapped, flags in zip(group, keep, strict=True)]
         return sums, kept, counts
 
     def _apply(self, mapped: Mapped, ids: Any, local: list[Any]) -> tuple[list[Any], Any]:
-        """Compute a function for some clients side by side: rows of its values, and of what they count."""
+        """Compute a function for some clients side by side. Returns rows of its values, and of counts of work."""
         call = mapped.call
         keys = None if mapped.key is None else jax.vmap(lambda i: jax.random.fold_in(mapped.key, i))(ids)
         data = jax.tree.leaves(self._members(ids))
@@ -322,7 +303,7 @@ class Interpreter(Visitor[Any]):
         return out[:-1], out[-1]
 
     def _worked(self, mapped: Mapped, ids: Any, counts: Any) -> None:
-        if mapped.call.repeats:  # a client that was drawn twice has worked once
+        if mapped.call.repeats:  # a client that is drawn twice works once
             counts = jnp.where(jnp.diff(ids, prepend=-1)[:, None, None] > 0, counts, 0)
         self._worked_here.append(counts)
 
@@ -340,8 +321,8 @@ class Interpreter(Visitor[Any]):
         return auto_block([mapped.call for mapped in group], fit)
 
 
-def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
-    """How many clients compute these maps side by side, if at most `fit` can."""
+def auto_block(maps: list[MapCall], fit: int | None = None) -> int:
+    """The number of clients, at most `fit`, that compute these maps side by side."""
     if fit is not None and jax.default_backend() != "cpu":
         return fit
     if jax.default_backend() == "cpu" and any(_large_products(call.work) for call in maps):
@@ -352,7 +333,7 @@ def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:
-    """Whether it multiplies a matrix so large that several clients' do not fit into a cache."""
+    """Return whether it multiplies a matrix so large that those of several clients do not fit into a cache."""
     large = lambda eqn: any(ledger.nbytes([v.aval]) > _CACHE for v in (*eqn.invars, *eqn.outvars))
     return any(
         (eqn.primitive is jax.lax.dot_general_p and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))
@@ -361,9 +342,9 @@ def _large_products(jaxpr: Jaxpr) -> bool:
 
 
 def weighted_sum(weights: Array, rows: Array) -> Array:
-    """Σ w_j v_j in float32 or better, over the rows whose weight is not 0.
+    """Σ w_j v_j over the rows with a weight other than 0, in float32 or better.
 
-    It is not a product of matrices, because a GPU would round that to fewer bits.
+    It is not a matrix product, which a GPU would round to fewer bits.
     """
     kind = accumulator(rows.dtype)
     w = weights.astype(kind).reshape(-1, *(1,) * (rows.ndim - 1))

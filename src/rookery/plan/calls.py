@@ -1,4 +1,4 @@
-"""A plan's program as typed steps, and the visitor that walks it."""
+"""A plan's program as a list of typed steps, and the visitor that walks it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,12 +13,12 @@ from rookery.language import ledger, primitives
 
 V = TypeVar("V")
 Atom = Any  # an operand of the program: a Var or a Literal
-Read = Callable[[Any], Any]  # the value of an operand; of a list of operands, their values; of None, None
+Read = Callable[[Any], Any]  # maps an operand to its value, a list of operands to their values, and None to None
 
 
 @dataclass(frozen=True, eq=False)
 class ServerWork:
-    """The server's own equations between two calls. An engine may compile them together."""
+    """The server's equations between two calls. An engine may compile them together."""
 
     jaxpr: Jaxpr
     operands: list[Var]
@@ -27,11 +27,11 @@ class ServerWork:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One of our primitives. Engines give it its meaning.
+    """A call of one of the plan's primitives, which engines interpret.
 
     Attributes:
         number: its number among all calls of the plan, in order.
-        operands, outputs: everything it reads and makes, in the primitive's order.
+        operands, outputs: all variables that it reads and defines, in the primitive's order.
     """
 
     primitive: ClassVar[str]
@@ -49,10 +49,10 @@ class WorkCall(Call):
         key: the key that the client's own is derived from; None if the function draws nothing.
         local: the client's values of earlier maps.
         work: the function. Its inputs are, in this order: `sent`, the data, the client's number, its key, `local`. Its
-            outputs are those of the call and the counts of the work done.
+            outputs are those of the call, and the counts of its work.
         data: which leaves of the client's data the function reads.
         identity: whether it reads the client's number.
-        source: where the function is written, for people.
+        source: the file and line of the function, for messages.
     """
 
     sent: list[Atom]
@@ -67,21 +67,21 @@ class WorkCall(Call):
         self, sent: Sequence[Any], data: Sequence[Any], identity: Any, key: Any, local: Sequence[Any] = ()
     ) -> list[Any]:
         """Arrange the arguments of `work`, leaving out those that it does not read."""
-        who = [identity] if self.identity else []
+        number = [identity] if self.identity else []
         keys = [] if self.key is None else [key]
-        return [*sent, *(data[i] for i in self.data), *who, *keys, *local]
+        return [*sent, *(data[i] for i in self.data), *number, *keys, *local]
 
     @property
     def reply(self) -> list[Any]:
-        """The shapes and types of what one client makes."""
+        """The shapes and types of one client's outputs."""
         return [v.aval for v in self.work.outvars[:-1]]
 
 
 @dataclass(frozen=True, eq=False)
 class MapCall(WorkCall):
-    """`fed.map`: every client of the cohort `ids` computes its function.
+    """`fed.map`: every client of the cohort `ids` computes a function.
 
-    `repeats`: whether a client may be in the cohort twice. It then works once.
+    `repeats`: whether a client may be in the cohort twice; it works once.
     """
 
     primitive = "client_map"
@@ -91,7 +91,7 @@ class MapCall(WorkCall):
 
 @dataclass(frozen=True, eq=False)
 class CenterCall(WorkCall):
-    """`fed.center`: a function of the centre's data. `holder` is the client that has them; None: the server does."""
+    """`fed.center`: a function of the centre's data. `holder`: the client that has these data; None: the server."""
 
     primitive = "center"
     exchange: ledger.Exchange
@@ -111,8 +111,8 @@ class ScatterCall(Call):
 class ExchangeCall(Call):
     """An exchange in which every client of the cohort `ids` sends its `rows`.
 
-    `present`: the clients whose replies are not lost; None where none can be. If it is given, it is the last output,
-    too, less the clients that did not reply.
+    `present`: the clients whose replies are not lost; None if no reply can be lost. If it is not None, the last output
+    says which clients did reply.
     """
 
     exchange: ledger.Exchange
@@ -122,16 +122,8 @@ class ExchangeCall(Call):
 
 
 @dataclass(frozen=True, eq=False)
-class ReduceCall(ExchangeCall):
-    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows."""
-
-    primitive = "reduce"
-    weights: Atom
-
-
-@dataclass(frozen=True, eq=False)
-class GatherCall(ExchangeCall):
-    """`fed.gather`: the clients' rows themselves, zero where there is no reply."""
+class GatherCall(Call):
+    """`fed.gather`: the clients' `rows`, with zeros for clients that do not reply. `present`: see `ReduceCall`."""
 
     primitive = "gather"
 
@@ -140,7 +132,7 @@ class GatherCall(ExchangeCall):
 class LoopCall(Call):
     """`fed.loop`: the body's inputs are `fixed`, the turn and the carry; its outputs are the next carry.
 
-    `length` is the number of turns, where it is known before the run; otherwise `count` is.
+    The number of turns is `length` if it is known before the run, and the value of `count` otherwise.
     """
 
     primitive = "loop"
@@ -153,6 +145,9 @@ class LoopCall(Call):
     def turns(self, read: Read) -> Any:
         """The number of turns."""
         return self.length if self.length is not None else read(self.count)
+
+
+EXCHANGES = (ReduceCall, GatherCall)  # every client of the cohort replies
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +166,7 @@ class Body:
 
     @cached_property
     def calls(self) -> list[Call]:
-        """All calls in order, those inside of loops included."""
+        """All calls in order, including those inside loops."""
         return list(self._walk())
 
     def _walk(self) -> Iterator[Call]:
@@ -187,17 +182,16 @@ class Body:
 
 
 class Visitor(Generic[V]):
-    """Walks a body's steps in order, with a value of any kind for each variable.
+    """Walks a body's steps in order, with a value of type V for each variable.
 
-    A subclass says what a step makes of its operands. An interpreter's values are arrays; words, costs and the flow of
-    data have values of other kinds. `read` gives the value of an operand of the step, and of a list of operands their
-    values.
+    A subclass computes the outputs of each kind of step from the values of its operands, which `read` returns. For an
+    interpreter the values are arrays; for descriptions and costs they are names.
     """
 
     remaining: Counter[Var]  # how often each value is still read, after the current step
 
     def visit(self, body: Body, inputs: Sequence[V]) -> list[V]:
-        """The values of the body's outputs. Values that no later step reads are let go."""
+        """Return the values of the body's outputs. Values that no later step reads are dropped."""
         values: dict[Var, V] = dict(zip(body.inputs, inputs, strict=True))
         outer, self.remaining = getattr(self, "remaining", None), Counter(body.uses)
 
@@ -236,50 +230,38 @@ class Visitor(Generic[V]):
                 return self.center(step, read)
             case LoopCall():
                 return self.loop(step, read)
-        raise TypeError(f"a plan's step must be one of this module; got {step!r}.")
+        raise TypeError(f"a plan's step must be a ServerWork or a Call; got {step!r}.")
 
     def literal(self, literal: Literal) -> V:
-        """The value of a literal."""
         raise NotImplementedError
 
     def server(self, step: ServerWork, read: Read) -> Sequence[V]:
-        """The outputs of the server's own equations."""
         raise NotImplementedError
 
     def map(self, call: MapCall, read: Read) -> Sequence[V]:
-        """The outputs of a function of every client."""
         raise NotImplementedError
 
     def scatter(self, call: ScatterCall, read: Read) -> Sequence[V]:
-        """The output of a message for each client."""
         raise NotImplementedError
 
     def reduce(self, call: ReduceCall, read: Read) -> Sequence[V]:
-        """The outputs of a mean or a sum."""
-        return self.exchange(call, read)
+        raise NotImplementedError
 
     def gather(self, call: GatherCall, read: Read) -> Sequence[V]:
-        """The outputs of an exchange that is not aggregated."""
-        return self.exchange(call, read)
-
-    def exchange(self, call: ExchangeCall, read: Read) -> Sequence[V]:
-        """The outputs of either, where it makes no difference."""
         raise NotImplementedError
 
     def center(self, call: CenterCall, read: Read) -> Sequence[V]:
-        """The outputs of a function of the centre's data."""
         raise NotImplementedError
 
     def loop(self, call: LoopCall, read: Read) -> Sequence[V]:
-        """The outputs of a loop."""
         raise NotImplementedError
 
 
-# From a traced program to steps. Only here is an equation of ours taken apart.
+# From a traced program to steps. The equations of our primitives are taken apart only here.
 
 
 def body_of(jaxpr: Jaxpr, numbers: Iterator[int] | None = None) -> Body:
-    """The program as steps, its calls numbered in order."""
+    """The program as a list of steps, with its calls numbered in order."""
     numbers = count() if numbers is None else numbers
     read_after: list[set[Var]] = []  # by equation
     reading = {v for v in jaxpr.outvars if isinstance(v, Var)}
@@ -309,7 +291,7 @@ def body_of(jaxpr: Jaxpr, numbers: Iterator[int] | None = None) -> Body:
 
 
 def _call(eqn: Any, numbers: Iterator[int]) -> Call:
-    """The typed view of an equation of ours."""
+    """The typed view of an equation with one of our primitives."""
     rest, params, number = list(eqn.invars), eqn.params, next(numbers)
     common = number, list(eqn.invars), list(eqn.outvars)
     take = rest.pop
@@ -342,7 +324,7 @@ def _work(operands: list[Atom], params: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_literals_inside(jaxpr: Jaxpr) -> Jaxpr:
-    """Move literals that clients' functions and loops' bodies are given into them: nobody is sent a constant."""
+    """Move literal operands of clients' functions and loop bodies into these, so that no constant is sent."""
     eqns = []
     for eqn in jaxpr.eqns:
         if eqn.primitive in (primitives.client_map, primitives.center):
@@ -377,7 +359,7 @@ def _moved_in(inner: Jaxpr, operands: list[Atom], begin: int, length: int) -> tu
 
 
 def without_unused_maps(jaxpr: Jaxpr) -> Jaxpr:
-    """Remove the clients' functions whose values nobody reads: no engine computes or counts them."""
+    """Remove clients' functions and messages whose values are not read, so that no engine computes or counts them."""
     needed = {v for v in jaxpr.outvars if isinstance(v, Var)}
     kept = []
     for eqn in reversed(jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""What a round costs, from its plan alone."""
+"""The exchanges and bytes of a round, computed from its plan."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,26 +9,26 @@ from rookery.base.compat import Literal
 from rookery.language import ledger
 from rookery.language.ledger import Entries, Entry
 from rookery.plan import calls
-from rookery.plan.calls import Read, Visitor
+from rookery.plan.calls import LoopCall, Read
 from rookery.plan.trace import Plan
 
 FINISH = ledger.Exchange("finish", "finish", "", 0)
 
 
 def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
-    """The entries of the round's exchanges. `turns`: how often each loop of `counted_loops` ran.
+    """The entries of the round's exchanges. `turns`: the number of turns of each loop of `counted_loops`.
 
-    A client is sent the values that its functions close over and that it does not have yet: each once, except that
-    values which a loop carries or makes are sent again in every turn. What a client is sent for its next reply counts
-    with that exchange; after the last one it counts as "finish".
+    A client is sent the values that its functions close over, each once. Values that a loop carries or computes are
+    sent again in every turn. What a client is sent before a reply counts with that exchange; after the last exchange it
+    counts as "finish".
     """
-    walker = _Costs(dict(zip(counted_loops(plan.body), turns, strict=True)))
-    walker.known.update(plan.body.inputs[: len(plan.consts)])  # every participant has the plan's constants
-    walker.visit(plan.body, plan.body.inputs)
-    down = walker.pending.get(plan.inputs.ids, 0)
+    visitor = _Costs(dict(zip(counted_loops(plan.body), turns, strict=True)))
+    visitor.known.update(plan.body.inputs[: len(plan.consts)])  # every site traces the plan, and so has its constants
+    visitor.visit(plan.body, plan.body.inputs)
+    down = visitor.pending.get(plan.inputs.ids, 0)
     if down or plan.writes_memory:
-        walker.entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
-    return walker.entries
+        visitor.entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
+    return visitor.entries
 
 
 def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
@@ -39,60 +39,54 @@ def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
             counted = step.length is None
             if counted and inside:
                 raise ValueError(
-                    "A fed.loop of a length that is not known before the run stands inside another one: give one of "
-                    "them an int."
+                    "Of two nested calls of fed.loop, one must have an int as its number of turns; got two that are "
+                    "known only during the run."
                 )
             numbers += [step.number] * counted + counted_loops(step.body, inside or counted)
     return numbers
 
 
-class _Costs(Visitor[Any]):
-    """Adds up the bytes. A value is its name: a variable of the plan's inputs, or a fresh object."""
+class _Costs(calls.Visitor[Any]):
+    """Adds up the bytes. Values are names: a variable for a plan's input, a new object for any other value."""
 
     def __init__(self, turns: dict[int, Any]) -> None:
         self._turns = turns
         self._turn: tuple[int, ...] = ()  # of the loops around the current step
         self.entries: Entries = {}
-        self.known: set[Any] = set()  # to everybody
+        self.known: set[Any] = set()  # values that every client has
         self.pending: dict[Any, int] = {}  # bytes for the next exchange, by cohort
         self._sent: dict[Any, set[Any]] = {}  # by cohort, which is the name of its ids
 
     def literal(self, literal: Literal) -> Any:
-        """A literal is never sent."""
         return object()
 
     def server(self, step: calls.ServerWork, read: Read) -> list[Any]:
-        """New values."""
         return [object() for _ in step.outputs]
 
     def map(self, call: calls.MapCall, read: Read) -> list[Any]:
-        """The cohort is sent what it does not have, and keys."""
-        cohort = read(call.ids)
-        self._send(cohort, call, read)
+        self._send(read(call.ids), call, read)
         return [object() for _ in call.outputs]
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[Any]:
-        """Each client is sent a row."""
         rows = call.rows.aval
         self._add(read(call.ids), ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)]))
         return [object()]
 
-    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[Any]:
-        """One exchange."""
-        down = self.pending.pop(read(call.ids), 0)
-        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
-        return [object() for _ in call.outputs]
+    def reduce(self, call: calls.ReduceCall, read: Read) -> list[Any]:
+        return self._exchange(call, read)
+
+    def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
+        return self._exchange(call, read)
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
-        """An exchange with the holder, if that is a client."""
         entry = self.entries.setdefault(call.exchange, Entry())
         if call.holder is not None:
             self._send("center", call, read)
             entry.add(Entry(1, call.exchange.reply_bytes, self.pending.pop("center", 0)))
         return [object() for _ in call.outputs]
 
-    def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
-        """The body's entries times its turns. All turns after the first cost the same, if no inner loop is counted."""
+    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+        """Add the costs of all turns. Turns after the first cost the same, unless an inner loop varies in length."""
         outer, fixed = self.entries, read(call.fixed)
         recorded = None if call.length is not None else self._turns[call.number]
         length: Any = call.length if recorded is None else int(recorded[self._turn] if self._turn else recorded)
@@ -103,6 +97,11 @@ class _Costs(Visitor[Any]):
             ledger.add_entries(outer, self.entries, length - 1 if i == 1 and not differ else 1)
             self._turn = self._turn[:-1]
         self.entries = outer
+        return [object() for _ in call.outputs]
+
+    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read) -> list[Any]:
+        down = self.pending.pop(read(call.ids), 0)
+        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
         return [object() for _ in call.outputs]
 
     def _send(self, cohort: Any, call: calls.MapCall | calls.CenterCall, read: Read) -> None:

@@ -1,4 +1,4 @@
-"""The plan: `init` or `round` as one traced program, which engines interpret and people can read."""
+"""The plan: an algorithm's `init` or `round` as one traced program, which engines interpret."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,26 +25,26 @@ from rookery.problems.problems import Problem, unconstrained
 
 
 class Setting(NamedTuple):
-    """What a plan is made from. Of the clients' data only the shapes matter."""
+    """What a plan is traced from. Only the shapes of the clients' data matter."""
 
     problem: Problem
     clients: Clients
-    algorithm: Any  # with _Traced in the places of its floats and arrays: see hyperparameters.split
+    algorithm: Any  # without its floats and arrays: see hyperparameters.split
     cohort: int
     channel: Any = None
     faults: channels.Faults | None = None
-    debug: bool = False  # for a run that takes a client's loops turn by turn
-    products: bool = False  # with convolutions as products: see convolutions.py
+    debug: bool = False  # for a run that computes a client's loops turn by turn
+    products: bool = False  # whether convolutions are computed as products: see convolutions.py
 
 
 class Carry(NamedTuple):
-    """What goes from round to round."""
+    """The values that a round passes on to the next."""
 
     state: Any  # the algorithm's
     memory: Any = None  # what the clients remember, a row for each
-    client: Any = ()  # what the clients' side of the channel does, likewise
-    server: Any = ()  # what the server's side does
-    noise: Any = ()  # where there is a channel: the root of the server's own randomness, two words
+    client: Any = ()  # the state of the channel's client side, a row for each client
+    server: Any = ()  # the state of its server side
+    noise: Any = ()  # with a channel: the root of the server's own randomness, two words
 
 
 class Given(NamedTuple):
@@ -54,9 +54,9 @@ class Given(NamedTuple):
     hyper: Any  # the algorithm's floats and arrays
     t: Any  # the round, from 0
     ids: Any  # the cohort
-    weights: Any  # the clients', all of them
+    weights: Any  # of all clients
     key: Any  # the algorithm's
-    chance: Any  # which replies get lost
+    chance: Any  # the key that decides which replies get lost
     noise: Any = ()  # of `init`: see Carry
 
 
@@ -64,7 +64,7 @@ class Made(NamedTuple):
     """A plan's outputs."""
 
     carry: Carry
-    missing: Any = None  # of the faults: see `Threaded`
+    missing: Any = None  # these three with faults only: see `Threaded`
     least: Any = None
     stayed: Any = None
 
@@ -74,14 +74,14 @@ class Plan:
     """A traced `init` or `round`.
 
     Attributes:
-        title: of what.
-        jaxpr: the program; the first of its inputs are its constants, what losses and algorithm close over.
-        consts: their values.
-        body: the program as steps.
-        given, made: the shapes of its further inputs, a `Given`, and of its outputs, a `Made`.
+        title: e.g. "FedNest.round".
+        jaxpr: the program. Its first inputs are its constants, which the losses and the algorithm close over.
+        consts: the values of the constants.
+        body: the program as a list of steps.
+        given, made: the shapes of its other inputs, a `Given`, and of its outputs, a `Made`.
         sample_by_sample: the losses ("f", "g", "r") that are evaluated on single samples.
-        exchanges: by name.
-        derived: a cache for what engines compute from the plan, such as its costs.
+        exchanges: its exchanges by name.
+        derived: a cache for values that engines compute from the plan, such as its costs.
     """
 
     title: str
@@ -101,12 +101,12 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """The same for plans that are the same program with any constants."""
+        """A digest of the program, without the values of its constants."""
         return self._identified[0]
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What a compiled program is found by: the fingerprint, the objects that it calls, and the states' types."""
+        """The key of a compiled program: the fingerprint, the objects it calls, and the types of its states."""
         return *self._identified, jax.tree.structure(self.given), jax.tree.structure(self.made)
 
     @cached_property
@@ -116,38 +116,38 @@ class Plan:
 
     @property
     def inputs(self) -> Given:
-        """The variables of its inputs, without the constants."""
+        """The variables of the inputs, without the constants."""
         return jax.tree.unflatten(jax.tree.structure(self.given), self.body.inputs[len(self.consts) :])
 
     @property
     def outputs(self) -> Made:
-        """The variables of its outputs."""
+        """The variables of the outputs."""
         return jax.tree.unflatten(jax.tree.structure(self.made), self.body.outputs)
 
     @cached_property
     def writes_memory(self) -> bool:
-        """Whether what the clients (or their side of a channel) remember is another value after it than before."""
+        """Whether the plan changes the memory of clients or the state of their side of a channel."""
         before, after = self.inputs.carry, self.outputs.carry
         remembered = (before.memory, before.client) if isinstance(before, Carry) else ()
         return jax.tree.leaves((after.memory, after.client)) != jax.tree.leaves(remembered)
 
     @cached_property
     def signature(self) -> str:
-        """The same for all participants with any shapes of their own data: the plan's calls and their types."""
+        """A digest of the calls and their types, which does not depend on the shapes of a site's data."""
         avals = lambda variables: " ".join(f"{v.aval.dtype}{v.aval.shape}" for v in variables)
-        each = [
+        lines = [
             f"{call.number} {call.primitive} {getattr(call, 'exchange', None)} {avals(call.operands)} -> "
             f"{avals(call.outputs)}"
             for call in self.body.calls
         ]
-        return jaxprs.digest(self.title, *each)[:16]
+        return jaxprs.digest(self.title, *lines)[:16]
 
     def __str__(self) -> str:
         return words.in_words(self)
 
 
 def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any] = ((), ())) -> Plan:
-    """The plan of `init`. `states`: what the channel's two sides remember at first: see `channel_states`."""
+    """The plan of `init`. `states`: the initial states of the channel's two sides: see `channel_states`."""
 
     def init(given: Given) -> tuple[Tracing, Made]:
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), 0)
@@ -163,7 +163,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
         state = jax.tree.map(jaxprs.strong, algorithm.init(everyone, x, y, given.key))
         if not (hasattr(state, "x") and hasattr(state, "y")):
             name = type(setting.algorithm).__name__
-            raise TypeError(f"{name}.init returns {kind_of(state)}; a state is a NamedTuple with x and y.")
+            raise TypeError(f"{name}.init must return a NamedTuple with fields x and y; got {kind_of(state)}.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         server = jax.tree.map(jnp.asarray, states[1])
         return tracing, Made(Carry(state, tracing.threaded.memory, client, server, given.noise))
@@ -174,11 +174,11 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
 
 
 def channel_states(setting: Setting, plan: Plan) -> tuple[Any, Any]:
-    """What the channel's clients and server remember of a plan's exchanges before the first round, by name."""
+    """The states of the channel's client and server sides before the first round, by exchange."""
     client, server = {}, {}
     for name, exchange in plan.exchanges.items():
-        own = channels.chosen(setting.channel, name)
-        at_server, at_client = ((), ()) if own is None else own.init(exchange)
+        channel = channels.chosen(setting.channel, name)
+        at_server, at_client = ((), ()) if channel is None else channel.init(exchange)
         if jax.tree.leaves(at_client):
             client[name] = at_client
         if jax.tree.leaves(at_server):
@@ -187,7 +187,7 @@ def channel_states(setting: Setting, plan: Plan) -> tuple[Any, Any]:
 
 
 def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tuple[Plan, ...]:
-    """The plans of the start, of a round and, if something is measured, of an evaluation."""
+    """The plans of the start, of a round and, with `measure`, of an evaluation."""
     first = start_plan(setting, start, hyper)
     one_round = round_plan(setting, first.made.carry, hyper)
     if setting.channel is not None:
@@ -202,7 +202,7 @@ def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tupl
 
 
 def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
-    """The plan of a round. `carry` gives the shapes, with a row for each client of the federation."""
+    """The plan of a round. `carry`: its shapes, with a row for each client of the federation."""
     rows = lambda a: jax.ShapeDtypeStruct((setting.cohort, *a.shape[1:]), a.dtype)
     cohorts = carry._replace(memory=jax.tree.map(rows, carry.memory), client=jax.tree.map(rows, carry.client))
 
@@ -215,15 +215,15 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), jnp.ones(setting.cohort, bool)]
         keys = None
         if lossy or setting.channel is not None:
-            own = None if setting.channel is None else _noise(noise, given.t + 1)
-            keys = ExchangeKeys(given.chance, _public(given.key), own)
+            noise_key = None if setting.channel is None else _noise(noise, given.t + 1)
+            keys = ExchangeKeys(given.chance, _public(given.key), noise_key)
         tracing = Tracing(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
-        made = Carry(state, memory, after.client, after.server, noise)
-        return tracing, Made(made, after.missing, after.least, after.stayed)
+        carry = Carry(state, memory, after.client, after.server, noise)
+        return tracing, Made(carry, after.missing, after.least, after.stayed)
 
     return _traced(
         f"{type(setting.algorithm).__name__}.round", one_round, _given(setting, cohorts, hyper, setting.cohort)
@@ -233,10 +233,10 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
 def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hyper: Any) -> Plan:
     """The plan of an evaluation: measure(client, x, y, memory) -> {name: number} on all clients, a row for each.
 
-    `carry` gives the shapes. What clients remember stays as it is.
+    `carry`: the shapes. The clients' memory does not change.
     """
     state = carry.state
-    seen = Carry((state.x, state.y), carry.memory)
+    iterates = Carry((state.x, state.y), carry.memory)
 
     def measured(given: Given) -> tuple[Tracing, Made]:
         tracing = Tracing(debug=setting.debug, products=setting.products)
@@ -250,7 +250,7 @@ def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hy
         return tracing, Made(Carry(everyone.gather(values, "evaluation"), memory))
 
     return _traced(
-        f"{type(setting.algorithm).__name__}.evaluation", measured, _given(setting, seen, hyper, setting.clients.n)
+        f"{type(setting.algorithm).__name__}.evaluation", measured, _given(setting, iterates, hyper, setting.clients.n)
     )
 
 
@@ -260,12 +260,12 @@ def _numbers(metrics: Any) -> dict[str, Array]:
 
 
 def _public(key: Array) -> Array:
-    """The stream of the channel's keys that clients see: beside those that the algorithm derives from its key."""
+    """The stream of the channel's keys that clients see, separate from the algorithm's own."""
     return jax.random.fold_in(key, 0x63686E)
 
 
 def _noise(root: Array, t: Any) -> Array:
-    """The server's own key for a round; 0 is the start."""
+    """The server's key for the noise of round t; 0 is the start."""
     return jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), t)
 
 
@@ -276,7 +276,7 @@ def _given(setting: Setting, carry: Any, hyper: Any, cohort: int) -> Given:
 
 
 def _projected(problem: Any, state: Any) -> Any:
-    """The state with x in the problem's set: an algorithm need not think of it, and most iterates are in it already."""
+    """The state with x projected onto the problem's set, so that algorithms need not do it."""
     project = getattr(problem, "project_upper", None)
     if project in (None, unconstrained):
         return state
@@ -284,19 +284,19 @@ def _projected(problem: Any, state: Any) -> Any:
 
 
 def _like(before: Any, after: Any, name: str) -> Any:
-    """`after` in the types of `before`; an error where structure, shapes or types differ."""
+    """`after` in the types of `before`; raise TypeError if structures, shapes or types differ."""
     old: Any = jax.tree.structure(before)
     new: Any = jax.tree.structure(after)
     if old != new:
-        raise TypeError(f"{name}: a round returns the structure {new}; it was given {old}. They must agree.")
+        raise TypeError(f"{name}: a round must return the structure that it is given, {old}; got {new}.")
 
     def same(path: Any, a: Any, b: Any) -> Any:
         b = jnp.asarray(b)
         fits = a.dtype == b.dtype or (jax.typeof(b).weak_type and jnp.promote_types(a.dtype, b.dtype) == a.dtype)
         if a.shape != b.shape or not fits:
             raise TypeError(
-                f"{name}: a round changes {jax.tree_util.keystr(path)} from {a.dtype}{list(a.shape)} to "
-                f"{b.dtype}{list(b.shape)}; shape and type must stay as they are."
+                f"{name}: a round must keep the shape and type of {jax.tree_util.keystr(path)}, "
+                f"{a.dtype}{list(a.shape)}; got {b.dtype}{list(b.shape)}."
             )
         return jaxprs.strong(b) if a.dtype == b.dtype else b.astype(a.dtype)
 
@@ -306,12 +306,12 @@ def _like(before: Any, after: Any, name: str) -> Any:
 def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Given) -> Plan:
     tracings: list[Tracing] = []
 
-    def whole(given: Given) -> Made:
+    def outputs(given: Given) -> Made:
         tracing, made = fn(given)
         tracings.append(tracing)
         return made
 
-    traced, shapes = jaxprs.trace(whole, given)
+    traced, shapes = jaxprs.trace(outputs, given)
     jaxpr = without_unused_maps(with_literals_inside(jaxprs.open_up(traced)))
     return Plan(
         title=title,

@@ -1,4 +1,4 @@
-"""A plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
+"""Describe a plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rookery.base import jaxprs
 from rookery.base.compat import Literal
 from rookery.language import ledger
 from rookery.plan import calls
-from rookery.plan.calls import Read, Visitor
+from rookery.plan.calls import LoopCall, Read
 
 _CONSTANT = "constants"
 _KEY, _ROUND = "a key", "the round's number"
@@ -26,14 +26,14 @@ def in_words(plan: Any) -> str:
 
 @dataclass(eq=False)
 class _Value:
-    """A value by its name, and whether clients have it already."""
+    """A value's name, and whether clients have the value already."""
 
     name: str
     known: bool = False
 
 
 def _inputs(plan: Any) -> list[_Value]:
-    """The plan's inputs by their names."""
+    """The plan's inputs, by name."""
     names = [*[_CONSTANT] * len(plan.consts), *_input_names(plan.given)]
     return [_Value(name, name == _CONSTANT) for name in names]
 
@@ -54,26 +54,24 @@ def _input_names(given: Any) -> list[str]:
     return names
 
 
-class _Named(Visitor[_Value]):
-    """Gives every value a name: what it was made of."""
+class _Named(calls.Visitor[_Value]):
+    """Names every value after the inputs and exchanges that it depends on."""
 
     def literal(self, literal: Literal) -> _Value:
-        """A constant."""
         return _Value(_CONSTANT, known=True)
 
     def server(self, step: calls.ServerWork, read: Read) -> list[_Value]:
-        """Values named after all that they depend on."""
-        given = dict(zip(step.jaxpr.invars, read(step.operands), strict=True))
+        inputs = dict(zip(step.jaxpr.invars, read(step.operands), strict=True))
         outputs = []
         for variables in jaxprs.dependencies(step.jaxpr).values():
-            names = [given[v].name for v in variables]
-            if _KEY in names:  # drawn for this round: its number says nothing more
+            names = [inputs[v].name for v in variables]
+            if _KEY in names:  # the key depends on the round's number, which adds nothing
                 names = [name for name in names if name != _ROUND]
             outputs.append(_Value(_joined(names)))
         return outputs
 
-    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
-        """What is carried is named after the exchange that makes it, or after what it starts as."""
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+        """Name carried values after the exchange that makes them, or after their initial value."""
         body, start = call.body, read(call.carry)
         exchanged = {v: c.exchange.name for c in body.steps if hasattr(c, "exchange") for v in c.outputs}
         named = lambda value: value.name if value.name != _CONSTANT else "a value of the loop"
@@ -83,7 +81,7 @@ class _Named(Visitor[_Value]):
 
 
 class _Words(_Named):
-    """Writes a line or more for each call."""
+    """Writes the description, one line or more for each call."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -93,35 +91,36 @@ class _Words(_Named):
         self.lines.append("  " * self._depth + line)
 
     def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
-        """Say what clients are sent, have and keep."""
         self._maps += 1
         name = f"#{self._maps}"
         self._write(f"{name} clients at {call.source}")
-        given = _given(call, read)
-        if given.sent:
-            self._write(f"     are sent: {given.sent} ({in_bytes(given.size)})")
-        if given.used:
-            self._write(f"     have: {given.used}")
+        needed = _needed(call, read)
+        if needed.sent:
+            self._write(f"     are sent: {needed.sent} ({in_bytes(needed.size)})")
+        if needed.known:
+            self._write(f"     have: {needed.known}")
         self._write(f"     keep: {ledger.shape_of(call.reply) or 'nothing'}")
         return [_Value(name) for _ in call.outputs]
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[_Value]:
-        """Say what the rows are."""
         self._write(f"   scatter: each client is sent its own row of {read(call.rows).name}")
         return [_Value("what it was sent")]
 
     def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
-        """Say who computes it."""
         by = "the server" if call.holder is None else f"client {call.holder}"
         self._write(f'   "{call.exchange.name}" on the centre\'s data, at {call.source}, by {by}')
         if call.holder is not None:
             self._bookkeeping(call.exchange)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
-        """Say what each client sends, and whether it is seen alone."""
-        exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
-        seen = "aggregated before anyone sees it" if aggregated else "seen by the server one by one"
+    def reduce(self, call: calls.ReduceCall, read: Read) -> list[_Value]:
+        return self._exchange(call, read, "aggregated: only the result is used")
+
+    def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
+        return self._exchange(call, read, "not aggregated: the server uses each reply")
+
+    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read, seen: str) -> list[_Value]:
+        exchange = call.exchange
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
@@ -133,8 +132,7 @@ class _Words(_Named):
         for line in bookkeeping(exchange):
             self._write(f"     {line}")
 
-    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
-        """Indent the body."""
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
         turns = f"{call.length} times" if call.length is not None else "a number of times that is drawn"
         self._write(f"   loop, {turns}:")
         self._depth += 2
@@ -144,23 +142,23 @@ class _Words(_Named):
 
 
 def bookkeeping(exchange: ledger.Exchange) -> list[str]:
-    """What of a message no channel clips or hides, in words, and what bounds it."""
+    """A line for each piece of bookkeeping in a message, which no channel clips or hides, with its bound."""
     bound = lambda most: "no bound" if most is None else f"clamped to [0, {most:g}] under a channel"
     return [f"bookkeeping in it: {what} {shape}, {bound(most)}" for what, shape, most in exchange.beside]
 
 
 class Exchanged(NamedTuple):
-    """An exchange as one client takes part in it, in words."""
+    """An exchange from the view of one client, in words."""
 
     name: str
     kind: str
-    sent: str  # what it is sent for it
+    sent: str  # what the client is sent before it
     down: int  # the bytes of that
-    shape: str  # of its reply
+    shape: str  # of the client's reply
     up: int  # the bytes of that
-    alone: bool  # whether its reply is seen as it is
-    times: int | None  # in a round; None: the run draws it
-    beside: tuple[str, ...] = ()  # the bookkeeping in it, in words
+    alone: bool  # whether the server sees the reply itself
+    times: int | None  # in a round; None: known only during the run
+    beside: tuple[str, ...] = ()  # the bookkeeping in the reply
 
 
 class _Exchanges(_Named):
@@ -174,29 +172,31 @@ class _Exchanges(_Named):
         self._times: int | None = 1
 
     def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
-        """Note what the client is sent."""
-        given = _given(call, read)
-        self.sent += [given.sent] if given.sent else []
-        self.down += given.size
+        needed = _needed(call, read)
+        self.sent += [needed.sent] if needed.sent else []
+        self.down += needed.size
         return [_Value("a client's value") for _ in call.outputs]
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[_Value]:
-        """Note the client's row."""
         rows = call.rows.aval
         self.sent.append(f"numbers of its own made of {read(call.rows).name.replace(', ', ' and ')}")
         self.down += ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)])
         return [_Value("what it was sent")]
 
     def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
-        """An exchange, where this client holds the centre's data."""
         if call.holder == self._client:
-            given = _given(call, read)
-            self._add(call.exchange, given.sent, given.size, alone=True)
+            needed = _needed(call, read)
+            self._add(call.exchange, needed.sent, needed.size, alone=True)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
-        """An exchange. A reply that is not aggregated is seen alone."""
-        self._add(call.exchange, _joined(self.sent), self.down, alone=not isinstance(call, calls.ReduceCall))
+    def reduce(self, call: calls.ReduceCall, read: Read) -> list[_Value]:
+        return self._exchange(call, alone=False)
+
+    def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
+        return self._exchange(call, alone=True)
+
+    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, alone: bool) -> list[_Value]:
+        self._add(call.exchange, _joined(self.sent), self.down, alone)
         self.sent, self.down = [], 0
         return [_Value(call.exchange.name) for _ in call.outputs]
 
@@ -204,8 +204,7 @@ class _Exchanges(_Named):
         reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
         self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
 
-    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
-        """Its exchanges happen as often as it has turns."""
+    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
         outer = self._times
         self._times = None if call.length is None or outer is None else outer * call.length
         outputs = super().loop(call, read)
@@ -214,21 +213,21 @@ class _Exchanges(_Named):
 
 
 def exchanges(plan: Any, client: int) -> tuple[list[Exchanged], str, int]:
-    """A client's exchanges in order; and what it is sent after the last one, with the bytes of that."""
+    """A client's exchanges in order, what it is sent after the last one, and the bytes of that."""
     words = _Exchanges(client)
     words.visit(plan.body, _inputs(plan))
     return words.found, _joined(words.sent), words.down
 
 
-class _Given(NamedTuple):
-    """What a client's function is given: what is new to the client, the bytes of that, and what it had."""
+class _Needed(NamedTuple):
+    """The values that a client's function closes over: those the client is sent, their bytes, and those it has."""
 
     sent: str
     size: int
-    used: str
+    known: str
 
 
-def _given(call: calls.WorkCall, read: Read) -> _Given:
+def _needed(call: calls.WorkCall, read: Read) -> _Needed:
     drawn = call.key is not None
     new = [v for v in dict.fromkeys(call.sent) if not read(v).known]
     size = ledger.nbytes([v.aval for v in new]) + 8 * drawn
@@ -237,16 +236,16 @@ def _given(call: calls.WorkCall, read: Read) -> _Given:
     had = [read(v).name for v in (*call.sent, *call.local) if v not in new]
     for v in new:
         read(v).known = True
-    return _Given(named, size, _joined(name for name in had if name != _CONSTANT))
+    return _Needed(named, size, _joined(name for name in had if name != _CONSTANT))
 
 
 def _joined(labels: Iterable[str]) -> str:
-    """The labels, each once; what is made of several names them all."""
-    each = dict.fromkeys(part for label in labels for part in label.split(", "))
-    for dull in (_CONSTANT, _KEY, "the cohort", "the weights"):  # what else it was made of says more
-        if len(each) > 1 or dull == _CONSTANT:
-            each.pop(dull, None)
-    return ", ".join(each)
+    """The parts of all labels, each once."""
+    parts = dict.fromkeys(part for label in labels for part in label.split(", "))
+    for dull in (_CONSTANT, _KEY, "the cohort", "the weights"):  # other parts say more
+        if len(parts) > 1 or dull == _CONSTANT:
+            parts.pop(dull, None)
+    return ", ".join(parts)
 
 
 def in_bytes(size: int) -> str:

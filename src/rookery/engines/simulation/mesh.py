@@ -244,7 +244,7 @@ class _Share(Interpreter):
     def _inside(self) -> Interpreter:
         return _Share(self._clients, self._axes, self._block, self._division)
 
-    def _of_all(self, counts: Any) -> Any:
+    def _total_work(self, counts: Any) -> Any:
         samples = jnp.moveaxis(ledger.add(*jnp.moveaxis(counts[..., :2], (-1, -2), (0, 1))), 0, -1)
         sums = jax.vmap(ledger.total)(counts)
         sums, most = jax.lax.all_gather((sums, ledger.largest(samples)), AXIS)  # of each device, map by map
