@@ -878,9 +878,7 @@ def test_memory_is_written_by_the_rounds_own_cohort_alone(engine: Any) -> None:
             other = fed.resample(key)
             return State(other.mean(other.map_state(lambda c, k, count: (count + 1, count + 1), key)))
 
-    with pytest.raises(
-        ValueError, match=r"^fed.map_state must be called on the round's own cohort"
-    ):
+    with pytest.raises(ValueError, match=r"^fed.map_state must be called on the round's own cohort"):
         rk.solve(SQUARES, THREE, Elsewhere(), np.zeros(()), 1, cohort=2, engine=engine)
 
 
