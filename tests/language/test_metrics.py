@@ -45,7 +45,7 @@ def test_directions(metric: str, name: str, higher: bool) -> None:
             "accuracy_women",
             r"'accuracy_women' does not say .*'\+accuracy_women' if higher is better, '-accuracy_women' if low",
         ),
-        ("test_acuracy", r"write '\+test_acuracy' .*Or did you mean 'test_accuracy'\?$"),
+        ("test_acuracy", r"Write '\+test_acuracy' .*Or did you mean 'test_accuracy'\?$"),
         ("rate", r"'rate' does not say"),
         ("loss_reduction", r"'loss_reduction' does not say"),
         ("", "A metric must be a name .*; got ''"),

@@ -52,7 +52,7 @@ class Channel(Protocol):
     """What happens to a client's update on its way to the server, and to the result there.
 
     Every method is traced and becomes part of the plan, on every engine. A channel is given only the updates of a
-    message, with None in the place of its `Bookkeeping`.
+    message, with None instead of its `Bookkeeping`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
     `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0.
