@@ -15,7 +15,7 @@ from rookery.data.clients import Clients
 from rookery.language import ledger
 from rookery.language.primitives import accumulator, zeroed
 from rookery.plan import calls
-from rookery.plan.calls import MapCall, Read
+from rookery.plan.calls import Read, Visitor
 from rookery.plan.costs import counted_loops
 
 AUTO_BLOCK, _AUTO_BYTES = 128, {"cpu": 2**20, "gpu": 2**30}  # clients side by side, and the bytes of their replies
@@ -69,7 +69,7 @@ def is_within(value: Any, group: list[Mapped]) -> bool:
     return isinstance(value, MappedValue) and value.within(group)
 
 
-class Interpreter(calls.Visitor[Any]):
+class Interpreter(Visitor[Any]):
     """Evaluates the steps of one body. Per-client values are arrays with a row for each client of the cohort.
 
     Clients' functions are computed as late as possible, together with the exchange that needs them. A cohort larger
@@ -110,7 +110,7 @@ class Interpreter(calls.Visitor[Any]):
     def server(self, step: calls.ServerWork, read: Read) -> list[Any]:
         return jaxprs.run(step.jaxpr, *read(step.operands))
 
-    def map(self, call: MapCall, read: Read) -> list[Any]:
+    def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """Defer a client function: it is computed when a value of it is needed."""
         sent = [self._array(value) for value in read(call.sent)]
         mapped = Mapped(call, read(call.ids), sent, read(call.key), read(call.local))
@@ -321,7 +321,7 @@ class Interpreter(calls.Visitor[Any]):
         return auto_block([mapped.call for mapped in group], fit)
 
 
-def auto_block(maps: list[MapCall], fit: int | None = None) -> int:
+def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
     """The number of clients, at most `fit`, that compute these maps side by side."""
     if fit is not None and jax.default_backend() != "cpu":
         return fit

@@ -122,8 +122,16 @@ class ExchangeCall(Call):
 
 
 @dataclass(frozen=True, eq=False)
-class GatherCall(Call):
-    """`fed.gather`: the clients' `rows`, with zeros for clients that do not reply. `present`: see `ReduceCall`."""
+class ReduceCall(ExchangeCall):
+    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows."""
+
+    primitive = "reduce"
+    weights: Atom
+
+
+@dataclass(frozen=True, eq=False)
+class GatherCall(ExchangeCall):
+    """`fed.gather`: the clients' rows, with zeros for clients that do not reply."""
 
     primitive = "gather"
 
@@ -145,9 +153,6 @@ class LoopCall(Call):
     def turns(self, read: Read) -> Any:
         """The number of turns."""
         return self.length if self.length is not None else read(self.count)
-
-
-EXCHANGES = (ReduceCall, GatherCall)  # every client of the cohort replies
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,27 +238,39 @@ class Visitor(Generic[V]):
         raise TypeError(f"a plan's step must be a ServerWork or a Call; got {step!r}.")
 
     def literal(self, literal: Literal) -> V:
+        """The value of a literal."""
         raise NotImplementedError
 
     def server(self, step: ServerWork, read: Read) -> Sequence[V]:
+        """The outputs of the server's own equations."""
         raise NotImplementedError
 
     def map(self, call: MapCall, read: Read) -> Sequence[V]:
+        """The outputs of a function of every client."""
         raise NotImplementedError
 
     def scatter(self, call: ScatterCall, read: Read) -> Sequence[V]:
+        """The output of a message for each client."""
         raise NotImplementedError
 
     def reduce(self, call: ReduceCall, read: Read) -> Sequence[V]:
-        raise NotImplementedError
+        """The outputs of a mean or a sum."""
+        return self.exchange(call, read)
 
     def gather(self, call: GatherCall, read: Read) -> Sequence[V]:
+        """The outputs of an exchange that is not aggregated."""
+        return self.exchange(call, read)
+
+    def exchange(self, call: ExchangeCall, read: Read) -> Sequence[V]:
+        """The outputs of a reduce or a gather, for visitors that treat them alike."""
         raise NotImplementedError
 
     def center(self, call: CenterCall, read: Read) -> Sequence[V]:
+        """The outputs of a function of the centre's data."""
         raise NotImplementedError
 
     def loop(self, call: LoopCall, read: Read) -> Sequence[V]:
+        """The outputs of a loop."""
         raise NotImplementedError
 
 

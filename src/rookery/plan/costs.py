@@ -9,7 +9,7 @@ from rookery.base.compat import Literal
 from rookery.language import ledger
 from rookery.language.ledger import Entries, Entry
 from rookery.plan import calls
-from rookery.plan.calls import LoopCall, Read
+from rookery.plan.calls import Read, Visitor
 from rookery.plan.trace import Plan
 
 FINISH = ledger.Exchange("finish", "finish", "", 0)
@@ -22,13 +22,13 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     sent again in every turn. What a client is sent before a reply counts with that exchange; after the last exchange it
     counts as "finish".
     """
-    visitor = _Costs(dict(zip(counted_loops(plan.body), turns, strict=True)))
-    visitor.known.update(plan.body.inputs[: len(plan.consts)])  # every site traces the plan, and so has its constants
-    visitor.visit(plan.body, plan.body.inputs)
-    down = visitor.pending.get(plan.inputs.ids, 0)
+    walker = _Costs(dict(zip(counted_loops(plan.body), turns, strict=True)))
+    walker.known.update(plan.body.inputs[: len(plan.consts)])  # every participant has the plan's constants
+    walker.visit(plan.body, plan.body.inputs)
+    down = walker.pending.get(plan.inputs.ids, 0)
     if down or plan.writes_memory:
-        visitor.entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
-    return visitor.entries
+        walker.entries.setdefault(FINISH, Entry()).add(Entry(0, 0, down))
+    return walker.entries
 
 
 def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
@@ -46,7 +46,7 @@ def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
     return numbers
 
 
-class _Costs(calls.Visitor[Any]):
+class _Costs(Visitor[Any]):
     """Adds up the bytes. Values are names: a variable for a plan's input, a new object for any other value."""
 
     def __init__(self, turns: dict[int, Any]) -> None:
@@ -64,7 +64,8 @@ class _Costs(calls.Visitor[Any]):
         return [object() for _ in step.outputs]
 
     def map(self, call: calls.MapCall, read: Read) -> list[Any]:
-        self._send(read(call.ids), call, read)
+        cohort = read(call.ids)
+        self._send(cohort, call, read)
         return [object() for _ in call.outputs]
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[Any]:
@@ -72,11 +73,10 @@ class _Costs(calls.Visitor[Any]):
         self._add(read(call.ids), ledger.nbytes([jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)]))
         return [object()]
 
-    def reduce(self, call: calls.ReduceCall, read: Read) -> list[Any]:
-        return self._exchange(call, read)
-
-    def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
-        return self._exchange(call, read)
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[Any]:
+        down = self.pending.pop(read(call.ids), 0)
+        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
+        return [object() for _ in call.outputs]
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
         entry = self.entries.setdefault(call.exchange, Entry())
@@ -85,7 +85,7 @@ class _Costs(calls.Visitor[Any]):
             entry.add(Entry(1, call.exchange.reply_bytes, self.pending.pop("center", 0)))
         return [object() for _ in call.outputs]
 
-    def loop(self, call: LoopCall, read: Read) -> list[Any]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
         """Add the costs of all turns. Turns after the first cost the same, unless an inner loop varies in length."""
         outer, fixed = self.entries, read(call.fixed)
         recorded = None if call.length is not None else self._turns[call.number]
@@ -97,11 +97,6 @@ class _Costs(calls.Visitor[Any]):
             ledger.add_entries(outer, self.entries, length - 1 if i == 1 and not differ else 1)
             self._turn = self._turn[:-1]
         self.entries = outer
-        return [object() for _ in call.outputs]
-
-    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read) -> list[Any]:
-        down = self.pending.pop(read(call.ids), 0)
-        self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
         return [object() for _ in call.outputs]
 
     def _send(self, cohort: Any, call: calls.MapCall | calls.CenterCall, read: Read) -> None:

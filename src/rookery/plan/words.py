@@ -1,4 +1,4 @@
-"""Describe a plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
+"""A plan in words: every exchange of a round, what clients are sent, what they keep, and what they send."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rookery.base import jaxprs
 from rookery.base.compat import Literal
 from rookery.language import ledger
 from rookery.plan import calls
-from rookery.plan.calls import LoopCall, Read
+from rookery.plan.calls import Read, Visitor
 
 _CONSTANT = "constants"
 _KEY, _ROUND = "a key", "the round's number"
@@ -54,7 +54,7 @@ def _input_names(given: Any) -> list[str]:
     return names
 
 
-class _Named(calls.Visitor[_Value]):
+class _Named(Visitor[_Value]):
     """Names every value after the inputs and exchanges that it depends on."""
 
     def literal(self, literal: Literal) -> _Value:
@@ -70,7 +70,7 @@ class _Named(calls.Visitor[_Value]):
             outputs.append(_Value(_joined(names)))
         return outputs
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         """Name carried values after the exchange that makes them, or after their initial value."""
         body, start = call.body, read(call.carry)
         exchanged = {v: c.exchange.name for c in body.steps if hasattr(c, "exchange") for v in c.outputs}
@@ -113,14 +113,10 @@ class _Words(_Named):
             self._bookkeeping(call.exchange)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def reduce(self, call: calls.ReduceCall, read: Read) -> list[_Value]:
-        return self._exchange(call, read, "aggregated: only the result is used")
-
-    def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
-        return self._exchange(call, read, "not aggregated: the server uses each reply")
-
-    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, read: Read, seen: str) -> list[_Value]:
-        exchange = call.exchange
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
+        """Say what each client sends, and whether it is seen alone."""
+        exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
+        seen = "aggregated before anyone sees it" if aggregated else "seen by the server one by one"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
@@ -132,7 +128,7 @@ class _Words(_Named):
         for line in bookkeeping(exchange):
             self._write(f"     {line}")
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         turns = f"{call.length} times" if call.length is not None else "a number of times that is drawn"
         self._write(f"   loop, {turns}:")
         self._depth += 2
@@ -189,14 +185,9 @@ class _Exchanges(_Named):
             self._add(call.exchange, needed.sent, needed.size, alone=True)
         return [_Value(call.exchange.name) for _ in call.outputs]
 
-    def reduce(self, call: calls.ReduceCall, read: Read) -> list[_Value]:
-        return self._exchange(call, alone=False)
-
-    def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
-        return self._exchange(call, alone=True)
-
-    def _exchange(self, call: calls.ReduceCall | calls.GatherCall, alone: bool) -> list[_Value]:
-        self._add(call.exchange, _joined(self.sent), self.down, alone)
+    def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
+        """An exchange. A reply that is not aggregated is seen alone."""
+        self._add(call.exchange, _joined(self.sent), self.down, alone=not isinstance(call, calls.ReduceCall))
         self.sent, self.down = [], 0
         return [_Value(call.exchange.name) for _ in call.outputs]
 
@@ -204,7 +195,7 @@ class _Exchanges(_Named):
         reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
         self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
 
-    def loop(self, call: LoopCall, read: Read) -> list[_Value]:
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         outer = self._times
         self._times = None if call.length is None or outer is None else outer * call.length
         outputs = super().loop(call, read)
