@@ -215,7 +215,7 @@ def test_refused(make: Any, message: str) -> None:
 def test_what_an_optimizer_takes_the_place_of_is_not_searched() -> None:
     it, algorithm = case("SingleLevel"), rk.FedAvg(optimizer=optax.adam(0.1))
     how: Any = {"evaluate": lambda x, y: {"loss": 0.0}, "metric": "loss"}
-    with pytest.raises(ValueError, match="FedAvg: step is not used, since optimizer has its own step size"):
+    with pytest.raises(ValueError, match="FedAvg: step is not used, because optimizer has its own step size"):
         rk.tune(it.problem, it.clients(), algorithm, it.init, 1, search=["step"], **how)
     with pytest.raises(ValueError, match="FedAvg has no step sizes"):
         rk.tune(it.problem, it.clients(), algorithm, it.init, 1, **how)

@@ -116,7 +116,7 @@ class _Words(_Named):
     def exchange(self, call: calls.ExchangeCall, read: Read) -> list[_Value]:
         """Say what each client sends, and whether it is seen alone."""
         exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
-        seen = "aggregated before anyone sees it" if aggregated else "seen by the server one by one"
+        seen = "aggregated: only the result is used" if aggregated else "not aggregated: the server uses each reply"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
