@@ -475,7 +475,7 @@ def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
 def test_features_that_are_not_made_row_by_row_are_refused(features: Any, size: int) -> None:
     level = [{**own, "n": np.arange(size)} for own in samples([size] * 3)]
     start = {"w": np.ones((3, 9))}, np.ones(9)
-    with pytest.raises(ValueError, match="on two samples together it returns something else"):
+    with pytest.raises(ValueError, match="on two samples together it returns other rows"):
         rk.solve(rk.Bilevel(_head, _head, features=features), rk.Clients(level), rk.ASFBO(batch_size=2), start, 1)
 
 
@@ -720,7 +720,7 @@ def test_both_levels_as_one(placement: str) -> None:
 
 
 def test_levels_that_cannot_be_joined() -> None:
-    with pytest.raises(ValueError, match=r"single_level\(\) needs samples of one kind at both levels; the lower has "):
+    with pytest.raises(ValueError, match=r"single_level\(\) needs samples of one kind at both levels; the lower level has "):
         rk.Clients(lower=[np.zeros(2)], upper=[np.zeros((2, 3))]).single_level()
     with pytest.raises(ValueError, match=r"single_level\(\) needs the data of all clients in this process\. Make"):
         rk.Clients.like(lower=np.zeros(()), upper=np.zeros(())).single_level()

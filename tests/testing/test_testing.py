@@ -188,7 +188,7 @@ def test_a_check_that_does_not_apply_is_skipped() -> None:
     (found,) = check_method(Noisy, only=["client order"]).results
     assert (found.outcome, found.detail) == (
         "skipped",
-        "the method is random with full batches, and another order is another draw.",
+        "the method is random even with full batches, and another order makes it draw other numbers.",
     )
 
 

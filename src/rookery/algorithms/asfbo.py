@@ -157,8 +157,8 @@ class SimFBO(_SingleLoop):
     projected for z. With unequal τ_i it converges to the solution of the problem with client weights p_i τ_i (see
     `ShroFBO`).
 
-    Departures from the paper: the start of z, its radius and the minibatches as in `ASFBO`; all local steps have equal
-    weight (a^(k) = 1).
+    Departures from the paper: the start of z, its radius and the minibatches are as in `ASFBO`; all local steps have
+    equal weight (a^(k) = 1).
 
     Exchanges per round: 1.
 
@@ -177,7 +177,7 @@ class ShroFBO(_SingleLoop):
 
     ShroFBO solves bilevel problems. The server's step is ρ^t γ·Σ p̃_i q_i/τ_i with ρ^t = Σ p̃_i τ_i.
 
-    Departures from the paper: as in `SimFBO`; ρ^t as in `ASFBO`.
+    Departures from the paper: as in `SimFBO`; ρ^t is as in `ASFBO`.
 
     Exchanges per round: 1.
 
@@ -192,8 +192,8 @@ class ShroFBO(_SingleLoop):
 def local(h: Any, c: Client, state: State, key: Array) -> tuple[Three, Count]:
     """Lines 5–11 on one client: q_i of (22), and τ_i. Here u stands for the momenta u, v and w of x, y and z.
 
-    (19) and (22) add up the same momenta, so the point after k steps is x_i^k = x − η_x q_x^k, and y and z alike. The
-    loop carries q and u, and computes the point from q.
+    (19) and (22) add up the same momenta, so the point after k steps is x_i^k = x − η_x q_x^k; the same holds for y and
+    z. The loop carries q and u, and computes the point from q.
     """
     count, *orders = jax.random.split(key, 6)
     steps = c.steps(h.local_steps, count, h.batch_size, "lower")

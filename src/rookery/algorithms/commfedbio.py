@@ -33,8 +33,8 @@ class CommFedBiO:
         1. y ← mean y_i after I local steps on g_i.
         2. Solve ∇²_y g·u = ∇_y f. *Iterative*: Q times, each client sends C(α(∇²_y g_i·u − ∇_y f_i) + e_i) and keeps
         the rest as its new e_i, and the server takes u ← u − mean. *Non-iterative* (`compress="sketch"`): with Gaussian
-        S₁ (r₁×d) and S₂ (r₂×d), which all draw from one key, each client sends S₂∇²_y g_i S₁ᵀ (by r₁ products) and
-        S₂∇_y f_i; the server solves the small least-squares problem for ω and sets u = S₁ᵀω.
+        S₁ (r₁×d) and S₂ (r₂×d), which all participants draw from one key, each client sends S₂∇²_y g_i S₁ᵀ (by r₁
+        products) and S₂∇_y f_i; the server solves the small least-squares problem for ω and sets u = S₁ᵀω.
         3. x ← x − η mean(∇_x f_i − ∇²_xy g_i·u).
 
     C is `compress` and keeps k = d/`shrink` entries. "top" keeps the client's largest, sent with their places. "random"

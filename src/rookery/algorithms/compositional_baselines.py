@@ -178,8 +178,8 @@ class GCIVR:
     inner value should be small, since its whole Jacobian is sent.
 
     A round is an epoch of τ steps. It starts with y = g(x), Z = ∇g(x) and u = ∇h(x) on full batches and the step
-    x ← x − η(u + Zᵀ∇f(y)). Then, τ − 1 times, y += g(x; ζ) − g(x⁻; ζ), Z and u alike, where x⁻ is the x of the step
-    before, and the same step on x.
+    x ← x − η(u + Zᵀ∇f(y)). Then, τ − 1 times, it updates y += g(x; ζ) − g(x⁻; ζ), and Z and u in the same way, where x⁻
+    is the x of the step before, and takes the same step on x.
 
     Departures from the paper: clients in parallel. The authors' published code differs and is not followed: it never
     takes the full batch that starts an epoch, and it adds an Adagrad step.

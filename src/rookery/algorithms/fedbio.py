@@ -119,7 +119,8 @@ class FedBiOAcc(_FedBiO):
 
     Each round takes I such steps. In the last one the server averages the variables (line 6) before the momenta are
     updated, from the client's own old point to the averaged one, and then averages the momenta (line 14). In the first
-    round each client starts from its own estimates on `first_batch` samples (line 2), later from the server's momenta.
+    round each client starts from its own estimates on `first_batch` samples (line 2), and in later rounds from the
+    server's momenta.
 
     Departures from the paper: as in `FedBiO`; c·α_t² is capped at 1, as the lemmas require.
 
@@ -224,9 +225,9 @@ class FedBiOAccLocal(_FedBiO):
     averages ν (line 14).
 
     `Run.y` is empty, as in `FedBiOLocal`. A client remembers y_i, ω_i and the number of steps they have seen. If the
-    others are further (the client has never taken part, or it sat out), its ω_i belongs to an old x. It then restarts
-    from a plain estimate on `first_batch` samples at the x it receives, as all clients do in the first round (line 2).
-    ν belongs to the server and starts so in the first round only.
+    other clients have taken more steps (because this client is new or sat out), its ω_i belongs to an old x. It then
+    restarts from a plain estimate on `first_batch` samples at the x it receives, as all clients do in the first round
+    (line 2). ν belongs to the server and is estimated in this way in the first round only.
 
     Departures from the paper: as in `FedBiOLocal`; c·α_t² is capped at 1, as the lemmas require.
 

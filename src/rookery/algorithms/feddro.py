@@ -63,14 +63,14 @@ class FedDRO:
         g_k(x̄) from a ȳ formed at the clients' own points. Every round leaves the error mean g_k(x_k) − g(x̄) in ȳ. It is
         of order ηI and decays at the rate β. With β = cη, as in Theorem 4.3, the method converges to a wrong point
         (unless d_g = 1 and h = 0, where all client gradients have the factor f'(ȳ) and vanish together). Here each
-        client remembers its x_k from before the mean and (8) subtracts there: the exchanges are the same, and the
-        error falls with η. `as_printed=True` restores the paper's order;
+        client remembers its x_k from before the mean, and (8) subtracts g_k at that point. The exchanges are the same,
+        and the error falls with η. `as_printed=True` restores the paper's order;
         the output is the last iterate. The paper's x̄^{a(T)}, a(T) uniform, is `output="random"`, drawn from the
         averaged iterates, one per round. (Its state holds both, which doubles what a round broadcasts.)
         cohorts: the paper uses all clients. With a cohort, ȳ and x are the cohort's means. A client that sat out the
-        last round subtracts at x̄, so that only a part of the printed error is removed.
+        last round subtracts g_k(x̄), so that only a part of the printed error is removed.
 
-    Exchanges per round: I. I − 1 of them carry y, the last one x and y. At the start: 1.
+    Exchanges per round: I. I − 1 of them carry y, and the last one carries x and y. At the start: 1.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -134,7 +134,7 @@ class DSFedDRO:
     leaves an error of that order, which is large if the clients' inner functions differ.
 
     Departures from the paper: line 5 says "using (7)", with a ȳ that no client has between two exchanges; here it is
-    the client's own y_k. The output as in `FedDRO`. The paper uses all clients; with a cohort the means are the
+    the client's own y_k. The output is as in `FedDRO`. The paper uses all clients; with a cohort the means are the
     cohort's.
 
     Exchanges per round: 1. At the start: 1.

@@ -111,7 +111,7 @@ class LFedNest(_Nest):
     y ← LFedInn(x, y) T times, then x ← LFedOut(x, y).
 
     Departures from the paper: in Alg. 5, ∇_x f_i(y…) is read as ∇_y f_i(x_{i,ν}, y), and the compositional y_{i,ν} as
-    the broadcast y (typos); `neumann` as in `FedNest`, but with the client's own Hessian; `hessian_step` likewise,
+    the broadcast y (typos); `neumann` is as in `FedNest`, but with the client's own Hessian; so is `hessian_step`,
     where "auto" takes the larger of the estimates for the mean Hessian and for the client's own, from 5 power
     iterations on the client.
 
@@ -147,7 +147,7 @@ class LFedNestSVRG(_Nest):
 
     LFedNestSVRG runs on the problems of `LFedNest`.
 
-    Departures from the paper: as in `LFedNest`, and the anchor as in `FedNest`.
+    Departures from the paper: as in `LFedNest`, and the anchor is as in `FedNest`.
 
     Exchanges per round: 2T + 1.
 

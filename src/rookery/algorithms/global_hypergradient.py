@@ -31,9 +31,9 @@ class FedMBO:
 
     Departures from the paper:
         ∇_x f_i is computed in the last exchange instead of the first, so that P vectors of the size of x need not be
-        kept (the mean is the same; Alg. 2 line 4 prints ∇_y f there, equation (6) has ∇_x f);
-        the clients of one exchange are drawn without replacement and assigned to the slots at random, so that the slots
-        are not quite independent; the clients of one slot are;
+        kept (the mean is the same; Alg. 2 line 4 prints ∇_y f there, but equation (6) has ∇_x f);
+        the clients of one exchange are drawn without replacement and assigned to the slots at random, so the slots are
+        not quite independent of each other, although the clients within one slot are;
         a finished slot travels on unchanged: its client computes nothing, but its bytes count;
         clients are drawn uniformly, since the paper's problem has no weights. Unequal weights are refused, because the
         hypergradient would not be that of the weighted problem.

@@ -123,8 +123,8 @@ class LocalBSGVR(_Gao):
 
     Departures from the paper: unverified, as for `LocalBSGM`; the first estimate uses the usual batch size, not a
     larger one; a client that was not in the last round uses the mean of the others' last points, x + β₁ηu and y + β₂ηv,
-    as its own (the paper has all clients in every round; with a tenth of heterogeneous clients in each, a `momentum` of
-    .1 can diverge).
+    as its own (the paper has all clients in every round). If only a tenth of heterogeneous clients take part in each
+    round, a `momentum` of .1 can diverge.
 
     Exchanges per round: 1, which carries x, y, u and v.
 
@@ -183,8 +183,8 @@ class AdaFBiO(_Estimator):
     w and v, and updates a ← ϱa + (1 − ϱ)w² (entry by entry), A = diag(√a + ρ), b ← ϱb + (1 − ϱ)‖v‖ and B = (b + ρ)I.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline,
-    with the adaptive matrices of AdaGDA (Huang, Wu and Hu, AISTATS 2023, (5)–(6)). The start is ours: w and v are the
-    clients' mean estimates, a and b their first update from 0. c₁η_t² and c₂η_t² are capped at 1.
+    with the adaptive matrices of AdaGDA (Huang, Wu and Hu, AISTATS 2023, (5)–(6)). The start is ours: w and v start at
+    the mean of the clients' estimates, and a and b at their first update from 0. c₁η_t² and c₂η_t² are capped at 1.
 
     Exchanges per round: 1, which carries x, y, w and v; one more before the first round.
 

@@ -220,7 +220,8 @@ class AccFCSGM(_Conditional):
     Acc-FCSG-M solves the problems of `FCSG`, conditional or not, with the same estimate v_k.
 
     Each round takes q steps, then averages x and d. x_k⁻ is the point of the client's last estimate; after a
-    synchronisation, its own point before the average, which it remembers. At the very first step d_k = v_k.
+    synchronisation it is the client's own point before the average, which it remembers. At the very first step
+    d_k = v_k.
 
     Departures from the paper: as for `FCSG`; a client that was not in the last round uses the mean of the others' last
     points, x + ηd, as its own (the paper has all clients in every round).
@@ -262,23 +263,24 @@ class FedDRSCGD:
     """Fed-DR-SCGD with two levels: STORM on the inner value and on the Jacobian–vector product.
 
     Fed-DR-SCGD solves compositional problems whose inner function is shared, min over x of h(x) + f(g(x)) with g = mean
-    g_k (as all levels of the paper), and whose f is known to all, if the clients' g_k are close to each other ("bounded
-    functional heterogeneity"). Between two averages u_k moves towards the client's own g_k. Fixed β and p leave an
-    error of order βp in the limit, which is large if the g_k differ; the method converges as βp → 0.
+    g_k, and whose f is known to all. (In the paper all levels are shared in this way.) The clients' g_k must be close
+    to each other ("bounded functional heterogeneity"). Between two averages u_k moves towards the client's own g_k.
+    Fixed β and p leave an error of order βp in the limit, which is large if the g_k differ; the method converges as
+    βp → 0.
 
     Each round takes p steps:
         u_k ← g_k(x_k; ζ) + (1−β)(u_k − g_k(x_k⁻; ζ)),
         w_k ← Π[v_k(x_k, u_k) + (1−α)(w_k − v_k(x_k⁻, u_k⁻))] with v_k(x, u) = ∇h_k(x; ξ) + ∇g_k(x; ζ)ᵀ∇f(u),
         x_k ← x_k − ηw_k;
     then x, u and w are averaged. Π is the projection onto the ball of `radius`, the product of the Lipschitz constants
-    of f and g. x_k⁻ and u_k⁻ are those of the client's last step; after a synchronisation, its own before the average,
-    which it remembers.
+    of f and g. x_k⁻ and u_k⁻ are those of the client's last step; after a synchronisation they are its own values from
+    before the average, which it remembers.
 
     Departures from the paper: the updates are unverified, since we had no access to the paper's algorithm box; they
-    follow its statement of the problem and the idea, and a summary. Two levels, where the paper has any number; f known
-    to all, because with clients' own f_k the mean of ∇g_kᵀ∇f_k is not the gradient; the plain part h. The start is
-    ours: u = mean g_k(x), and w_k = v_k at the very first step. A client that was not in the last round uses the means
-    of the others' last points, x + ηw and u, as its own (the paper has all clients in every round).
+    follow the paper's statement of the problem and of the idea, and a summary. Two levels, whereas the paper has any
+    number; f known to all, because with clients' own f_k the mean of ∇g_kᵀ∇f_k is not the gradient; the plain part h.
+    The start is ours: u = mean g_k(x), and w_k = v_k at the very first step. A client that was not in the last round
+    uses the means of the others' last points, x + ηw and u, as its own (the paper has all clients in every round).
 
     Exchanges per round: 1, which carries x, u and w. At the start: 1.
 

@@ -86,10 +86,10 @@ class PFedMe(_Personalised):
     w_k.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
-    clients' weights; only the cohort works, where in the paper all clients work and some of their results are used. θ_k
-    comes from at most `inner_steps` gradient steps of size `inner_step` on one minibatch. They start at w^t the first
-    time and then at the last θ_k, as we remember the authors' code, and end when the gradient's norm is at most λδ. If
-    the loss is convex, θ_k is then within δ of the minimiser.
+    clients' weights; only the cohort works, whereas in the paper all clients work and some of their results are used.
+    θ_k comes from at most `inner_steps` gradient steps of size `inner_step` on one minibatch. They start at w^t the
+    first time and then at the last θ_k, as we remember the authors' code, and end when the gradient's norm is at most
+    λδ. If the loss is convex, θ_k is then within δ of the minimiser.
 
     Exchanges per round: 1.
 
@@ -138,9 +138,9 @@ class FineTuned(_Personalised):
 
     The method solves single-level problems. `Run.x` is FedAvg's model, and `Run.memory` holds the clients' copies.
 
-    Each round takes FedAvg's local steps and mean. Then each client of the cohort sets v_k to the new model and takes s
-    steps v_k ← v_k − η_l ∇F_k(v_k). So the copies can be inspected after every round, and never enter the common model.
-    A client that is not in the cohort keeps its last copy.
+    Each round begins with a round of FedAvg. Then each client of the cohort sets v_k to the new model and takes s steps
+    v_k ← v_k − η_l ∇F_k(v_k). The copies can thus be inspected after every round. They never enter the common model. A
+    client that is not in the cohort keeps its last copy.
 
     Departures from the paper: fine-tuning has no paper of its own; here it happens in every round, not only after the
     last.
@@ -183,12 +183,12 @@ class LocalTrain:
 
     The method solves single-level problems, min L_0(x) with L_0 the loss on `Clients(..., center=rows)`.
 
-    Each round takes `local_steps` steps x ← x − γ(∇L_{0,B}(x) − ∇L_{0,B}(r) + ∇L_0(r)), where r ← x, the value before
-    the step, with probability q. These are the steps of `LocalSVRG` with one node. ∇L_0(r) is computed only when r has
-    moved.
+    Each round takes `local_steps` steps x ← x − γ(∇L_{0,B}(x) − ∇L_{0,B}(r) + ∇L_0(r)). With probability q, r then
+    becomes the x from before the step. These are the steps of `LocalSVRG` with one node. ∇L_0(r) is computed only when
+    r has moved.
 
-    Departures from the paper: SVRG with a reference point that moves at random times, where the paper says SVRG and
-    gives q; minibatches are drawn without replacement within a round unless `Clients(replace=True)`.
+    Departures from the paper: the reference point moves at random times (the paper says only SVRG, and gives q);
+    minibatches are drawn without replacement within a round unless `Clients(replace=True)`.
 
     Exchanges per round: 0, and 1 if a client holds the centre's data.
 

@@ -40,16 +40,16 @@ class FastDRO:
 
     In each round every client draws a batch, the server computes p from all their losses in closed form, and x ← x − η
     Σ p_i ∇ℓ_i(x), with p held fixed. With `pool=False` each client takes the worst case of its own batch, and the
-    server the mean of their gradients. That saves an exchange and changes the objective to the mean over clients of the
-    worst case within each. A smaller batch has a milder worst case: with n samples the bias falls with n, and CVaR
-    needs αn of at least a few.
+    server takes the mean of their gradients. That saves an exchange and changes the objective to the mean over clients
+    of the worst case within each. A smaller batch has a milder worst case: with n samples the bias falls with n, and
+    CVaR needs αn of at least a few.
 
     Departures from the paper: clients in parallel; a sample of client k has the weight w_k/n_k before the worst case
-    (w_k is the client's weight, n_k its batch), where the paper has equal weights; plain SGD, where the published code
-    adds momentum and weight decay and returns an average. Of the paper's other estimators, the dual one is a
+    (w_k is the client's weight, n_k its batch), whereas the paper has equal weights; plain SGD, whereas the published
+    code adds momentum and weight decay and returns an average. Of the paper's other estimators, the dual one is a
     single-level problem in (x, level), which FedAvg solves (`rk.objectives.cvar`, and `chi2` with exact=True). The
     multilevel one has the same mean as the batch of its largest size and draws fewer samples; it is left out, because
-    its batches change size from round to round, and each size would need a program of its own.
+    its batches change size from round to round, and each size would need its own program.
 
     Exchanges per round: 2, the losses (gathered, one number for each sample) and the direction; with pool=False 1. At
     the start: 1 with pool=True, the clients' weights. Over a network the pooled batches must have one size: set
@@ -150,8 +150,9 @@ class PDSGD:
     r_i + γ(m_k/n_k)ℓ_i(x)·1[i ∈ B], then normalised so that the mean of r over all samples is 1.
 
     Departures from the paper:
-        uniform draws with the factor r_i, where the published code draws i ~ p. The mean is the same. The step on p is
-        then unbiased, too, with the factor m_k/n_k that the code leaves out: its γ and λ are our γm_k/n_k and λn_k/m_k;
+        uniform draws with the factor r_i, whereas the published code draws i ~ p. The mean is the same. The step on p
+        is then unbiased, too, with the factor m_k/n_k that the code leaves out: its γ and λ are our γm_k/n_k and
+        λn_k/m_k;
         clients: a sample of client k starts with the weight w_k/m_k instead of 1/m (w_k is the client's weight);
         the normaliser travels with the direction, since both steps start from the old values. A client stores log r_i
         plus the server's `level`, the logarithm of the product of the normalisers, so that clients that sit out are

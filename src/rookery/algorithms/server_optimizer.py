@@ -37,12 +37,13 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
 
     Arguments:
         method: any method of the library or a user's, a frozen dataclass.
-        upper: optax.adam(1e-3), optax.yogi(1e-2), optax.sgd(1.0, momentum=0.9), … for x; None: x as the method has it.
+        upper: optax.adam(1e-3), optax.yogi(1e-2), optax.sgd(1.0, momentum=0.9), … for x; None: x stays as the method
+            leaves it.
         lower: the same for y. Not for methods whose y is empty or belongs to the clients.
 
     The rest of the method's state (momenta, control variates, estimates) and its clients' memory stay as the method
     leaves them: they belong to x⁺, not to the optimizer's x. The numbers given to optax are part of the compiled
-    program, so that other numbers compile again; with `optax.inject_hyperparams` the rounds compile once.
+    program, so changing them compiles again; with `optax.inject_hyperparams` the rounds compile once.
 
     Example:
         >>> import jax.numpy as jnp, optax, rookery as rk
@@ -84,7 +85,7 @@ def _extended(cls: Any) -> Any:
         lower = getattr(self, _LOWER)
         if any(getattr(state, name, None) is not None for name in ("last", "last_model")):
             raise ValueError(
-                f"{cls.__name__} reports another x than it continues from, and a server optimizer would step on the "
+                f"{cls.__name__} reports an x that it does not continue from, and a server optimizer would step on the "
                 'reported one. Set output="last" (for LocalSVRG, average="last").'
             )
         if lower is not None and not jax.tree.leaves(state.y):

@@ -27,8 +27,8 @@ class FedAvg:
 
     FedAvg solves single-level problems.
 
-    With an optax `optimizer` the local steps are its updates. It has a step size of its own, so that `step` is not
-    used, and it starts afresh on every client in every round.
+    With an optax `optimizer` the local steps are its updates. It has its own step size, so `step` is not used. It
+    starts afresh on every client in every round.
 
     Departures from the paper: none.
 
@@ -71,9 +71,9 @@ class FedProx:
     F_k(w) + μ/2‖w − w^t‖², by local steps w_k ← w_k − η(∇F_k(w_k) + μ(w_k − w^t)) from w^t; then w^(t+1) is the mean of
     the w_k.
 
-    Departures from the paper: the cohort is drawn uniformly and the mean has the clients' weights p_k, where the paper
-    draws by p_k and takes the plain mean. The number of local steps sets the accuracy, not γ. `optimizer` as in
-    `FedAvg`.
+    Departures from the paper: the cohort is drawn uniformly and the mean has the clients' weights p_k, whereas the
+    paper draws by p_k and takes the plain mean. The number of local steps sets the accuracy, not γ. `optimizer` is as
+    in `FedAvg`.
 
     Exchanges per round: 1.
 

@@ -57,12 +57,12 @@ class LocalSVRG:
 
     Local-SVRG solves single-level problems, min over x of Σ w_k f_k(x), with w the clients' weights.
 
-    Each round takes τ steps (Alg. 1, lines 3–14) x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)), where
-    r_k ← x_k, the value before the step, with probability q (line 7). After τ steps x ← Σ w_k x_k (line 9). ∇f_k(r_k),
-    on all the data, is computed only when r_k has moved.
+    Each round takes τ steps (Alg. 1, lines 3–14) x_k ← x_k − γ(∇f_{k,B}(x_k) − ∇f_{k,B}(r_k) + ∇f_k(r_k)). With
+    probability q, r_k then becomes the x_k from before the step (line 7). After τ steps x ← Σ w_k x_k (line 9).
+    ∇f_k(r_k), on all the data, is computed only when r_k has moved.
 
-    Departures from the paper: minibatches, where the paper has single samples, drawn without replacement within a round
-    unless `Clients(replace=True)`. The paper returns the average of line 15 (`average="theory"`, where the nodes send
+    Departures from the paper: minibatches instead of single samples, drawn without replacement within a round unless
+    `Clients(replace=True)`. The paper returns the average of line 15 (`average="theory"`, where the nodes send
     the average of their own iterates in the same exchange), and its experiments return the last iterate
     (`average="last"`). With a cohort, the other clients keep their r_k. With `batch_size=None` the terms at r_k cancel
     and are left out.
@@ -182,7 +182,7 @@ class WeightedNodesProx(_WeightedNodes):
     Departures from the paper: a node sends the number ⟨∇L_k(θ), h⟩, not the vector ∇L_k(θ) (line 9); these replies are
     not aggregated. There are two steps γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s is the
     same in all rounds. `output="last"` returns the last weights, as in the experiments, and "random" those of line 13:
-    one of w^(0), …, w^(S−1), each equally likely, with its θ. Local-SVRG as in `LocalSVRG`.
+    one of w^(0), …, w^(S−1), each equally likely, with its θ. Local-SVRG is as in `LocalSVRG`.
 
     Exchanges per round: 2⌈T_s/τ⌉ + 1, and 1 more if a client holds the centre's data. All clients take part.
 

@@ -34,7 +34,8 @@ def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
 def keys_by_kernel() -> Callable[[bool], Any] | None:
     """Return a context, for this thread only, in which a GPU hashes keys with JAX's own kernel.
 
-    It shortens compilation on a GPU. None if JAX has no such setting: then hashes are compiled with the program.
+    It shortens compilation on a GPU. Returns None if JAX has no such setting; hashes are then compiled with the
+    program.
     """
     from jax._src import config
 

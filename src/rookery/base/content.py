@@ -38,8 +38,8 @@ def fingerprint(function: Callable[..., Any] | None) -> dict[str, str] | None:
 
     For a callable object or a bound method, these are the digests of the object's class and attributes.
 
-    Functions that it calls count likewise. Functions and classes of installed libraries count by name, and objects that
-    cannot be pickled by type. Its own name, line numbers and comments do not count.
+    Functions that it calls count in the same way. Functions and classes of installed libraries count only by name, and
+    objects that cannot be pickled count only by type. The function's own name, line numbers and comments do not count.
     """
     if function is None:
         return None

@@ -1,8 +1,9 @@
 """Rewrite convolutions and pooling as slices and matrix products.
 
-With one kernel per client, and in loops on a CPU, XLA's convolutions and their gradients take many times as long as the
-same arithmetic as a product over patches. `rewrite` replaces them anywhere in a jaxpr. It is applied to a client's
-whole function after differentiation, so that every convolution of a first or second derivative is replaced, too.
+With one kernel per client, and in loops on a CPU, XLA's convolutions and their gradients are many times slower than the
+same arithmetic written as a product over patches. `rewrite` replaces them anywhere in a jaxpr. It is applied to a
+client's whole function after differentiation, so that every convolution of a first or second derivative is replaced,
+too.
 """
 
 from collections.abc import Callable, Sequence

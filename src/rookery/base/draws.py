@@ -38,7 +38,7 @@ def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Arr
 def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "*shape"]:
     """Draw True with probability `chance`, a scalar.
 
-    In float32 the chance may be off by 2⁻²⁵, and a coin differs from that of float64 as rarely.
+    In float32 the chance may be off by 2⁻²⁵, and a coin differs from the float64 one just as rarely.
     """
     chance = jnp.asarray(chance)
     chance = chance.astype(jnp.promote_types(chance.dtype, jnp.float32))

@@ -39,7 +39,7 @@ def open_up(closed: ClosedJaxpr) -> Jaxpr:
 
 
 def prune(jaxpr: Jaxpr, needed: Sequence[bool] | None = None) -> tuple[Jaxpr, list[bool]]:
-    """Remove dead code. Returns the jaxpr and which of its inputs it still uses. `needed`: of its outputs."""
+    """Remove dead code. Returns the jaxpr and which of its inputs it still uses. `needed`: which outputs to keep."""
     return compat.without_unused(jaxpr, list(needed or [True] * len(jaxpr.outvars)))
 
 

@@ -102,7 +102,7 @@ def on_host(value: Any) -> bool:
 class Buffer:
     """Numbers that are written on the host and sent to the device.
 
-    They are in pinned memory, from which the device copies by itself, if the device supports it. Do not change them
+    If the device supports it, they are in pinned memory, from which the device copies by itself. Do not change them
     until they have arrived.
     """
 

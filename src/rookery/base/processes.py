@@ -101,7 +101,7 @@ class Processes:
     """The processes of one run.
 
     Arguments:
-        together: whether the run uses all processes; otherwise it is this one's own.
+        together: whether the run uses all processes, or only this one.
     """
 
     def __init__(self, together: bool = False) -> None:

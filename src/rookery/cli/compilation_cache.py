@@ -11,7 +11,8 @@ from typing import Any
 def keep_compiled() -> None:
     """Let JAX keep compiled programs in the user's cache folder.
 
-    JAX's own environment variables, such as JAX_COMPILATION_CACHE_DIR, win; ROOKERY_CACHE=off changes no setting.
+    JAX's own environment variables, such as JAX_COMPILATION_CACHE_DIR, take precedence. With ROOKERY_CACHE=off, JAX's
+    settings stay as they are.
     """
     if os.environ.get("ROOKERY_CACHE", "").lower() == "off":
         return

@@ -30,10 +30,10 @@ class Clients(Layout):
     Arguments:
         lower: a list with one entry per client: a pytree of arrays whose leading axis counts that client's samples for
             the lower level (training data, say).
-        upper: likewise for the upper level (validation data). With only one of the two, both levels use the same data,
+        upper: the same for the upper level (validation data). With only one of the two, both levels use the same data,
             as minimax and single-level problems do.
         weights: p_i, one number per client; None: equal; "size": in proportion to the samples of the lower level.
-        test: likewise, data that no method sees, for `evaluate_client`.
+        test: the same for data that no method sees, for `evaluate_client`.
         center: the centre's data, one pytree of arrays: the validation data of `WeightedNodes`. The server holds them,
             unless center_client is given.
         center_client: the number of the client that holds the centre's data.

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 
 def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | None = None) -> Int[Array, " size"]:
-    """Draw clients uniformly without replacement, in ascending order; with chances, by these and with replacement.
+    """Draw clients uniformly without replacement, in ascending order; with `chances`, draw by them, with replacement.
 
     A small cohort of a large federation is drawn by Floyd's method (Bentley, CACM 1987), whose cost does not grow
     with n.

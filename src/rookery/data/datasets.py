@@ -18,8 +18,8 @@ class Dataset:
         name: as in `load`.
         train, test: the inputs, one row per sample (images are uint8, without or with a last axis for colour).
         train_labels, test_labels: int32, counted from 0.
-        names: of the classes.
-        columns: of the inputs, for tables.
+        names: the names of the classes.
+        columns: the names of the inputs' columns, for tables.
         extra: other arrays, by name.
     """
 

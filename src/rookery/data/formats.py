@@ -176,7 +176,7 @@ _ADULT_NUMBERS = ("age", "fnlwgt", "education-num", "capital-gain", "capital-los
 
 
 def adult(paths: Paths) -> Arrays:
-    """Parse Adult: numbers as they are, a 0/1 column named e.g. `sex=Male` for each category; "?" is one, too."""
+    """Parse Adult: numbers stay as they are; each category, "?" included, becomes a 0/1 column such as `sex=Male`."""
     import pandas as pd
 
     parts = {}

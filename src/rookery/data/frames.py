@@ -107,7 +107,7 @@ def from_frame(
         upper: the share of each client's rows, at least one, that go to the upper level, drawn by the seed and the
             client's name; the others, at least one, go to the lower level. None: one data set for both.
         test: the share of each client's rows, at least one, that no method sees, for `evaluate_client`. Which rows
-            depends on the table, `by`, `test` and `seed`, not on `upper`.
+            these are depends on the table, `by`, `test` and `seed`, not on `upper`.
         features: columns of numbers (or of vectors of one length); None: all but `by`, label, target and `drop`.
         label: a column of classes, words or integers, coded 0, 1, … in the order of `classes`.
         target: a column with a number to predict.
@@ -122,7 +122,7 @@ def from_frame(
         client: a name, such as "client", under which each sample has its client's number (int32), the position in
             `names`; −1 in the centre's rows. For losses with a weight for each client.
         weights, replace: as in `Clients`.
-        seed: of the split.
+        seed: the seed of the split.
 
     Example:
         >>> from rookery import Clients
@@ -339,7 +339,8 @@ def _split(
 ) -> list[np.ndarray]:
     """Split a client's rows into lower level, upper level and test data, by the seed and the client's name.
 
-    Test rows are the last of a random order and the upper level's the first, so neither depends on the other's share.
+    Test rows are the last of a random order, and those of the upper level the first, so neither depends on the other's
+    share.
     """
     parts = [share is not None for share in (upper, test)]
     if len(rows) <= sum(parts):

@@ -30,7 +30,9 @@ def join(parts: Sequence[Rows], level: str, first: int = 0) -> ClientRows:
         client = f"{level}: client {first + i}"
         leaves, own_structure = jax.tree.flatten(part)
         if str(own_structure) != str(structure):
-            raise ValueError(f"{client}'s data has the structure {own_structure}, client {first}'s {structure}.")
+            raise ValueError(
+                f"{client}'s data has the structure {own_structure}, but client {first}'s has {structure}."
+            )
         arrays = [np.asarray(leaf) for leaf in leaves]
         for name, array in zip(names, arrays, strict=True):
             if array.ndim == 0:
@@ -49,7 +51,7 @@ def join(parts: Sequence[Rows], level: str, first: int = 0) -> ClientRows:
             if column and (array.shape[1:], array.dtype) != (column[0].shape[1:], column[0].dtype):
                 raise ValueError(
                     f"{client}'s {name} has samples of shape {array.shape[1:]} and type {array.dtype}, "
-                    f"client {first}'s {column[0].shape[1:]} and {column[0].dtype}; they must agree."
+                    f"but client {first}'s has {column[0].shape[1:]} and {column[0].dtype}; they must agree."
                 )
             column.append(array)
     return _checked([np.concatenate(column) for column in columns], structure, names, sizes, level, first)
@@ -96,8 +98,8 @@ def both_levels(lower: ClientRows, upper: ClientRows) -> ClientRows:
     )
     if structure != upper_structure or kinds(names, first) != kinds(upper_names, second):
         raise ValueError(
-            "clients.single_level() needs samples of one kind at both levels; the lower has "
-            f"{kinds(names, first)}, the upper {kinds(upper_names, second)}."
+            "clients.single_level() needs samples of one kind at both levels; the lower level has "
+            f"{kinds(names, first)}, the upper level {kinds(upper_names, second)}."
         )
     sizes = [np.asarray(data.sizes) for data in (lower, upper)]
     client = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in sizes])
@@ -195,7 +197,7 @@ def _on_device(array: np.ndarray) -> Array:
 
 
 def _may_change(array: Any) -> bool:
-    """Return whether the caller can write to the array's memory. Only that of JAX arrays and bytes is safe."""
+    """Return whether the caller can write to the array's memory. Only the memory of JAX arrays and bytes is safe."""
     while isinstance(array, np.ndarray | memoryview):
         if isinstance(array, np.ndarray) and array.flags.writeable:
             return True

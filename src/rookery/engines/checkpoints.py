@@ -62,7 +62,8 @@ def _described_value(value: Any) -> str:
 class Folder:
     """A folder of saved rounds, each in a folder of its own that is complete or absent.
 
-    If several processes run together, all see the folder: each writes its part of the arrays, and the lead the rest.
+    If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
+    writes the rest.
     """
 
     def __init__(self, path: str | Path, processes: Processes = ONE_PROCESS) -> None:
@@ -316,7 +317,7 @@ class Saved(NamedTuple):
 
 
 class Checkpoint:
-    """The checkpoint of a run: the server's part in this folder, the keepers' parts with them.
+    """The checkpoint of a run: this folder holds the server's part, and each keeper holds its own.
 
     A round counts as saved once all have saved it. Until then all keep the round before.
 
@@ -402,16 +403,16 @@ class Checkpoint:
                 return done
         who = min(of_keepers, key=lambda who: len(set(saved) & set(of_keepers[who])))
         raise ValueError(
-            f"{self._folder} can't be resumed: the coordinator has saved the rounds {saved}, {who} "
-            f"{of_keepers[who] or 'none'}, and no round is saved by all. Put back what is missing, or delete all "
+            f"{self._folder} can't be resumed: the coordinator has saved the rounds {saved} and {who} "
+            f"{of_keepers[who] or 'none'}, so no round is saved by all. Restore what is missing, or delete all "
             "checkpoints to start afresh."
         )
 
     def save(self, extra: dict[str, Any], best: Any, always: bool = False) -> None:
         """Begin to save the session's current state.
 
-        Unless `always`, this is skipped while the round before is still being written, and if saving takes too much of
-        the run's time.
+        Unless `always`, nothing is saved while the previous round is still being written, or if saving takes too much
+        of the run's time.
         """
         begin = time.perf_counter()
         costly = self._session.processes.broadcast(self._spent > SHARE * (begin - self._since))

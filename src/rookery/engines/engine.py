@@ -173,7 +173,10 @@ class Traced:
 
 
 def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Clients | None = None) -> Traced:
-    """Trace a job's plans and check what only a trace shows. `shapes`: of the clients' data as the worker sees them."""
+    """Trace a job's plans and check what only a trace shows.
+
+    `shapes`: the shapes of the clients' data as the worker sees them.
+    """
     if shapes is None and job.clients.here is not None:
         raise ValueError(
             f"This process holds the data of {len(job.clients.here)} of the {job.clients.n} clients, and other "

@@ -225,7 +225,7 @@ class Interpreter(Visitor[Any]):
         return rows
 
     def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
-        """Compute functions, in blocks if the cohort is larger than one.
+        """Compute functions, in blocks if the cohort is larger than a block.
 
         `reduced`: weights and values. With it, return the weighted sums of the values, added up block by block, and
         keep only the rows that are read later. Without it, keep all rows.

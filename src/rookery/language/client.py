@@ -131,8 +131,8 @@ class Client:
     def seen(self, x: tree.Tree, uses: int | None = None) -> Rows | None:
         """The features of all lower data at x. They are constant while only y moves, so worth computing once.
 
-        None if the problem has no features, if fewer samples than a whole data set will be used (`uses`), or if the
-        clients' sizes differ so much that padding would waste the work.
+        Returns None if the problem has no features, if fewer samples than a whole data set will be used (`uses`), or if
+        the clients' sizes differ so much that padding would waste the work.
         """
         whole = self._all("lower")
         if self.problem.features is None or isinstance(whole, Chunks):

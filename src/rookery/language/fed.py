@@ -126,7 +126,7 @@ class Fed:
 
         Arguments:
             value: what each client sends.
-            name: of the exchange, in the ledger and for channels chosen by name.
+            name: the name of the exchange, in the ledger and for channels chosen by name.
             weights: replaces p, with an entry for each client of the federation.
             around: the public value that an iterate started from, so that channels act on the difference: a tree like
                 the value, or a prefix of it, with None for parts that are not iterates.

@@ -15,7 +15,7 @@ class Parts:
 
     Arguments:
         like: a message's shapes.
-        name: of the exchange.
+        name: the name of the exchange.
         marks, around: see `bookkeeping` and `around` in `Fed.mean`.
     """
 

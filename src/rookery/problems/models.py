@@ -14,7 +14,7 @@ class MLP:
     """Linear layers with ReLU between them, initialised as in PyTorch: U(−1/√fan-in, 1/√fan-in).
 
     Arguments:
-        widths: of the input, the hidden layers and the output.
+        widths: the widths of the input, the hidden layers and the output.
 
     >>> params = MLP((64, 32, 10)).init(jax.random.key(0))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -53,9 +53,9 @@ class ResNet:
 
     Arguments:
         classes: the number of scores.
-        blocks: in each of the three stages.
-        width: channels of the first stage.
-        groups: of channels that are normalised together.
+        blocks: the number of blocks in each of the three stages.
+        width: the number of channels of the first stage.
+        groups: the number of groups that the channels are normalised in.
 
     >>> params = jax.eval_shape(ResNet().init, jax.random.key(0))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -121,7 +121,7 @@ class CNN:
 
     Arguments:
         channels: 1, or 3 for colour.
-        size: of the image, which is square.
+        size: the width and height of the image.
         classes: the number of scores.
 
     >>> params = CNN().init(jax.random.key(0))

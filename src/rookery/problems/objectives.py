@@ -299,7 +299,9 @@ def _group_shares(shares: Mapping[str, float]) -> np.ndarray:
 def _group_means(losses: Losses, belongs: Array, shares: np.ndarray) -> Float[Array, " groups"]:
     """Return the batch's part of each group's mean loss."""
     if belongs.shape != (*losses.shape, len(shares)):
-        raise ValueError(f"members gives the shape {belongs.shape}; give (batch, {len(shares)}), as shares has.")
+        raise ValueError(
+            f"members gives the shape {belongs.shape}; give (batch, {len(shares)}), a column for each share."
+        )
     return jnp.mean(losses[:, None] * belongs, axis=0) / shares.astype(losses.dtype)
 
 

@@ -1,7 +1,7 @@
 """Worst cases over sample weights in closed form: the value, and the weights p that attain it.
 
-`reference` gives the samples' weights, which sum to 1, if they are not all 1/m; a sample of weight 0 does not exist.
-All functions subtract the largest loss first, so an offset of the losses costs no precision.
+`reference` gives the samples' weights, which sum to 1, if they are not all 1/m; a sample of weight 0 is ignored. All
+functions subtract the largest loss first, so an offset of the losses costs no precision.
 """
 
 import math

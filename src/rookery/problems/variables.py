@@ -105,7 +105,7 @@ def adapt(problem: Problem, init: Any) -> Adapted:
 
 
 def _pair(problem: Problem, init: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
-    """Return x and y of a start, and how to rebuild it from them. `start_values` refuses what is not a start."""
+    """Return x and y of a start, and a function that rebuilds it. `start_values` refuses what is not a start."""
     pair = isinstance(init, tuple) and len(init) == 2 and not hasattr(init, "_fields")
     if isinstance(problem, SingleLevel) or (isinstance(problem, Compositional) and not pair):
         return init, None, lambda x, y: x

@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class _Oracles(NamedTuple):
-    """The two levels on the sample, as functions of flat x and y. With client scope, y holds that of every client."""
+    """The two levels on the sample, as functions of flat x and y. With client scope, y holds the y of every client."""
 
     f: Callable[..., Any]  # (x, y) -> value, ∇_x, ∇_y
     g: Callable[..., Any]  # (x, y) -> value, ∇_y
@@ -167,8 +167,8 @@ def minimise(at: _Oracles, x: Vector, y: Vector) -> tuple[Vector, float]:
 def _descend(at: _Oracles, step: float) -> tuple[Vector, list[float]]:
     """Take gradient steps of the lower level until the residual is a thousandth; return y and all residuals.
 
-    By hand, because the residuals of plain gradient steps are what is reported. A step that does not lower the value is
-    halved, and so are those after it.
+    The loop is written out here, because the residuals of plain gradient steps are reported. If a step does not lower
+    the value, it is halved, and so are the steps after it.
     """
     y = at.y
     value, slope = at.g(at.x, y)
@@ -402,7 +402,7 @@ def _check_share(direct: Vector, implicit: Vector, findings: Findings) -> None:
 
 
 def _suggest(problem: Any, low: float, high: float, norms: list[float], findings: Findings) -> None:
-    """Suggest steps of 1/ℓ, enough steps of y for a tenth of its residual, and terms of the series for a hundredth.
+    """Suggest steps of 1/ℓ, how many steps leave a tenth of y's residual, and how many terms leave a hundredth.
 
     A tenth is enough because y continues from round to round.
     """

@@ -59,8 +59,8 @@ def progress_bar(
     """Yield a function update(done, total, text) for a bar on standard error, printed below the notes.
 
     Arguments:
-        progress: whether to show the bar; a string is its title, by default the algorithm's name. None: if standard
-            error is a terminal.
+        progress: whether to show the bar; a string is its title, by default the algorithm's name. None: show it if
+            standard error is a terminal.
         counts: show `done` and `total`, and keep the bar when it is complete.
     """
     if not (sys.stderr.isatty() if progress is None else progress):

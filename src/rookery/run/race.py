@@ -170,7 +170,7 @@ class Race:
         for side_by_side, (finite, replied) in jax.device_get(calls):
             if not replied[: len(side_by_side)].all() and self._faults is not None:
                 raise RoundFailedError(
-                    f"Between rounds {at + 1} and {at + count} fewer replies with any weight arrived than "
+                    f"Between rounds {at + 1} and {at + count} fewer replies with a positive weight arrived than "
                     f"faults.minimum={self._faults.minimum}. Lower the minimum or the dropout."
                 )
             fine |= dict(zip(side_by_side, finite, strict=False))

@@ -116,7 +116,9 @@ class Run:
     def weights(self) -> Any:
         """The clients' weights, if the method learns them."""
         if not hasattr(self.state, "weights"):
-            raise AttributeError("This method learns no weights of the clients; rk.WeightedNodesProx does, for one.")
+            raise AttributeError(
+                "This method learns no weights of the clients. Use one that does, e.g. rk.WeightedNodesProx."
+            )
         return self.state.weights
 
     def save(self, folder: str | Path) -> None:

@@ -95,18 +95,18 @@ def solve(
             `rk.RoundFailedError`.
         checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
             arguments continues from there, up to the rounds of that call; the result is that of an uninterrupted run.
-            The last evaluation is always saved; earlier ones as often as saving takes at most a twentieth of the time.
-            A call with another `evaluate`, `evaluate_client` or `keep_best` is refused, because the history would mix
-            two metrics. A function is identified by its code and by the values that it reads; library functions by
-            name, and values that cannot be pickled by their type.
+            The last evaluation is always saved. Earlier ones are skipped if saving would take more than a twentieth of
+            the time. A call with another `evaluate`, `evaluate_client` or `keep_best` is refused, because the history
+            would mix two metrics. A function is identified by its code and by the values that it reads. Library
+            functions are identified by name; of values that cannot be pickled, only the type counts.
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
             "-name" if lower is better. Without a sign the name must tell, e.g. "accuracy" or "error_rate".
         callbacks: functions, called with the run so far after every evaluation (one that returns True ends the run),
             and trackers, e.g. `rk.trackers.JsonLines("run.jsonl")`, which get each new row of the history.
         on_nonfinite: "stop": the run ends before the first round that makes a value of the state or of a client's
             memory infinite or NaN, with a warning; `Run.stopped` says where. "warn": the run continues, with a warning.
-        progress: show a bar with the metrics and the time left (a string is its title); None: if standard error is a
-            terminal.
+        progress: show a bar with the metrics and the time left (a string is its title); None: show it if standard error
+            is a terminal.
 
     Ctrl-C ends the run after the rounds under way and returns it as far as it got; a second one stops immediately.
     """

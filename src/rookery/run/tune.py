@@ -174,7 +174,7 @@ def tune(
         slots: candidates computed side by side, on all devices together; None: 8, or 16 on a GPU.
         engine: `Simulation(mesh=...)` divides the candidates among devices, each of which holds all clients' data. The
             results are those of one device, up to rounding.
-        progress: show a bar (a string is its title); None: if standard error is a terminal.
+        progress: show a bar (a string is its title); None: show it if standard error is a terminal.
 
     Ctrl-C ends the search after the rounds under way, with the best so far.
 

@@ -62,7 +62,9 @@ def _put(arrays: dict[str, np.ndarray], like: Any, path: str) -> Any:
     missing, further = sorted(set(wanted) - set(arrays)), sorted(set(arrays) - set(wanted))
     if missing or further:
         problems = [f"{what}: {_some(names)}" for what, names in (("missing", missing), ("unknown", further)) if names]
-        raise ValueError(f"{path} does not fit the model ({'; '.join(problems)}). load_weights(path) reads it.")
+        raise ValueError(
+            f"{path} does not fit the model ({'; '.join(problems)}). load_weights(path), without a model, reads it."
+        )
     for name, leaf in wanted.items():
         if arrays[name].shape != leaf.shape:
             raise ValueError(f"{path}: {name} must have the model's shape {leaf.shape}; got {arrays[name].shape}.")

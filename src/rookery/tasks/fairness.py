@@ -50,8 +50,8 @@ def adult_rows(seed: int = 0, data_dir: str | Path | None = None) -> tuple[Rows,
     """Return the official training and test sets of UCI Adult, in 120 columns of zeros and ones.
 
     Each of the 8 categories has a column per value ("?" is a value). Age (by the training set's quartiles), capital
-    gain, capital loss, hours a week and years of education have 4 buckets each. Of these 122 columns, those of the two
-    named races are left out.
+    gain, capital loss, hours a week and years of education have 4 buckets each. Of these 122 columns, those of the
+    races White and Black are left out.
     """
     adult = load("adult", data_dir)
     place = {name: i for i, name in enumerate(adult.columns)}

@@ -27,9 +27,9 @@ def asfbo(
     γ_x is at most √(P/(τ̄T)) and the twelve terms of (161) over the largest possible ρ^t; γ_y and γ_z are at most c_γy
     and c_γz times the smallest γ_x, as in (160). The local steps are 1/(τ̄√T), or (163) if that is smaller.
 
-    Corrections of the printed formulas:
+    Corrections: what is printed, and after the colon what is used here:
         (161) has L_Φ² where a descent lemma has L_Φ: the larger of the two;
-        (163) caps only η_x and η_y: η_z as η_y. It contains c_a·α_max·τ̄, which is τ_max here, by Lemma 1.
+        (163) caps only η_x and η_y: η_z has the cap of η_y. It contains c_a·α_max·τ̄, which is τ_max here, by Lemma 1.
 
     Arguments:
         constants: the problem's constants; L_f is ℓ_{f,0}, L_1 the larger of ℓ_{f,1} and ℓ_{g,1}, L_2 is ℓ_{g,2}.

@@ -1,7 +1,7 @@
 """The hyperparameters of FedBiO and FedBiOAcc (Li, Huang and Huang, NeurIPS 2023): Theorems 1–4, orders of magnitude.
 
 The appendix's factors (η = μγ/(36κL̃), γ below τ/(36κL), τ below 1/(144κL)) would move x by a billionth per step on a
-mild quadratic. Here the factor in front of each order is one, except those of the lemmas on stability.
+mild quadratic. Here the factor in front of each order is one, except where the lemmas on stability give it.
 """
 
 import math

@@ -4,7 +4,7 @@ Theorem 3.1 with (18) and (55)–(56) for bilevel problems, (64)–(65) for mini
 Theorem 3.2 for single-level ones. The theorem leaves ᾱ, T and N to orders of magnitude in κ and K. Here the constant in
 front of each is one, and each can be set.
 
-Corrections of the printed formulas:
+Corrections: what is printed, and after the colon what is used here:
     (27) has L_y in the last term of a_1, a_2 and a_3, where (51) and (54) have L_yx: L_yx;
     (64) has ℓ_{l,0}: ℓ_{f,0}; (65b) has μ_g and ℓ_{g,1}: μ_f and ℓ_{f,1}, as g = −f;
     (11) and D̃_f of (18) have ℓ_{f,1} where ∇_y f is bounded, i.e. by ℓ_{f,0}: the larger of the two;

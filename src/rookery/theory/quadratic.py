@@ -17,7 +17,7 @@ def quadratic_constants(task: Task, radius: float | None = None) -> Constants:
 
     Arguments:
         task: made by `rk.tasks.quadratic`, or with data of the same names.
-        radius: of the ball; None: twice the distance from the start to the solution.
+        radius: the radius of the ball; None: twice the distance from the start to the solution.
     """
     start = np.concatenate([np.asarray(part, float) for part in task.init])
     if radius is None:

@@ -143,7 +143,7 @@ def a_job(shift: float = 0.0) -> Job:
 def ended(own: list[Responder]) -> list[tuple[bool, str]]:
     ask: Any = lambda i, message: own[i].handle(message)
     engine = rk.Federation(transport=Memory(len(own), ask, [responder.name for responder in own]), patience=0.0)
-    with pytest.raises(ValueError, match="site-1 refuses: its plan is another one"):
+    with pytest.raises(ValueError, match="site-1 refuses: its plan differs"):
         engine.open(without_data(a_job()))
     return [(responder.done, responder.reason) for responder in own]
 

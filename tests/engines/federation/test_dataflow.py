@@ -156,12 +156,12 @@ MEDDLING: dict[str, tuple[str, Any, str]] = {
     "from memory": ("direction", lambda h: with_map(h, 1, 4, [["memory", 0]]), "other client values"),
     "not there": ("direction", lambda h: with_map(h, 1, 4, [["m", 12345, 0]]), ""),  # it asks for everything
     "a row": ("direction", lambda h: with_map(h, 1, 4, ["row"]), "other client values"),
-    "writes": ("direction", lambda h: changed(h, memory=[h["reply"][0]], client=[]), "at another time"),
+    "writes": ("direction", lambda h: changed(h, memory=[h["reply"][0]], client=[]), "at a time other"),
     "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "not a request"),
     "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "not a request"),
     "phase": ("direction", lambda h: changed(h, phase=7), "not a request"),
-    "other memory": ("finish", lambda h: changed(h, memory=[["memory", 1]]), "something else"),
-    "more memory": ("finish", lambda h: changed(h, memory=h["memory"] * 2), "something else"),
+    "other memory": ("finish", lambda h: changed(h, memory=[["memory", 1]]), "not in the plan"),
+    "more memory": ("finish", lambda h: changed(h, memory=h["memory"] * 2), "not in the plan"),
     "asks at the end": ("finish", lambda h: changed(h, reply=h["memory"]), "not an exchange of the plan"),
 }
 

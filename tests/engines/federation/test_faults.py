@@ -289,7 +289,7 @@ def test_the_run_waits_for_a_site_that_has_lost_what_it_remembers(sites: list[Pr
             restart_with(held[0])
 
     def put_right() -> None:
-        until(lambda: played.says("berta refuses: it has lost what it remembered"), "a refusal")
+        until(lambda: played.says("berta refuses: it has lost its memory"), "a refusal")
         restart_with(held[1])
 
     with meanwhile(put_right):
@@ -312,10 +312,10 @@ def test_a_needed_site_that_refuses_is_named_when_patience_is_over(sites: list[P
             sites[1].join(DITTO, transport.address, tmp_path / "empty")
             played.links.patience = 3.0
 
-    with pytest.raises(RuntimeError, match="berta refuses: it has lost what it remembered"):
+    with pytest.raises(RuntimeError, match="berta refuses: it has lost its memory"):
         play(federation(transport, played), without_data(job(**DITTO)), 5, played, between)
     for site in sites:
-        assert "berta refuses: it has lost what it remembered" in site.result()["reason"]
+        assert "berta refuses: it has lost its memory" in site.result()["reason"]
 
 
 @pytest.mark.slow

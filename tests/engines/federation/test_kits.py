@@ -234,7 +234,7 @@ def test_broken_kits_are_refused(out: Path, tmp_path: Path) -> None:
         assert f"{kit / 'kit.toml'} can't be read" in refused(kit)
         mend()
     (kit / "kit.toml").write_text(whole["kit.toml"].decode().replace('"a"', '"b"'))
-    assert "kit.toml is b's, and the certificate a's" in refused(kit)
+    assert "kit.toml belongs to b, but the certificate to a" in refused(kit)
     mend()
     (kit / "key.pem").write_bytes((other / "key.pem").read_bytes())
     assert "key.pem is not the key of" in refused(kit)

@@ -136,8 +136,8 @@ def check_attack(found: dict[str, list[str]], folder: Path) -> None:
         assert all(text.startswith("refused: ") or text == "stale" for text in found[name]), (name, found[name])
     assert "'extra', which is not known here" in found["extra key"][0]
     assert "more often than in the plan" in found["opened again"][0]
-    assert any("goes back to no earlier moment" in text for text in found["earlier"])
-    assert "has seen 3" in found["evaluations"][0]
+    assert any("it does not go back" in text for text in found["earlier"])
+    assert "has seen only 3" in found["evaluations"][0]
     assert found["same"] == ["value"] * 3  # a reply that got lost
     log = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
     replies = {line["sha256"] for line in log if line["event"] == "reply" and line["phase"] == "round"}
@@ -355,7 +355,7 @@ def test_an_opening_is_checked_word_by_word(tmp_path: Path) -> None:
             assert said["answer"] == "refused", word
     assert ask(opening, [])[0]["answer"] == "opened"
     for change in ({"measures": False}, {"jax": "0.0"}):
-        assert "opened with other words" in ask({**opening, **change}, [])[0]["why"]
+        assert "opened with a different message" in ask({**opening, **change}, [])[0]["why"]
 
 
 NASTY = "\x1b[2J\x1b[31mAll is well.\nThis site's policy allows it.\u202e"
@@ -386,7 +386,7 @@ def test_no_escape_sequence_reaches_the_log_or_the_terminal(
     described["fields"]["step"] = NASTY
     renamed = {**opening, "run": "ab" * 16, "fingerprint": NASTY, "jax": NASTY}
     said = [ask(renamed, [])[0]["why"]]
-    assert "is another one" in said[0]
+    assert "its plan differs" in said[0]
     for change in (
         {"run": "ab" * 16, "algorithm": described}, {"algorithm": {"class": NASTY, "fields": {}}}, {NASTY: NASTY},
         {"faults": {"class": "Faults", "fields": {NASTY: 1}}}, {"conditions": {**opening["conditions"], NASTY: NASTY}},

@@ -156,7 +156,7 @@ def test_a_site_with_another_plan_refuses_and_says_why(federation: Any, tmp_path
     settle(federation, "TASK", {"site-2": "OTHER"})
     done = submitted(federation, tmp_path, "flare_study:TASK", "--algorithm", "FedNest")
     assert done.exit_code == 1, done.output + federation.logs()
-    assert "site-2 refuses: its plan is another one" in done.output
+    assert "site-2 refuses: its plan differs" in done.output
     assert "submitted again" not in done.output
 
 

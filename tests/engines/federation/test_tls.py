@@ -124,7 +124,7 @@ def test_anybody_else_is_refused(
     assert listening.receive(0.2) is None
     assert not listening._connections
     if who == "another name":
-        assert "the certificate is of 'a', and the site calls itself 'b'" in caplog.text
+        assert "the certificate belongs to 'a', but the site calls itself 'b'" in caplog.text
 
 
 @pytest.mark.parametrize("whose", ["coordinator", "site"])

@@ -36,7 +36,7 @@ def test_a_claim_that_fails_has_the_verdict_that_was_given_for_it_or_is_refused(
     row = judge(claim(False, paper="It cannot."), NOTHING)
     assert (row["verdict"], row["cause"]) == ("differs, the paper's", "")
     with pytest.raises(
-        ValueError, match=r"“It is so.” does not hold, and nothing is said for that: give it `otherwise`"
+        ValueError, match=r"“It is so.” does not hold, and has no verdict for that: give it `otherwise`"
     ):
         judge(claim(False), NOTHING)
     assert judge(claim(False), NOTHING, whole=False)["verdict"] == "undecided"

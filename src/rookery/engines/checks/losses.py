@@ -194,9 +194,10 @@ def _crossing_error(name: str, count: int, a: Any, b: Any, result: Any) -> Value
 
 
 def _crossing(jaxpr: Any, n: int, origin: dict[Any, Any]) -> tuple[Any, Any, Any] | None:
-    """Return the first two shapes of different rank whose batch axes, of length n, become two axes, and the result's.
+    """Return the shapes of the first two operands whose batch axes become two axes of the result, and its shape.
 
-    `origin` maps a variable to the shape that it had before axes were added to it.
+    The batch axes have length n, and the operands differ in rank. `origin` maps a variable to the shape that it had
+    before axes were added to it.
     """
     shape = lambda v: tuple(getattr(v.aval, "shape", ()))
     before = lambda v: origin.get(v, shape(v)) if isinstance(v, jaxprs.Var) else shape(v)

@@ -79,8 +79,8 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
     A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
-    ValueError. For any other loss it warns. What methods use of the loss on a batch is compared with the mean of the
-    same over its samples, at a point near the start.
+    ValueError. For any other loss it warns. The values and derivatives that methods use are computed on a batch, and
+    compared with the means of the same over its samples, at a point near the start.
     """
     for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
         check_mean(problem, clients, x, y, name)
@@ -173,7 +173,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
 def _check_finite(
     problem: Any, clients: Clients, name: str, evaluate: Callable[..., Any], x: Any, y: Any, rows: Any
 ) -> None:
-    """Raise ValueError if a loss is not finite on all samples of a client, either.
+    """Raise ValueError if a loss is not finite even on all samples of a client together.
 
     A mean over the samples of a class, for example, is not finite on a few samples without that class.
     """
@@ -218,7 +218,7 @@ def check_features(problem: Problem, clients: Clients, x: Any) -> None:
                 raise ValueError(
                     "Bilevel.features must keep the batch's leading axis and compute each row from that row only, "
                     "because it is given all of a client's samples, or those of both levels, in one batch; on two "
-                    "samples together it returns something else than on each of them. Compute statistics of the batch "
+                    "samples together it returns other rows than on each of them. Compute statistics of the batch "
                     "in the losses, and leave features out."
                 )
         compare.remember()
@@ -273,7 +273,7 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def _nudged(z: Any) -> Any:
-    """Return a point near z: at z itself, e.g. all zeros, much is equal by chance."""
+    """Return a point near z: at z itself, e.g. all zeros, many values are equal by chance."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda a: (np.asarray(a, np.float64) + 0.1 * rng.normal(size=a.shape)).astype(a.dtype), z)
 
@@ -291,7 +291,7 @@ def _largest(source: ClientRows, here: range | None) -> tuple[int, int]:
 def _some_samples(source: ClientRows, here: range | None, count: int, least: int = 2, of_one: bool = True) -> Any:
     """Return up to `count` samples of the largest client that is here, if possible ones that differ from the first.
 
-    None if it has fewer than `least`. With of_one=False the samples may come from several clients.
+    Returns None if that client has fewer than `least`. With of_one=False the samples may come from several clients.
     """
     client, size = _largest(source, here)
     if size < least and not of_one:

@@ -39,7 +39,7 @@ class Definition:
 
     Attributes:
         kind: "function", "class", "constant", "import" or "statement".
-        digest: of its syntax, or of its value.
+        digest: the digest of its syntax, or of its value.
         values: the texts of a constant's parts, by their places in it; None: only the digest is compared.
         parts: digests of a function's statements, to say where two differ.
         lines: the line where it begins, then those where its parts begin; known on this side only.
@@ -59,8 +59,8 @@ class Declared:
     """The definitions of a study's modules, by file and name.
 
     Attributes:
-        private: the file of one participant only, if it defines the task. Definitions of it that the other side lacks
-            do not count, nor does `data`, and none of its values is shown.
+        private: the file that only one participant has, if it defines the task. Definitions in it that the other side
+            lacks are not compared, nor is `data`, and none of its values is shown.
     """
 
     files: dict[str, dict[str, Definition]]
@@ -77,7 +77,8 @@ def declared(*things: Any, private: ModuleType | None = None) -> Declared:
 
     Arguments:
         things: functions, modules, or records of functions such as a problem.
-        private: the site's module, or None. The module of a script is treated likewise.
+        private: the site's own module, or None: see `Declared.private`. A script that is being run (`__main__`) is
+            treated like such a module.
     """
     privates = [vars(module) for module in (private, sys.modules.get("__main__")) if module is not None]
     is_private = lambda names: any(names is each for each in privates)

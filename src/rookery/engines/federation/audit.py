@@ -232,7 +232,7 @@ class Audit:
         self._write_head()
 
     def _write_head(self) -> None:
-        """Replace the second file. If the disk is full, the one before still holds for the lines before."""
+        """Replace the second file. If the disk is full, the old one stays, and holds for the earlier lines."""
         assert self.path is not None
         path = _head(self.path)
         new = path.with_suffix(".new")

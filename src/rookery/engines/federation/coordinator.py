@@ -27,8 +27,8 @@ class Coordinator:
 
     Attributes:
         sent, received: bytes of arrays that went over the wire.
-        lost, wrote, blamed: of the last phase, see `Phase`.
-        memory_finite: for each leaf of what sites remember, whether it was finite at all sites after the last phase.
+        lost, wrote, blamed: those of the last phase; see `Phase`.
+        memory_finite: for each array in the sites' memory, whether it was finite at all sites after the last phase.
     """
 
     def __init__(self, traced: engine.Traced, run: str, links: Links) -> None:
@@ -95,7 +95,7 @@ class Coordinator:
     def ask_to_save(self, request: dict[str, Any]) -> dict[int, Any] | None:
         """Ask all sites for their checkpoints (see `Site`), and return the rounds that each has saved.
 
-        None if not all replied, and the run has faults.
+        Returns None if some did not reply and the run has faults.
         """
         links, n = self.links, self._traced.job.clients.n
         number = links.number()

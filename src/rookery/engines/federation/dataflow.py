@@ -23,7 +23,7 @@ class Sources(NamedTuple):
         sent: the server's values that a client's function reads.
         local: the client's values that it reads.
         replies: what an exchange sends. (What the server computes from the centre's data is not an exchange.)
-        remembered: what is remembered at the end, of "memory" and of "client", the channel's.
+        remembered: what is remembered at the end: "memory" is the method's, "client" the channel's.
         times: how often an exchange happens in one phase; None: the run decides.
     """
 

@@ -39,10 +39,11 @@ class Federation:
         address: "host:port" to listen at; None: the kit's, or without a kit, all sites are in this process.
         sites: their names. A client's number is its site's place among them.
         kit: the coordinator's folder of certificates, made by `rookery federation init`; it also has the sites' names.
-        insecure: without certificates, on this machine only: nobody's name is checked.
-        deadline: the seconds that a site has for a reply. With `faults`, a later site is left out of that mean.
-        patience: the seconds to wait for sites that the run can't go on without: fewer than `faults.minimum` are there,
-            or without `faults`, any is missing. None: until they are back.
+        insecure: run without certificates, on this machine only. Names are not checked.
+        deadline: the seconds that a site has for a reply. With `faults`, a site that takes longer is left out of that
+            mean.
+        patience: the seconds to wait if too few sites are connected for the run to continue: fewer than
+            `faults.minimum` or, without `faults`, fewer than all. None: until they are back.
         tell: tell(text), called with what happens to sites; None: it goes to the log "rookery".
         watch: watch(links), called when something happened to a site, and after every exchange.
         transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;

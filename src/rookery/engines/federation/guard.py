@@ -100,7 +100,7 @@ class PlanGuard:
                 self._check_function(plan, found, header["call"], call, with_key)
                 self._check_operands(found, moment, call, sent, local)
                 if self._functions.setdefault(number, (moment, call)) != (moment, call):
-                    raise RefusedError(f"two functions are to have the number {number}.")
+                    raise RefusedError(f"it is asked to compute two functions under the number {number}.")
             if "memory" in header or "client" in header:
                 self._check_memory(found, moment, header)
             self._check_reply(plan, found, moment, header)
@@ -112,12 +112,12 @@ class PlanGuard:
         seen = self._log.answered
         last = f"it has answered round {seen.moment[1]} of this run" if seen.moment[0] == 1 else "the start is over"
         if seen.moment > ((1, t) if phase == 2 else (phase, t)):
-            raise RefusedError(f"{last}, and goes back to no earlier moment.")
+            raise RefusedError(f"{last}, and it does not go back.")
         if phase == 2 and t < seen.evaluated:
-            raise RefusedError(f"it was evaluated after {seen.evaluated} rounds, and goes back to no earlier one.")
+            raise RefusedError(f"it was evaluated after {seen.evaluated} rounds, and it does not go back.")
         reached = seen.moment[1] + 1 if seen.moment[0] == 1 else seen.evaluated
         if phase == 2 and self._everyone and reached >= 0 and t > reached:
-            raise RefusedError(f"it is to be evaluated after {t} rounds, and has seen {reached}.")
+            raise RefusedError(f"it is asked for an evaluation after {t} rounds, but has seen only {reached}.")
 
     def _check_function(self, plan: Plan, found: Sources, wanted: Any, call: Any, with_key: Any) -> None:
         if type(call) is not int or call not in found.sent:
@@ -127,21 +127,21 @@ class PlanGuard:
         if isinstance(work, CenterCall) and (work.holder != self._client or wanted != call):
             raise RefusedError(f"{_name(plan, call)} is not this site's to compute here.")
         if with_key is not (work.key is not None):
-            raise RefusedError(f"function {call} is to be given a key that the plan does not give, or none.")
+            raise RefusedError(f"function {call} must be given a key exactly if the plan gives it one.")
 
     def _check_operands(self, found: Sources, moment: Moment, call: int, sent: Any, local: Any) -> None:
         given = [SENT if type(ref) is int else self._source(moment, ref) for ref in sent]
         if not _allowed(given, found.sent[call]):
-            raise RefusedError(f"function {call} is to be sent other server values than in the plan.")
+            raise RefusedError(f"function {call} would be sent other server values than in the plan.")
         if not _allowed([self._source(moment, ref) for ref in local], found.local[call]):
-            raise RefusedError(f"function {call} is to be given other client values than in the plan.")
+            raise RefusedError(f"function {call} would be given other client values than in the plan.")
 
     def _check_memory(self, found: Sources, moment: Moment, header: dict[str, Any]) -> None:
         if header["call"] != NO_EXCHANGE or moment[0] == 2:
-            raise RefusedError("it is to remember something at another time than at the end of a round.")
+            raise RefusedError("it is asked to remember something at a time other than the end of a round.")
         for kind in ("memory", "client"):
             if not _allowed([self._source(moment, ref) for ref in header[kind]], found.remembered[kind]):
-                raise RefusedError("it is to remember something else than in the plan.")
+                raise RefusedError("it is asked to remember something that is not in the plan.")
 
     def _check_reply(self, plan: Plan, found: Sources, moment: Moment, header: dict[str, Any]) -> None:
         call, reply = header["call"], header["reply"]
@@ -153,7 +153,7 @@ class PlanGuard:
         if isinstance(work, CenterCall) and work.holder != self._client:
             raise RefusedError(f"{_name(plan, call)} is not this site's to send.")
         if not _allowed([self._source(moment, ref) for ref in reply], found.replies[call]):
-            raise RefusedError(f"the reply to {_name(plan, call)} would be something else than in the plan.")
+            raise RefusedError(f"the reply to {_name(plan, call)} would be another than in the plan.")
 
     def _source(self, moment: Moment, ref: Any) -> Source:
         """Return the source that a reference stands for; None for a value that is not of this moment.

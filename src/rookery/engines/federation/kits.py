@@ -1,4 +1,4 @@
-"""Kits: the folder that each participant of a federation gets, made with a certificate authority (CA) of its own.
+"""Kits: the folder that each participant gets, made with the federation's own certificate authority (CA).
 
 It holds the participant's certificate and private key, the CA's certificate, and the coordinator's address.
 """
@@ -49,7 +49,7 @@ def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365
         out: the folder.
         coordinator: the host and port that sites connect to, "fl.example.org:9443"; without a port, 9443.
         sites: their names.
-        days: how long the certificates are valid. The CA is valid for ten years, or as long as they are.
+        days: how long the certificates are valid. The CA is valid for as long, but at least ten years.
     """
     address, host = parse_address(coordinator)
     check_names(sites)
@@ -82,7 +82,7 @@ def revoke(out: Path, site: str) -> Path:
     _certificates()
     if site == COORDINATOR:
         raise ValueError(
-            "The coordinator's certificate can't be revoked, for sites keep no list; make new kits for all."
+            "The coordinator's certificate can't be revoked, because sites keep no list; make new kits for all."
         )
     listing = out / COORDINATOR / "kit.toml"
     if not listing.exists():
@@ -99,7 +99,7 @@ def revoke(out: Path, site: str) -> Path:
 
 
 def accepted(path: Path) -> dict[str, str]:
-    """Read which certificate each site may connect with: its serial number, in hexadecimal digits; "": none.
+    """Read which certificate each site may connect with: its serial number, in hexadecimal digits; "" for none.
 
     From a site that is not listed, any certificate of the federation's CA is accepted: kits of an earlier version have
     no list.
@@ -116,7 +116,7 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     """Load a kit of `make_kits`, or a participant's folder of `nvflare provision`; ValueError if it can't be used.
 
     A folder of `nvflare provision` does not say where Rookery's coordinator is, nor, for the server, which sites there
-    are: give `address` and `sites`. Given for a kit of `make_kits`, they replace what it says.
+    are: give `address` and `sites`. For a kit of `make_kits`, they override what it says.
     """
     certificates = _certificates()
     if not folder.is_dir():
@@ -129,11 +129,13 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     name = certificates.checked_name(paths, contents)
     if said and said["name"] != name:
         raise ValueError(
-            f"{folder / 'kit.toml'} is {said['name']}'s, and the certificate {name}'s; copy the kit again."
+            f"{folder / 'kit.toml'} belongs to {said['name']}, but the certificate to {name}; copy the kit again."
         )
     address = address or said.get("address")
     if address is None:
-        raise ValueError(f"{folder} is of `nvflare provision`, which does not say where to connect; give the address.")
+        raise ValueError(
+            f"{folder} was made by `nvflare provision`, which does not say where to connect; give the address."
+        )
     sites = tuple(sites) or tuple(said.get("sites", ()))
     return Kit(parse_address(address)[0], name, sites, **contents, certificates=said.get("certificates", {}))
 
@@ -311,4 +313,4 @@ def _read(path: Path) -> bytes:
 
 def _check_private(path: Path) -> None:
     if os.name == "posix" and path.exists() and path.stat().st_mode & 0o077:
-        raise ValueError(f"Others than its owner can read or change the private key {path}: chmod 600 {path}")
+        raise ValueError(f"Users other than its owner can read or change the private key {path}: chmod 600 {path}")

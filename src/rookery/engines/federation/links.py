@@ -144,10 +144,10 @@ class Links:
     ) -> dict[int, Reply]:
         """Return the replies, by site.
 
-        Without `least` all replies are needed: sites that are gone, late or refuse are waited for. With it, these are
-        left out, and so are sites whose reply is wrong: `check(site, reply)` returns what is wrong with it. If fewer
-        than `least` good replies are left, the sites that may come back are waited for. With `dismiss`, a site whose
-        reply is wrong is told why and disconnected, and waited for like one that refuses.
+        Without `least` all replies are needed, so the call waits for sites that are gone, are late or refuse. With
+        `least`, such sites are left out, and so are sites whose reply is wrong: `check(site, reply)` returns what is
+        wrong with it. If fewer than `least` good replies are left, the call waits for the sites that may come back.
+        With `dismiss`, a site whose reply is wrong is told why, disconnected, and treated like one that refuses.
         """
         replies = _Collector(self, requests, least, check, dismiss).run()
         for site in requests:

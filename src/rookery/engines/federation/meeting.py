@@ -114,7 +114,7 @@ def _sized(like: Clients, hellos: list[dict[str, Any]]) -> Clients:
     if like.center_client is not None:
         center = hellos[like.center_client]["center"]
         if center is None:
-            raise ValueError(f"The site of client {like.center_client} is to hold the centre's data, and has none.")
+            raise ValueError(f"The site of client {like.center_client} should hold the centre's data, but has none.")
     return like.with_sizes(sizes, center)
 
 

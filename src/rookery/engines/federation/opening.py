@@ -153,5 +153,5 @@ def check_opening(header: dict[str, Any]) -> None:
     for name, most in (("cohort", clients), ("client", clients - 1), ("center_client", clients - 1)):
         if header[name] is not None and header[name] > most:
             raise RefusedError(
-                f"the opening's {name!r} must be at most {most}, for there are {clients} clients; got {header[name]}."
+                f"the opening's {name!r} must be at most {most}, as there are {clients} clients; got {header[name]}."
             )

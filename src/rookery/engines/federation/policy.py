@@ -31,10 +31,10 @@ class Policy:
     Enforced at this site, regardless of what the coordinator does: the plan is an approved one, which this site traced
     itself; what is sent is what the plan sends, clipped where the plan clips; and the limits.
 
-    Promised by the coordinator: the number of clients, that replies are averaged before anybody looks at them, with
-    which weights, that the noise is drawn and added (the coordinator draws it), and that nobody is shown a site's own
-    evaluation. The coordinator's process sees every reply. Nor does a policy bound how much a reply reveals of the
-    data: read the plan (`in_words_for_a_site`).
+    Promised by the coordinator: the number of clients; that replies are averaged before anybody looks at them, and with
+    which weights; that it draws the noise and adds it; and that nobody is shown a site's own evaluation. The
+    coordinator's process sees every reply. Nor does a policy bound how much a reply
+    reveals of the data: read the plan (`in_words_for_a_site`).
 
     Arguments:
         plans: the fingerprints of the approved plans; None: all are. The fingerprint covers the code, whole numbers and

@@ -1,8 +1,8 @@
 """The responder: the part of a site that answers requests, from run to run. Bytes in, bytes out.
 
 It says what the site holds (hello), opens a run, passes the run's requests on to its `Site`, and ends the run (finish).
-To open a run it traces the plan itself and compares it with the coordinator's. It never raises. What it does not do, it
-refuses, with a reason that reveals nothing of the data.
+To open a run it traces the plan itself and compares it with the coordinator's. It never raises. It refuses what it does
+not do, with a reason that reveals nothing of the data.
 """
 
 import json
@@ -66,8 +66,8 @@ class Opened:
 
     Attributes:
         header: the coordinator's message.
-        plans: of the start, of a round and, if there is one, of an evaluation.
-        fingerprint: of these plans.
+        plans: the plans of the start, of a round and, if there is one, of an evaluation.
+        fingerprint: the fingerprint of these plans.
         channel: the channel between the site's values and the coordinator, or None.
         clients, cohort: the number of clients, and how many of them take part in a round.
         algorithm: the method.
@@ -202,7 +202,7 @@ class Responder:
         """Return the run's site if the run is known, understood and within the policy; `opening` is its digest."""
         known = self._log.runs.get(header["run"])
         if known is not None and known.opening not in ("", opening):
-            raise RefusedError("it knows this run, which was opened with other words; begin a new one.")
+            raise RefusedError("it knows this run, which was opened with a different message; begin a new run.")
         opened, described = self._understand(header)
         rule = self._guard(opened)
         self._log.opened(header["run"], opening, opened.fingerprint, opened.clients, opened.cohort)
@@ -238,7 +238,7 @@ class Responder:
             what = f"already in shapes or exchanges of {', '.join(differ)}" if differ else "in what clients compute"
             versions = f" JAX is {jax.__version__} here, {header['jax']} there."
             raise RefusedError(
-                f"its plan is another one ({ours} here, {theirs} at the coordinator), {what}: problem, method, "
+                f"its plan differs from the coordinator's ({ours} here, {theirs} there), {what}: problem, method, "
                 f"evaluation or constants differ.{versions if header['jax'] != jax.__version__ else ''}"
             )
         return Opened(header, plans, ours, channel, header["clients"], header["cohort"], algorithm, faults), clients
@@ -254,7 +254,9 @@ class Responder:
     def _build(self, kind: str, described: Any, classes: Mapping[str, type]) -> Any:
         if described == {"own": True}:
             if kind not in self._study.names:
-                raise RefusedError(f"the coordinator's {kind} can't be described in words, and the module has none.")
+                raise RefusedError(
+                    f"the coordinator's {kind} can't be sent in a message, and this site's module has none."
+                )
             return self._study.names[kind]
         try:
             return description.build(described, classes)
@@ -267,7 +269,7 @@ class Responder:
         integers: Callable[[int], Any] = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
         everyone = integers(header["clients"])
         if set(levels) != {name for name, source in data.levels().items() if source is not None}:
-            raise RefusedError(f"the coordinator has data at the levels {sorted(levels)!r}, this site at others.")
+            raise RefusedError(f"the coordinator has data at the levels {sorted(levels)!r}, but this site has others.")
 
         def level(name: str, source: ClientRows | None) -> ClientRows | None:
             if source is None:
@@ -317,7 +319,7 @@ class Responder:
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
-                raise RefusedError("it is to hold the centre's data, and its module gives none.")
+                raise RefusedError("it should hold the centre's data, but its module gives none.")
             center = study.data.at_center()
         folder = self._folder
         held = "" if folder is None else digest(*jax.tree.leaves(study.data))
@@ -339,7 +341,7 @@ class Responder:
                 site.store.begin()
         if done >= 0 and header["remembers"]:
             if site.stores is None and site.remembered(done) == {"memory": [], "client": []}:
-                raise RefusedError("it has lost what it remembers of this run, for it has no folder to keep it in.")
+                raise RefusedError("it has lost its memory of this run, because it has no folder to keep it in.")
             site.go_back(done, header["wrote"])
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:

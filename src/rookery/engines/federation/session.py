@@ -181,12 +181,12 @@ class Keepers:
         for i, since in self._since.items():
             if since < wrote[i]:
                 raise ValueError(
-                    f"{name(i)} remembers what it had after round {since}, not that of round {wrote[i]}, its last one "
-                    "before the checkpoint; put back what it remembers of this run."
+                    f"{name(i)} has its memory from after round {since}, but before the checkpoint it last wrote after "
+                    f"round {wrote[i]}; restore its memory of this run."
                 )
 
     def _needed(self, request: dict[str, Any]) -> dict[int, Any]:
         found = self._session.coordinator.ask_to_save(request)
         if found is None:
-            raise RuntimeError("Not all sites can be reached; a run begins, and goes on from a checkpoint, with all.")
+            raise RuntimeError("Not all sites can be reached. To begin a run, or to resume one, all are needed.")
         return found

@@ -59,7 +59,7 @@ class Guard(Protocol):
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
     def admit(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str) -> None:
-        """Raise RefusedError if nothing is to be computed. All inputs are there.
+        """Raise RefusedError if the request must not be computed. By now the site has all its inputs.
 
         `request` is a digest of everything that the reply depends on: functions, inputs, keys, memory and data. Two
         requests with the same digest have the same reply.
@@ -84,7 +84,7 @@ class Site:
 
     Arguments:
         run: the run's name; requests of other runs are refused.
-        plans: of the start, of a round and, if there is one, of an evaluation, as this site has traced them.
+        plans: the plans of the start, of a round and, if there is one, of an evaluation, as this site has traced them.
         identity: its number in the federation.
         data: its data: see `Clients.site`.
         center: the centre's data, if it holds them.
@@ -146,15 +146,15 @@ class Site:
             self.folder.close()
 
     def go_back(self, done: int, wrote: int = -1) -> None:
-        """Go on with what it remembered after `done` rounds, from the store if it has one.
+        """Continue with the memory that it had after `done` rounds, from the store if it has one.
 
-        `wrote`: the number of rounds after which it has last written, as far as the coordinator knows; ValueError if
-        what it has is older.
+        `wrote`: the number of rounds after which it last wrote, as far as the coordinator knows. Raises ValueError if
+        its memory is older.
         """
         versions = [v for v in self._versions() if v.moment <= _after(done)]
         if not versions or (wrote >= 0 and versions[-1].moment < _after(wrote)):
             last = f"after round {wrote}" if wrote >= 0 else "of this run"
-            raise ValueError(f"it has lost what it remembered {last}; put back its folder.")
+            raise ValueError(f"it has lost its memory {last}; restore its folder.")
         self._since, self._memory = versions[-1]
         self._next, self._moment = None, _after(done)
         self.forget()
@@ -201,7 +201,7 @@ class Site:
                 self._name = request["name"]
                 folder.clean()
                 if any(folder.header(done).get("run") != self._name for done in folder.rounds()):
-                    raise ValueError(f"{folder} holds what another run's client remembers; delete it, or name another.")
+                    raise ValueError(f"{folder} holds the memory of another run's client; delete it, or name another.")
             case "save":
                 done, name = request["round"], {"run": self._name}
                 folder.write(done, name, {"memory": self.remembered(done)}, request["keep"])

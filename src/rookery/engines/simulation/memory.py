@@ -86,8 +86,8 @@ def peak(jaxpr: Jaxpr) -> int:
 def bytes_per_client(plan: Plan, axes: list[int | None]) -> tuple[int, int]:
     """The bytes that one client's work takes in the most demanding map of a plan: an estimate, and a lower bound.
 
-    The estimate includes the client's data, its memory, and all values alive at one time; the bound only inputs and
-    outputs. Data without a client axis (`Clients.client_axes`) exist once for all clients.
+    The estimate includes the client's data, its memory, and all values alive at one time; the bound includes only
+    inputs and outputs. Data without a client axis (`Clients.client_axes`) exist once for all clients.
     """
     most = least = 0
     for call in plan.body.of(MapCall):
@@ -124,7 +124,7 @@ class MemoryEstimate:
         limit: the device's bytes.
         data: bytes of the clients' data on the device.
         kept: bytes of the state and of what clients remember.
-        plans: of the start, of a round, and so on.
+        plans: the plans of the start, of a round, and so on.
         axes: see `bytes_per_client`.
     """
 

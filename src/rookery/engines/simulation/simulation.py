@@ -24,8 +24,9 @@ class Simulation(device.Settings):
             that is not finite appears.
         convolutions: how convolutions and pooling are computed. "products": as slices and matrix products; "xla": as
             XLA does; "auto": as products on CPUs and GPUs, where XLA is slow in loops and with a kernel per client.
-        precision: of the clients' losses. "bfloat16" computes losses in that type, and keeps x, y and all sums in their
-            own; "float32" multiplies float32 matrices in full precision, where GPUs round to 10 bits (TF32).
+        precision: the precision of the clients' losses. "bfloat16" computes losses in that type, and x, y and all sums
+            keep their own type; "float32" multiplies float32 matrices in full precision, where GPUs round to 10 bits
+            (TF32).
         remat: keep only the results of a loss's matrix products for its derivatives, and recompute the rest: less
             memory, more arithmetic.
     """

@@ -150,7 +150,7 @@ def _advance_some(
     """Advance some candidates. Returns all carries, and by slot whether all rounds were finite and had enough replies.
 
     `ids` says which candidate is in a slot; an empty slot has a number beyond the last. The candidates on a device
-    share the draws of cohorts and minibatches. Other candidates or numbers of rounds need no compilation.
+    share the draws of cohorts and minibatches. Other candidates, or another number of rounds, do not compile again.
     """
     begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
 

@@ -135,9 +135,10 @@ class Stage:
         return Piece(lengths, buffers)
 
     def store(self, pieces: list[Piece]) -> None:
-        """Send pieces; the device puts their rows in place once the rounds under way no longer need what is there.
+        """Send pieces. The device stores their rows once the rounds under way no longer need the replaced ones.
 
-        The device has room for the rows of one prefetch in transit, so those of the one before must have arrived.
+        The device has room for the rows of one prefetch in transit, so the rows of the previous prefetch must have
+        arrived.
         """
         jax.block_until_ready(self._stored)
         for piece in pieces:
@@ -251,9 +252,9 @@ def stage_for(traced: engine.Traced, data: Fetched, most: int) -> Stage | None:
 
 
 def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
-    """For each level the rows that fit: those of any cohort and an equal share of the rest. Empty if a cohort does not.
+    """For each level, the number of rows that fit on the device; empty if a cohort does not fit.
 
-    Room is left for the rows of a cohort in transit.
+    They are the rows of any cohort and an equal share of the rest. Room is left for the rows of a cohort in transit.
     """
     least = [fetched.largest(level.level.sizes, cohort) for level in used]
     whole = [int(level.level.sizes.sum()) for level in used]

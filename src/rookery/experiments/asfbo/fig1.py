@@ -156,8 +156,8 @@ def all_converge(results: pd.DataFrame) -> Finding:
 
 
 def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
-    """ASFBO and LA-ASFBO reach every level that any method reaches no later than every baseline (times TOLERANCE),
-    on training and on test images."""
+    """ASFBO and LA-ASFBO reach every level that any method reaches, and they reach it no later than any baseline (times
+    TOLERANCE), on training and on test images."""
     figures: Figures = {}
     later: list[str] = []
     first: list[str] = []
@@ -181,8 +181,8 @@ def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
 
 
 def _accelerated(results: pd.DataFrame, split: str) -> Finding:
-    """LA-ASFBO's test accuracy is higher than ASFBO's on average over the rounds by more than the margin, and
-    no lower at the end, up to as much."""
+    """On average over the rounds, LA-ASFBO's test accuracy is higher than ASFBO's by more than the margin. At the end
+    it is not lower by more than the margin."""
     over = {m: averages(results, method=m, split=split) for m in shared.OURS}
     end = ends_by(results, "method", shared.OURS, split=split)
     whole, last = (lead(own["LA-ASFBO"], own["ASFBO"]) for own in (over, end))

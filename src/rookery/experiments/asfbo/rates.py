@@ -154,8 +154,8 @@ def error_falls(results: pd.DataFrame) -> Finding:
 def local_steps_save(results: pd.DataFrame) -> Finding:
     """With all clients, sixteen times the local steps save half of the rounds or more; with few, at most half of that.
 
-    A count is known up to the rounds between two evaluations: the first has to hold for the least gain that they
-    allow, the second for the largest.
+    A count is known up to the rounds between two evaluations. The first statement has to hold for the least gain that
+    this allows, the second for the largest.
     """
     local_steps = values(results, "local", study="τ")
     every, few = ([_rounds(results, cohort, local) for local in local_steps] for cohort in (CLIENTS, FEW))

@@ -53,7 +53,7 @@ def rates_task(seed: int, clients: int, scope: Scope = "global") -> Task:
 def _near(clients: int, start: float, noise: float) -> Task:
     """Clients that differ more, with less noise; their linear terms have mean zero, so that x*, y* and u* are 0.
 
-    They are copies of the same few, so that M changes nothing else.
+    They are copies of the same few clients, so that only their number changes with M.
     """
     few = FEDERATIONS[0]
     task = quadratic(few, samples=SAMPLES, noise=noise, heterogeneity=1.0, seed=7, replace=True)
@@ -78,8 +78,8 @@ def _centred(rows: Any, clients: int) -> list[dict[str, np.ndarray]]:
 def near_task(seed: int, clients: int, start: float, noise: float) -> Task:
     """The same problem for every seed of the run; the start of every other seed is on the other side of the optimum.
 
-    So the cross term of the start's part of ∇Φ and the drift's, by which n ε^{3/2} goes to its limit like ε^{1/2} and
-    not like ε, is zero in the mean over the seeds.
+    The cross term between the start's part of ∇Φ and the drift's part is then zero in the mean over the seeds. With
+    that term, n ε^{3/2} goes to its limit like ε^{1/2}, not like ε.
     """
     task = _near(clients, start, noise)
     x, y = task.init
@@ -89,7 +89,7 @@ def near_task(seed: int, clients: int, start: float, noise: float) -> Task:
 def steps(name: str, clients: int, epsilon: float) -> tuple[float, ...]:
     """The grid of steps (FedBiOAcc: of α_1): powers of 2^{1/4} around the best step seen for ε (FedNest: for all ε).
 
-    The windows move, but the best step must be inside its own.
+    The window moves with ε or M, but the best step must be inside it.
     """
     middle, places = 0.02, range(-13, 10)
     if name == "FedBiO":
@@ -107,7 +107,7 @@ def acc_local(clients: int) -> int:
 def method(name: str, clients: int, epsilon: float, step: float) -> tuple[Algorithm, int]:
     """A method at a step, with all else as in the theory; and its rounds, enough for the best step to reach ε.
 
-    FedNest's batches do not follow ε: a run serves all of them.
+    FedNest's batch sizes do not depend on ε, so one run serves all ε.
     """
     if name == "FedBiO":  # b ∝ 1/(Mε), I fixed
         algorithm = FedBiO(**_three(step), local_steps=LOCAL, batch_size=round(0.96 / (clients * epsilon)))

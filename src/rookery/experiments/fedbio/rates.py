@@ -240,8 +240,8 @@ def rate(results: pd.DataFrame, of: tuple[str, str]) -> Finding:
 
 
 def acc_is_cheapest(results: pd.DataFrame) -> Finding:
-    """At the smallest M and over the ε that all have: FedBiOAcc's slope is flattest, FedNest's steepest, and the 95 %
-    intervals are apart; undecided where a method's floor is far below every ε."""
+    """At the smallest M and over the ε that all have: FedBiOAcc's slope is the flattest, FedNest's is the steepest, and
+    the 95 % intervals do not overlap. Undecided where a method's floor is far below every ε."""
     costs = {name: _costs(results, name)[quadratics.FEDERATIONS[0]] for name in quadratics.EPSILONS}
     shared = set.intersection(*(set(own.epsilons) for own in costs.values()))
     slopes = [own.among(shared).slope("exchanges") for own in costs.values()]

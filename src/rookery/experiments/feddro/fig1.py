@@ -155,7 +155,8 @@ def _image_figures(results: pd.DataFrame, metric: str) -> Figures:
 def _both(results: pd.DataFrame, metric: str, sign: int = 1, slack: float | None = None) -> Finding:
     """On every data set FedDRO and DS-FedDRO end better than every baseline by more than the margin. It does
     not hold where one is worse by as much, and is undecided where a difference is smaller, or is of one seed. With a
-    slack: they end no worse, up to it, by the means, and the figures have the long runs with every step, too."""
+    slack, only the means are compared, and they may be worse by up to the slack; the figures then also have the long
+    runs with every step."""
     compared, long = _compared(results), results[results["data"].str.startswith(LONG)]
     every = _image_ends(compared, metric).values()
     leads = [

@@ -60,7 +60,7 @@ def fig3_picture(results: pd.DataFrame) -> Figure:
 def image_locals_help(results: pd.DataFrame, data: str) -> Finding:
     """On one data set, with the same synchronisations of x: after half and after all of them each I is above the one
     before, and the gain from the second I to the last is less than half of that from the first to the second, each by
-    more than the margin of the seeds. It does not hold where the contrary is so by as much, else it is
+    more than the margin of the seeds. It does not hold where the opposite is true by as much; otherwise it is
     undecided."""
     results = select(results, data=SYNCED[data])
     locals_ = sorted(results["local"].unique())

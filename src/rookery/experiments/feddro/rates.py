@@ -148,8 +148,9 @@ claim = Claims()
 
 
 def _speed_up(results: pd.DataFrame, method: str) -> Finding:
-    """The error falls at least like K^{−.4} and T^{−.4}: the bound, C/√(KT), up to a tenth in the exponents; the mean
-    over the run, which the theorems bound, and its floor, which is not the start's dying away."""
+    """The error falls at least like K^{−.4} and T^{−.4}: this is the bound, C/√(KT), up to a tenth in the exponents.
+    The error is the mean over the run, which the theorems bound, and also its floor, which is not the decay from the
+    start."""
     figures: Figures = {}
     powers = []
     for error, words in ((_error, ""), (_floor, ", floor")):
@@ -168,8 +169,8 @@ claim("DS-FedDRO: likewise.", "Thm 5.2", "theory")(partial(_speed_up, method="DS
 
 @claim("DS-FedDRO needs fewer exchanges than FedDRO to the same error.", "Thm 5.2, Table 1", "theory")
 def fewer_exchanges(results: pd.DataFrame) -> Finding:
-    """At the longest T and the most clients: until the mean of ‖∇Φ‖² so far is at the larger of the two ends,
-    DS-FedDRO makes fewer exchanges."""
+    """At the longest T and the most clients, DS-FedDRO needs fewer exchanges than FedDRO until the mean of ‖∇Φ‖² so far
+    reaches the larger of the two final means (within a tenth)."""
     own = results[(results["length"] == results["length"].max()) & (results["clients"] == results["clients"].max())]
     level = max(mean([area(c) for c in curves(own, "relative", "exchanges", method=m)]) for m in RATED)
     counts = {}

@@ -320,8 +320,8 @@ def outer_level_decides(results: pd.DataFrame) -> Finding:
     "the paper's 87.5 % (within a point), and Fig. 5's claims hold."
 )
 def as_in_the_figures(results: pd.DataFrame) -> Finding:
-    """LFedNestSVRG ends above LFedNest and both above LFedNestNonAlt, by more than the margin; that is between 75 and
-    85 %."""
+    """LFedNestSVRG ends above LFedNest, and both end above LFedNestNonAlt, by more than the margin. LFedNestNonAlt ends
+    between 75 and 85 %."""
     end = {m: ends(_of(results, OUTER, m), habits="all") for m in ("LFedNest", "LFedNestSVRG", "LFedNestNonAlt")}
     light, svrg, joint = end.values()
     leads = [lead(svrg, light), lead(light, joint), lead(svrg, joint)]

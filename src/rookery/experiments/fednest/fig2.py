@@ -93,7 +93,7 @@ def above_ninety(results: pd.DataFrame) -> Finding:
 def lfednest_below(results: pd.DataFrame) -> Finding:
     """LFedNest's highest accuracy of all rounds is 2 points or more below FedNest's end, with every seed.
 
-    Its end would not do: where it has failed, everything is above it.
+    Its final accuracy would not do: where LFedNest has failed, everything is above it.
     """
     full, light = ends_by(results, "method", TWO, split="non-i.i.d.").values()
     highest = best(results, method="LFedNest", split="non-i.i.d.")

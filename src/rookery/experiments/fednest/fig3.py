@@ -179,8 +179,8 @@ def coincide(results: pd.DataFrame) -> Finding:
 
 
 def svrg_tunes_better(results: pd.DataFrame) -> Finding:
-    """In both splits FedNest fails no more often, and over the seeds with which neither fails its accuracy is higher,
-    on average over the run and at the end, each by more than the margin."""
+    """In both splits, FedNest fails no more often than FedNestSGD. Over the seeds with which neither fails, its
+    accuracy is higher by more than the margin, both on average over the run and at the end."""
     parts = {split: _compared(results, split) for split in SPLITS}
     leads = {(m, split): _over_seeds(part.leads(m)) for split, part in parts.items() for m in MEASURES}
     figures: Figures = {f"lead {MEASURES[m]}, and the margin, {split}": more for (m, split), more in leads.items()}
@@ -196,8 +196,9 @@ def svrg_tunes_better(results: pd.DataFrame) -> Finding:
 
 
 def svrg_matters_more(results: pd.DataFrame) -> Finding:
-    """Non-i.i.d. the lead of FedNest over FedNestSGD is larger than zero and than i.i.d., over the run and at the
-    end, each by more than the margin, over the seeds with which none of the four runs fails."""
+    """On the non-i.i.d. split, FedNest's lead over FedNestSGD is above zero and above its lead on the i.i.d. split.
+    Each holds by more than the margin, over the run and at the end, over the seeds with which none of the four runs
+    fails."""
     figures: Figures = {}
     parts: list[bool | None] = []
     for measure, words in MEASURES.items():
@@ -212,8 +213,8 @@ def svrg_matters_more(results: pd.DataFrame) -> Finding:
 
 
 def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
-    """Non-i.i.d., FedNest fails no more often, and its accuracy moves less in the second half of the rounds, by more
-    than the margin."""
+    """On the non-i.i.d. split, FedNest fails no more often than FedNestSGD, and its accuracy moves less in the second
+    half of the rounds, by more than the margin."""
     own = _compared(results, "non-i.i.d.")
     calm = _over_seeds(-own.leads("moves"))
     figures = {

@@ -45,8 +45,8 @@ def with_fixed(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def fig6_runs(quick: bool) -> list[Config]:
-    """Four methods at four rates, non-i.i.d., with three choices of 1/ℓ; with a fixed one also at rates near the
-    largest that a method stands."""
+    """Four methods at four rates, non-i.i.d., with three choices of 1/ℓ; with a fixed one, also at rates near the
+    largest at which a method does not fail."""
     rates = QUICK_RATES if quick else RATES
     configs = [rated(quick, method, rate, AS_RATE) for rate in rates if rate != shared.HESSIAN_STEP for method in RATED]
     configs += [
@@ -186,8 +186,8 @@ def communication_stands_larger_rates(results: pd.DataFrame) -> Finding:
     ".06 FedNest fails with three seeds of three, FedNestSGD with one. With 1/ℓ = .01 at every rate this is undecided.",
 )
 def svrg_and_fedout_stabilise(results: pd.DataFrame) -> Finding:
-    """At every rate above the smallest: SVRG ends no lower than SGD (both outer optimizers), FedOut than LFedOut; up to
-    half a point. Undecided where both of a pair fail at each of these rates."""
+    """At every rate above the smallest, SVRG ends no lower than SGD (with both outer optimizers), and FedOut no lower
+    than LFedOut, up to half a point. Undecided where both of a pair fail at each of these rates."""
     grid = {method: np.array(own[:-1]) for method, own in _grid(results).items()}
     pairs = (("FedNest", "FedNestSGD"), ("LFedNestSVRG", "LFedNest"), ("FedNest", "LFedNestSVRG"),
              ("FedNestSGD", "LFedNest"))  # fmt: skip

@@ -75,8 +75,8 @@ def _bound(terms: int, factor: float) -> float:
 def bias_task(seed: int, terms: int, step: float, rounds: int) -> Task:
     """How far the mean of `rounds` hypergradients with N = terms is off, at (x, y*(x)) of a bilevel quadratic.
 
-    `bias` is its component along the closed form's, whose length is `closed_form`; `off` is the rest. All three are
-    right at the end of the run. `closed_variance` is that of the component of one random hypergradient.
+    `bias` is the component of this error along the closed form's, whose length is `closed_form`; `off` is the rest. All
+    three are right at the end of the run. `closed_variance` is that of the component of one random hypergradient.
     """
     task = _bias_problem()
     closed = solution(task)
@@ -176,7 +176,8 @@ claim = Claims()
 def _no_flatter(results: pd.DataFrame, problem: str) -> Finding:
     """The slopes of the mean over all rounds, which the theorem bounds, and of the floor are no flatter than −1/2.
 
-    The mean is mostly the start's dying away, and its slope the step's own exponent; the floor's is the noise's.
+    The mean is mostly the decay from the start, so its slope is the exponent of the step. The slope of the floor is
+    that of the noise.
     """
     figures: Figures = {}
     parts: list[bool | None] = []

@@ -108,8 +108,8 @@ class Claims(list[Claim]):
     ) -> Callable[[Check | None], Claim]:
         """Decorate a check.
 
-        `why` is the reason if the claim does not hold. Its keyword is the verdict: set_up or budget (ours may be the
-        cause), paper (the paper's statement fails), undecided or not_run.
+        `why` is the reason if the claim does not hold. Its keyword is the verdict: set_up or budget (our set-up or
+        budget may be the cause), paper (the paper's statement fails), undecided or not_run.
         """
         otherwise = None
         for key, reason in why.items():
@@ -126,8 +126,8 @@ class Claims(list[Claim]):
 def judge(claim: Claim, results: pd.DataFrame, whole: bool = True) -> dict[str, Any]:
     """Check a claim and return its entry in claims.json.
 
-    `whole` is False where the runs are scaled down or fewer: a claim that does not hold is then undecided. At full size
-    it needs a verdict of its own, or a ValueError is raised.
+    `whole` is False where the runs are scaled down or fewer: a claim that does not hold is then undecided. At full
+    size, a claim that does not hold needs its own verdict, or a ValueError is raised.
     """
     if claim.check is None and claim.otherwise is None:
         raise ValueError(f"The claim “{claim.text}” is not run: give `otherwise`, with the reason.")
@@ -141,7 +141,7 @@ def judge(claim: Claim, results: pd.DataFrame, whole: bool = True) -> dict[str, 
         verdict = claim.otherwise
     elif whole:
         raise ValueError(
-            f"The claim “{claim.text}” does not hold, and nothing is said for that: give it `otherwise`, a verdict "
+            f"The claim “{claim.text}” does not hold, and has no verdict for that: give it `otherwise`, a verdict "
             "with its reason."
         )
     else:
@@ -195,9 +195,9 @@ class Lead(NamedTuple):
 
 
 def lead(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, paired: bool = True) -> Lead:
-    """How much higher a is than b over the seeds, seed by seed if `paired` and both have as many.
+    """How much higher a is than b over the seeds, seed by seed if `paired` and both have the same number of seeds.
 
-    Unpaired, the margin is that of the fewer seeds.
+    Unpaired, the margin is that of the smaller number of seeds.
 
     >>> lead([0.91, 0.93, 0.92], [0.90, 0.92, 0.91]).holds
     True

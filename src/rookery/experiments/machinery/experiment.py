@@ -25,7 +25,7 @@ class Config:
             shape should share one problem object: then they share one compiled program.
         settings: the task's other arguments.
         algorithm, rounds, cohort, every: as in `solve`.
-        seeds: of the task and of the run.
+        seeds: the seeds of the task and of the run.
         labels: further columns of the results, e.g. the method or a swept value.
         float64: compute in double precision.
         engine: as in `solve`; its settings must not change the numbers, so only its code is part of the fingerprint.

@@ -86,7 +86,7 @@ def _code(value: Any) -> Iterator[Any]:
 def describe(value: Any) -> Any:
     """A hyperparameter or setting as JSON, the same in every process.
 
-    Numbers are taken to 12 digits: computed ones may differ in the last digits from machine to machine.
+    Numbers are rounded to 12 digits, because computed ones may differ in the last digits from machine to machine.
 
     >>> describe({"steps": (1, 2), "rate": 0.1 + 0.2, "rule": max})
     {'steps': [1, 2], 'rate': 0.3, 'rule': 'builtins.max'}

@@ -113,7 +113,7 @@ def _compute(
                 run = one_run.run(config, seed, data_dir, bars(name, config.rounds))
             if run.interrupted:
                 count = f"{there + done} of {len(stored)}"
-                raise KeyboardInterrupt(f"{count} runs are stored in {folder}; the same call goes on.")
+                raise KeyboardInterrupt(f"{count} runs are stored in {folder}; the same call continues from them.")
             write(stored[config.name, seed], run.history.to_csv(index=False))
     return stored
 

@@ -129,7 +129,7 @@ def all_methods(quick: bool, data: str, setting: int, **changes: Any) -> list[Co
 
 
 def search_in(quick: bool, data: str, setting: int) -> list[Config]:
-    """The paper's grid for Bi-level, both centres; then λ of Ditto and pFedMe. A seed that is not reported."""
+    """The paper's grid for Bi-level, both centres; then λ of Ditto and pFedMe. No result is reported for its seed."""
 
     def tried(method: str, center: str, given: dict[str, Any], words: str) -> Config:
         name = f"search: {data}, {method}, {center}, {words}"
@@ -158,7 +158,7 @@ def scores(
     results: pd.DataFrame, method: str, data: str, setting: int, center: str, last: bool = False, **labels: Any
 ) -> list[float]:
     """The test accuracy, for each seed, of the model with the highest validation accuracy; with `last`, and on
-    Covertype, of the last."""
+    Covertype, of the last model."""
     where = center if method in ALONE else "both"
     own = select(results, method=method, data=data, setting=setting, center=where, **labels)
     by_seed = own.groupby("seed")

@@ -68,9 +68,9 @@ def _samples(seed: int, node: int, count: int, theta: np.ndarray) -> dict[str, n
 def theory_task(seed: int, valid: int, train: int, similar: int, others: int, distance: float, cap: float) -> Task:
     """Linear regression of Appendix B; the metrics are of ŵ, and of the two other learners.
 
-    `dist` is Dist(ŵ, W*). L_0 − L_0(θ*), on the population, is `excess` of θ̂(ŵ), `local` of the minimiser of L̂_0 and
-    `equal` of θ̂ with equal weights. `gap` is the largest ⟨∇F̂(w), w − v⟩ over the v in Δ_b, which bounds F̂(w) − min F̂
-    where F̂ is convex.
+    `dist` is Dist(ŵ, W*). Three metrics are L_0 − L_0(θ*) on the population: `excess` for θ̂(ŵ), `local` for the
+    minimiser of L̂_0, and `equal` for θ̂ with equal weights. `gap` is the largest ⟨∇F̂(w), w − v⟩ over the v in Δ_b,
+    which bounds F̂(w) − min F̂ where F̂ is convex.
     """
     around = np.random.default_rng([seed, 0]).normal(size=(others, DIMENSION - 1))
     around *= math.sqrt(1 - SPREAD**2) / np.linalg.norm(around, axis=1, keepdims=True)

@@ -105,7 +105,7 @@ class GrpcServer:
         address: "host:port" to listen at.
         sites: their names; empty: those in the kit.
         kit: the folder with the coordinator's certificate.
-        insecure: without certificates, at a loopback address only.
+        insecure: run without certificates, at a loopback address only.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class GrpcServer:
             name = names[0].decode(errors="replace") if names else ""
             if name != claimed:
                 raise PermissionError(
-                    f"the certificate is of {name[:64]!r}, and the site calls itself {str(claimed)[:64]!r}"
+                    f"the certificate belongs to {name[:64]!r}, but the site calls itself {str(claimed)[:64]!r}"
                 )
             serial = serial_of(proof["x509_pem_cert"][0])
             self._reread_list()

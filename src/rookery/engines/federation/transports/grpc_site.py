@@ -42,10 +42,10 @@ def join(
     A site that was never connected gives up if its certificate, or the coordinator's, is not accepted.
 
     Arguments:
-        handle, done: of its `Responder`.
+        handle, done: those of its `Responder`.
         name: the site's name.
         address: where the coordinator listens.
-        kit: its certificates; None: without, on this machine only.
+        kit: its certificates; None: no certificates, on this machine only.
         tell: tell(text), called with what happens to the connection.
         limit: how many bytes a request may have.
         patience: seconds without any connection after which it gives up; None: never.

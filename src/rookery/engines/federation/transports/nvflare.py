@@ -115,7 +115,7 @@ class Calls:
 
     Arguments:
         names: the sites of the run.
-        proxies: of the sites in the job, by name: proxy(timeout=seconds).ask(message=bytes) -> bytes.
+        proxies: the proxies of the sites in the job, by name: proxy(timeout=seconds).ask(message=bytes) -> bytes.
         timeout: seconds for a call.
     """
 
