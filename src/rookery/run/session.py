@@ -1,4 +1,4 @@
-"""`session`: a run advanced by hand, for loops that `solve` does not have."""
+"""`session`: a run that you advance by hand, in your own loop."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -84,7 +84,7 @@ def session(
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
 ) -> Stepped:
-    """Open a run and advance it by hand, for loops that `solve` does not have.
+    """Open a run that you advance by hand, in your own loop.
 
     The arguments and the numbers are those of `solve`. The run stops before the first round that makes a value infinite
     or NaN, and before a round with too few replies.
