@@ -720,7 +720,7 @@ def test_both_levels_as_one(placement: str) -> None:
 
 
 def test_levels_that_cannot_be_joined() -> None:
-    with pytest.raises(ValueError, match=r"single_level\(\) needs samples of one kind at both levels; the lower level has "):
+    with pytest.raises(ValueError, match=r"needs samples of one kind at both levels; the lower level has "):
         rk.Clients(lower=[np.zeros(2)], upper=[np.zeros((2, 3))]).single_level()
     with pytest.raises(ValueError, match=r"single_level\(\) needs the data of all clients in this process\. Make"):
         rk.Clients.like(lower=np.zeros(()), upper=np.zeros(())).single_level()

@@ -390,7 +390,7 @@ def test_a_group_has_members():
         objectives.equal_opportunity(squares, members, {})
     with pytest.raises(ValueError, match="penalty"):
         objectives.worst_group(squares, members, {"A": 0.5, "B": 0.5}, penalty=0)
-    with pytest.raises(ValueError, match=r"members gives the shape \(12, 3\); give \(batch, 2\), a column for each share\."):
+    with pytest.raises(ValueError, match=r"gives the shape \(12, 3\); give \(batch, 2\), a column for each share\."):
         objectives.equal_opportunity(squares, third, {"A": 0.1, "B": 0.1}).value(MODEL, clients.upper.rows)
 
 
