@@ -268,7 +268,7 @@ def _keep_inner(
     """Alg. 3, I times line 5, on one client: x_k and y_k. With momentum 1 it is case II of Alg. 1.
 
     The value that ends a step and the gradient that starts the next one are taken at one point and on one minibatch.
-    So the loop runs from value to value, and evaluates both together.
+    Each turn of the loop therefore evaluates both together.
     """
     inner, plain = jax.random.split(key)
     through_g = c.r_x(x, c.lower(inner, h.batch_size), slope(c.problem, y))

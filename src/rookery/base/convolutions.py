@@ -210,8 +210,8 @@ def _convolved(image: Array, kernel: Array, axes: Axes, dot: Dot) -> Array:
 def _patches(image: Array, axes: Axes) -> list[Array]:
     """Return the inputs of every output, side by side: [n, *out, kernel · c], in pieces along the last axis.
 
-    On a CPU there is a piece for each entry of the kernel's first axis, unless the pieces would be small: patches
-    overlap in the image, and copying them would be most of the work. On a GPU one large product is faster.
+    On a CPU there is a piece for each entry of the kernel's first axis, unless the pieces would be small. Patches
+    overlap in the image, and copying them in one piece would be most of the work. On a GPU one large product is faster.
     """
     reach = [(axis.kernel - 1) * axis.dilation + (axis.out - 1) * axis.stride + 1 for axis in axes]
     image = _padded(image, [axis.edge(0, length) for axis, length in zip(axes, reach, strict=True)])

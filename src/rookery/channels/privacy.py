@@ -80,7 +80,7 @@ def clip(bound: float) -> Clip:
 
     If a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry that
     is not finite counts as zero. Integers cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`,
-    which has a bound of its own.
+    which has its own bound.
     """
     return Clip(_positive("clip", "bound", bound))
 

@@ -47,7 +47,7 @@ def describe(request: Request, rounds: int | None, cohort: int | None, every: in
 def repeating_config(request: Request, options: dict[str, Any], changed: dict[str, Any], command: str = "run") -> str:
     """Return the TOML file that repeats a run by `--config`, with the defaults used.
 
-    Hyperparameters that `--set` cannot express are left out: they are the task's or the algorithm's own.
+    Hyperparameters that `--set` cannot express are left out: they come from the task or the algorithm.
     """
     with_option = ("clients", "partition")
     named: dict[str, Any] = {"task": request.named_task.reference, "algorithm": request.named_algorithm.reference}

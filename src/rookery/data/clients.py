@@ -211,7 +211,7 @@ class Clients(Layout):
             lower, upper, test: one sample: a pytree of arrays, or of `jax.ShapeDtypeStruct`, without an axis for
                 samples. Only shapes and types matter.
             n: the number of clients.
-            center: the centre's data themselves; with a center_client, which holds them, one sample of them.
+            center: the centre's data; if a center_client holds them, one sample of them.
             weights, center_client, replace: as in `Clients`.
 
         Example:

@@ -60,7 +60,7 @@ def _described_value(value: Any) -> str:
 
 
 class Folder:
-    """A folder of saved rounds, each in a folder of its own that is complete or absent.
+    """A folder of saved rounds, each in its own folder, which is either complete or absent.
 
     If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
     writes the rest.

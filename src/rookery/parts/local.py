@@ -33,7 +33,7 @@ def descend(
 
     Arguments:
         gradient: gradient(z, batch), the direction to step against.
-        step: the size of a step. An optimizer has a step size of its own, and then `step` is not used.
+        step: the size of a step; not used with an optimizer, which has its own step size.
         local_steps: τ_i, as in `Client.steps`.
         anchor: the anchor of SVRG; None: plain SGD.
         scale_steps: divide the step by τ_i.

@@ -33,7 +33,7 @@ class Bilevel:
 
     Arguments:
         upper: f(x, y, batch), a scalar: the mean over the batch.
-        lower: g(x, y, batch), likewise; strongly convex in y for the theory to hold.
+        lower: g(x, y, batch), also a mean over the batch; strongly convex in y for the theory to hold.
         lower_scope: "global", one y for all clients; or "client", y_i*(x) minimises the client's own g_i.
         features: optional, features(x, batch): the losses are called with its value instead of the batch. It may depend
             on x, not on y, and keeps the batch's leading axis; each row depends only on that row (no batch statistics).

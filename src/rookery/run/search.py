@@ -135,13 +135,13 @@ def all_candidates(search: Search, algorithm: Algorithm, most: int) -> list[dict
 
 
 def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int) -> list[dict[str, float]]:
-    """Return a grid of one or two step sizes; of more, a subset in which any two values of any two of them meet once.
+    """Return a grid of one or two step sizes; of more, a subset of the grid where any two values of any two meet once.
 
     The subset is an orthogonal array: a and b run through a grid with p values each, p prime, and the places of the
     others are (a + m·b) mod p, m = 1, 2, …, each shuffled such that the middle stays with the middle.
 
     Arguments:
-        times: how often the grid is tried, with other values of what is listed.
+        times: how often the grid is tried, each time with other values from the lists.
     """
     count = len(ranges)
     fitting = [n for n in _LEVELS if times * n ** min(count, 2) <= most and (count <= 2 or n in _PRIMES)]

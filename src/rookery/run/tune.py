@@ -166,8 +166,9 @@ def tune(
             computed on test data, the best candidate's value is optimistic: judge the result on other data.
         search: what to search. A range, {"upper_step": (0.01, 1.0)}, of real numbers, or of integers,
             {"local_steps": (1, 20)}, of which at most five are tried; or a list of values, {"local_steps": [1, 5, 20],
-            "neumann": ["sum", "cg"]}. None for a range, or only names: a factor of 10 below and above the algorithm's
-            step size. None: all step sizes. Each value of an integer or a word is compiled separately.
+            "neumann": ["sum", "cg"]}. If a range is None, or if only names are given, it goes from a tenth of the
+            algorithm's step size to ten times that. None: all step sizes. Each value of an integer or a word is
+            compiled separately.
         candidates: how many at most. All combinations of the listed values are tried, each with the same step sizes:
             one or two ranges form a grid, evenly spaced in the logarithm around the middle of the ranges; more ranges
             form a subset of the grid in which any two values of any two step sizes meet exactly once.

@@ -129,9 +129,9 @@ def loss_tuning(
     must know the n_k. There is no direct gradient: the upper loss does not depend on x.
 
     `Task.evaluate` returns, on test images that no client has, `accuracy`, the mean over the classes of their
-    accuracies; `loss`, likewise; and `tail_accuracy`, for the three rarest classes. `validation_loss` is the upper loss
-    on all validation samples. `Task.single_level` trains without tuning: plain cross-entropy on the training samples,
-    which is the lower level with x at its start.
+    accuracies; `loss`, averaged in the same way; and `tail_accuracy`, for the three rarest classes. `validation_loss`
+    is the upper loss on all validation samples. `Task.single_level` trains without tuning: plain cross-entropy on the
+    training samples, which is the lower level with x at its start.
     """
     settings = choice("data", data, SETTINGS)
     divide = choice("partition", partition, PARTITIONS)

@@ -165,7 +165,7 @@ def weighted_nodes(
     center_client: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Task:
-    """Learn a weight for each node and a model from their weighted losses; nodes are of two kinds, the centre of one.
+    """Learn a weight for each node, and a model from the weighted losses; the centre resembles only some of the nodes.
 
     Arguments:
         setting: how the two kinds differ: 1, in how often labels occur; 2, the majority's labels are permuted as well

@@ -22,8 +22,8 @@ def fedbio(
     L̃² = L² + 2ℓ_{g,2}²ℓ_{f,0}²/μ²; L_f and M_f are those of `Smoothness`.
         A shared lower level: γ = min{γ̄, c T^{-1/3}} with γ̄ = 1/(8IL̃) of Lemma 7, τ = γ̄, η = μγ/(κL̃), b_x = 1/(Mε)
         and b_y = κ⁴/(Mε).
-        One for each client: γ = 1/(2L), η = min{η̄, c T^{-1/3}} with η̄ = min{1/(IL_f), μγ/(κM_f)}, b_x = 1/(Mε), b_y =
-        κ⁵/ε, and a series of Q = κ log(κ/ε) terms with 1/L.
+        A lower level for each client: γ = 1/(2L), η = min{η̄, c T^{-1/3}} with η̄ = min{1/(IL_f), μγ/(κM_f)}, b_x =
+        1/(Mε), b_y = κ⁵/ε, and a series of Q = κ log(κ/ε) terms with 1/L.
 
     Arguments:
         constants: the problem's constants.

@@ -194,7 +194,7 @@ def steps(constants: Nested, rounds: int, lower_rounds: int | None = None, alpha
         constants: the problem's constants.
         rounds: K.
         lower_rounds: T; None: ⌈κ_g⁴⌉, ⌈κ_f⌉ or 1, as in Corollaries 3.1–3.3.
-        alpha_bar: ᾱ; None: κ_g^{-2.5}, κ_f^{-1} or 1, likewise.
+        alpha_bar: ᾱ; None: κ_g^{-2.5}, κ_f^{-1} or 1, as in the same corollaries.
     """
     if isinstance(constants, CompositionalConstants):
         default_t, default_alpha = 1, 1.0

@@ -51,9 +51,9 @@ class Answered:
     Attributes:
         opening: the digest of the message that opened the run.
         counts: the totals.
-        moment: the last moment of the start or of a round.
+        moment: the last start or round that was answered.
         evaluated: the number of rounds before the last evaluation; -1: there was none.
-        requests: the digests of the requests of that moment, and of that evaluation, by exchange.
+        requests: the digests of the requests at that moment and at the last evaluation, by exchange.
     """
 
     opening: str = ""

@@ -49,7 +49,7 @@ def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365
         out: the folder.
         coordinator: the host and port that sites connect to, "fl.example.org:9443"; without a port, 9443.
         sites: their names.
-        days: how long the certificates are valid. The CA is valid for as long, but at least ten years.
+        days: how long the certificates are valid. The CA is valid for ten years, or for `days` if that is longer.
     """
     address, host = parse_address(coordinator)
     check_names(sites)

@@ -45,9 +45,9 @@ class Policy:
             there may be one evaluation more than rounds. With `rounds` and without `exchanges`, a plan whose rounds
             have no fixed number of exchanges is refused.
         minimum_cohort: the fewest clients in a round, and in the federation; with faults, also the fewest replies.
-        aggregated: True: no exchange may be seen alone; or the names of those that may not. An exchange is seen alone
-            if the server gathers single replies, if a channel reduces them in its own way, or if this site holds the
-            centre's data. Evaluations have a rule of their own.
+        aggregated: True: no exchange may be seen alone; or a list of the exchanges that may not. An exchange is seen
+            alone if the server gathers single replies, if a channel reduces them in its own way, or if this site holds
+            the centre's data. Evaluations have their own rule.
         least_noise: the smallest multiplier of `rk.gaussian` on every exchange; 0: no noise is needed.
         clip: the largest bound of `rk.clip` on every exchange; None: no clipping is needed.
         evaluation: "none": the site is not evaluated; "together": it sends its numbers, and results show means, and

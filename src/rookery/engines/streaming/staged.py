@@ -4,8 +4,8 @@ The device holds the rows of as many clients as a limit allows. Clients that a c
 are transferred, and replace those that are needed last. A round is computed as if all data were on the device: the
 stage's arrays stand for all rows, and each client's offset says where its rows are.
 
-A round has its rows fetched block by block instead (see fetched.py) if it draws another cohort or if its cohort does
-not fit; so do the start and evaluations.
+Rows are fetched block by block instead (see fetched.py) for the start, for evaluations, and for rounds that draw
+another cohort or whose cohort does not fit.
 """
 
 import weakref

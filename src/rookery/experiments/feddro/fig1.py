@@ -74,8 +74,8 @@ def k32_runs(quick: bool) -> list[Config]:
 
 
 def _compared(results: pd.DataFrame) -> pd.DataFrame:
-    """The runs to compare. Of a method's long runs only those with its best step are kept, by the training accuracy at
-    the end with the first seed; their data set is then called `LONG`."""
+    """The runs to compare. Of a method's long runs, only those with its best step are kept, judged by the final
+    training accuracy with the first seed. Their data set is then called `LONG`."""
     long = results["data"].str.startswith(LONG)
     kept = ~long
     for method, own in results[long].groupby("method"):
@@ -153,10 +153,10 @@ def _image_figures(results: pd.DataFrame, metric: str) -> Figures:
 
 
 def _both(results: pd.DataFrame, metric: str, sign: int = 1, slack: float | None = None) -> Finding:
-    """On every data set FedDRO and DS-FedDRO end better than every baseline by more than the margin. It does
-    not hold where one is worse by as much, and is undecided where a difference is smaller, or is of one seed. With a
-    slack, only the means are compared, and they may be worse by up to the slack; the figures then also have the long
-    runs with every step."""
+    """On every data set FedDRO and DS-FedDRO end better than every baseline by more than the margin. It does not hold
+    where one is worse by more than the margin, and is undecided where a difference is smaller or comes from one seed.
+    With a slack, only the means are compared, and they may be worse by up to the slack; the figures then also have the
+    long runs with every step."""
     compared, long = _compared(results), results[results["data"].str.startswith(LONG)]
     every = _image_ends(compared, metric).values()
     leads = [
@@ -181,8 +181,8 @@ def worst_class(results: pd.DataFrame) -> Finding:
 
 def ds_above(results: pd.DataFrame) -> Finding:
     """On every data set DS-FedDRO ends above FedDRO by more than the margin, in training and test accuracy; in
-    the long runs with every step that was run. It does not hold where it ends below by as much, and is undecided where
-    a difference is smaller, or is of one seed."""
+    the long runs with every step that was run. It does not hold where it ends below by more than the margin, and is
+    undecided where a difference is smaller or comes from one seed."""
     figures: Figures = {}
     leads = {}
     for data in results["data"].unique():

@@ -23,8 +23,8 @@ SYNCED = {data: f"{words}, {SYNCS} synchronisations" for data, words in DATA.ite
 
 
 def fig3_runs(quick: bool) -> list[Config]:
-    """Both of the paper's methods over I: on CIFAR10-ST with as many local steps, and on both data sets with as many
-    synchronisations of x and a constant step."""
+    """Both of the paper's methods over I: on CIFAR10-ST with the same number of local steps, and on both data sets with
+    the same number of synchronisations of x and a constant step."""
     sweep = [(m, local) for m in IMAGES[:2] for local in (IMAGE_SWEEP[:2] if quick else IMAGE_SWEEP)]
     syncs = 2 if quick else SYNCS
     return [images(quick, "cifar-10", m, local) for m, local in sweep] + [
@@ -35,7 +35,7 @@ def fig3_runs(quick: bool) -> list[Config]:
 
 
 def fig3_picture(results: pd.DataFrame) -> Figure:
-    """The training accuracy in three units: above with as many synchronisations, last with as many local steps."""
+    """The training accuracy in three units: above at equal synchronisations, last at equal local steps."""
     results = results[results["round"] > 0].assign(steps=results["round"] * results["local"])
     lines = {
         f"{method}, I = {local}": {"method": method, "local": local, "look": {"color": colour, "linestyle": line}}
@@ -58,10 +58,10 @@ def fig3_picture(results: pd.DataFrame) -> Figure:
 
 
 def image_locals_help(results: pd.DataFrame, data: str) -> Finding:
-    """On one data set, with the same synchronisations of x: after half and after all of them each I is above the one
-    before, and the gain from the second I to the last is less than half of that from the first to the second, each by
-    more than the margin of the seeds. It does not hold where the opposite is true by as much; otherwise it is
-    undecided."""
+    """On one data set, with the same number of synchronisations of x, after half and after all of them: each I is above
+    the one before, and the gain from the second I to the last is less than half of the gain from the first to the
+    second. Each holds by more than the margin of the seeds. It does not hold where the opposite is true by as much;
+    otherwise it is undecided."""
     results = select(results, data=SYNCED[data])
     locals_ = sorted(results["local"].unique())
     figures, gains = Figures(), Figures()

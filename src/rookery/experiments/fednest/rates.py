@@ -288,7 +288,7 @@ LOOKS = {
 
 
 def rates_picture(results: pd.DataFrame) -> Figure:
-    """Left: mean ‖∇Φ‖² against K, over its value at the smallest K. Right: the hypergradient's bias against N."""
+    """Left: mean ‖∇Φ‖² against K, relative to that at the smallest K. Right: the hypergradient's bias against N."""
     fig, axes = report.figure(1, 2, width=11.0, height=4.4)
     left, right = axes[0]
     for name, look in LOOKS.items():
