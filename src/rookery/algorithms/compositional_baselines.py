@@ -64,7 +64,7 @@ class MBSGD:
 
     Departures from the paper: the paper says only "minibatch SGD customised for CO"; this is our reading.
 
-    Exchanges per round: 2, with inner="own" 1.
+    Exchanges per round: 2, or 1 with inner="own".
 
     Reference: Ghadimi and Lan, Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming, 2013.
     """

@@ -124,7 +124,7 @@ class FedBiOAcc(_FedBiO):
 
     Departures from the paper: as in `FedBiO`; c·α_t² is capped at 1, as the lemmas require.
 
-    Exchanges per round: 2, x, y and u, then ν, ω and q.
+    Exchanges per round: 2, the first for x, y and u, the second for ν, ω and q.
 
     Reference: Li, Huang and Huang 2023, Alg. 2.
     """
@@ -231,7 +231,7 @@ class FedBiOAccLocal(_FedBiO):
 
     Departures from the paper: as in `FedBiOLocal`; c·α_t² is capped at 1, as the lemmas require.
 
-    Exchanges per round: 2, x, then ν.
+    Exchanges per round: 2, the first for x, the second for ν.
 
     Reference: Li, Huang and Huang 2023, Alg. 4.
     """

@@ -49,8 +49,7 @@ class AFL:
     Departures from the paper: λ starts uniform. The clients' own weights (`Clients(weights=...)`) are not used. With a
     cohort, both sums are over the cohort with the factor n/P, which keeps them unbiased; the paper uses all clients.
 
-    Exchanges per round: 1, of the weighted gradient and the loss, which is placed at the client's entry of a vector of
-    n.
+    Exchanges per round: 1, of the weighted gradient and a vector of n numbers with the loss at the client's entry.
 
     Reference: Mohri, Sivek and Suresh, Agnostic Federated Learning, ICML 2019.
     """
@@ -103,7 +102,7 @@ class DRFA:
     weights their mean by λ, draws a t' for each of them, and keeps λ above 0.001. Here λ starts uniform, x is projected
     onto the problem's set after the mean, and the clients' own weights are not used.
 
-    Exchanges per round: 2: x and x', by the clients drawn by λ; and the losses (gathered, with the client's number).
+    Exchanges per round: 2, x and x' from the clients drawn by λ, then the losses (gathered, with the client's number).
 
     Reference: Deng, Kamani and Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
     """

@@ -90,7 +90,7 @@ class LocalSCGDM:
     Departures from the paper: the plain part h; `share_inner`; cohorts instead of all clients: with `share_inner=False`
     a client continues from the u_k of its last round, and at first from g_k(x; ζ).
 
-    Exchanges per round: 1, which carries x, u and m (x and m; x and u; x).
+    Exchanges per round: 1, which carries x, u (unless `share_inner=False`) and m (unless `gradient_momentum=None`).
 
     Reference: Gao, Li and Huang, On the Convergence of Local Stochastic Compositional Gradient Descent with Momentum,
     ICML 2022, Alg. 1.

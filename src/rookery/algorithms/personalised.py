@@ -190,7 +190,7 @@ class LocalTrain:
     Departures from the paper: the reference point moves at random times (the paper says only SVRG, and gives q);
     minibatches are drawn without replacement within a round unless `Clients(replace=True)`.
 
-    Exchanges per round: 0, and 1 if a client holds the centre's data.
+    Exchanges per round: 0, or 1 if a client holds the centre's data.
 
     Reference: Local-train in Federated Learning on Adaptively Weighted Nodes by Bilevel Optimization, Section 5.
     """

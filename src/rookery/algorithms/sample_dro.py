@@ -51,8 +51,8 @@ class FastDRO:
     multilevel one has the same mean as the batch of its largest size and draws fewer samples; it is left out, because
     its batches change size from round to round, and each size would need its own program.
 
-    Exchanges per round: 2, the losses (gathered, one number for each sample) and the direction; with pool=False 1. At
-    the start: 1 with pool=True, the clients' weights. Over a network the pooled batches must have one size: set
+    Exchanges per round: 2, the losses (gathered, one number for each sample) and the direction; 1 with pool=False. At
+    the start: 1 with pool=True, for the clients' weights. Over a network the pooled batches must have one size: set
     batch_size if clients differ.
 
     Example:

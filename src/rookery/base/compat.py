@@ -24,7 +24,7 @@ def without_unused(jaxpr: Jaxpr, needed: list[bool]) -> tuple[Jaxpr, list[bool]]
 
 
 def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
-    """Compile a primitive with several results as this function. Debugging runs need it."""
+    """Let XLA compile a primitive, one with several results, as this function. Debugging runs need it."""
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
 
 
@@ -104,7 +104,7 @@ def draws_words(eqn: Any) -> bool:
 def derives_keys(eqn: Any) -> bool:
     """Return whether an equation derives keys or draws; wrapping a key does not count.
 
-    Without these names, nothing is drawn ahead: programs are correct, but slower to compile on a GPU.
+    If JAX no longer has these names, nothing is drawn ahead: programs are correct, but slower to compile on a GPU.
     """
     name = eqn.primitive.name
     return draws_words(eqn) or (name.startswith("random_") and name not in ("random_wrap", "random_unwrap"))

@@ -116,8 +116,8 @@ def from_frame(
         classes: the possible labels; None: those in the table, sorted. (Every client learns them, as it learns
             `categories`.)
         standardize: "client": subtract the mean of the client's own rows at the lower level and divide by their
-            standard deviation (zero for columns that do not vary); nothing from other clients or the upper level
-            enters. Or {column: (mean, scale)} with public numbers. None: leave the numbers as they are.
+            standard deviation (a column that does not vary becomes zero). Nothing from other clients or from the upper
+            level is used. Or {column: (mean, scale)} with public numbers. None: leave the numbers as they are.
         center: the client whose rows all become the centre's; it is then not a client. For `WeightedNodes`.
         client: a name, such as "client", under which each sample has its client's number (int32), the position in
             `names`; −1 in the centre's rows. For losses with a weight for each client.

@@ -129,7 +129,7 @@ class Folder:
         return {name: _filled(value, found[name]) for name, value in like.items()}
 
     def write(self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None) -> None:
-        """Begin to write a round, and delete all others but `keep`. The arrays may be donated afterwards."""
+        """Begin to write a round, and delete all others except `keep`. The arrays may be donated afterwards."""
         self.wait()
         self.delete([other for other in self.rounds() if other != keep])
         described = {name: _described(value) for name, value in arrays.items()}

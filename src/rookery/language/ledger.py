@@ -70,8 +70,8 @@ def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
 
 
 def worked(counts: UInt[Array, "maps rows 2 4"]) -> UInt[Array, "2 5"]:
-    """The work of clients in several maps: sums in the order of WORK, and the sum over maps of the most samples of one
-    client."""
+    """The work of clients in several maps: the sums in the order of WORK, then the samples of each map's busiest
+    client, added up."""
     samples = jnp.moveaxis(add(jnp.moveaxis(counts[..., 0], -1, 0), jnp.moveaxis(counts[..., 1], -1, 0)), 0, -1)
     busiest = total(largest(samples)[:, :, None])
     return jnp.concatenate([total(counts.reshape(-1, 2, counts.shape[-1])), busiest], axis=1)

@@ -72,8 +72,8 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
 
     p_i ∝ exp(ℓ_i/λ): a small λ looks only at the largest loss, a large one at the mean.
 
-    A mean of exp(ℓ/λ) over clients and minibatches overflows, and the usual cure, to subtract the largest loss, is not
-    a mean. So the shift is a variable, x = {"model", "level"}, and with z = (ℓ − level)/λ we have
+    A mean of exp(ℓ/λ) over clients and minibatches overflows. The usual cure is to subtract the largest loss, but that
+    is not a mean. Here the shift is a variable, x = {"model", "level"}, and with z = (ℓ − level)/λ we have
 
         h = level,   g = (u, v) = mean (exp(min(z, log cap)), (z − log cap)₊),   f(u, v) = 2λ log((1 + u)/2) + λ·cap·v.
 
@@ -89,14 +89,14 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
         loss: per sample.
         penalty: λ.
         cap: a bound on m p_i, a sample's weight relative to the average. In a minibatch one hard sample may have this
-            weight, so a cap of 5 or 10 allows much larger steps. None: e^20, which no p_i reaches in data of fewer
-            samples; then start at a level of the losses' size. (`cvar` with size 1/cap and smoothing λ is the same
-            objective as a single-level problem.)
+            weight, so a cap of 5 or 10 allows much larger steps. None: e^20, which no p_i reaches if there are fewer
+            than e^20 samples; then start at a level of the losses' size. (`cvar` with size 1/cap and smoothing λ is the
+            same objective as a single-level problem.)
         shift: a number that replaces the level. Then x is the model, g = mean exp((ℓ − shift)/λ) and
             f(u) = shift + λ log u. With shift = 0 this is (4) of the FedDRO paper, except for the factor λ, which is
             missing there. It is exact while the largest loss is within 60λ of the shift; beyond, exp and log continue
-            along tangents. f is very steep for a running estimate of g that falls behind: such runs can diverge where
-            a level does not.
+            along tangents. If a running estimate of g falls behind, f is very steep there, and a run can diverge that
+            would not with a level.
 
     Example:
         >>> import jax.numpy as jnp

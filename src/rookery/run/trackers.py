@@ -51,9 +51,9 @@ def _ended(run: Run | None) -> bool:
 class JsonLines:
     """Write a run to a file, one JSON object per line; `rookery report` reads it.
 
-    The first object has `"event": "start"` and the settings, the last `"event": "end"` and the exchanges of a round. In
-    between there is one `"event": "row"` for each row of the history. A number that is not finite becomes null. Every
-    line is flushed when it is written. An existing file is appended to, so it may hold several runs.
+    The first object has `"event": "start"` and the settings. The last has `"event": "end"` and the exchanges of a
+    round. In between there is one `"event": "row"` for each row of the history. A number that is not finite becomes
+    null. Every line is flushed when it is written. An existing file is appended to, so it may hold several runs.
 
     Arguments:
         path: the file.

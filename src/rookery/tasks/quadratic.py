@@ -117,7 +117,7 @@ def quadratic(
         weights: p_i, as in `Clients`.
         seed: seed of the problem.
         replace: as in `Clients`.
-        scope: "global", one lower level for all; or "client", one for each client, which has another solution.
+        scope: "global", one lower level for all; or "client", one for each client, with its own solution.
 
     `Task.evaluate` returns `distance` = ‖x − x*‖², `gradient` = ‖∇Φ(x)‖² and, with scope "global", `lower_gap` =
     ‖y − y*(x)‖². `solution(task)` returns the closed forms.

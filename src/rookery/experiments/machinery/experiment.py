@@ -67,7 +67,7 @@ class Experiment:
         setup: the set-up in words (Markdown).
         runs: runs(quick) gives the configurations; with quick the same ones, scaled down.
         picture: a figure of the results.
-        more: further ones, by their titles.
+        more: further figures, by their titles.
         claims: what is checked.
         differences: every known difference from the paper, in words.
         family: experiments of one family share their stored runs.

@@ -34,7 +34,7 @@ class Grid:
 
     Attributes:
         pattern: a regular expression that finds the values in a run's name, with a named group for each.
-        keys: the labels that have values of their own.
+        keys: the labels for which values are chosen separately.
         score: score(search) gives the score of each run. The highest mean over a key's runs with the same values wins;
             scores that are not finite never do.
         fixed: values whose grid is the paper's own, and is not widened.

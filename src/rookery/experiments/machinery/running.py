@@ -163,7 +163,8 @@ def write_down(
 ) -> list[dict[str, Any]]:
     """Check the claims on the results and write `claims.json` and `summary.md` into `out`.
 
-    The folder holds `made.json`, and `search.csv` if there was a search. Returns the claims. `whole` is as in `judge`.
+    The folder must hold `made.json`, and `search.csv` if there was a search. Returns the claims. `whole` is as in
+    `judge`.
     """
     search = pd.read_csv(out / "search.csv", low_memory=False) if (out / "search.csv").exists() else None
     made = json.loads((out / "made.json").read_text(encoding="utf-8"))
