@@ -117,10 +117,10 @@ class FedBiOAcc(_FedBiO):
     where ∇_y g, μ and r are the directions of `FedBiO`, and ⁺ marks the new point; both points use the same fresh
     minibatches.
 
-    Each round takes I such steps. In the last one the server averages the variables (line 6) before the momenta are
-    updated, from the client's own old point to the averaged one, and then averages the momenta (line 14). In the first
-    round each client starts from its own estimates on `first_batch` samples (line 2), and in later rounds from the
-    server's momenta.
+    Each round takes I such steps. In the last one the server averages the variables (line 6) first. The clients then
+    update their momenta, from their own old point to the averaged one, and the server averages these (line 14). In the
+    first round each client starts from its own estimates on `first_batch` samples (line 2), and in later rounds from
+    the server's momenta.
 
     Departures from the paper: as in `FedBiO`; c·α_t² is capped at 1, as the lemmas require.
 

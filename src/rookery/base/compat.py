@@ -102,9 +102,9 @@ def draws_words(eqn: Any) -> bool:
 
 
 def derives_keys(eqn: Any) -> bool:
-    """Return whether an equation derives keys or draws; wrapping a key does not count.
+    """Return whether an equation derives keys or draws random numbers; wrapping a key does not count.
 
-    If JAX no longer has these names, nothing is drawn ahead: programs are correct, but slower to compile on a GPU.
+    If JAX renames these primitives, nothing is drawn ahead: programs are correct, but slower to compile on a GPU.
     """
     name = eqn.primitive.name
     return draws_words(eqn) or (name.startswith("random_") and name not in ("random_wrap", "random_unwrap"))

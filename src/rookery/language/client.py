@@ -331,7 +331,7 @@ class Client:
         )
 
     def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
-        """See `means.evaluate`. `name`: of the loss."""
+        """See `means.evaluate`. `name`: the loss's name."""
         if not isinstance(batch, Batch | Chunks):
             raise TypeError(
                 "A client's oracles must be given a batch such as client.upper(key, size); got a value of type "

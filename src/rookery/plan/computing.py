@@ -47,7 +47,8 @@ class Computing:
         return replace(problem, **changed)
 
     def _function(self, function: Callable[..., Any], widened: bool = True) -> Callable[..., Any]:
-        """The function computed this way. `widened`: whether its value returns to the type of its arguments."""
+        """The function with this precision and remat. `widened`: whether its value returns to the type of its
+        arguments."""
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 
         @functools.wraps(function)

@@ -1,7 +1,7 @@
 """The responder: the part of a site that answers requests, from run to run. Bytes in, bytes out.
 
 It says what the site holds (hello), opens a run, passes the run's requests on to its `Site`, and ends the run (finish).
-To open a run it traces the plan itself and compares it with the coordinator's. It never raises. It refuses what it does
+To open a run it traces the plan itself and compares it with the coordinator's. It never raises. It refuses what it may
 not do, with a reason that reveals nothing of the data.
 """
 

@@ -34,7 +34,9 @@ class Verdict:
         if self.name != REPRODUCED and not self.why:
             raise ValueError(f"“{self.name}” needs a reason: give `why`.")
         if (self.name == OURS) != (self.cause in ("set-up", "budget")):
-            raise ValueError(f"“{OURS}”, and no other, has a cause, “set-up” or “budget”; got {self.cause!r}.")
+            raise ValueError(
+                f"“{OURS}” needs a cause, “set-up” or “budget”, and other verdicts have none; got {self.cause!r}."
+            )
 
 
 @dataclass(frozen=True)
