@@ -380,7 +380,7 @@ CALLS: list[tuple[str, Callable[[], Any], str]] = [
     ("schedule of two", fedavg(step=lambda t, u: 0.1), "missing 1 required positional argument"),
     ("schedule of words", fedavg(step=lambda t: "x"), "the schedule step can't be compiled (TypeError"),
     ("negative schedule", fedavg(step=lambda t: -0.1), "step must be a positive number; got -0.1 in round 0"),
-    ("wide schedule", fedavg(step=lambda t: jnp.float64(0.1)), "returns float64, and the variables are float32"),
+    ("wide schedule", fedavg(step=lambda t: jnp.float64(0.1)), "must return the variables' type, float32; got float64"),
     ("unknown hyperparameter", lambda: rk.FedNest(steps=3), "FedNest has no hyperparameter 'steps'. Did you mean"),  # type: ignore[call-arg]
     ("a method's name", lambda: solve(algorithm="FedAvg"), "must be the method itself, rk.FedAvg(...); got its name"),
     ("no method", lambda: solve(algorithm=None), "algorithm must be a method, e.g. rk.FedNest(...); got None"),
@@ -440,7 +440,7 @@ AUTHORS: list[tuple[str, Callable[[], Any], str]] = [
     (
         "no batch",
         authored(lambda self, fed, s, k: State(gradient(s, fed, k, lambda c, k: jnp.ones(3)))),
-        "take a batch, as client.upper(key, size) is one",
+        "must be given a batch such as client.upper(key, size)",
     ),
     (
         "batch of -1",

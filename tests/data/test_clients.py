@@ -23,6 +23,7 @@ from rookery.base import tree
 from rookery.data.rows import Batch, Chunks
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device as simulation
+from rookery.language import means
 from rookery.language.fed import Client
 
 KEY = jax.random.key(0)
@@ -391,12 +392,12 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     problem, clients = rk.Bilevel(_head, lambda *z: 2 * _head(*z), features=_wide), rk.Clients(level(1), level(2))
     rng = np.random.default_rng(5)
     x, y, v = {"w": rng.normal(size=(3, 9))}, rng.normal(size=9), rng.normal(size=9)
-    joined = Client._joined
+    joined = means.share_features
     found: list[bool] = []
     ends = []
     for at_once in (True, False):
         asked = lambda *given: found.append(joined(*given)) or (at_once and found[-1])
-        monkeypatch.setattr(Client, "_joined", asked)
+        monkeypatch.setattr(means, "share_features", asked)
 
         @jax.jit
         def directions() -> list[Any]:
@@ -453,7 +454,7 @@ def test_a_derivative_of_ones_own_and_rows_in_another_kind_of_dict() -> None:
         def directions() -> Any:
             c = Client(problem, clients, 1, 1)
             batches = c.upper(KEY, 2, 1), c.lower(KEY, 2, 1)
-            assert c._joined(x, *batches) == (kind is dict)
+            assert means.share_features(problem, x, *batches) == (kind is dict)
             return c.f_and_g(x, y, v, *batches)
 
         ends.append(directions())

@@ -511,7 +511,7 @@ class NoSteps:
         ({"slots": 0}, "slots must be an integer of at least 1; got 0"),
         ({"cohort": 9}, "got 9"),
         ({"metric": "zz"}, "metric='zz' must name a metric .*; it returns distance, gradient"),
-        ({"metric": "losss", "evaluate": lambda x, y: {"losss": 1.0}}, "write '.losss' if higher .* mean 'losses'"),
+        ({"metric": "losss", "evaluate": lambda x, y: {"losss": 1.0}}, "Write '.losss' if higher .* mean 'losses'"),
         ({"metric": "-distanc"}, "metric='distanc' must name a metric .*; it returns distance, gradient"),
     ],
 )  # fmt: skip

@@ -133,7 +133,8 @@ def test_one_seed_decides_nothing():
             for split in SPLITS}  # fmt: skip
     found = figures.svrg_tunes_better(frame(both | {("FedNest", "non-i.i.d."): lasting(0.9)}))
     assert found.holds is None
-    assert "+0.1000 with one seed (non-i.i.d.)" in found.note
+    assert "+0.1000 ± inf (non-i.i.d.)" in found.note
     one = frame(both | {("FedNest", "non-i.i.d."): lasting(0.9)})
     for check in (figures.svrg_matters_more, figures.svrg_tunes_steadier):
-        assert (check(one).holds, check(one).note) == (None, figures.ONE_SEED)
+        assert check(one).holds is None
+        assert "within the margin" in check(one).note

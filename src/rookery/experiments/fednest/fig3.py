@@ -223,7 +223,7 @@ def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
         "the difference, and the margin": calm,
     }
     holds = calm.holds if own.failed[0] <= own.failed[1] else False
-    return Finding(holds, figures)
+    return Finding(holds, figures, "The difference is within the margin." if holds is None else "")
 
 
 def by_rounds(results: pd.DataFrame) -> Finding:
