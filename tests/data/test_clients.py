@@ -409,7 +409,7 @@ def test_both_levels_through_the_features_at_once(sizes: list[int], monkeypatch:
     for a, b in zip(*(jax.tree.leaves(own) for own in ends), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
     whole = Client(problem, clients, 1, 1)
-    assert not joined(whole, x, whole.upper(), whole.lower())  # more numbers than x has
+    assert not joined(problem, x, whole.upper(), whole.lower())  # more numbers than x has
 
 
 def both_levels(problem: Any, engine: Any) -> rk.Run:
