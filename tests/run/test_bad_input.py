@@ -70,7 +70,7 @@ def refused(call: Callable[[], Any], message: str, kind: type[Exception] = Value
         ([rows(), {"a": np.ones((3, 2)), "t": np.ones(4)}], r"client 1's arrays .*leading axis .*'a'\]: 3.*'t'\]: 4"),
         ([rows(), rows(), rows(0)], r"lower: client 2 is empty; .*at least one sample"),
         ([rows(), {"a": np.ones((3, 2))}], r"lower: client 1's data has the structure"),
-        ([rows(), {"a": np.ones((2, 5)), "t": np.ones(2)}], r"client 1's \['a'\] has .*shape \(5,\).*0's \(2,\)"),
+        ([rows(), {"a": np.ones((2, 5)), "t": np.ones(2)}], r"client 1's \['a'\] has .*shape \(5,\).*0's has \(2,\)"),
         ([rows(), {"a": np.ones((2, 2)), "t": 1.0}], r"client 1's \['t'\] is a single number; .*leading axis"),
         ([{"a": np.array(["cat", "dog"])}], r"\['a'\] has the type .*arrays of real numbers"),
         ([], r"lower is an empty list: .*at least one client"),

@@ -318,7 +318,7 @@ def test_a_run_deletes_and_replaces_only_what_it_made_itself(tmp_path: Path) -> 
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "client": ({"client": 99}, "'client' must be at most 0, for there are 1 clients; got 99"),
+    "client": ({"client": 99}, "'client' must be at most 0, as there are 1 clients; got 99"),
     "a negative client": ({"client": -1}, "'client' must be an integer of at least 0; got -1"),
     "a client in words": ({"client": "0"}, "'client' must be an integer"),
     "cohort": ({"cohort": 2}, "'cohort' must be at most 1"),
