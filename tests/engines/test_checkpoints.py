@@ -682,9 +682,7 @@ def test_the_last_round_that_all_have_is_used(begun: Path, behind: str) -> None:
 
 def test_no_round_that_all_have(begun: Path) -> None:
     shutil.rmtree(begun / "sites" / "1")
-    with pytest.raises(
-        ValueError, match=r"the coordinator has saved the rounds \[2, 4\] and client 1 none, so no round"
-    ):
+    with pytest.raises(ValueError, match=r"has saved the rounds \[2, 4\] and client 1 none, so no round"):
         resumed(begun)
 
 
