@@ -227,8 +227,8 @@ class Interpreter(Visitor[Any]):
     def _compute(self, group: list[Mapped], reduced: Any = None) -> list[Any]:
         """Compute functions, in blocks if the cohort is larger than a block.
 
-        `reduced`: weights and values. With it, return the weighted sums of the values, added up block by block, and
-        keep only the rows that are read later. Without it, keep all rows.
+        `reduced`: weights and values, for a cohort that is larger. With it, return the weighted sums of the values,
+        added up block by block, and keep only the rows that are read later. Without it, keep all rows.
         """
         size, block = len(group[0].ids), self._block_of(group)
         if size <= block:

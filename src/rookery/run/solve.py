@@ -95,10 +95,11 @@ def solve(
             `rk.RoundFailedError`.
         checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
             arguments continues from there, up to the rounds of that call; the result is that of an uninterrupted run.
-            The last evaluation is always saved. Earlier ones are skipped if saving would take more than a twentieth of
-            the time. A call with another `evaluate`, `evaluate_client` or `keep_best` is refused, because the history
-            would mix two metrics. A function is identified by its code and by the values that it reads. Library
-            functions are identified by name; of values that cannot be pickled, only the type counts.
+            The last evaluation is always saved. An earlier one is skipped if saving has taken more than a twentieth of
+            the run's time so far, or is still under way. A call with another `evaluate`, `evaluate_client` or
+            `keep_best` is refused, because the history would mix two metrics. A function is identified by its code and
+            by the values that it reads. Library functions are identified by name; of values that cannot be pickled,
+            only the type counts.
         keep_best: a metric; the state where it is best is kept in `Run.best`. Write "+name" if higher is better,
             "-name" if lower is better. Without a sign the name must tell, e.g. "accuracy" or "error_rate".
         callbacks: functions, called with the run so far after every evaluation (one that returns True ends the run),
