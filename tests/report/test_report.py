@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import rookery as rk
 from rookery import report
+from rookery.base.drawing import digest
 from rookery.cli.registry import ALGORITHMS
 
 
@@ -19,16 +21,32 @@ def test_a_method_always_looks_the_same_and_methods_together_look_different():
     assert len({(look["color"], look["linestyle"]) for look in looks}) >= min(len(ALGORITHMS), 28)
 
 
-def test_band_draws_the_mean_and_the_range():
+def test_band_draws_the_mean_and_the_range_or_standard_errors():
     frame = pd.DataFrame({"round": [0, 1, 0, 1], "bytes": [0, 10, 0, 30], "loss": [4.0, 2, 2, 1], "seed": [0, 0, 1, 1]})
     _, axes = report.figure(1, 1)
     ax = axes[0, 0]
-    report.band(ax, frame, "bytes", "loss", "FedNest")
+    report.band(ax, frame, "bytes", "loss", "FedNest", errors=None)
     (line,) = ax.lines
     assert line.get_xdata().tolist() == [0, 20]
     assert line.get_ydata().tolist() == [3, 1.5]
     corners = ax.collections[0].get_paths()[0].vertices
     assert (corners[:, 1].min(), corners[:, 1].max()) == (1, 4)
+    report.band(ax, frame, "bytes", "loss", "FedNest")
+    corners = ax.collections[1].get_paths()[0].vertices
+    assert (corners[:, 1].min(), corners[:, 1].max()) == (0.5, 5)  # 1.5 − 2 · 0.5 and 3 + 2 · 1
+
+
+def test_a_picture_carries_the_digest_of_what_it_shows(tmp_path):
+    frame = pd.DataFrame({"round": [0, 1], "loss": [4.0, 2.0]})
+
+    def drawn(factor):
+        fig, axes = report.figure()
+        report.band(axes[0, 0], frame.assign(loss=factor * frame["loss"]), "round", "loss", "FedAvg")
+        return fig
+
+    path = report.save(drawn(1), tmp_path / "a.png")
+    assert Image.open(path).text["Drawn"] == digest(drawn(1))
+    assert digest(drawn(1)) != digest(drawn(1.001))
 
 
 def test_band_of_one_seed_and_of_gaps():

@@ -1,5 +1,6 @@
 """The look of figures: the methods' colours, axes, lines, bands and legends."""
 
+import hashlib
 import math
 import re
 import zlib
@@ -7,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is too pale for a line.
@@ -118,11 +121,21 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "") -> None:
         ax.set_ylabel(y)
 
 
-def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = "seed", **look: Any) -> None:
-    """Draw the mean of y over the seeds as a line, and the range from the lowest to the highest as a band.
+def band(
+    ax: Axes,
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    label: str,
+    seed: str = "seed",
+    errors: float | None = 2.0,
+    **look: Any,
+) -> None:
+    """Draw the mean of y over the seeds as a line, and around it a band.
 
-    Rows are matched by `round` if the frame has it (bytes or seconds of the same round may differ between seeds), else
-    by x. Rounds without a value for every seed are left out. `look` overrides the label's style.
+    The band extends `errors` standard errors on each side of the mean, or from the lowest to the highest if `errors` is
+    None. Rows are matched by `round` if the frame has it (bytes or seconds of the same round may differ between seeds),
+    else by x. Rounds without a value for every seed are left out. `look` overrides the label's style.
     """
     seeds = frame[seed].nunique() if seed in frame else 1
     frame = frame.dropna(subset=[x, y])
@@ -138,7 +151,11 @@ def band(ax: Axes, frame: pd.DataFrame, x: str, y: str, label: str, seed: str = 
         drawn.setdefault("markevery", (first, max(1, len(place) // 8)))
     ax.plot(place, middle, label=label, **drawn)
     if seed in frame and frame[seed].nunique() > 1:
-        low, high = groups[y].min().to_numpy(float), groups[y].max().to_numpy(float)
+        if errors is None:
+            low, high = groups[y].min().to_numpy(float), groups[y].max().to_numpy(float)
+        else:
+            width = errors * groups[y].sem().to_numpy(float)
+            low, high = middle - width, middle + width
         ax.fill_between(place, low, high, color=drawn["color"], alpha=0.18, linewidth=0)
 
 
@@ -155,8 +172,26 @@ def scale(ax: Axes, higher: bool, values: Sequence[float]) -> None:
 
 
 def save(fig: Figure, path: str | Path) -> Path:
-    """Write the figure in the format of the suffix (.png, .pdf, .svg); create its folder if needed."""
+    """Write the figure in the format of the suffix (.png, .pdf, .svg); create its folder if needed.
+
+    A PNG carries the `digest` of what is drawn as its metadatum "Drawn".
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=160, facecolor="white")
+    metadata = {"Drawn": digest(fig)} if path.suffix == ".png" else None
+    fig.savefig(path, dpi=160, facecolor="white", metadata=metadata)
     return path
+
+
+def digest(fig: Figure) -> str:
+    """Return a hash of what a figure shows: its words, and its lines, areas and bars to four digits."""
+    shown = hashlib.sha256()
+    for ax in fig.axes:
+        words = [ax.get_title(loc="left"), ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale(), ax.get_yscale()]
+        words += [text.get_text() for text in ax.texts] + [str(line.get_label()) for line in ax.lines]
+        drawn = [line.get_xydata() for line in ax.lines]
+        drawn += [path.vertices for area in ax.collections for path in area.get_paths()]
+        drawn += [bar.get_bbox().get_points() for bar in ax.patches if isinstance(bar, Rectangle)]
+        numbers = [f"{value:.4g}" for array in drawn for value in np.ravel(np.asarray(array, float))]
+        shown.update("\n".join(words + numbers).encode())
+    return shown.hexdigest()[:16]

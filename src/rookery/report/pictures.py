@@ -41,7 +41,7 @@ def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
     fig, axes = figure(1, 2, width=9.2, height=3.6)
     history, shown = across(history), direction(metric, otherwise=False)
     for ax, by in zip(axes[0], ("rounds", "exchanges"), strict=True):
-        band(ax, history, by, shown.name, label=title, color=BLUE, linestyle="-", marker="o")
+        band(ax, history, by, shown.name, label=title, errors=None, color=BLUE, linestyle="-", marker="o")
         scale(ax, shown.higher_is_better, history[shown.name].tolist())
         label(ax, x=ACROSS[by], y=shown.name.replace("_", " ") if by == "rounds" else "")
     fig.suptitle(title, fontsize=12, fontweight="bold")
@@ -133,7 +133,7 @@ def compared(panels: Sequence[tuple[str, pd.DataFrame, str]], by: str) -> Figure
     for ax, (title, runs, metric) in zip(axes.flat, panels, strict=False):
         shown = direction(metric, otherwise=False)
         for name, own in runs.groupby("label", sort=False):
-            band(ax, own, by, shown.name, label=str(name), **looks[str(name)])
+            band(ax, own, by, shown.name, label=str(name), errors=None, **looks[str(name)])
         scale(ax, shown.higher_is_better, runs[shown.name].tolist())
         label(ax, x=ACROSS[by], y=shown.name.replace("_", " "), title=title)
         legend(ax)

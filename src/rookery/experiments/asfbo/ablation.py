@@ -49,7 +49,7 @@ def ablation_picture(results: pd.DataFrame) -> Figure:
         for direction in DIRECTIONS:
             for aggregation, line in zip(AGGREGATIONS, ("--", "-"), strict=True):
                 own = select(at, server=server, direction=direction, aggregation=aggregation)
-                look = {"color": colours[direction], "linestyle": line, "marker": ""}
+                look: dict[str, Any] = {"color": colours[direction], "linestyle": line, "marker": ""}
                 if len(own):
                     report.band(ax, own, "round", "accuracy", label=f"{direction}, {aggregation}", **look)
         ax.set_ylim(0, 1)

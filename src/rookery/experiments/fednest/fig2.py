@@ -1,5 +1,7 @@
 """Fig. 2 of FedNest: hyper-representation on MNIST, with three choices compared."""
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -51,7 +53,7 @@ def fig2a_picture(results: pd.DataFrame) -> Figure:
     own = own[(own["method"] == "FedNest") & (own["round"] > 0)]
     for (metric, words), colour in zip(SHARES.items(), (report.GREEN, report.BLUE, report.ORANGE), strict=True):
         for split, line in (("i.i.d.", "--"), ("non-i.i.d.", "-")):
-            look = {"color": colour, "linestyle": line, "marker": ""}
+            look: dict[str, Any] = {"color": colour, "linestyle": line, "marker": ""}
             report.band(third, own[own["split"] == split], "round", metric, label=f"{words}, {split}", **look)
     third.set_yscale("log")
     ratio = r"$\|\nabla^2_{xy} g\,p\|\,/\,\|\nabla_x f\|$"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,10 +28,11 @@ def by_method(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def spread(ax: Axes, x: Numbers, groups: Sequence[Numbers], **look: Any) -> None:
-    """Draw the mean of each group as a line, and lowest to highest as a band."""
-    ax.plot(x, [mean(own) for own in groups], **look)
-    low, high = ([bound(own) for own in groups] for bound in (min, max))
-    ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    """Draw the mean of each group as a line, and two standard errors on each side as a band."""
+    middle = np.array([mean(own) for own in groups])
+    width = np.array([2 * np.std(own, ddof=1) / np.sqrt(len(own)) if len(own) > 1 else 0 for own in groups])
+    ax.plot(x, middle, **look)
+    ax.fill_between(x, middle - width, middle + width, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def zoom(ax: Axes, results: pd.DataFrame, metric: str = "accuracy") -> None:
