@@ -411,7 +411,7 @@ def error(beta: float, eta: float, printed: bool) -> float:
 
 @pytest.mark.slow
 def test_the_printed_order_has_an_error_in_the_limit_and_ours_has_not() -> None:
-    """With β = cη. Theorem 4.3 has c = 4B_g⁴L_f², here 4·3⁴·1 = 324. (The table of the specification has four digits.)"""
+    """With β = cη; Theorem 4.3 has c = 4B_g⁴L_f², here 4·3⁴ = 324. (The specification's table has four digits.)"""
     for c, etas, as_printed, at_own_point in (
         (1, (0.02, 0.005, 0.001), (0.3380, 0.3359, 0.3353), (0.0622, 0.0163, 0.0033)),
         (16, (0.02, 0.005, 0.001), (0.0975, 0.0723, 0.0651), (0.0622, 0.0163, 0.0033)),
