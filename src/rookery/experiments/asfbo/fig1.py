@@ -11,19 +11,16 @@ from rookery import report
 from rookery.experiments.asfbo import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import averages, curves, ends, ends_by, reached, select
-from rookery.experiments.machinery.drawing import below, by_method, draw
+from rookery.experiments.machinery.drawing import by_method, draw, name_lines
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
+from rookery.experiments.machinery.numbers import SPLITS, Figures, chosen_words, listed, mean, means
 from rookery.experiments.papers import ASFBO_PAPER
 
 # What the paper leaves open: the server steps of SimFBO and ShroFBO, as a multiple of the paper's γ, and the rate of
-# FedNest and LFedNest. By the search, for each method and split: the highest test accuracy at the end.
+# FedNest and LFedNest. By the search, for each method and split.
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 CHOSEN: dict[tuple[str, str], float] = {
-    ("SimFBO", "i.i.d."): 1.7,
-    ("SimFBO", "non-i.i.d."): 1.7,
-    ("ShroFBO", "i.i.d."): 1.7,
-    ("ShroFBO", "non-i.i.d."): 1.7,
+    **{(method, split): 1.7 for method in shared.BASE for split in SPLITS},
     ("FedNest", "i.i.d."): 0.1,
     ("FedNest", "non-i.i.d."): 0.1,
     ("LFedNest", "i.i.d."): 0.1,
@@ -31,46 +28,61 @@ CHOSEN: dict[tuple[str, str], float] = {
 }
 # The second variant: γ as the paper has it for ASFBO, and the rate that the FedNest authors publish.
 PUBLISHED: dict[str, float] = {"SimFBO": 1.0, "ShroFBO": 1.0, "FedNest": 0.01, "LFedNest": 0.01}
+BASELINES = tuple(PUBLISHED)
 GIVEN, BY_SEARCH, BY_PUBLICATION = "given", "searched", "published"  # where a method's steps come from
 SEEDS = (0, 1, 2, 3, 4)
-IID_SEEDS = (*SEEDS, 5, 6, 7, 10, 11, 12, 13, 14)  # in Fig. 1, where the methods are closer
-CLOSE_SEEDS = (*IID_SEEDS, *range(15, 27))  # of the two that are closest
+IID_SEEDS = (*SEEDS, 5, 6, 7, 10, 11, 12, 13, 14)  # where the methods are closer
+NEW_SEEDS = tuple(range(15, 27))  # of ASFBO and LA-ASFBO, i.i.d.: fixed after the others had been looked at
 AS_FEDNEST = "LFedNest, FedNest's rate"
 
 
 def fig1_run(quick: bool, method: str, split: str, steps: str, scale: float = 1.0, **changes: Any) -> Config:
     """One method with steps from one source; `scale` as in `algorithm`."""
-    seeds = (
-        SEEDS if split != "i.i.d." or steps == BY_PUBLICATION else CLOSE_SEEDS if method in shared.OURS else IID_SEEDS
-    )
-    config = shared.representation(
-        quick,
-        method,
-        split,
-        shared.algorithm(method, quick, scale),
-        labels={"method": method, "split": split, "steps": steps},
-        every=5 if quick else 2,
-        seeds=seeds[:1] if quick else seeds,
-    )
-    return config.but(**changes)
+    seeds: tuple[int, ...] = SEEDS
+    if split == "i.i.d." and steps != BY_PUBLICATION:
+        seeds = (*IID_SEEDS, *NEW_SEEDS) if method in shared.OURS else IID_SEEDS
+    labels = {"method": method, "split": split, "steps": steps}
+    size: dict[str, Any] = {"every": 5, "seeds": seeds[:1]} if quick else {"every": 2, "seeds": seeds}
+    own = shared.algorithm(method, quick, scale)
+    return shared.representation(quick, method, split, own, labels=labels, **size).but(**changes)
 
 
 def fig1_runs(quick: bool) -> list[Config]:
-    """Six methods on two splits; LFedNest, non-i.i.d., at the rate that suits FedNest there; and the baselines with
-    published steps."""
-    configs = [
-        fig1_run(quick, method, split, GIVEN if method in shared.OURS else BY_SEARCH, CHOSEN.get((method, split), 1.0))
-        for method in shared.METHODS
-        for split in SPLITS
-    ]
+    """Six methods on two splits; LFedNest, non-i.i.d., at the rate that suits FedNest; published steps."""
     split = "non-i.i.d."
     same = fig1_run(quick, "LFedNest", split, BY_SEARCH, CHOSEN["FedNest", split], name=f"{AS_FEDNEST}, {split}")
-    published = [
-        fig1_run(quick, method, split, BY_PUBLICATION, scale, name=f"{method}, {split}, published steps")
-        for method, scale in PUBLISHED.items()
+    pairs = [(method, split) for method in shared.METHODS for split in SPLITS]
+    return [
+        *(
+            fig1_run(quick, m, split, BY_SEARCH if m in BASELINES else GIVEN, CHOSEN.get((m, split), 1))
+            for m, split in pairs
+        ),
+        same.but(labels=same.labels | {"method": AS_FEDNEST}),
+        *(
+            fig1_run(quick, m, split, BY_PUBLICATION, PUBLISHED[m], name=f"{m}, {split}, published steps")
+            for m, split in pairs
+            if m in BASELINES
+        ),
+    ]
+
+
+def fig1_tried(quick: bool, method: str, split: str, scale: float) -> Config:
+    """One value of a baseline's free step, on seeds that are not reported."""
+    name = f"search: {method}, {split}, {'γ times' if method in shared.BASE else 'rate'} {scale:g}"
+    size: dict[str, Any] = {"seeds": shared.SEARCH_SEEDS, "rounds": 300, "every": 100}
+    if quick:
+        size = {"seeds": shared.SEARCH_SEEDS[-1:], "rounds": 10, "every": 10}
+    return shared.representation(quick, method, split, shared.algorithm(method, quick, scale), name=name, **size)
+
+
+def fig1_search(quick: bool) -> list[Config]:
+    """The baselines' free steps."""
+    return [
+        fig1_tried(quick, method, split, scale)
+        for method in BASELINES
+        for scale in ((shared.FACTORS if method in shared.BASE else RATES)[: 1 if quick else None])
         for split in SPLITS
     ]
-    return [*configs, same.but(labels=same.labels | {"method": AS_FEDNEST}), *published]
 
 
 def with_steps(results: pd.DataFrame, steps: str) -> pd.DataFrame:
@@ -78,67 +90,39 @@ def with_steps(results: pd.DataFrame, steps: str) -> pd.DataFrame:
     return results[results["steps"].isin((GIVEN, steps))]
 
 
-def fig1_tried(quick: bool, method: str, split: str, scale: float) -> Config:
-    """One value of a baseline's free step, on seeds that are not reported."""
-    return shared.representation(
-        quick,
-        method,
-        split,
-        shared.algorithm(method, quick, scale),
-        name=f"search: {method}, {split}, {'γ times' if method in shared.BASE else 'rate'} {scale:g}",
-        seeds=shared.SEARCH_SEEDS[-1:] if quick else shared.SEARCH_SEEDS,
-        rounds=10 if quick else 300,
-        every=10 if quick else 100,
-    )
-
-
-def fig1_search(quick: bool) -> list[Config]:
-    """The baselines' free steps."""
-    return [
-        fig1_tried(quick, method, split, scale)
-        for method in (*shared.BASE, *shared.NESTED)
-        for scale in ((shared.FACTORS if method in shared.BASE else RATES)[: 1 if quick else None])
-        for split in SPLITS
-    ]
-
-
-FIG1_GRID = shared.scale_grid(("method", "split"), "accuracy", fig1_tried)
-
-PANELS = {"train_loss": "training loss", "train_accuracy": "training accuracy", "accuracy": "test accuracy"}
-SHOWN = (("train_loss", "round"), ("train_accuracy", "round"), ("accuracy", "round"), ("accuracy", "exchanges"))
+PANELS = {  # and what part of the axis is shown
+    "train_loss": ("training loss", (0.05, 0.35)),
+    "loss": ("test loss", (0.05, 0.35)),
+    "train_accuracy": ("training accuracy", (0.9, 0.99)),
+    "accuracy": ("test accuracy", (0.9, 0.98)),
+}
 
 
 def fig1_picture(results: pd.DataFrame, steps: str = BY_SEARCH) -> Figure:
-    """I.i.d. above, non-i.i.d. below: loss and accuracies by rounds, and the test accuracy by exchanges."""
+    """I.i.d. above, non-i.i.d. below: losses and accuracies by rounds."""
     results = with_steps(results, steps)
-    fig, axes = report.figure(2, 4, width=17.0, height=7.6)
+    results = results[(results["round"] > 0) & (results["round"] % 20 == 0)]
+    panels = {metric: panel for metric, panel in PANELS.items() if metric in results}
+    fig, axes = report.figure(2, len(panels), width=4.8 * len(panels), height=7.2)
     for row, split in enumerate(SPLITS):
-        own = select(results, split=split)
-        for ax, (metric, across) in zip(axes[row], SHOWN, strict=True):
-            shown = own[(own["round"] > 0) & ((own["round"] % 10 == 0) | ((across != "round") & (own["round"] < 20)))]
-            draw(ax, shown, across, metric, by_method(shared.METHODS), markevery=6)
-            ax.set_ylim(*((0, 0.8) if "loss" in metric else (0.8, 0.99)))
-            if across == "exchanges":
-                ax.set_xscale("log")
-            words = "rounds" if across == "round" else "exchanges"
-            report.label(ax, words if row else "", PANELS[metric], f"{split}, by {words}")
-    below(fig, axes[0, 0], 6)
+        for ax, (metric, (words, limits)) in zip(axes[row], panels.items(), strict=True):
+            draw(ax, select(results, split=split), "round", metric, by_method(shared.METHODS), markevery=6)
+            ax.set_ylim(*limits)
+            report.label(ax, "rounds" if row else "", words, split)
+            name_lines(ax)
     return fig
 
 
 CONVERGED = 0.85
 LEVELS = (0.9, 0.93, 0.95, 0.96, 0.97)
 TOLERANCE = 1.05  # of a count of rounds or exchanges
-KEPT = (
-    "`results.csv` is thinned: of ASFBO and LA-ASFBO every evaluation; of the others those of the first 20 rounds, "
-    "every 20 rounds, in the last tenth and where the mean over the seeds reaches a level; without test losses and "
-    "costs. The claims are checked on it, and the picture is drawn from it."
-)
 
 
 def fig1_thinned(results: pd.DataFrame) -> pd.DataFrame:
-    """See KEPT. Accuracies are counts of 10,000 images, so four digits are exact."""
-    digits = {"accuracy": 4, "train_accuracy": 4, "train_loss": 4}
+    """Keep every evaluation of ASFBO and LA-ASFBO; of the others those of the first 20 rounds, every 20 rounds, in the
+    last tenth and where the mean over the seeds reaches a level. Accuracies are counts of 10,000 images, so four digits
+    are exact."""
+    digits = dict.fromkeys(PANELS, 4)
     results = results.round(digits)
     rounds = results["round"]
     kept = results["method"].isin(shared.OURS) | (rounds <= 20) | (rounds % 20 == 0) | (rounds > 0.9 * rounds.max())
@@ -149,145 +133,150 @@ def fig1_thinned(results: pd.DataFrame) -> pd.DataFrame:
     return results.loc[kept, ["run", "method", "split", "steps", "seed", "round", "exchanges", *digits]]
 
 
-def all_converge(results: pd.DataFrame) -> Finding:
+def _converge(results: pd.DataFrame) -> Finding:
     """I.i.d., all six end at CONVERGED or above."""
-    own = {m: mean(end) for m, end in ends_by(results, "method", shared.METHODS, split="i.i.d.").items()}
-    return Finding(min(own.values()) >= CONVERGED, {f"end, {m}": end for m, end in own.items()})
+    own = means(ends_by(results, "method", shared.METHODS, split="i.i.d."))
+    return Finding(min(own) >= CONVERGED, {"lowest end": min(own), f"end, {listed(shared.METHODS)}": own})
 
 
-def _first(results: pd.DataFrame, split: str, across: str) -> Finding:
+def _first(results: pd.DataFrame, split: str, across: str = "round") -> Finding:
     """ASFBO and LA-ASFBO reach every level that any method reaches, and they reach it no later than any baseline (times
     TOLERANCE), on training and on test images."""
     figures: Figures = {}
     later: list[str] = []
-    first: list[str] = []
-    for metric in ("train_accuracy", "accuracy"):
+    count = 0
+    for metric, words in (("train_accuracy", "training"), ("accuracy", "test")):
         runs = {m: curves(results, metric, across, method=m, split=split) for m in shared.METHODS}
         averages = {m: pd.concat(own, axis=1).mean(axis=1) for m, own in runs.items()}
-        for level in LEVELS:
-            counts = {m: reached(own, level) for m, own in averages.items()}
-            slowest, best = (
-                max(counts[m] for m in shared.OURS),
-                min(counts[m] for m in shared.METHODS if m not in shared.OURS),
-            )
-            if np.isfinite(min(counts.values())):
-                ahead = slowest <= TOLERANCE * best
-                (first if ahead else later).append(f"{level:.0%} ({'training' if 'train' in metric else 'test'})")
-            if metric == "accuracy":
-                units = "rounds" if across == "round" else across
-                figures[f"{units} to {level:.0%} test accuracy, {', '.join(shared.METHODS)}"] = [*counts.values()]
-    note = f"A baseline is earlier at {', '.join(later)}; both are first at {', '.join(first) or 'none'}."
-    return Finding(not later, figures, note if later else "")
-
-
-def _accelerated(results: pd.DataFrame, split: str) -> Finding:
-    """On average over the rounds, LA-ASFBO's test accuracy is higher than ASFBO's by more than the margin. At the end
-    it is not lower by more than the margin."""
-    over = {m: averages(results, method=m, split=split) for m in shared.OURS}
-    end = ends_by(results, "method", shared.OURS, split=split)
-    whole, last = (lead(own["LA-ASFBO"], own["ASFBO"]) for own in (over, end))
-    figures = {
-        "mean over the rounds, ASFBO, LA-ASFBO": means(over),
-        "the lead of LA-ASFBO, and the margin": whole,
-        "end, ASFBO, LA-ASFBO": means(end),
-        "the lead of LA-ASFBO at the end, and the margin": last,
-    }
-    holds = together([whole.holds, last.holds is not False])
-    return Finding(holds, figures, "The lead is within the margin." if holds is None else "")
+        counts = {m: [reached(average, level) for level in LEVELS] for m, average in averages.items()}
+        table = [(level, each) for level, *each in zip(LEVELS, *counts.values(), strict=True) if np.isfinite(min(each))]
+        count += len(table)
+        behind = [100 * level for level, each in table if max(each[:2]) > TOLERANCE * min(each[2:])]
+        later += [f"{level:g} % ({words})" for level in behind]
+        units = "rounds" if across == "round" else across
+        figures |= {f"{units} to {listed(LEVELS)} {words} accuracy, {m}": own for m, own in counts.items()}
+    figures = {"levels at which both are first, and all levels": [count - len(later), count], **figures}
+    return Finding(not later, figures, f"A baseline is earlier at {', '.join(later)}." if later else "")
 
 
 def _highest(results: pd.DataFrame, split: str) -> Finding:
     """Both end above every baseline by more than the margin, on training and on test images."""
     figures: Figures = {}
-    parts = []
-    for metric in ("train_accuracy", "accuracy"):
+    leads = []
+    for metric in ("accuracy", "train_accuracy"):
         own = ends_by(results, "method", shared.METHODS, metric, split=split)
-        figures[f"end of {PANELS[metric]}, {', '.join(shared.METHODS)}"] = means(own)
-        leads = [lead(own[m], own[b]) for m in shared.OURS for b in shared.METHODS if b not in shared.OURS]
-        least = min(leads, key=lambda pair: pair.mean - pair.error)
-        figures[f"least lead in {PANELS[metric]}, and the margin"] = least
-        parts += [pair.holds for pair in leads]
-    holds = together(parts)
-    note = "The means are in that order, but a lead is within the margin."
-    return Finding(holds, figures, note if holds is None else "")
+        figures[f"end of {PANELS[metric][0]}, {listed(shared.METHODS)}"] = means(own)
+        leads += [lead(own[m], own[b]) for m in shared.OURS for b in BASELINES]
+    least = min(leads, key=lambda pair: pair.mean - pair.error)
+    return Finding(together([pair.holds for pair in leads]), {"least lead, and the margin": least, **figures})
 
 
-def lfednest_fails(results: pd.DataFrame) -> Finding:
+def _generalize(results: pd.DataFrame) -> Finding:
+    """On both splits, training accuracy less test accuracy at the end is smaller than any baseline's."""
+    figures: Figures = {}
+    leads = []
+    for split in SPLITS:
+        test, train = (
+            ends_by(results, "method", shared.METHODS, metric, split=split) for metric in ("accuracy", "train_accuracy")
+        )
+        gaps = {m: train[m] - test[m] for m in shared.METHODS}
+        figures[f"gap, {split}, {listed(shared.METHODS)}"] = means(gaps)
+        leads += [lead(gaps[b], gaps[m]) for m in shared.OURS for b in BASELINES]
+    largest = max(leads, key=lambda pair: pair.mean - pair.error)
+    figures = {"by how much a gap is smaller than a baseline's, at most, and the margin": largest, **figures}
+    return Finding(together([pair.holds for pair in leads]), figures)
+
+
+def _accelerated(results: pd.DataFrame, split: str) -> Finding:
+    """On average over the rounds, LA-ASFBO's test accuracy is higher than ASFBO's by more than the margin. At the end
+    it is not lower by more than the margin. I.i.d. on the NEW_SEEDS alone."""
+    used = results[results["seed"].isin(NEW_SEEDS)] if split == "i.i.d." and len(set(results["seed"])) > 1 else results
+    whole, end = (
+        lead(measure(used, method="LA-ASFBO", split=split), measure(used, method="ASFBO", split=split))
+        for measure in (averages, ends)
+    )
+    figures = {
+        "lead of LA-ASFBO, mean over the rounds, and the margin": whole,
+        "the same at the end": end,
+        "mean over the rounds, all seeds, ASFBO, LA-ASFBO": [
+            mean(averages(results, method=m, split=split)) for m in shared.OURS
+        ],
+    }
+    holds = together([whole.holds, end.holds is not False])
+    return Finding(holds, figures, LOOKED if split == "i.i.d." else "")
+
+
+def _lfednest_fails(results: pd.DataFrame) -> Finding:
     """Non-i.i.d., LFedNest ends below CONVERGED."""
-    end = ends(results, method="LFedNest", split="non-i.i.d.")
-    figures = {"end, each seed": end}
-    if AS_FEDNEST in set(results["method"]):
-        same = ends(results, method=AS_FEDNEST, split="non-i.i.d.")
-        figures = {"end, its own rate, each seed": end, "end, FedNest's rate, each seed": same}
-    return Finding(mean(end) < CONVERGED, figures)
+    names = [m for m in ("LFedNest", AS_FEDNEST) if m in set(results["method"])]
+    own = ends_by(results, "method", names, split="non-i.i.d.")
+    return Finding(mean(own["LFedNest"]) < CONVERGED, {f"end, each seed, {m}": end for m, end in own.items()})
 
 
+LOOKED = (
+    "The lead is .06 points. Five and then 13 seeds had been looked at and decided nothing; the claim is judged on the "
+    "12 seeds that were fixed after that, alone."
+)
 claim = Claims()
 
 
-def searched(text: str, where: str, check: Any, why: str = "", **labels: str) -> None:
-    """Add a claim of the paper, checked with the searched steps of the baselines."""
-    reason: Any = {"set_up": why} if why else {}
-    claim(text, where, **reason)(lambda results: check(with_steps(results, BY_SEARCH), **labels))
+def _with(steps: str, check: Any, results: pd.DataFrame) -> Finding:
+    """A check on the runs with steps from one source."""
+    found: Finding = check(with_steps(results, steps))
+    return found
 
 
-def published(text: str, check: Any, why: str = "", **labels: str) -> None:
-    """Add a claim of our own, checked with the published steps of the baselines."""
-    reason: Any = {"set_up": why} if why else {}
-    text = f"With published steps of the baselines: {text}"
-    claim(text, **reason)(lambda results: check(with_steps(results, BY_PUBLICATION), **labels))
+def both(text: str, where: str, check: Any, why: str = "", published: str = "", **labels: str) -> None:
+    """Add a claim of the paper, judged with the searched steps of the baselines, and the same one with published steps,
+    as our own; `why` and `published` are the reasons where they do not hold."""
+    for steps, reason in ((BY_SEARCH, why), (BY_PUBLICATION, published)):
+        own = steps == BY_SEARCH
+        words, place = (text, where) if own else (f"With published steps: {text[0].lower()}{text[1:]}", "ours")
+        given: Any = {"set_up": reason} if reason else {}
+        claim(words, place, **given)(partial(_with, steps, partial(check, **labels)))
 
 
-EARLIER = (
-    "The paper gives no step of the baselines. With steps that were searched for each method and split, a baseline is "
-    "earlier at the lower levels; at the highest ones both are first. With published steps "
-)
-EARLIER_IID, EARLIER_SHARDS = f"{EARLIER}a baseline is earlier at 90 and 93 % only.", f"{EARLIER}the claim holds."
 IID: Any = {"split": "i.i.d."}
 SHARDS: Any = {"split": "non-i.i.d."}
-BOTH = "Sec. 6.2, Fig. 1"
+FIRST = "ASFBO and LA-ASFBO reach 90 to 97 % in the fewest rounds (within 5 %)."
+HIGHEST = "ASFBO and LA-ASFBO end highest, on training and test images."
+EARLIER = "With searched steps a baseline starts faster."
 
-searched("I.i.d., all algorithms converge.", "Sec. 6.2", all_converge)
-for unit, words in (("round", "rounds"), ("exchanges", "exchanges")):
-    text = f"I.i.d., ASFBO and LA-ASFBO are faster than the baselines (90 to 97 %, by {words})."
-    searched(text, "Sec. 6.2", _first, EARLIER_IID, **IID, across=unit)
-searched("I.i.d., ASFBO and LA-ASFBO end highest, train and test.", "Fig. 1", _highest, **IID)
-searched("I.i.d., LA-ASFBO is slightly better than ASFBO.", "Sec. 6.2", _accelerated, **IID)
-searched(
-    "Non-i.i.d., LFedNest fails.",
+both("I.i.d., all six converge (they end at 85 % or more).", "Sec. 6.2", _converge)
+both(f"I.i.d., {FIRST}", "Sec. 6.2", _first, EARLIER, "SimFBO and ShroFBO start faster.", **IID)
+both(f"I.i.d., {HIGHEST}", "Sec. 6.2", _highest, **IID)
+claim("I.i.d., LA-ASFBO is slightly better than ASFBO.", "Sec. 6.2")(partial(_accelerated, **IID))
+both(
+    "Non-i.i.d., LFedNest fails (it ends below 85 %).",
     "Sec. 6.2",
-    lfednest_fails,
-    "It depends on the rate, which the paper does not give: at the rate that suits FedNest "
-    f"({CHOSEN['FedNest', 'non-i.i.d.']:g}) and at the published one ({PUBLISHED['LFedNest']:g}) it fails, at its own "
-    f"({CHOSEN['LFedNest', 'non-i.i.d.']:g}) it converges, if slowly.",
+    _lfednest_fails,
+    f"It depends on the rate, which the paper does not give: at FedNest's ({CHOSEN['FedNest', 'non-i.i.d.']:g}) and at "
+    f"the published one ({PUBLISHED['LFedNest']:g}) it fails, at its own ({CHOSEN['LFedNest', 'non-i.i.d.']:g}) it "
+    "converges slowly.",
 )
-LEVEL = "reach any accuracy level"
-text = f"Non-i.i.d., ASFBO and LA-ASFBO {LEVEL} before the baselines, train and test (90 to 97 %, by rounds)."
-searched(text, BOTH, _first, EARLIER_SHARDS, **SHARDS, across="round")
-searched("Non-i.i.d., they do by exchanges.", BOTH, _first, EARLIER_SHARDS, **SHARDS, across="exchanges")
-searched("Non-i.i.d., ASFBO and LA-ASFBO end highest, train and test.", BOTH, _highest, **SHARDS)
-searched(
+both(f"Non-i.i.d., {FIRST}", "Sec. 6.2", _first, EARLIER, **SHARDS)
+both(f"Non-i.i.d., {HIGHEST}", "Sec. 6.2", _highest, **SHARDS)
+claim(
     "Non-i.i.d., LA-ASFBO is faster than ASFBO.",
     "Sec. 6.2",
-    _accelerated,
-    "LA-ASFBO is behind by more than the seeds differ, although a round of it has 1.9 times the evaluations. All steps "
-    "of both are the paper's; the batch size, on which the worth of STORM depends, is not given. With batches of 64 "
-    "STORM makes no difference over plain gradients, and momentum does (`asfbo-ablation`).",
-    **SHARDS,
+    set_up="It is slower by more than the margin, with all steps the paper's. The batch size, which decides what STORM "
+    "brings, is not given: with 64 it brings nothing over plain gradients, and momentum does (asfbo-ablation).",
+)(partial(_accelerated, **SHARDS))
+FURTHER = (
+    "They fit the training images more closely, so that their gap is the largest, while their test accuracy is the "
+    "highest. The paper does not say how it measures generalization."
 )
-published("i.i.d., all algorithms converge.", all_converge)
-published(
-    "i.i.d., ASFBO and LA-ASFBO are faster (90 to 97 %, by rounds).",
-    _first,
-    "SimFBO and ShroFBO start faster; from 95 % on ASFBO and LA-ASFBO are first.",
-    **IID,
-    across="round",
+both(
+    "On both splits they generalize better: at the end their gap of training to test accuracy is the smallest.",
+    "Sec. 6.2",
+    _generalize,
+    FURTHER,
+    FURTHER,
 )
-published("i.i.d., ASFBO and LA-ASFBO end highest, train and test.", _highest, **IID)
-published("non-i.i.d., LFedNest fails.", lfednest_fails)
-text = f"non-i.i.d., ASFBO and LA-ASFBO {LEVEL} first (90 to 97 %, by rounds)."
-published(text, _first, **SHARDS, across="round")
-published("non-i.i.d., ASFBO and LA-ASFBO end highest, train and test.", _highest, **SHARDS)
+for split in SPLITS:
+    claim(f"By exchanges: {split}, {FIRST.replace('rounds', 'exchanges')}", set_up=EARLIER)(
+        partial(_with, BY_SEARCH, partial(_first, split=split, across="exchanges"))
+    )
 
 
 fig1 = Experiment(
@@ -295,36 +284,35 @@ fig1 = Experiment(
     title="hyper-representation on MNIST, six methods",
     paper=f"{ASFBO_PAPER}, Fig. 1, Sec. 6 and App. D.",
     setup=(
-        f"{shared.SETUP}{shared.ROUNDS} rounds, evaluated every 2; i.i.d., where the methods are closer, "
-        f"{len(IID_SEEDS)} seeds, of ASFBO and LA-ASFBO {len(CLOSE_SEEDS)}. {shared.READING} A method has converged if "
-        f"it ends at {CONVERGED:.0%}. Chosen by the search, the factor of γ for SimFBO and ShroFBO, the rate for "
-        f"FedNest and LFedNest: {shared.chosen_words(CHOSEN)}. Beside them, a second variant with published steps and "
-        f"{len(SEEDS)} seeds: γ times 1 for SimFBO and ShroFBO, which is the paper's own γ, and the rate .01 of the "
-        "FedNest authors for FedNest and LFedNest; there is no search in it. A round of FedNest has 10 exchanges, of "
-        f"LFedNest 2, of the others 1; a round of LA-ASFBO has 1.9 times the evaluations of one of ASFBO. {KEPT}"
+        f"{shared.SETUP}{shared.ROUNDS} rounds, evaluated every 2; {len(SEEDS)} seeds, i.i.d. {len(IID_SEEDS)}, and "
+        f"{len(IID_SEEDS) + len(NEW_SEEDS)} of ASFBO and LA-ASFBO. Searched steps, the factor of γ for SimFBO and "
+        f"ShroFBO and the rate for FedNest and LFedNest: {chosen_words(CHOSEN)}. Published steps, {len(SEEDS)} seeds: "
+        "the paper's γ for SimFBO and ShroFBO, the FedNest authors' rate .01 for FedNest and LFedNest. A round of "
+        "FedNest has 10 exchanges, of LFedNest 2, of the others 1; a round of LA-ASFBO has 1.9 times the evaluations "
+        "of one of ASFBO. `results.csv` is thinned: every evaluation of ASFBO and LA-ASFBO; of the others those of the "
+        "first 20 rounds, every 20 rounds, in the last tenth, and where the mean reaches a level."
     ),
     runs=fig1_runs,
     picture=fig1_picture,
     claims=tuple(claim),
     differences=(
         *shared.DIFFERENCES,
-        "I.i.d., five seeds and then 13 did not tell ASFBO and LA-ASFBO apart; 12 more of both were fixed after that. "
-        "Alone these give LA-ASFBO a lead of .0006 ± .0005 (the margin) over the rounds.",
+        "The paper's claims are judged with steps of the baselines searched for each method and split, as a lead over "
+        "untuned baselines says little about the methods: the highest accuracy on training images after 300 rounds, on "
+        "two seeds that are not reported. The same claims with published steps are our own.",
+        "Fig. 1 also has the test loss. These runs were stored without it and could not be run again, so there is no "
+        "panel and no claim about it.",
     ),
     family=shared.FAMILY,
     search=fig1_search,
-    grid=FIG1_GRID,
+    grid=shared.scale_grid(("method", "split"), "train_accuracy", fig1_tried),
     more={"the baselines with published steps": partial(fig1_picture, steps=BY_PUBLICATION)},
     thinned=fig1_thinned,
     headlines=lambda results: [
-        *(
-            Headline(f"{m}, non-i.i.d.", "", ends(results, method=m, split="non-i.i.d.", steps=GIVEN))
-            for m in shared.OURS
-        ),
-        *(
-            Headline(f"{m}, non-i.i.d., {steps} steps", "", ends(results, method=m, split="non-i.i.d.", steps=steps))
-            for steps in (BY_SEARCH, BY_PUBLICATION)
-            for m in ("ShroFBO", "FedNest")
-        ),
+        Headline(f"{m}, non-i.i.d., {steps} steps", "", ends(results, method=m, split="non-i.i.d.", steps=steps))
+        for m, steps in (
+            *((m, GIVEN) for m in shared.OURS),
+            *((m, steps) for steps in (BY_SEARCH, BY_PUBLICATION) for m in ("ShroFBO", "FedNest")),
+        )
     ],
 )

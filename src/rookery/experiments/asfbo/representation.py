@@ -28,19 +28,13 @@ def algorithm(method: str, quick: bool, scale: float = 1.0, **given: Any) -> Alg
     batch = 8 if quick else 64
     if method in NESTED:
         rate = 0.1 if quick else scale
-        return METHODS[method](
-            upper_step=rate,
-            lower_step=rate,
-            hessian_step=0.01,
-            lower_local_steps=Epochs(5),
-            neumann_terms=5,
-            batch_size=batch,
-        )
+        own: dict[str, Any] = {"upper_step": rate, "lower_step": rate, "hessian_step": 0.01, "neumann_terms": 5}
+        return METHODS[method](**own, lower_local_steps=Epochs(5), batch_size=batch)
     gamma = {name: scale * value for name, value in SERVER.items()} if method in BASE else {}
     return METHODS[method](**{"local_steps": (5, 15), "batch_size": batch, **gamma, **given})
 
 
-def representation(quick: bool, method: str, split: str, own: Algorithm | None = None, **changes: Any) -> Config:
+def representation(quick: bool, method: str, split: str, own: Algorithm, **changes: Any) -> Config:
     """One method on the hyper-representation task of App. D.2."""
     small: dict[str, Any] = {"data": "digits", "clients": 20, "width": 32, "equal": True}
     settings = {"train": 0.75, "l1": L1, "penalty": 1e-3, "train_metrics": True}
@@ -49,42 +43,12 @@ def representation(quick: bool, method: str, split: str, own: Algorithm | None =
         labels={"method": method, "split": split},
         task=hyperrep,
         settings={**(small if quick else {"data": "mnist"}), **settings, "partition": SPLITS[split]},
-        algorithm=own or algorithm(method, quick),
+        algorithm=own,
         cohort=10,
         rounds=30 if quick else ROUNDS,
         every=5 if quick else 10,
         seeds=(0,) if quick else (0, 1, 2),
     ).but(**changes)
-
-
-SETUP = (
-    "An MLP 784-200-10 with ReLU on MNIST: the hidden layer (157,000 parameters) is the upper variable, the output "
-    f"layer (2,010) the lower one; cross-entropy at both levels, beside it {L1:g}·‖y‖₁ and ½·10⁻³‖y‖² at the lower. "
-    "100 clients of 600 images, 450 to train and 150 to validate; i.i.d., or non-i.i.d.: sorted by label, shards of "
-    "300, two for each client. Ten clients a round; batches of 64. ASFBO, LA-ASFBO: τ_i drawn from 5..15 for each "
-    "client and round, local steps (.01, .03, .02) for (x, y, z), server steps γ = (.03, .03, .05) over s + .001 "
-    "within (.01, .1), (.03, .3), (.02, .2), decay .75, β = .25, z⁰ = 0 and not projected. SimFBO, ShroFBO: the same "
-    "local steps and τ_i, fixed γ. FedNest, LFedNest: five local epochs, N = 5, T = 1, τ = 1, 1/ℓ = .01. "
-)
-READING = (
-    "Accuracy and loss on the test images and on 10,000 training images at most. *End* is the mean over the last tenth "
-    "of the rounds, then over the seeds. Bands: lowest to highest of the seeds."
-)
-DIFFERENCES = (
-    "Not given by the paper: the batch size (64 here, as in the FedNest paper), the number of rounds, the weight of "
-    f"the L1 term ({L1:g} here, on the lower variable), seeds, z⁰, and every step of the baselines. ½·10⁻³‖y‖² is "
-    "ours: it makes the lower level strongly convex.",
-    "The server steps of SimFBO and ShroFBO and the rate of FedNest and LFedNest were searched for each split on two "
-    "seeds that are not reported, by the test accuracy after 300 rounds (`search.csv`).",
-    "ρ^t is taken over the cohort: clients that sit out have no τ_i.",
-    "Time: by multiplications a round of ASFBO with τ_i = 15 is 4.3 rounds of FedNest (whose inner gradients see the "
-    "hidden layer's output, computed once); on two idle cores it took 2.8 (111 ms) (`rookery bench`).",
-)
-
-
-def chosen_words(chosen: dict[tuple[str, str], float]) -> str:
-    """The values that a search chose."""
-    return "; ".join(f"{', '.join(key)}: {value:g}" for key, value in chosen.items())
 
 
 def scale_grid(keys: tuple[str, str], score: str, tried: Callable[..., Config]) -> Grid:
@@ -95,3 +59,21 @@ def scale_grid(keys: tuple[str, str], score: str, tried: Callable[..., Config]) 
         lambda search: search[score].where(np.isfinite(search["loss"]), 0.0),
         wider=lambda key, values: [tried(False, *key, *values.values())],
     )
+
+
+SETUP = (
+    "An MLP 784-200-10 with ReLU on MNIST: the hidden layer is the upper variable, the output layer the lower one; "
+    f"cross-entropy at both levels, and {L1:g}·‖y‖₁ + ½·10⁻³‖y‖² at the lower. 100 clients of 600 images, 450 to train "
+    "and 150 to validate; i.i.d., or non-i.i.d.: two shards of 300 images, sorted by label, for each client. Ten "
+    "clients a round, batches of 64. ASFBO, LA-ASFBO: τ_i drawn from 5..15 for each client and round, local steps "
+    "(.01, .03, .02) for (x, y, z), server steps γ = (.03, .03, .05) over s + .001 within (.01, .1), (.03, .3), (.02, "
+    ".2), decay .75, β = .25, z⁰ = 0. SimFBO, ShroFBO: the same local steps and τ_i, fixed γ. FedNest, LFedNest: five "
+    "local epochs, N = 5, T = 1, τ = 1, 1/ℓ = .01. Accuracy and loss are those on the test images and on up to 10,000 "
+    "training images. *End* is the mean over the last tenth of the rounds. "
+)
+DIFFERENCES = (
+    "The paper does not give the batch size (64 here), the rounds, the weight of the L1 term "
+    f"({L1:g} here, on y), the seeds, z⁰, or any step of the baselines. ½·10⁻³‖y‖² is ours: it makes the lower level "
+    "strongly convex.",
+    "ρ^t is taken over the cohort: clients that sit out have no τ_i.",
+)

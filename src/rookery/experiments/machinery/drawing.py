@@ -53,6 +53,22 @@ def below(fig: Figure, ax: Axes, columns: int) -> None:
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
 
 
+def name_lines(ax: Axes) -> None:
+    """Write the name of each line to the right of the panel, at the height of its end, with room between two names."""
+    heights = ax.transData + ax.transAxes.inverted()
+    points = {line: np.asarray(line.get_xydata()) for line in ax.lines}
+    ends = [(float(heights.transform(own[-1])[1]), line) for line, own in points.items() if len(own)]
+    ends.sort(key=lambda end: end[0])
+    room, places = 0.055, [min(max(height, 0.0), 1.0) for height, _ in ends]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + room)
+    for i in reversed(range(len(places))):  # none above the panel
+        places[i] = min(places[i], 1.0 - room * (len(places) - 1 - i))
+    for place, (_, line) in zip(places, ends, strict=True):
+        words: dict[str, Any] = {"color": line.get_color(), "fontsize": 8, "va": "center", "annotation_clip": False}
+        ax.annotate(str(line.get_label()), (1.01, place), xycoords="axes fraction", **words)
+
+
 def ticks(ax: Axes, values: Sequence[float]) -> None:
     """Mark the values themselves along a logarithmic x axis."""
     ax.set_xticks(values, [f"{value:g}" for value in values])

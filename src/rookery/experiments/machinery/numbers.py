@@ -31,6 +31,16 @@ def listed(values: Iterable[Any], form: str = "g") -> str:
     return ", ".join(value if isinstance(value, str) else f"{value:{form}}" for value in values)
 
 
+def chosen_words(chosen: Mapping[Any, Any]) -> str:
+    """The values that a search chose, by method and setting.
+
+    >>> chosen_words({("FedNest", "i.i.d."): 0.1, "FedBiO": (10.0, 0.1)})
+    'FedNest, i.i.d.: 0.1; FedBiO: 10, 0.1'
+    """
+    several = lambda value: listed(value if isinstance(value, tuple) else (value,))
+    return "; ".join(f"{several(key)}: {several(value)}" for key, value in chosen.items())
+
+
 def power(x: Numbers, y: Numbers) -> float:
     """The exponent a of y ∝ xᵃ by least squares of the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
