@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import WeightedNodesABA, WeightedNodesProx
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import curves, last, select, values
 from rookery.experiments.machinery.drawing import ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
@@ -197,49 +197,49 @@ def _rate(results: pd.DataFrame, method: str, tau: int) -> Finding:
     epsilons, counts, logs = _counts(results, method, tau)
     slope, error = fitted_power(epsilons, counts / logs)
     rounds = np.array([_reached(results, method, tau, e, "round") for e in epsilons])
-    scaled = rounds * epsilons ** -BOUNDS[method, 1]
     figures: Figures = {
+        f"slope without the logarithm in T_s, and half its 95 % interval (bound {BOUNDS[method, tau]:g})": [
+            slope,
+            error,
+        ],
+        "slope with it, and half its 95 % interval": fitted_power(epsilons, counts),
         f"communications at ε = {listed(epsilons)}": counts,
-        "slope, and half its 95 % interval": fitted_power(epsilons, counts),
-        "the same without the logarithm in T_s": [slope, error],
-        f"rounds times ε^{-BOUNDS[method, 1]:g}": scaled,
+        f"rounds times ε^{-BOUNDS[method, 1]:g}": rounds * epsilons ** -BOUNDS[method, 1],
     }
-    holds = bool(slope + error >= BOUNDS[method, tau] and error < 0.5)
-    if not holds and max(scaled) < 1.1 * min(scaled):
-        note = (
-            "It is steeper by a little, over the ε that were run: the rounds times that power of ε, which the theorem "
-            "bounds by a constant, still rise, by a few per cent in all and ever less. The fit's error does not know "
-            "of that."
-        )
-        return Finding(None, figures, note)
-    return Finding(holds, figures)
+    return Finding(bool(slope + error >= BOUNDS[method, tau] and error < 0.5), figures)
 
 
-for method, tau, text, where in (
-    ("ABA", 1, "ABA, τ = 1: communications grow no faster than ε^{-1/2}.", "Thm 3"),
-    ("Prox", 1, "Prox, τ = 1: no faster than ε^{-2}.", "Thm 4"),
-    ("ABA", LOCAL, "ABA, τ > 1: no faster than ε^{-3/2}.", "Thm 3"),
-    ("Prox", LOCAL, "Prox, τ > 1: no faster than ε^{-4}.", "Thm 4"),
+STEEPER = (
+    "Steeper by 2 % over the ε that were run. The theorem bounds the rounds times ε² by a constant; they still rise, "
+    "but by less each time."
+)
+for method, tau, power, why in (
+    ("ABA", 1, "1/2", {}),
+    ("Prox", 1, "2", {"undecided": STEEPER}),
+    ("ABA", LOCAL, "3/2", {}),
+    ("Prox", LOCAL, "4", {}),
 ):
-    claim(text, where, "theory")(partial(_rate, method=method, tau=tau))
+    text = f"{method}, τ {'=' if tau == 1 else '>'} 1: communications grow no faster than ε^{{-{power}}}."
+    claim(text, "Thm 3" if method == "ABA" else "Thm 4", "theory", **why)(partial(_rate, method=method, tau=tau))
 
 
 @claim("At a fixed γ, local steps leave an error that falls with γ; τ = 1 leaves none.", "Prop. 3, (45)", "theory")
 def drift_remains(results: pd.DataFrame) -> Finding:
-    """At the end τ = 1 has the same gap at every γ (within 1 %); τ > 1 has a larger one, which falls with γ."""
-    ends = {}
-    for tau in (1, LOCAL):
-        steps = values(results, "step", study="fixed", tau=tau)[::-1]
-        ends[tau] = [mean(last(results, "gap", study="fixed", tau=tau, step=step)) for step in steps]
-    at = f"at γ = {listed(steps)}"
-    figures: Figures = {f"F gap after the last round, τ = {tau}, {at}": gaps for tau, gaps in ends.items()}
-    alike = max(ends[1]) < 1.01 * min(ends[1])
-    holds = alike and min(ends[LOCAL]) > max(ends[1]) and bool((np.diff(ends[LOCAL]) < 0).all())
+    """At the end τ = 1 has the same gap at every γ (within 1 %); τ > 1 has a larger one, by more than the margin at
+    the largest γ, which falls by more than the margin."""
+    steps = values(results, "step", study="fixed")[::-1]
+    ends = {tau: [last(results, "gap", study="fixed", tau=tau, step=step) for step in steps] for tau in (1, LOCAL)}
+    alone, local = ([mean(own) for own in ends[tau]] for tau in (1, LOCAL))
+    figures: Figures = {
+        f"F gap at the end, γ = {listed(steps)}: τ = {LOCAL}, then τ = 1": [*local, *alone],
+        f"τ = {LOCAL} over τ = 1 at γ = {steps[0]:g}, and the margin": lead(ends[LOCAL][0], ends[1][0]),
+        f"fall from γ = {steps[0]:g} to {steps[-1]:g}, and the margin": lead(ends[LOCAL][0], ends[LOCAL][-1]),
+    }
+    parts = [more.holds for name, more in figures.items() if "margin" in name]
     note = (
-        "It is far below the ε of the other runs: there a fixed γ = γ_0 would have done, and the theorems' shorter "
-        "steps cost communications that this problem does not need."
+        "It is far below the ε of the other runs, which a fixed γ = γ_0 would have reached with fewer communications."
     )
-    return Finding(holds, figures, note if max(ends[LOCAL]) < min(EPSILONS["ABA"]) else "")
+    return Finding(together([max(alone) < 1.01 * min(alone), *parts]), figures, note)
 
 
 rates_experiment = Experiment(
@@ -249,22 +249,21 @@ rates_experiment = Experiment(
     setup=(
         f"K = {NODES} nodes, b = {CAP:g}; node k's loss is ½‖θ − e_k/k‖², of two samples with curvatures "
         f"{CURVATURES[0]:g} and {CURVATURES[1]:g} by turns, one drawn a step. So F(w) = ½Σ((w_k − w*_k)/k)² with w* ∝ "
-        "k and ℓ_F = 1; the start is equal weights. Measured are all exchanges until the theorems' quantity is at most "
-        "ε, relative to the start's: F(w_ag) − F* for ABA; for Prox, which returns a w^(s) drawn at random, the root "
-        "of the mean of ‖w^(s) − Proj(w^(s) − η∇F)‖²/η² over the s so far. η = 1/(3ℓ_F); Local-SVRG returns its "
-        f"average, q = {REFRESH:g}. S = 4.5·ε^{{-1/2}} (ABA) or 3·ε^{{-2}} (Prox) rounds; with them γ and T_s follow ε "
-        f"as in the theorems at s = S − 1: τ = 1: γ = γ_0 = {LONGEST:g}, T_s = ln(S^{{2p}}/γ_0)/γ_0; τ = {LOCAL}: γ = "
-        "1/M, T_s = M ln M³, M = max(1/γ_0, cS^p), with p = 2, c = 1/40 (ABA) or p = 1, c = 1/3 (Prox). Slopes are "
-        "fitted over five ε, with and without T_s's logarithm, which the Õ of the bounds leaves out. They are upper "
-        "bounds: a flatter slope agrees. *Fixed γ*: ABA, T_s = 24/γ, 400 rounds."
+        "k and ℓ_F = 1; the start is equal weights. All exchanges count until the theorems' quantity is at most ε, "
+        "relative to the start's: F(w_ag) − F* for ABA; for Prox, which returns a w^(s) drawn at random, the root mean "
+        "square over s of ‖w^(s) − Proj(w^(s) − η∇F)‖/η. η = 1/(3ℓ_F); Local-SVRG returns its average, q = "
+        f"{REFRESH:g}. S = 4.5·ε^{{-1/2}} (ABA) or 3·ε^{{-2}} (Prox) rounds. γ and T_s are the theorems' at s = S − 1: "
+        f"τ = 1: γ = γ_0 = {LONGEST:g}, T_s = ln(S^{{2p}}/γ_0)/γ_0; τ = {LOCAL}: γ = 1/M, T_s = M ln M³, M = "
+        "max(1/γ_0, cS^p), with p = 2, c = 1/40 (ABA) or p = 1, c = 1/3 (Prox). Slopes are fitted over five ε, with "
+        "and without T_s's logarithm, which the Õ of the bounds leaves out. A flatter slope than the bound's agrees. "
+        "*Fixed γ*: ABA, T_s = 24/γ, 400 rounds."
     ),
     runs=rates_runs,
     picture=rates_picture,
     claims=tuple(claim),
     differences=(
         "The paper has no such run; the set-up is ours.",
-        "The theorems' constants (`rookery.theory.weighted_nodes`) are safe and large; ours are not theirs, and ℓ_F is "
-        "F's own, not (12). What follows ε, and how, is theirs.",
-        "γ and T_s are those of the last round in all rounds; the theorems' γ_s falls and T_s grows with s.",
+        "γ and T_s follow ε as in the theorems, with smaller constants of our own (`rookery.theory.weighted_nodes` has "
+        "the theorems'); they are those of the last round in all rounds, and ℓ_F is F's own, not (12).",
     ),
 )
