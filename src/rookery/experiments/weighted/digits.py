@@ -31,7 +31,7 @@ digits = Experiment(
         "multi-class logistic regression; b = 1/3. Settings: 1, class distributions; 2, the majority's labels permuted "
         "as well; 3, its images turned; 4, both. Bi-level (Alg. 3): γ = .5, γ_h = .05, η = .2, T_s = 20, τ = 10, "
         "batches of 20, 60 outer iterations; the others as many exchanges, with steps and λ chosen by the validation "
-        f"accuracy of seeds 0 to 2; seeds 3 to 5 here. {nodes.SCORED}"
+        f"accuracy of seeds 0 to 2; seeds 3 to 5 here. {nodes.SCORED} {nodes.PERSONAL}"
     ),
     runs=digits_runs,
     picture=table3.table_picture,

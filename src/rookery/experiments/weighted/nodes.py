@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,38 +38,40 @@ GRID = {
 LAMBDAS = {"Ditto": (0.05, 0.1, 0.2), "pFedMe": (5.0, 10.0, 15.0)}
 
 
+def where(method: str, center: str) -> str:
+    """The centre in the labels of a method's runs."""
+    return center if method in ALONE else "both"
+
+
 def _named(metrics: dict[str, Any], center: str) -> dict[str, Any]:
     """The metrics, with the centre's name before each accuracy."""
     return {f"{center}_{name}" if name.endswith("accuracy") else name: value for name, value in metrics.items()}
 
 
+def _scored(tasks: Mapping[str, Any]) -> Task:
+    """The first of these single-level tasks, with the accuracies of all of them."""
+
+    def measure(x: Any, y: Any, memory: Any) -> dict[str, Any]:
+        scores: dict[str, Any] = {}
+        for center, task in tasks.items():
+            scores |= _named(task.evaluate(x, y, memory), center)
+        return scores
+
+    return dataclasses.replace(next(iter(tasks.values())), evaluate=measure)
+
+
 def one_center(seed: int, center: str, level: str, data_dir: Any = None, **settings: Any) -> Task:
     """The task for one centre, for Bi-level, or (level "single") for Local-train."""
-    task = weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings)
+    task: Any = weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings)
     if level == "single":
-        assert task.single_level is not None
-        alone: Any = task.single_level.evaluate
-        task = task.single_level
-        return dataclasses.replace(task, evaluate=lambda x, y, memory: _named(alone(x, y, memory), center))
-    measure: Any = task.evaluate
-    return dataclasses.replace(task, evaluate=lambda x, y: _named(measure(x, y), center))
+        return _scored({center: task.single_level})
+    return dataclasses.replace(task, evaluate=lambda x, y: _named(task.evaluate(x, y), center))
 
 
 def both_centers(seed: int, data_dir: Any = None, **settings: Any) -> Task:
     """The task of methods whose training does not depend on the centre, scored for both."""
     tasks = {center: weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings) for center in KINDS}
-    single = {center: task.single_level for center, task in tasks.items()}
-
-    def measure(x: Any, y: Any, memory: Any) -> dict[str, Any]:
-        scores: dict[str, Any] = {}
-        for center, task in single.items():
-            evaluate: Any = task.evaluate  # type: ignore[union-attr]
-            scores |= _named(evaluate(x, y, memory), center)
-        return scores
-
-    first = single[KINDS[0]]
-    assert first is not None
-    return dataclasses.replace(first, evaluate=measure)
+    return _scored({center: task.single_level for center, task in tasks.items()})
 
 
 def chosen(data: str) -> dict[str, Any]:
@@ -83,18 +86,19 @@ def trained(method: str, data: str, values: dict[str, Any]) -> Algorithm:
     """A method with these values; batch size, q and T_s are the task's."""
     batch, refresh, steps = (SETTINGS[data].defaults[name] for name in ("batch_size", "refresh", "steps"))
     step, sync = values["step"], values["sync"]
+    svrg: dict[str, Any] = {"refresh": refresh, "batch_size": batch}
+    local: dict[str, Any] = {"local_steps": sync, "batch_size": batch}
     if method == "Bi-level":
         three: dict[str, Any] = {"model_step": step, "linear_step": values["linear"], "weight_step": values["weight"]}
-        return WeightedNodesProx(**three, steps=steps, sync_every=sync, refresh=refresh, batch_size=batch)
+        return WeightedNodesProx(**three, **svrg, steps=steps, sync_every=sync)
     if method == "Local-train":
-        return LocalTrain(step=step, local_steps=sync, refresh=refresh, batch_size=batch)
+        return LocalTrain(step=step, refresh=refresh, **local)
     if method == "FedAvg":
-        return LocalSVRG(step=step, sync_every=sync, refresh=refresh, batch_size=batch)
-    own: dict[str, Any] = {"step": step, "local_steps": sync, "batch_size": batch}
+        return LocalSVRG(step=step, sync_every=sync, **svrg)
     if method == "Ditto":
-        return Ditto(**own, personal_step=step, personal_steps=25, proximal=values["Ditto"])
-    own |= {"step": SETTINGS[data].single["PFedMe"]["step"]}
-    return PFedMe(**own, proximal=values["pFedMe"], accuracy=0.005, inner_step=0.05, inner_steps=20)
+        return Ditto(step=step, **local, personal_step=step, personal_steps=25, proximal=values["Ditto"])
+    rate = SETTINGS[data].single["PFedMe"]["step"]
+    return PFedMe(step=rate, **local, proximal=values["pFedMe"], accuracy=0.005, inner_step=0.05, inner_steps=20)
 
 
 def node_run(
@@ -112,10 +116,9 @@ def node_run(
         settings["validation"] = validation
     if center != "both":
         settings |= {"center": center, "level": "nodes" if method == "Bi-level" else "single"}
-    labels = {"method": method, "data": data, "setting": setting, "center": center, "validation": validation or 0}
     return Config(
         name=f"{method}, {data}, setting {setting}, {center}" + (f", {validation}" if validation else ""),
-        labels=labels,
+        labels={"method": method, "data": data, "setting": setting, "center": center, "validation": validation or 0},
         task=both_centers if center == "both" else one_center,
         settings=settings,
         algorithm=trained(method, data, values),
@@ -127,8 +130,8 @@ def node_run(
 
 def all_methods(quick: bool, data: str, setting: int, **changes: Any) -> list[Config]:
     """The five methods, for both centres."""
-    alone = [node_run(quick, method, data, setting, center, **changes) for method in ALONE for center in KINDS]
-    return alone + [node_run(quick, method, data, setting, "both", **changes) for method in METHODS[2:]]
+    runs = dict.fromkeys((method, where(method, center)) for method in METHODS for center in KINDS)
+    return [node_run(quick, method, data, setting, center, **changes) for method, center in runs]
 
 
 def search_in(quick: bool, data: str, setting: int) -> list[Config]:
@@ -144,8 +147,7 @@ def search_in(quick: bool, data: str, setting: int) -> list[Config]:
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
         found += [tried("Bi-level", center, given, words) for center in KINDS]
     for method, values in LAMBDAS.items():
-        for value in values[:1] if quick else values:
-            found.append(tried(method, "both", {method: value}, f"λ {value:g}"))
+        found += [tried(method, "both", {method: v}, f"λ {v:g}") for v in (values[:1] if quick else values)]
     return found
 
 
@@ -165,8 +167,7 @@ def scores(
 ) -> list[float]:
     """The test accuracy, for each seed, of the model with the highest validation accuracy; with `last`, and on
     Covertype, of the last model."""
-    where = center if method in ALONE else "both"
-    own = select(results, method=method, data=data, setting=setting, center=where, **labels)
+    own = select(results, method=method, data=data, setting=setting, center=where(method, center), **labels)
     by_seed = own.groupby("seed")
     best = by_seed.tail(1) if last or data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
     return [float(value) for value in best[f"{center}_accuracy"]]
@@ -179,7 +180,7 @@ def cells(results: pd.DataFrame) -> list[tuple[str, int]]:
 
 def named(data: str, setting: int) -> str:
     """A cell's name."""
-    return f"{IMAGES.get(data, data)} {setting}"
+    return f"{IMAGES.get(data, data)}, setting {setting}"
 
 
 def in_most(cells: Sequence[bool | None]) -> bool | None:
@@ -190,38 +191,45 @@ def in_most(cells: Sequence[bool | None]) -> bool | None:
 
 
 def over_cells(found: Mapping[str, Mapping[str, Lead]], most: bool = False) -> Finding:
-    """Whether all the leads of a cell exceed the margin, in all cells or in most."""
-    own = {cell: together([more.holds for more in leads.values()]) for cell, leads in found.items()}
-    each = list(own.values())
-    figures: Figures = {
-        f"of {len(each)}: holds, within the margin, fails": [each.count(v) for v in (True, None, False)]
-    }
-    for cell, leads in found.items():
+    """Whether all the leads of a cell exceed the margin, in all cells or in most; a note names the others."""
+    each = [together([more.holds for more in leads.values()]) for leads in found.values()]
+    holds = in_most(each) if most else together(each)
+    figures: Figures = {}
+    if len(each) > 1:
+        figures[f"of {len(each)}: holds, within the margin, fails"] = [each.count(v) for v in (True, None, False)]
+    notes: dict[bool | None, list[str]] = {None: [], False: []}
+    for (cell, leads), own in zip(found.items(), each, strict=True):
         closest = min(leads, key=lambda name: leads[name].mean - leads[name].error)
         figures[f"{cell}, {closest}: difference, margin"] = leads[closest]
-    notes = []
-    for value, words in ((None, "Within the margin"), (False, "It fails")):
-        those = [f"{cell} ({name})" for cell, leads in found.items() for name, l in leads.items() if l.holds is value]
-        notes += [f"{words}: {', '.join(those)}."] if those and len(those) < 8 else []
-    return Finding(in_most(each) if most else together(each), figures, " ".join(notes))
+        if not own:
+            notes[own].append(f"{cell} ({', '.join(name for name, more in leads.items() if more.holds is own)})")
+    words = {None: "Within the margin", False: "It fails"}
+    note = " ".join(f"{words[value]}: {'; '.join(cells)}." for value, cells in notes.items() if 0 < len(cells) < 7)
+    return Finding(holds, figures, "" if holds else note)
+
+
+def ahead(results: pd.DataFrame, data: str, setting: int, one: tuple[str, str], other: tuple[str, str]) -> Lead:
+    """How far a method for a centre is ahead of another in a cell, over the seeds that both have."""
+    first, second = (scores(results, method, data, setting, center) for method, center in (one, other))
+    return lead(first[: len(second)], second)
 
 
 def by_validation(results: pd.DataFrame, method: str, data: str, setting: int, center: str) -> Lead:
-    """Bi-level's lead over a method, over the seeds of that method."""
-    ours, other = (scores(results, name, data, setting, center) for name in ("Bi-level", method))
-    return lead(ours[: len(other)], other)
+    """Bi-level's lead over a method."""
+    return ahead(results, data, setting, ("Bi-level", center), (method, center))
 
 
 def at_equal_points(results: pd.DataFrame, method: str, data: str, setting: int, center: str) -> Lead:
     """Bi-level's lead after the largest number of data points that both reach, seed by seed."""
-    labels = {"data": data, "setting": setting}
-    run = lambda name: curves(
-        results, f"{center}_accuracy", POINTS, method=name, center=center if name in ALONE else "both", **labels
+    ours, others = (
+        curves(
+            results, f"{center}_accuracy", POINTS, method=name, data=data, setting=setting, center=where(name, center)
+        )
+        for name in ("Bi-level", method)
     )
-    pairs = list(zip(run("Bi-level"), run(method), strict=True))
-    ends = [min(one.index[-1], two.index[-1]) for one, two in pairs]
-    at = lambda place: [np.interp(end, pair[place].index, pair[place]) for end, pair in zip(ends, pairs, strict=True)]
-    return lead(at(0), at(1))
+    ends = [min(one.index[-1], two.index[-1]) for one, two in zip(ours, others, strict=True)]
+    at = lambda runs: [np.interp(end, run.index, run) for end, run in zip(ends, runs, strict=True)]
+    return lead(at(ours), at(others))
 
 
 def best(results: pd.DataFrame, center: str, most: bool = False, by: Callable[..., Lead] = by_validation) -> Finding:
@@ -236,13 +244,18 @@ def similar_trusted(results: pd.DataFrame) -> Finding:
     start, end = own.first(), own.last()
     figures: Figures = {
         "similar nodes' share at the end: lowest, mean": [float(end.min()), float(end.mean())],
-        "least rise of that share": float((end - start).min()),
+        "its least rise": float((end - start).min()),
     }
     rises = [lead(own.to_numpy(), start[run].to_numpy()).holds for run, own in end.groupby("run")]
     return Finding(together(rises), figures)
 
 
 # Pictures.
+
+
+def two_errors(values: Sequence[float] | np.ndarray) -> float:
+    """Two standard errors of the mean; 0 for one seed."""
+    return 2 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def _panels(results: pd.DataFrame, words: str) -> tuple[Figure, list[tuple[Axes, str, int, str]]]:
@@ -263,32 +276,29 @@ def draw_methods(ax: Axes, results: pd.DataFrame, across: str, data: str, settin
     """The test accuracy of each method; of Local-train, which makes no exchanges, a line at its last."""
     ends = []
     for method in METHODS:
-        own = select(results, method=method, data=data, setting=setting, center=center if method in ALONE else "both")
-        ends.append(mean(own.groupby("seed")[f"{center}_accuracy"].last()))
+        own = select(results, method=method, data=data, setting=setting, center=where(method, center))
+        last = own.groupby("seed")[f"{center}_accuracy"].last().to_numpy()
+        ends.append(mean(last))
         if method == "Local-train" and across == "exchanges":
-            ax.axhline(ends[-1], label=method, color=report.style(method)["color"], linestyle=":")
+            colour, width = report.style(method)["color"], two_errors(last)
+            ax.axhline(ends[-1], label=method, color=colour, linestyle=":")
+            ax.axhspan(ends[-1] - width, ends[-1] + width, color=colour, alpha=0.15, linewidth=0)
         else:
             report.band(ax, own, across, f"{center}_accuracy", method, marker="")
     ax.set_ylim(min(ends) - 0.04, max(ends) + 0.03)
 
 
-def over_exchanges(results: pd.DataFrame) -> Figure:
-    """Fig. 1 and 7."""
-    fig, panels = _panels(results, "synchronisations")
-    for ax, *cell in panels:
-        draw_methods(ax, results, "exchanges", *cell)
+def accuracies_picture(results: pd.DataFrame, across: str = "exchanges") -> Figure:
+    """Fig. 1 and 7, over synchronisations; or Fig. 8 and 9, over data points, from the first evaluation on."""
+    fig, panels = _panels(results, "synchronisations" if across == "exchanges" else "data points of a node")
+    for ax, data, setting, center in panels:
+        draw_methods(ax, results[results["round"] > 0] if across == POINTS else results, across, data, setting, center)
+        ax.set_xscale("log" if across == POINTS else "linear")
     below(fig, fig.axes[0], 5)
     return fig
 
 
-def over_points(results: pd.DataFrame) -> Figure:
-    """Fig. 8 and 9, from the first evaluation on."""
-    fig, panels = _panels(results, "data points of a node")
-    for ax, *cell in panels:
-        draw_methods(ax, results[results["round"] > 0], POINTS, *cell)
-        ax.set_xscale("log")
-    below(fig, fig.axes[0], 5)
-    return fig
+over_points = partial(accuracies_picture, across=POINTS)
 
 
 def weights_picture(results: pd.DataFrame) -> Figure:
@@ -308,17 +318,14 @@ def weights_picture(results: pd.DataFrame) -> Figure:
 # Words.
 
 PERSONAL = "Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes of the centre's group."
-SCORED = (
-    "The scored model is the first with the highest validation accuracy, which for Local-train is its training "
-    f"accuracy. {PERSONAL}"
-)
+SCORED = "The scored model is the first with the highest validation accuracy (Local-train's training accuracy)."
 
 
 def chosen_words(*data: str) -> str:
     """The values that the search chose."""
     signs = ("γ", "γ_h", "η", "τ", "λ of Ditto", "λ of pFedMe")
-    each = (", ".join(f"{sign} = {v:g}" for sign, v in zip(signs, chosen(d).values(), strict=True)) for d in data)
-    return "Chosen by the search: " + "; ".join(f"{d}: {words}" for d, words in zip(data, each, strict=True)) + "."
+    words = lambda d: ", ".join(f"{sign} = {v:g}" for sign, v in zip(signs, chosen(d).values(), strict=True))
+    return f"Chosen by the search: {'; '.join(f'{d}: {words(d)}' for d in data)}."
 
 
 IMAGE_RUNS = (
@@ -327,7 +334,7 @@ IMAGE_RUNS = (
     "as many exchanges."
 )
 NOT_GIVEN = (
-    "Not given in the paper: the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, and what ± means "
+    "The paper does not give the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, or what ± means "
     "(standard deviation here)."
 )
 IMAGE_DIFFERENCES = (

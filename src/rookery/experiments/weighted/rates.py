@@ -19,7 +19,6 @@ from rookery.experiments.machinery.drawing import ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean
 from rookery.experiments.papers import WEIGHTED_PAPER
-from rookery.language.fed import Algorithm
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import WeightedNodes
 from rookery.tasks.task import Task
@@ -27,12 +26,12 @@ from rookery.tasks.task import Task
 NODES, CAP, LOCAL = 16, 0.5, 4  # K, b, τ where it is not 1
 CURVATURES = (0.5, 1.5)  # of the samples in each coordinate; their mean is 1
 REFRESH, LONGEST = 0.8, 0.2  # q and γ_0, with γ_0 ≤ q/4μ as in (17)
-METHODS = ("ABA", "Prox")
+METHODS = {"ABA": WeightedNodesABA, "Prox": WeightedNodesProx}
 EPSILONS = {"ABA": (0.1, 0.04, 0.015, 0.005, 0.002), "Prox": (0.5, 0.33, 0.22, 0.15, 0.1)}  # relative to the start
 WEIGHT_STEP = 1 / 3  # η = 1/(3ℓ_F), with ℓ_F = 1
 POWERS = {"ABA": 2, "Prox": 1}  # γ ∝ 1/S^p where τ > 1
 STRETCH = {"ABA": 1 / 40, "Prox": 1 / 3}  # of M: about 5, and so γ = γ_0, at the largest ε
-FIXED = (0.2, 0.1, 0.05)  # γ of the runs at a fixed one
+FIXED, COLOURS = (0.2, 0.1, 0.05), (report.VERMILION, report.GREEN, report.PURPLE)  # γ of the runs at a fixed one
 LENGTHS = {"ABA": lambda e: 4.5 * e**-0.5, "Prox": lambda e: 3.0 * e**-2}  # S
 BOUNDS = {("ABA", 1): -0.5, ("Prox", 1): -2.0, ("ABA", LOCAL): -1.5, ("Prox", LOCAL): -4.0}
 
@@ -88,78 +87,68 @@ def inner(method: str, tau: int, rounds: int) -> tuple[float, int, float]:
     return 1 / most, math.ceil(most * log), log
 
 
-def _method(method: str, step: float, steps: int, tau: int) -> Algorithm:
-    given: dict[str, Any] = {"model_step": step, "linear_step": step, "weight_step": WEIGHT_STEP, "steps": steps}
-    given |= {"sync_every": tau, "refresh": REFRESH, "batch_size": 1, "average": "theory", "strong_convexity": 1.0}
-    return WeightedNodesABA(**given) if method == "ABA" else WeightedNodesProx(**given)
+def _run(quick: bool, name: str, labels: dict[str, Any], steps: int, rounds: int, every: int = 1) -> Config:
+    step, algorithm = labels["step"], METHODS[labels["method"]]
+    return Config(
+        name=name,
+        labels=labels,
+        task=rates_task,
+        algorithm=algorithm(
+            model_step=step, linear_step=step, weight_step=WEIGHT_STEP, steps=steps, sync_every=labels["tau"],
+            refresh=REFRESH, batch_size=1, average="theory", strong_convexity=1.0,
+        ),
+        rounds=rounds,
+        every=every,
+        seeds=(0,) if quick else (0, 1, 2),
+        float64=True,
+    )  # fmt: skip
 
 
 def rated(quick: bool, method: str, tau: int, epsilon: float) -> Config:
     """A run of S rounds, where S, γ and T_s follow ε."""
     rounds = math.ceil(LENGTHS[method](epsilon))
     step, steps, log = inner(method, tau, rounds)
-    return Config(
-        name=f"{method}, τ = {tau}, ε = {epsilon:g}",
-        labels={"study": "rate", "method": method, "tau": tau, "epsilon": epsilon, "log": log, "step": step},
-        task=rates_task,
-        algorithm=_method(method, step, steps, tau),
-        rounds=rounds,
-        seeds=(0,) if quick else (0, 1, 2),
-        float64=True,
-    )
+    labels = {"study": "rate", "method": method, "tau": tau, "epsilon": epsilon, "log": log, "step": step}
+    return _run(quick, f"{method}, τ = {tau}, ε = {epsilon:g}", labels, steps, rounds)
 
 
 def fixed(quick: bool, tau: int, step: float) -> Config:
     """ABA at a fixed γ, with enough inner steps to forget the start."""
-    return Config(
-        name=f"ABA, τ = {tau}, γ = {step:g}",
-        labels={"study": "fixed", "method": "ABA", "tau": tau, "epsilon": 0.0, "log": 1.0, "step": step},
-        task=rates_task,
-        algorithm=_method("ABA", step, round(24 / step), tau),
-        rounds=20 if quick else 400,
-        every=10,
-        seeds=(0,) if quick else (0, 1, 2),
-        float64=True,
-    )
+    labels = {"study": "fixed", "method": "ABA", "tau": tau, "epsilon": 0.0, "log": 1.0, "step": step}
+    return _run(quick, f"ABA, τ = {tau}, γ = {step:g}", labels, round(24 / step), 20 if quick else 400, every=10)
 
 
 def rates_runs(quick: bool) -> list[Config]:
     """Two methods, with and without local steps, over ε; and ABA at fixed γ."""
     count = 1 if quick else 5
     rates = [rated(quick, m, tau, e) for m in METHODS for tau in (1, LOCAL) for e in EPSILONS[m][:count]]
-    return rates + [fixed(quick, tau, step) for tau in (1, LOCAL) for step in FIXED[: 1 if quick else None]]
+    return rates + [fixed(quick, tau, step) for tau in (1, LOCAL) for step in FIXED[:count]]
 
 
-def _reached(results: pd.DataFrame, method: str, tau: int, epsilon: float, across: str = "exchanges") -> float:
-    """Communications (or rounds) until ε is reached, the mean over the seeds; infinity if it is not.
+def rounds_to(curve: pd.Series, method: str, epsilon: float) -> float:
+    """Rounds until ε is reached; infinity if it is not. Between evaluations, logarithms are interpolated.
 
     ABA: F(w_ag) − F* ≤ ε. Prox, after s rounds: the mean of the squared gradient mapping over w^(0), …, w^(s−1), one of
     which it returns, is at most ε².
     """
-    labels: dict[str, Any] = {"study": "rate", "method": method, "tau": tau, "epsilon": epsilon}
-    own = select(results, **labels)
-    each = 1.0 if across == "round" else float(own["exchanges"].iloc[-1] / own["round"].iloc[-1])  # a round's
-    found = []
-    for curve in curves(results, "gap" if method == "ABA" else "mapping", **labels):
-        values = _every_round(curve)
-        if method == "Prox":
-            values = np.append(np.inf, np.sqrt(np.cumsum(values**2) / np.arange(1, len(values) + 1))[:-1])
-        hit = np.flatnonzero(values <= epsilon)
-        found.append(each * float(hit[0]) if len(hit) else np.inf)
-    return mean(found)
-
-
-def _every_round(curve: pd.Series) -> np.ndarray:
-    """The values at all rounds; between evaluations on a straight line of the logarithms."""
     rounds = np.arange(curve.index[-1] + 1)
-    return np.exp(np.interp(rounds, curve.index.to_numpy(float), np.log(curve.to_numpy())))
+    found = np.exp(np.interp(rounds, curve.index.to_numpy(float), np.log(curve.to_numpy())))
+    if method == "Prox":
+        found = np.append(np.inf, np.sqrt(np.cumsum(found**2) / (rounds + 1))[:-1])
+    hit = np.flatnonzero(found <= epsilon)
+    return float(hit[0]) if len(hit) else np.inf
 
 
-def _counts(results: pd.DataFrame, method: str, tau: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ε, from the largest; the communications until it is reached; and the logarithm in T_s."""
-    own = select(results, study="rate", method=method, tau=tau)
-    logs = own.groupby("epsilon")["log"].first().sort_index(ascending=False)
-    return logs.index.to_numpy(), np.array([_reached(results, method, tau, e) for e in logs.index]), logs.to_numpy()
+def _counts(results: pd.DataFrame, method: str, tau: int) -> np.ndarray:
+    """Rows: ε, from the largest; rounds and communications until it is reached; the logarithm in T_s."""
+    table = []
+    for epsilon in values(results, "epsilon", study="rate", method=method, tau=tau)[::-1]:
+        labels: dict[str, Any] = {"study": "rate", "method": method, "tau": tau, "epsilon": epsilon}
+        end = select(results, **labels).iloc[-1]
+        found = curves(results, "gap" if method == "ABA" else "mapping", **labels)
+        rounds = mean([rounds_to(curve, method, epsilon) for curve in found])
+        table.append((epsilon, rounds, rounds * end["exchanges"] / end["round"], end["log"]))
+    return np.array(table, float).T
 
 
 def rates_picture(results: pd.DataFrame) -> Figure:
@@ -167,7 +156,7 @@ def rates_picture(results: pd.DataFrame) -> Figure:
     fig, axes = report.figure(1, 3, width=14.5, height=4.6)
     for ax, method in zip(axes[0], METHODS, strict=False):
         for tau, colour in ((1, report.BLUE), (LOCAL, report.ORANGE)):
-            epsilons, counts, logs = _counts(results, method, tau)
+            epsilons, _, counts, logs = _counts(results, method, tau)
             bound = counts[0] * (epsilons / epsilons[0]) ** BOUNDS[method, tau] * logs / logs[0]
             ax.loglog(epsilons, counts, "o-", color=colour, label=f"τ = {tau}")
             words = f"bound, $\\tilde O(\\epsilon^{{{BOUNDS[method, tau]:g}}})$"
@@ -178,12 +167,16 @@ def rates_picture(results: pd.DataFrame) -> Figure:
         report.label(ax, "ε, relative to the start", "communications", f"{method}: until the {what} is ε")
         report.legend(ax)
     ax = axes[0, -1]
-    for step, colour in zip(FIXED, (report.VERMILION, report.GREEN, report.PURPLE), strict=True):
-        alone, local = (
-            select(results, study="fixed", tau=tau, step=step).groupby("round")["gap"] for tau in (1, LOCAL)
+    for tau, step, colour in (
+        *((LOCAL, *pair) for pair in zip(FIXED, COLOURS, strict=True)),
+        (1, FIXED[0], report.BLACK),
+    ):
+        words = f"τ = {LOCAL}, γ = {step:g}" if tau > 1 else "τ = 1, every γ"
+        own = select(results, study="fixed", tau=tau, step=step)
+        report.band(
+            ax, own, "round", "gap", words, color=colour, linestyle="-" if tau > 1 else ":", marker="o", markevery=1
         )
-        ax.semilogy(local.mean(), color=colour, label=f"τ = {LOCAL}, γ = {step:g}")
-        ax.semilogy(alone.mean(), ":", color=report.BLACK, label="τ = 1, every γ" if step == FIXED[-1] else None)
+    ax.set_yscale("log")
     report.label(ax, "rounds", "F gap, relative", "ABA at a fixed γ")
     report.legend(ax)
     return fig
@@ -194,15 +187,11 @@ claim = Claims()
 
 def _rate(results: pd.DataFrame, method: str, tau: int) -> Finding:
     """Without the logarithm in T_s the slope is no steeper than the bound, within its error, which is below .5."""
-    epsilons, counts, logs = _counts(results, method, tau)
+    epsilons, rounds, counts, logs = _counts(results, method, tau)
     slope, error = fitted_power(epsilons, counts / logs)
-    rounds = np.array([_reached(results, method, tau, e, "round") for e in epsilons])
     figures: Figures = {
-        f"slope without the logarithm in T_s, and half its 95 % interval (bound {BOUNDS[method, tau]:g})": [
-            slope,
-            error,
-        ],
-        "slope with it, and half its 95 % interval": fitted_power(epsilons, counts),
+        f"power of ε without T_s's logarithm, ± (bound {BOUNDS[method, tau]:g})": [slope, error],
+        "with it, ±": fitted_power(epsilons, counts),
         f"communications at ε = {listed(epsilons)}": counts,
         f"rounds times ε^{-BOUNDS[method, 1]:g}": rounds * epsilons ** -BOUNDS[method, 1],
     }
@@ -225,21 +214,20 @@ for method, tau, power, why in (
 
 @claim("At a fixed γ, local steps leave an error that falls with γ; τ = 1 leaves none.", "Prop. 3, (45)", "theory")
 def drift_remains(results: pd.DataFrame) -> Finding:
-    """At the end τ = 1 has the same gap at every γ (within 1 %); τ > 1 has a larger one, by more than the margin at
-    the largest γ, which falls by more than the margin."""
+    """At the end τ = 1 has the same gap at every γ (within 1 %); τ > 1 has a larger one, which falls with γ."""
     steps = values(results, "step", study="fixed")[::-1]
-    ends = {tau: [last(results, "gap", study="fixed", tau=tau, step=step) for step in steps] for tau in (1, LOCAL)}
-    alone, local = ([mean(own) for own in ends[tau]] for tau in (1, LOCAL))
+    alone, local = ([last(results, "gap", study="fixed", tau=t, step=step) for step in steps] for t in (1, LOCAL))
+    ends = [mean(own) for own in alone]
     figures: Figures = {
-        f"F gap at the end, γ = {listed(steps)}: τ = {LOCAL}, then τ = 1": [*local, *alone],
-        f"τ = {LOCAL} over τ = 1 at γ = {steps[0]:g}, and the margin": lead(ends[LOCAL][0], ends[1][0]),
-        f"fall from γ = {steps[0]:g} to {steps[-1]:g}, and the margin": lead(ends[LOCAL][0], ends[LOCAL][-1]),
+        f"F gap at γ = {listed(steps)}, τ = {LOCAL} (τ = 1: {ends[0]:.3g})": [mean(own) for own in local],
+        f"τ = {LOCAL} over τ = 1 at γ = {steps[0]:g}, and the margin": lead(local[0], alone[0]),
+        f"fall from γ = {steps[0]:g} to {steps[-1]:g}, and the margin": lead(local[0], local[-1]),
     }
-    parts = [more.holds for name, more in figures.items() if "margin" in name]
+    parts = [lead(local[0], alone[0]).holds, lead(local[0], local[-1]).holds]
     note = (
         "It is far below the ε of the other runs, which a fixed γ = γ_0 would have reached with fewer communications."
     )
-    return Finding(together([max(alone) < 1.01 * min(alone), *parts]), figures, note)
+    return Finding(together([max(ends) < 1.01 * min(ends), *parts]), figures, note)
 
 
 rates_experiment = Experiment(
@@ -254,9 +242,9 @@ rates_experiment = Experiment(
         "square over s of ‖w^(s) − Proj(w^(s) − η∇F)‖/η. η = 1/(3ℓ_F); Local-SVRG returns its average, q = "
         f"{REFRESH:g}. S = 4.5·ε^{{-1/2}} (ABA) or 3·ε^{{-2}} (Prox) rounds. γ and T_s are the theorems' at s = S − 1: "
         f"τ = 1: γ = γ_0 = {LONGEST:g}, T_s = ln(S^{{2p}}/γ_0)/γ_0; τ = {LOCAL}: γ = 1/M, T_s = M ln M³, M = "
-        "max(1/γ_0, cS^p), with p = 2, c = 1/40 (ABA) or p = 1, c = 1/3 (Prox). Slopes are fitted over five ε, with "
-        "and without T_s's logarithm, which the Õ of the bounds leaves out. A flatter slope than the bound's agrees. "
-        "*Fixed γ*: ABA, T_s = 24/γ, 400 rounds."
+        "max(1/γ_0, cS^p), with p = 2, c = 1/40 (ABA) or p = 1, c = 1/3 (Prox). Powers are fitted over five ε, with "
+        "and without T_s's logarithm, which the Õ of the bounds leaves out; ± is half the 95 % interval. A flatter "
+        "slope than the bound's agrees. *Fixed γ*: ABA, T_s = 24/γ, 400 rounds."
     ),
     runs=rates_runs,
     picture=rates_picture,

@@ -163,9 +163,9 @@ def theory_picture(results: pd.DataFrame) -> Figure:
         row, column = 2 * (place // 3), place % 3
         above, under = axes[row, column], axes[row + 1, column]
         values, distances = _ends(results, sweep, "dist")
-        spread(above, values, distances, color=report.BLUE, marker="o")
+        spread(above, values, list(distances), color=report.BLUE, marker="o")
         for (metric, words), colour in zip(LEARNERS.items(), (report.BLUE, report.ORANGE, report.GREY), strict=True):
-            spread(under, values, _ends(results, sweep, metric)[1], color=colour, marker="o", label=words)
+            spread(under, values, list(_ends(results, sweep, metric)[1]), color=colour, marker="o", label=words)
         for ax in (above, under):
             ax.set_xscale("log")
             ticks(ax, list(values))
