@@ -29,20 +29,24 @@ def frame(ends: dict[tuple[str, str, collapse.Steps], np.ndarray], seeds: int = 
 
 def of_steps(**fails: bool) -> pd.DataFrame:
     """LFedNest with each of the smaller steps, which fail or last."""
-    steps = {"SERIES": collapse.SERIES, "UPPER": collapse.UPPER, "LOWER": collapse.LOWER}
+    steps = {"OUTER": collapse.OUTER, "LOWER": collapse.LOWER, "SERIES": collapse.SERIES, "UPPER": collapse.UPPER}
     return frame(
-        {("LFedNest", h, s): FAILS if fails[name] else LASTS for name, s in steps.items() for h in ("none", "all")}
+        {("LFedNest", h, s): FAILS if fails.get(name) else LASTS for name, s in steps.items() for h in ("none", "all")}
     )
 
 
-@pytest.mark.parametrize(
-    ("series", "upper", "lower", "holds"),
-    [(False, False, True, True), (True, False, True, False), (False, True, True, False), (False, False, False, False)],
-)
-def test_the_outer_level_decides_only_if_the_lower_step_does_not(
-    series: bool, upper: bool, lower: bool, holds: bool
-) -> None:
-    assert collapse.outer_level_decides(of_steps(SERIES=series, UPPER=upper, LOWER=lower)).holds is holds
+@pytest.mark.parametrize(("outer", "lower", "holds"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_the_outer_level_decides_only_if_the_lower_step_does_not(outer: bool, lower: bool, holds: bool) -> None:
+    assert collapse.outer_level_decides(of_steps(OUTER=outer, LOWER=lower)).holds is holds
+
+
+def test_the_authors_script_fails_only_if_every_seed_does_and_is_no_set_of_habits() -> None:
+    ours = {("LFedNest", "none", collapse.SCRIPT): FAILS}
+    assert collapse.the_script_fails(frame(ours)).holds is None
+    lasts = frame({**ours, ("LFedNest", collapse.AUTHORS, collapse.SCRIPT): LASTS})
+    assert collapse.the_script_fails(lasts).holds is False
+    assert collapse.no_habit_prevents_it(lasts).holds
+    assert collapse.the_script_fails(frame({("LFedNest", collapse.AUTHORS, collapse.SCRIPT): FAILS})).holds
 
 
 def test_a_run_fails_only_after_its_curvature_has_passed_the_limit() -> None:

@@ -130,33 +130,26 @@ def test_rates_at_which_methods_converge():
     assert fig6.communication_stands_larger_rates(swapped).holds is False
 
 
-def standing(**converging):
-    """Results in which each method converges at these rates, of the four and those beyond that were run of it."""
+def standing(*largest):
+    """Results in which each method converges up to a rate."""
     good, bad = [0.1] + [0.93] * 20, [0.1] + [0.3] * 20
-    return frame(
-        {
-            (m, "non-i.i.d.", 1, rate): good if rate in converging[m] else bad
-            for m in fig6.RATED
-            for rate in (*fig6.RATES, *fig6.EDGE_RATES[m])
-        }
-    )
+    stood = dict(zip(fig6.RATED, largest, strict=True))
+    return frame({(m, "non-i.i.d.", 1, r): good if r <= stood[m] else bad for m in stood for r in fig6.RATES})
 
 
-def test_rates_beyond_the_figure_s_tell_what_a_method_stands():
-    low, four = (0.003, 0.0055), (0.003, 0.01, 0.03, 0.06)
-    apart = {"FedNest": (*four, 0.1, 0.13), "FedNestSGD": (*four, 0.1), "LFedNestSVRG": low, "LFedNest": (0.003,)}
-    results = standing(**apart)
-    found = fig6.communication_stands_larger_rates(results)
+def test_methods_are_told_apart_by_the_largest_rate_that_they_stand():
+    found = fig6.communication_stands_larger_rates(standing(0.06, 0.03, 0.01, 0.003))
     assert found.holds
-    assert [*found.figures.values()] == [[0.13, 0.1, 0.0055, 0.003]]
-    assert fig6.fednest_stands_the_largest(results).holds  # of the figure's four, as before
-    assert fig6.with_a_fixed_one(results).holds
-    assert fig6.fedout_stands_larger_rates(results).holds
-    assert fig6.communication_stands_larger_rates(standing(**apart | {"LFedNest": (0.003, 0.01)})).holds is False
-    assert not fig6.fedout_stands_larger_rates(standing(**apart | {"LFedNest": (0.003, 0.03)})).holds
-    same = fig6.communication_stands_larger_rates(standing(**apart | {"FedNest": (*four, 0.1)}))
+    assert [*found.figures.values()] == [[0.06, 0.03, 0.01, 0.003]]
+    assert fig6.with_a_fixed_one(standing(0.06, 0.03, 0.01, 0.003)).holds
+    assert not fig6.with_a_fixed_one(standing(0.06, 0.03, 0.01, 0.01)).holds
+    assert fig6.communication_stands_larger_rates(standing(0.06, 0.03, 0.003, 0.01)).holds is False
+    same = fig6.communication_stands_larger_rates(standing(0.03, 0.03, 0.01, 0.003))
     assert same.holds is None
     assert "the same largest rate" in same.note
+    hessian = standing(0.01, 0.06, 0.01, 0.003).assign(hessian_step="auto")
+    assert fig6.sgd_alone(hessian).holds
+    assert not fig6.sgd_alone(standing(0.06, 0.06, 0.01, 0.003).assign(hessian_step="auto")).holds
 
 
 def test_where_the_rate_is_the_fixed_hessian_step_the_runs_count_for_both():

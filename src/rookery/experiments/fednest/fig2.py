@@ -10,9 +10,8 @@ from rookery.experiments.fednest import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import averages, best, curves, ends, ends_by, moves, reached, select
 from rookery.experiments.machinery.drawing import legend
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
+from rookery.experiments.machinery.experiment import Config, Headline
 from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
-from rookery.experiments.papers import FEDNEST_PAPER
 
 COMMUNICATIONS = 4000  # where the axes of Fig. 2b and 2c end
 
@@ -132,16 +131,14 @@ def implicit_part(results: pd.DataFrame) -> Finding:
     return Finding(max(short) < 1 / 8 and min(series) > 1 / 2 and min(exact) > 1, figures, note)
 
 
-fig2a = Experiment(
-    name="fednest-fig2a",
-    title="hyper-representation on MNIST, FedNest and LFedNest",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2a and Sec. 4.1.",
-    setup=f"{shared.REPRESENTATION} *1/ℓ from the Hessian*: half the inverse of its norm, estimated as it changes.",
+fig2a = shared.experiment(
+    "fednest-fig2a",
+    "FedNest and LFedNest",
+    "Fig. 2a and Sec. 4.1",
+    setup="*1/ℓ from the Hessian*: half the inverse of its norm, estimated as it changes.",
     runs=fig2a_runs,
     picture=fig2a_picture,
     claims=tuple(fig2a_claims),
-    differences=shared.REPRESENTATION_DIFFERENCES,
-    family=shared.FAMILY,
     headlines=lambda results: [
         Headline(f"{m}, non-i.i.d.", told, ends(shared.scripts(results), method=m, split="non-i.i.d."))
         for m, told in zip(TWO, ("≈ .915", "≈ .875"), strict=True)
@@ -199,16 +196,14 @@ def svrg_is_stabler(results: pd.DataFrame) -> Finding:
     return Finding(more.holds, figures)
 
 
-fig2b = Experiment(
-    name="fednest-fig2b",
-    title="hyper-representation on MNIST, SVRG or SGD in the inner optimizer",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2b and Sec. 4.1.",
-    setup=f"{shared.REPRESENTATION} By communications (FedNest has 10 a round, FedNestSGD 9), up to the printed 4,000.",
+fig2b = shared.experiment(
+    "fednest-fig2b",
+    "SVRG or SGD in the inner optimizer",
+    "Fig. 2b and Sec. 4.1",
+    setup="By communications (FedNest has 10 a round, FedNestSGD 9), up to the printed 4,000.",
     runs=fig2b_runs,
     picture=fig2b_picture,
     claims=tuple(fig2b_claims),
-    differences=shared.REPRESENTATION_DIFFERENCES,
-    family=shared.FAMILY,
     headlines=lambda results: [
         Headline(
             f"{m}, non-i.i.d., at 4,000 communications", told, ends(printed(results), method=m, split="non-i.i.d.")
@@ -274,16 +269,14 @@ def tau_improves_accuracy(results: pd.DataFrame) -> Finding:
     return Finding(together([ahead.holds for ahead in leads.values()]), figures)
 
 
-fig2c = Experiment(
-    name="fednest-fig2c",
-    title="hyper-representation on MNIST, local steps in the outer optimizer",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 2c and Sec. 4.1.",
-    setup=f"{shared.REPRESENTATION} By communications, up to the printed 4,000. τ = 1 and 5 are the authors' scripts'.",
+fig2c = shared.experiment(
+    "fednest-fig2c",
+    "local steps in the outer optimizer",
+    "Fig. 2c and Sec. 4.1",
+    setup="By communications, up to the printed 4,000. τ = 1 and 5 are the authors' scripts'.",
     runs=fig2c_runs,
     picture=fig2c_picture,
     claims=tuple(fig2c_claims),
-    differences=shared.REPRESENTATION_DIFFERENCES,
-    family=shared.FAMILY,
     headlines=lambda results: [
         Headline(
             f"τ = {tau}, non-i.i.d., at 4,000 communications", told, ends(printed(results), tau=tau, split="non-i.i.d.")

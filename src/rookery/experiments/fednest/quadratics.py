@@ -22,7 +22,6 @@ from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 
 CLASSES = ("bilevel", "minimax", "compositional", "single level")
-SUMMED = "bilevel, summed series"  # the same problem and N, without the random choice of N'
 DIM, CLIENTS, SAMPLES = 4, 5, 64
 SCALE = 0.02  # of the upper loss: the theory's steps, which are not scale-free, are then of a useful size
 MINIMAX_SCALE = 0.1  # of the only loss: less would need a lower step above 1, which Lemma C.3 forbids
@@ -30,11 +29,6 @@ LOCAL_STEPS = np.array([1, 1, 2, 2, 3])  # τ_i
 LOWER_ROUNDS = 5  # T of bilevel and minimax
 
 Rows = list[dict[str, np.ndarray]]
-
-
-def class_of(name: str) -> str:
-    """The class of a problem by its name in the results."""
-    return "bilevel" if name == SUMMED else name
 
 
 def rates_task(seed: int, problem: str, noise: float) -> Task:
@@ -192,9 +186,9 @@ def _constants(name: str, noise: float) -> Any:
 
 def theory_method(name: str, noise: float, rounds: int, first: int, **changes: Any) -> Algorithm:
     """The theorem's method for K rounds; ᾱ is such that α is at its cap for the smallest K, `first`."""
-    constants = _constants(class_of(name), noise)
+    constants = _constants(name, noise)
     others: dict[str, Any] = {"batch_size": 1}
-    if class_of(name) == "bilevel":
+    if name == "bilevel":
         others |= {"resample": False, **changes}  # every cohort is the whole federation
     if name == "single level":  # its cap is far above the others'
         cap = theory.fedsvrg(constants, 1, alpha_bar=math.inf).step / 8
@@ -202,6 +196,4 @@ def theory_method(name: str, noise: float, rounds: int, first: int, **changes: A
     t = None if name == "compositional" else LOWER_ROUNDS
     bar = theory.steps(constants, rounds, t).cap * math.sqrt(first)
     others |= {"lower_local_steps": LOCAL_STEPS, "upper_local_steps": LOCAL_STEPS}
-    if name == SUMMED:
-        others["neumann"] = "sum"
     return theory.fednest(constants, rounds, t, alpha_bar=bar, **others)

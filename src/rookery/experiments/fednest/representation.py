@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.experiments.machinery.drawing import draw, legend, zoom
-from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import SPLITS
+from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.fed import Epochs
 from rookery.tasks import hyperrep
 
@@ -18,6 +19,7 @@ METHODS: dict[str, Any] = {cls.__name__: cls for cls in (FedNest, FedNestSGD, LF
 FAMILY = "fednest-mnist"
 HESSIAN_STEP = 0.01  # 1/ℓ, as in the authors' scripts
 AUTO = "auto"  # 1/ℓ from the Hessian, for comparison
+COLOURS = {"FedNestSGD": report.ORANGE}  # beside FedNest, whose blue is near its own
 ACROSS = {"round": "rounds (the paper's epochs)", "exchanges": "communications"}
 
 
@@ -67,11 +69,27 @@ REPRESENTATION_DIFFERENCES = (
 )
 
 
+def experiment(
+    name: str, title: str, where: str, setup: str = "", differences: Sequence[str] = (), **parts: Any
+) -> Experiment:
+    """An experiment on this task: its name and title, the place in the paper, and what is added to the set-up."""
+    return Experiment(
+        name=name,
+        title=f"hyper-representation on MNIST, {title}",
+        paper=f"{FEDNEST_PAPER}, ICML 2022, {where}.",
+        setup=f"{REPRESENTATION} {setup}".strip(),
+        differences=(*REPRESENTATION_DIFFERENCES, *differences),
+        family=FAMILY,
+        **parts,
+    )
+
+
 def by_split(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Lines for methods on both splits: a method keeps its colour, i.i.d. is dashed."""
     return {
-        f"{method}, {split}": {"method": method, "split": split, "look": {**report.style(method), "linestyle": line}}
+        f"{method}, {split}": {"method": method, "split": split, "look": {**look, "linestyle": line}}
         for method in methods
+        for look in [{**report.style(method), "color": COLOURS.get(method, report.style(method)["color"])}]
         for split, line in zip(SPLITS, ("--", "-"), strict=True)
     }
 
