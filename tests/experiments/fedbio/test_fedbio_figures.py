@@ -6,10 +6,8 @@ import pytest
 @pytest.mark.slow
 def test_cleaning_tells_wrong_labels_and_beats_plain_training(quick):
     results, claims = quick("fedbio-cleaning")
-    assert (
-        claims["Weights of corrupted samples fall below those of clean ones (AUC above .8 at every ρ)."]["verdict"]
-        == "reproduced"
-    )
+    found = claims["The weights tell corrupted samples from clean ones (AUC above .8 at every ρ)."]
+    assert found["verdict"] == "reproduced"
     end = results[(results["fraction"] == 0.8) & (results["round"] == 20)].set_index("method")
     assert end["accuracy"]["FedBiO"] > end["accuracy"]["FedAvg"] + 0.1
     assert end["auc"]["FedBiO"] > 0.9
@@ -27,4 +25,6 @@ def test_group_weights_help_the_worst_group(quick):
     results, claims = quick("fedbio-fair")
     assert set(results[results["split"] == "mixed"]["method"]) == {"FedBiO", "FedBiOAcc", "FedAvg"}
     assert {"AFL", "DRFA", "q-FedAvg"} < set(results[results["split"] == "by group"]["method"])
-    assert claims["The worst group gains."]["verdict"] == "reproduced"
+    gain, margin = claims["The worst group gains over FedAvg on both splits."]["figures"]["least gain, and the margin"]
+    assert gain > 0
+    assert margin == "inf"  # one seed has no spread, so that nothing is decided

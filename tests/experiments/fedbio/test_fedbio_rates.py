@@ -7,7 +7,7 @@ import pytest
 from rookery.experiments.fedbio import rates
 from rookery.experiments.fedbio.quadratics import EPSILONS, steps
 
-NEST = {"of": ("FedNest", "exchanges")}
+NEST = {"name": "FedNest", "cost": "exchanges"}
 
 
 def runs(name: str, mean, *, epsilons=(0.0,), grid=None, batch=lambda epsilon: 1) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def test_samples_are_a_clients_own_and_follow_the_batch() -> None:
     np.testing.assert_allclose([one.exchanges for one in costs.each], [3 / e for e in epsilons], rtol=0.02)
     np.testing.assert_allclose([one.samples for one in costs.each], [2 / e**2 for e in epsilons], rtol=0.02)
     assert {one.step for one in costs.each} == {0.04}
-    finding = rates.rate(results, of=("FedBiO", "exchanges"))  # a mean like 1/n has no floor
+    finding = rates.rate(results, name="FedBiO", cost="exchanges")  # a mean like 1/n has no floor
     assert finding.holds is None
     assert "dying away" in finding.note
 

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedBiOAccLocal, FedBiOLocal
-from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET, chosen_words
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
+from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import curves, ends, reached
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
-from rookery.experiments.machinery.numbers import Figures, mean
+from rookery.experiments.machinery.numbers import Figures, chosen_words, listed, mean
 from rookery.experiments.papers import FEDBIO_PAPER
 from rookery.tasks.few_shot import few_shot
 
@@ -59,9 +59,6 @@ def episodes_search(quick: bool) -> list[Config]:
     ]
 
 
-SHOT_GRID = Grid(r"upper step (?P<upper>\S+)$", ("method",), lambda search: search["accuracy"])
-
-
 def episodes_picture(results: pd.DataFrame) -> Figure:
     """Accuracy on fresh episodes against communications and against samples."""
     fig, axes = report.figure(1, 2, width=11.0, height=4.2)
@@ -78,29 +75,28 @@ claim = Claims()
 
 
 @claim(
-    "FedBiOAccLocal reaches a given accuracy in fewer communications.",
-    "Table 1",
-    "theory",
-    set_up="Table 1 is about small ε, and these accuracies are not: a round of FedBiOAccLocal has two exchanges, x and "
-    "then ν, where FedBiOLocal has one. In rounds the two are alike up to 80 %, then FedBiOLocal is ahead; "
-    "FedBiOAccLocal ends higher. Both steps are inside their grids.",
+    "FedBiOAccLocal reaches 70 to 88 % in fewer communications than FedBiOLocal.",
+    set_up="A round of FedBiOAccLocal has two exchanges, one of FedBiOLocal one. In rounds they are alike up to 80 %, "
+    "then FedBiOLocal is ahead; FedBiOAccLocal ends higher. The theory is about small ε (fedbio-rates).",
 )
 def fewer_communications(results: pd.DataFrame) -> Finding:
     """FedBiOAccLocal's mean over the seeds reaches every level that either reaches with fewer communications."""
     average = {m: pd.concat(curves(results, across="exchanges", method=m), axis=1).mean(axis=1) for m in LOCAL}
-    counts = {level: [reached(average[m], level) for m in LOCAL] for level in LEVELS}
-    figures: Figures = {f"communications to {level:.0%}, {', '.join(LOCAL)}": own for level, own in counts.items()}
-    figures |= {f"end, {method}": mean(ends(results, method=method)) for method in LOCAL}
-    fewer = [own[1] < own[0] for own in counts.values() if np.isfinite(own).any()]
+    counts = {m: [reached(own, level) for level in LEVELS] for m, own in average.items()}
+    plain, accelerated = counts.values()
+    figures: Figures = {"communications, times, by level": np.divide(accelerated, plain)}
+    figures |= {f"communications to {listed(LEVELS)}, {m}": own for m, own in counts.items()}
+    fewer = [fast < slow for slow, fast in zip(plain, accelerated, strict=True) if np.isfinite([slow, fast]).any()]
     return Finding(bool(fewer) and all(fewer), figures)
 
 
-@claim("Both learn a representation that serves new characters.")
+@claim("Both learn a representation that serves new characters: they gain more than 10 points.")
 def learns_a_representation(results: pd.DataFrame) -> Finding:
-    """Both end at least 10 points above the start, on characters that no client has."""
-    start = mean([curve.iloc[0] for curve in curves(results, method="FedBiOLocal")])
-    end = {m: mean(ends(results, method=m)) for m in LOCAL}
-    return Finding(min(end.values()) >= start + 0.1, {"start": start} | {f"end, {m}": own for m, own in end.items()})
+    """By more than the margin, on characters that no client has."""
+    start = np.array([curve.iloc[0] for curve in curves(results, method="FedBiOLocal")])
+    gains = {m: lead(ends(results, method=m), start + 0.1) for m in LOCAL}
+    figures: Figures = {f"gain, {', '.join(LOCAL)}": [gain.mean + 0.1 for gain in gains.values()], "start": mean(start)}
+    return Finding(together([gain.holds for gain in gains.values()]), figures)
 
 
 hyperrep_experiment = Experiment(
@@ -120,10 +116,10 @@ hyperrep_experiment = Experiment(
     claims=tuple(claim),
     differences=(
         OURS_TO_SET,
-        "The upper steps were searched on two seeds that are not reported, by the accuracy after 200 rounds "
-        "(`search.csv`).",
+        "The upper steps were searched on two seeds that are not reported, by the accuracy after 200 rounds on fresh "
+        "episodes of the test alphabets: there are no others to judge by.",
     ),
     search=episodes_search,
-    grid=SHOT_GRID,
+    grid=Grid(r"upper step (?P<upper>\S+)$", ("method",), lambda search: search["accuracy"]),
     headlines=lambda results: [Headline(m, "", ends(results, method=m)) for m in LOCAL],
 )

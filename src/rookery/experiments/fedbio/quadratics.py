@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOLocal, FedNest
+from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal, FedNest
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.experiment import Config
 from rookery.language.fed import Algorithm
@@ -21,12 +21,14 @@ FEDERATIONS = (4, 32)  # M
 EPSILONS = {  # of the mean ‖∇Φ‖², relative to the start's; halved each time, so that b and the grid follow exactly
     "FedBiO": (0.08, 0.04, 0.02, 0.01, 0.005),
     "FedBiOAcc": (0.04, 0.02, 0.01, 0.005, 0.0025, 0.00125),
+    "FedBiOAccLocal": (0.04, 0.02, 0.01, 0.005, 0.0025),
     "FedNest": (0.08, 0.04, 0.02, 0.01, 0.005, 0.0025),
 }
 # Distance of the start in every entry, and noise: so near that drift (FedBiO) or noise (the others) gives floors of the
 # size of ε at steps so small that the start dies away over several rounds.
-NEAR = {"FedBiO": (0.008, 0.03), "FedBiOAcc": (0.008, 0.1), "FedNest": (0.03, 0.1)}
-SEEDS = {"FedBiO": 2, "FedBiOAcc": 4, "FedNest": 8}
+NEAR = {"FedBiO": (0.008, 0.03), "FedBiOAcc": (0.008, 0.1), "FedBiOAccLocal": (0.008, 0.1), "FedNest": (0.03, 0.1)}
+SEEDS = {"FedBiO": 2, "FedBiOAcc": 4, "FedBiOAccLocal": 4, "FedNest": 8}
+ACCELERATED = ("FedBiOAcc", "FedBiOAccLocal")
 LOCAL, ACC_LOCAL = 4, 8  # I of FedBiO; of FedBiOAcc at the smallest M
 SIZES = (4, 16, 64)  # M of the runs about the noise
 DRIFTS = (0.04, 0.02, 0.01, 0.005)  # steps of the runs about the drift
@@ -50,16 +52,20 @@ def rates_task(seed: int, clients: int, scope: Scope = "global") -> Task:
 
 
 @functools.cache
-def _near(clients: int, start: float, noise: float) -> Task:
+def _near(clients: int, start: float, noise: float, scope: Scope) -> Task:
     """Clients that differ more, with less noise; their linear terms have mean zero, so that x*, y* and u* are 0.
 
-    They are copies of the same few clients, so that only their number changes with M.
+    They are copies of the same few clients, so that only their number changes with M. With a lower level for each
+    client, b_i = c_i = 0, so that x* and all y_i*(x*) are 0 and a short series has no bias there.
     """
     few = FEDERATIONS[0]
-    task = quadratic(few, samples=SAMPLES, noise=noise, heterogeneity=1.0, seed=7, replace=True)
+    task = quadratic(few, samples=SAMPLES, noise=noise, heterogeneity=1.0, seed=7, replace=True, scope=scope)
     own = task.clients
-    lower, upper = (_centred(source.rows, few) * (clients // few) for source in (own.lower, own.upper))
-    near = Clients(lower, upper, replace=True)
+    lower, upper = (_centred(source.rows, few) for source in (own.lower, own.upper))
+    if scope == "client":
+        for rows, name in [*((own, "b") for own in lower), *((own, "c") for own in upper)]:
+            rows[name] = rows[name] - rows[name].mean(axis=0)
+    near = Clients(lower * (clients // few), upper * (clients // few), replace=True)
     x, y = task.init
     task = dataclasses.replace(task, clients=near, init=(start * np.ones_like(x), np.zeros_like(y)))
     gradient = solution(task).hypergradient
@@ -75,13 +81,13 @@ def _centred(rows: Any, clients: int) -> list[dict[str, np.ndarray]]:
     return [{name: np.split(value, clients)[i] for name, value in whole.items()} for i in range(clients)]
 
 
-def near_task(seed: int, clients: int, start: float, noise: float) -> Task:
+def near_task(seed: int, clients: int, start: float, noise: float, scope: Scope = "global") -> Task:
     """The same problem for every seed of the run; the start of every other seed is on the other side of the optimum.
 
     The cross term between the start's part of ∇Φ and the drift's part is then zero in the mean over the seeds. With
     that term, n ε^{3/2} goes to its limit like ε^{1/2}, not like ε.
     """
-    task = _near(clients, start, noise)
+    task = _near(clients, start, noise, scope)
     x, y = task.init
     return dataclasses.replace(task, init=((-1) ** seed * x, y))
 
@@ -94,7 +100,7 @@ def steps(name: str, clients: int, epsilon: float) -> tuple[float, ...]:
     middle, places = 0.02, range(-13, 10)
     if name == "FedBiO":
         middle, places = 0.01 * math.sqrt(epsilon / 0.08), range(-2, 3)
-    elif name == "FedBiOAcc":
+    elif name in ACCELERATED:
         middle, places = 0.125 * clients / FEDERATIONS[0], range(-2, 3)
     return tuple(float(f"{middle * 2 ** (k / 4):.3g}") for k in places)
 
@@ -112,14 +118,18 @@ def method(name: str, clients: int, epsilon: float, step: float) -> tuple[Algori
     if name == "FedBiO":  # b ∝ 1/(Mε), I fixed
         algorithm = FedBiO(**_three(step), local_steps=LOCAL, batch_size=round(0.96 / (clients * epsilon)))
         return algorithm, round(110 * (epsilon / 0.08) ** -1.5)
-    if name == "FedBiOAcc":  # b ∝ ε^{-1/2}, I ∝ M^{-2/3}, b_1 = I^{3/2}b, c ∝ 1/(bM), u₀ ∝ (bM)²I^{9/2}; δ: by α_1
+    if name in ACCELERATED:  # b ∝ ε^{-1/2}, I ∝ M^{-2/3}, b_1 = I^{3/2}b, c ∝ 1/(bM), u₀ ∝ (bM)²I^{9/2}; δ: by α_1
         local = acc_local(clients)
         batch = round(epsilon**-0.5)
         offset, forget = 64 * batch**2 / clients, 80 / (batch * clients)
-        accelerated = FedBiOAcc(
-            **_three(0.1), local_steps=local, batch_size=batch, first_batch=round(local**1.5 * batch),
-            delta=step * offset ** (1 / 3), offset=offset, c_lower=forget, c_upper=forget, c_linear=forget,
-        )  # fmt: skip
+        common: dict[str, Any] = {
+            "upper_step": 0.1, "lower_step": 0.1, "local_steps": local, "batch_size": batch, "c_upper": forget,
+            "first_batch": round(local**1.5 * batch), "delta": step * offset ** (1 / 3), "offset": offset,
+            "c_lower": forget,
+        }  # fmt: skip
+        accelerated: Algorithm = FedBiOAcc(**common, linear_step=0.1, c_linear=forget)
+        if name == "FedBiOAccLocal":  # b_y = bM
+            accelerated = FedBiOAccLocal(**common, lower_batch=batch * clients, neumann_terms=8, hessian_step=1 / 3)
         return accelerated, round(5 / epsilon * (clients / FEDERATIONS[0]) ** (-1 / 3))
     inner: dict[str, Any] = {"lower_step": 0.1, "lower_local_steps": 4, "neumann_terms": 20, "hessian_step": 0.2}
     return FedNest(upper_step=step, **inner, batch_size=1), round(
@@ -138,10 +148,11 @@ def rated(quick: bool, name: str, clients: int, epsilon: float, step: float) -> 
         name=f"{name}, M = {clients}, ε = {epsilon:g}, step {step:g}" if epsilon else f"{name}, step {step:g}",
         labels={"study": "rate", "method": name, "clients": clients, "epsilon": epsilon, "step": step},
         task=near_task,
-        settings={"clients": clients, "start": start, "noise": noise},
+        settings={"clients": clients, "start": start, "noise": noise}
+        | ({"scope": "client"} if name == "FedBiOAccLocal" else {}),
         algorithm=algorithm,
         rounds=min(rounds, 40) if quick else rounds,
-        every=1 if quick or name == "FedBiOAcc" else min(9, max(1, round(rounds / 1500))),
+        every=1 if quick or name in ACCELERATED else min(9, max(1, round(rounds / 1500))),
         seeds=(0,) if quick else tuple(range(SEEDS[name])),
         float64=True,
     )
@@ -173,7 +184,7 @@ def runs(quick: bool) -> list[Config]:
     rates = [
         rated(quick, name, clients, epsilon, step)
         for name, epsilons in EPSILONS.items()
-        for clients in FEDERATIONS[: 2 if name == "FedBiOAcc" else 1]
+        for clients in FEDERATIONS[: 2 if name in ACCELERATED else 1]
         for epsilon in ((0.0,) if name == "FedNest" else epsilons[:2] if quick else epsilons)
         for step in steps(name, clients, epsilon)[: 3 if quick else None]
     ]

@@ -1,9 +1,10 @@
 """The communication complexity of FedBiO's theory, on stochastic quadratics with known hypergradient."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,16 +12,16 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fedbio import quadratics
-from rookery.experiments.machinery.claims import Claims, Finding, margin, together
-from rookery.experiments.machinery.curves import select, values
-from rookery.experiments.machinery.drawing import ticks
+from rookery.experiments.machinery.claims import Claims, Finding, lead, margin, together
+from rookery.experiments.machinery.curves import last, select, values
+from rookery.experiments.machinery.drawing import name_lines, ticks
 from rookery.experiments.machinery.experiment import Experiment
-from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean, power
+from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean, means, power
 from rookery.experiments.papers import FEDBIO_PAPER
 
 SLOPES = {  # the theory's against ε
-    "exchanges": {"FedBiO": -1.5, "FedBiOAcc": -1.0, "FedNest": -2.0},
-    "samples": {"FedBiO": -2.5, "FedBiOAcc": -1.5, "FedNest": -2.0},  # of a client
+    "exchanges": {"FedBiO": -1.5, "FedBiOAcc": -1.0, "FedBiOAccLocal": -1.0, "FedNest": -2.0},
+    "samples": {"FedBiO": -2.5, "FedBiOAcc": -1.5, "FedBiOAccLocal": -1.5, "FedNest": -2.0},  # of a client
 }
 POWERS = {"exchanges": -1 / 3, "samples": -1.0}  # the theory's of M, FedBiOAcc
 WORDS = {"exchanges": "communications", "samples": "samples of a client"}
@@ -140,65 +141,57 @@ def _costs(results: pd.DataFrame, name: str) -> dict[int, Costs]:
     return found
 
 
-def _floor(results: pd.DataFrame, **labels: Any) -> float:
+def _floor(results: pd.DataFrame) -> float:
     """The floor, averaged over the seeds."""
-    return float(select(results, **labels)["floor"].mean())
+    return float(results["floor"].mean())
 
 
-def _floors(results: pd.DataFrame, study: str, over: str) -> tuple[list[float], list[float]]:
-    places = values(results, over, study=study)
-    return places, [_floor(results, study=study, **{over: place}) for place in places]
+def _floors(results: pd.DataFrame, study: str, over: str) -> dict[float, np.ndarray]:
+    """The floor by M or by the step, for each seed."""
+    return {place: last(results, "floor", study=study, **{over: place}) for place in values(results, over, study=study)}
 
 
 def picture(results: pd.DataFrame) -> Figure:
-    """Communications against ε; the floors against M; the floors of exact oracles against the step."""
-    fig, axes = report.figure(1, 3, width=14.5, height=4.4)
+    """Communications against ε, with the theory's slopes; the floors against M; those of exact oracles by the step."""
+    fig, axes = report.figure(1, 3, width=17.0, height=4.6)
     left, middle, right = axes[0]
-    for name, bound in SLOPES["exchanges"].items():
+    few = quadratics.FEDERATIONS[0]
+    for name, colour in zip(quadratics.EPSILONS, report.COLOURS, strict=False):
         for clients, costs in _costs(results, name).items():
             epsilons, counts = np.array(costs.epsilons), costs.of("exchanges")
-            look = {**report.style(name), "linestyle": "-" if clients == quadratics.FEDERATIONS[0] else "--"}
+            look = {"color": colour, "marker": "o", "linestyle": "-" if clients == few else "--"}
             left.loglog(epsilons, counts, **look, label=f"{name}, M = {clients}")
-            if clients == quadratics.FEDERATIONS[0] and len(counts):
-                guide = counts[0] * (epsilons / epsilons[0]) ** bound
-                left.loglog(epsilons, guide, color=look["color"], linestyle=":", linewidth=1.2)
+            if clients == few and len(counts):
+                guide = counts[0] * (epsilons / epsilons[0]) ** SLOPES["exchanges"][name]
+                left.loglog(epsilons, guide, color=colour, linestyle=":", linewidth=1.2)
     left.invert_xaxis()
     ticks(left, sorted({epsilon for own in quadratics.EPSILONS.values() for epsilon in own}))
-    title = r"Until the mean $\|\nabla\Phi\|^2$ is ε"
-    report.label(left, r"$\epsilon$, relative to the start", "communications", title)
-    report.legend(left)
+    report.label(left, r"$\epsilon$, relative to the start", "communications", "To ε (dotted: the theory's slope)")
+    name_lines(left)
     for study, words, colour in (
-        ("noise", "FedBiO, all samples noisy", report.PURPLE),
-        ("upper", "FedBiOLocal, upper samples noisy", report.GREEN),
-        ("lower", "FedBiOLocal, lower samples noisy", report.ORANGE),
+        ("noise", "FedBiO", report.BLUE),
+        ("upper", "FedBiOLocal, upper", report.GREEN),
+        ("lower", "FedBiOLocal, lower", report.ORANGE),
     ):
-        middle.loglog(*_floors(results, study, "clients"), "o-", color=colour, label=words)
+        floors = _floors(results, study, "clients")
+        middle.loglog([*floors], means(floors), "o-", color=colour, label=words)
     ticks(middle, values(results, "clients", study="noise"))
-    report.label(middle, "clients M", r"floor of $\|\nabla\Phi\|^2$", "Noise: more clients")
-    report.legend(middle)
+    report.label(middle, "clients M", r"floor of $\|\nabla\Phi\|^2$", "More clients, by the noisy level")
+    name_lines(middle)
     for local, line in ((1, "--"), (quadratics.LOCAL, "-")):
-        steps, floors = _floors(results, f"exact, I = {local}", "step")
-        right.loglog(steps, np.maximum(floors, 1e-32), f"o{line}", color=report.PURPLE, label=f"I = {local}")
-    ticks(right, values(results, "step", study=f"exact, I = {quadratics.LOCAL}"))
+        floors = _floors(results, f"exact, I = {local}", "step")
+        right.loglog([*floors], np.maximum(means(floors), 1e-32), f"o{line}", color=report.BLUE, label=f"I = {local}")
+    ticks(right, [*floors])
     report.label(right, "step", r"floor of $\|\nabla\Phi\|^2$", "Exact oracles: drift")
-    report.legend(right)
+    name_lines(right)
     return fig
 
 
 BINDS = 0.1  # of ε: where all floors are below that, how ε is reached says nothing of noise and drift
-DYING = (
-    "Neither noise nor drift decides here: at the best step the floor is below a tenth of every ε. The count is that "
-    "of the start's dying away, by which the mean so far falls like 1/t."
-)
-LEAST = (
-    "The slopes are in that order and their intervals apart, but FedBiOAcc's is that of the start's dying away, −1: "
-    "its floor is below a tenth of every ε."
-)
+DYING = "The best step's floor is below a tenth of every ε: only the start's dying away is counted, not noise or drift."
 FEW = "Fewer than three ε have their best step inside the grid."
 WIDE = "The 95 % interval is too wide to tell."
 MARGIN = 0.1  # an interval that holds the bound, and reaches further than this beyond it, tells nothing
-
-claim = Claims()
 
 
 def _no_steeper(slope: float, error: float, bound: float) -> bool | None:
@@ -209,69 +202,67 @@ def _no_steeper(slope: float, error: float, bound: float) -> bool | None:
 
 
 def _logarithms(name: str, clients: int, costs: Costs) -> list[float] | None:
-    """(ln T)^{3/2} of FedBiOAcc's local steps T: its proof bounds the mean by ln T/(bMT)^{2/3}."""
-    if name != "FedBiOAcc":
+    """(ln T)^{3/2} of an accelerated method's local steps T: its proof bounds the mean by ln T/(bMT)^{2/3}."""
+    if name not in quadratics.ACCELERATED:
         return None
     return [math.log(count / 2 * quadratics.acc_local(clients)) ** 1.5 for count in costs.of("exchanges")]
 
 
-def rate(results: pd.DataFrame, of: tuple[str, str]) -> Finding:
-    """A method's cost against ε, for every M: see `_no_steeper`; FedBiOAcc's without the logarithm."""
-    name, cost = of
+def rate(results: pd.DataFrame, name: str, cost: str) -> Finding:
+    """A method's cost against ε, for every M: see `_no_steeper`; for accelerated methods without the logarithm."""
     figures: Figures = {}
+    judged: list[float] = []
     each: list[bool | None] = []
     notes: list[str] = []
     for clients, costs in _costs(results, name).items():
-        figures[f"slope at M = {clients}, and half its 95 % interval"] = costs.slope(cost)
         slope, error = costs.slope(cost, _logarithms(name, clients, costs))
-        if name == "FedBiOAcc":
-            figures[f"the same without the logarithm, M = {clients}"] = [slope, error]
+        judged += [slope, error]
         holds = _no_steeper(slope, error, SLOPES[cost][name])
         notes += [] if holds is not None else [WIDE if np.isfinite(error) else FEW]
         if holds and max(costs.shares) < BINDS:
             holds, notes = None, [*notes, f"M = {clients}: {DYING}"]
         each.append(holds)
         at = f"at ε = {listed(costs.epsilons)}, M = {clients}"
+        figures[f"plain slope, and half its 95 % interval, M = {clients}"] = costs.slope(cost)
         figures[f"{WORDS[cost]} {at}"] = costs.of(cost)
         if cost == "exchanges":
-            figures[f"best {'α_1' if name == 'FedBiOAcc' else 'step'} {at}"] = costs.of("step")
+            figures[f"best step {at}"] = costs.of("step")
             figures[f"its floor over ε, M = {clients}"] = costs.shares
+    log = " without the logarithm" if name in quadratics.ACCELERATED else ""
+    sizes = listed(_costs(results, name))
+    figures = {f"slope{log}, and half its 95 % interval, M = {sizes}": judged, **figures}
     return Finding(together(each), figures, " ".join(dict.fromkeys(notes)))
 
 
 def acc_is_cheapest(results: pd.DataFrame) -> Finding:
     """At the smallest M and over the ε that all have: FedBiOAcc's slope is the flattest, FedNest's is the steepest, and
     the 95 % intervals do not overlap. Undecided where a method's floor is far below every ε."""
-    costs = {name: _costs(results, name)[quadratics.FEDERATIONS[0]] for name in quadratics.EPSILONS}
+    names = ("FedBiOAcc", "FedBiO", "FedNest")
+    costs = {name: _costs(results, name)[quadratics.FEDERATIONS[0]] for name in names}
     shared = set.intersection(*(set(own.epsilons) for own in costs.values()))
     slopes = [own.among(shared).slope("exchanges") for own in costs.values()]
-    fedbio, acc, nest = slopes
-    at = f"slope at M = {quadratics.FEDERATIONS[0]}, and half its 95 % interval"
-    figures = {f"{at}, {name}": slope for name, slope in zip(costs, slopes, strict=True)}
-    each = [_flatter(acc, fedbio), _flatter(fedbio, nest)]
+    figures = {f"slope, and half its 95 % interval, {', '.join(names)}": [number for pair in slopes for number in pair]}
+    each = [
+        flat[0] > steep[0] if abs(flat[0] - steep[0]) > flat[1] + steep[1] else None
+        for flat, steep in itertools.pairwise(slopes)
+    ]
     if all(each) and any(max(own.shares) < BINDS for own in costs.values()):
-        return Finding(None, figures, LEAST)
+        return Finding(None, figures, DYING)
     return Finding(together(each), figures, "Two of the 95 % intervals overlap." if None in each else "")
 
 
-def _flatter(a: tuple[float, float], b: tuple[float, float]) -> bool | None:
-    """Whether slope a is flatter; None where the intervals overlap."""
-    return a[0] > b[0] if abs(a[0] - b[0]) > a[1] + b[1] else None
-
-
-def over_clients(results: pd.DataFrame, cost: str) -> Finding:
-    """FedBiOAcc's cost as a power of M, the mean over the ε that both M have: see `_no_steeper`, for no flatter."""
-    found = _costs(results, "FedBiOAcc")
+def over_clients(results: pd.DataFrame, name: str, cost: str) -> Finding:
+    """A cost as a power of M, the mean over the ε that both M have: see `_no_steeper`, for no flatter."""
+    found = _costs(results, name)
     if len(found) < 2:
         return Finding(None, {}, "There is one M only.")
     (few, one), (many, other) = found.items()
     shared = set(one.epsilons) & set(other.epsilons)
     powers = np.log(other.among(shared).of(cost) / one.among(shared).of(cost)) / math.log(many / few)
-    figures: Figures = {f"{WORDS[cost]}, as a power of M, by ε": powers}
     if len(powers) < 2:
-        return Finding(None, figures, FEW)
+        return Finding(None, {"as a power of M, by ε": powers}, FEW)
     error = margin(len(powers)) * float(powers.std(ddof=1)) / math.sqrt(len(powers))
-    figures["their mean, and the margin"] = [mean(powers), error]
+    figures: Figures = {"power of M, mean over ε, and the margin": [mean(powers), error], "by ε": powers}
     if max(one.shares + other.shares) < BINDS:
         return Finding(None, figures, DYING)
     holds = _no_steeper(-mean(powers), error, -POWERS[cost])
@@ -279,69 +270,79 @@ def over_clients(results: pd.DataFrame, cost: str) -> Finding:
 
 
 def falls(results: pd.DataFrame, study: str) -> Finding:
-    """The floor falls from each M to the next, at least half as fast as 1/M in all."""
-    sizes, floors = _floors(results, study, "clients")
-    exponent = power(sizes, floors)
-    figures = {f"floor at M = {listed(sizes)}": floors, "as a power of M": exponent}
-    return Finding(bool((np.diff(floors) < 0).all()) and exponent < -0.5, figures)
+    """The floor falls from each M to the next by more than the margin, at least half as fast as 1/M in all."""
+    floors = _floors(results, study, "clients")
+    exponent = power([*floors], means(floors))
+    steps = [lead(before, after) for before, after in itertools.pairwise(floors.values())]
+    figures: Figures = {"floor as a power of M": exponent, f"floor at M = {listed(floors)}": means(floors)}
+    figures["fall from M to M, and the margin"] = [number for step in steps for number in step]
+    return Finding(together([*(step.holds for step in steps), exponent < -0.5]), figures)
 
 
 RISES = (
-    "Over these ε it is steeper by a little: the communications times ε², which the bound holds below a constant, rise "
-    "by 18 % from ε = .08 to .0025. From .005 to .0025 they do not: 6.17 and 6.07."
+    "It is a little steeper over these ε: communications times ε² rise by 18 % from ε = .08 to .0025, and no more from "
+    ".005 on."
 )
-LOG = ", up to a logarithm"
-
-
-def add_rate(name: str, cost: str, power: str, where: str, note: str = "", **why: str) -> None:
-    """Add the claim that a method's cost grows no faster than a power of ε."""
-    text = f"{name}: {WORDS[cost]} grow no faster than ε^{{{power}}}{note}."
-    claim(text, where, "theory", **why)(partial(rate, of=(name, cost)))
-
-
-add_rate("FedBiO", "exchanges", "-3/2", "Thm 1, Table 1")
-add_rate("FedBiOAcc", "exchanges", "-1", "Thm 2, Table 1", LOG)
-add_rate("FedNest", "exchanges", "-2", "Table 1", undecided=RISES)
-claim("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1", "theory")(acc_is_cheapest)
-add_rate("FedBiO", "samples", "-5/2", "Thm 1, Table 1")
-add_rate("FedBiOAcc", "samples", "-3/2", "Thm 2, Table 1", LOG)
-add_rate("FedNest", "samples", "-2", "Table 1", undecided=RISES)
+claim = Claims()
 theory = partial(claim, kind="theory")
-theory("FedBiOAcc: communications fall with the clients like M^{-1/3}.", "Thm 2, Table 1")(
-    partial(over_clients, cost="exchanges")
+
+
+def add_rates(name: str, where: str, exchanges: str, samples: str, log: str = "", why: str = "") -> None:
+    """Add the claims that a method's costs grow no faster than a power of ε."""
+    for cost, exponent in (("exchanges", exchanges), ("samples", samples)):
+        text = f"{name}: {WORDS[cost]} grow no faster than ε^{{{exponent}}}{log}."
+        reason = {"undecided": why} if why else {}
+        claim(text, where, "theory", **reason)(partial(rate, name=name, cost=cost))
+
+
+LOG = ", up to a logarithm"
+add_rates("FedBiO", "Thm 1, Table 1", "-3/2", "-5/2")
+add_rates("FedBiOAcc", "Thm 2, Table 1", "-1", "-3/2", LOG)
+add_rates("FedBiOAccLocal", "Thm 4", "-1", "-3/2", LOG)
+add_rates("FedNest", "Table 1", "-2", "-2", why=RISES)
+theory("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1")(acc_is_cheapest)
+for name, where in (("FedBiOAcc", "Thm 2, Table 1"), ("FedBiOAccLocal", "Thm 4")):
+    theory(f"{name}: communications fall with the clients like M^{{-1/3}}.", where)(
+        partial(over_clients, name=name, cost="exchanges")
+    )
+theory("FedBiOAcc: samples of a client fall like M^{-1}.", "Thm 2, Table 1")(
+    partial(over_clients, name="FedBiOAcc", cost="samples")
 )
-theory("FedBiOAcc: samples of a client fall like M^{-1}.", "Thm 2, Table 1")(partial(over_clients, cost="samples"))
-theory("The error falls with the number of clients.", "Thm 1, linear speed-up")(partial(falls, study="noise"))
-theory("Local lower levels: it falls with the clients for upper-level samples …", "Thm 3")(
-    partial(falls, study="upper")
+theory("FedBiO: the error falls with the clients, at least like M^{-1/2}.", "Thm 1, linear speed-up")(
+    partial(falls, study="noise")
 )
+theory("Local lower levels: it does so for upper-level samples …", "Thm 3")(partial(falls, study="upper"))
 
 
 @claim(
     "… but not for lower-level ones.",
     "Thm 3",
     "theory",
-    set_up="On quadratics it falls as well: y_i enters the hypergradient linearly here, so that the clients' "
-    "independent errors in y_i average out. The theory bounds ‖y_i − y_i*‖², which does not shrink with M.",
+    set_up="On quadratics it falls as well: y_i enters the hypergradient linearly, so that the clients' errors in y_i "
+    "average out. The theory bounds ‖y_i − y_i*‖², which does not shrink with M.",
 )
 def lower_does_not(results: pd.DataFrame) -> Finding:
     """FedBiOLocal, lower samples noisy: the floor does not fall with M."""
     fall = falls(results, "lower")
-    return Finding(not fall.holds, fall.figures)
+    return Finding(None if fall.holds is None else not fall.holds, fall.figures)
 
 
-@claim("Exact oracles do not help: with I > 1 the drift alone forces steps ∝ ε^{1/2}.", "Thm 1, remark", "theory")
+@claim(
+    "Exact oracles do not help: with I > 1 drift alone leaves a floor like the step to the power 2 (± .3).",
+    "Thm 1, remark",
+    "theory",
+)
 def drift_remains(results: pd.DataFrame) -> Finding:
-    """I = 1 has no floor; with I = LOCAL the floor goes like the step to the power 2 (± .3)."""
-    steps, floors = _floors(results, f"exact, I = {quadratics.LOCAL}", "step")
-    _, alone = _floors(results, "exact, I = 1", "step")
-    exponent = power(steps, floors)
+    """And I = 1 has no floor, or one below a thousandth of that."""
+    floors = _floors(results, f"exact, I = {quadratics.LOCAL}", "step")
+    alone = _floors(results, "exact, I = 1", "step")
+    exponent = power([*floors], means(floors))
     figures = {
-        f"floor at steps {listed(steps)}, I = {quadratics.LOCAL}": floors,
-        "as a power of the step": exponent,
-        "the same, I = 1": alone,
+        "floor as a power of the step": exponent,
+        f"floor at steps {listed(floors)}, I = {quadratics.LOCAL}": means(floors),
+        "the same, I = 1": means(alone),
     }
-    return Finding(abs(exponent - 2) < 0.3 and max(alone) < 1e-3 * min(floors), figures)
+    return Finding(abs(exponent - 2) < 0.3 and max(means(alone)) < 1e-3 * min(means(floors)), figures)
 
 
 rates = Experiment(
@@ -350,27 +351,25 @@ rates = Experiment(
     paper=f"{FEDBIO_PAPER}, Thm 1–4 and Table 1 (which has no such run).",
     setup=(
         f"Bilevel quadratics, M clients that differ, {quadratics.SAMPLES} noisy samples each, drawn with replacement. "
-        "*Rate*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, "
-        "averaged over the seeds, is ε, relative to the start's; the fewest over a grid of steps, each 2^{1/4} of the "
-        "one before, so that no theory gives the step. An ε whose best step is at the edge of the grid is left out. On "
-        "a quadratic that mean is A/(step·n) + floor(step) after n rounds. The best step's floor is then a third of ε "
-        "where drift makes it, floor ∝ step² and n ∝ ε^{-3/2}; it is half of ε where the noise of plain steps does, "
-        "floor ∝ step and n ∝ ε^{-2}. A floor far below ε would mean that neither decides. All else follows the "
-        f"theorems, whose rates need it: FedBiO I = {quadratics.LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ "
-        f"M^{{-2/3}} ({quadratics.ACC_LOCAL} at M = {quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = "
-        "64b²/M (∝ (bM)²I^{9/2}), steps .1 α_t, and the grid is of δ/u₀^{1/3}, which is α_t at first (its samples over "
-        "M follow from the communications, since I and b are set); FedNest b = 1. The clients' linear terms have mean "
-        "zero, so that x* = y* = u* = 0. The start is 0.008 (FedNest: 0.03) from it in every entry, below and above by "
-        "turns of the seed, so that in the mean it has no cross term with the drift. The samples' noise is 0.1 "
-        "(FedBiO: 0.03, where the drift is to bind). All ε have the same seeds, by which all counts are higher, or "
-        "lower. The slopes are fitted over the ε; the bounds are upper bounds, so a flatter slope agrees with them; "
-        f"one whose 95 % interval holds the bound does, too, if it reaches at most {MARGIN:g} beyond it. The proof of "
-        "Theorem 2 (App. B.2.5) ends at ln T/(bMT)^{2/3} for T local steps, and its O(·) does not show the logarithm: "
-        "FedBiOAcc's costs are divided by (ln T)^{3/2} before they are held against a power of ε; the slopes without "
-        "that stand beside. *Noise*: the floor of FedBiO at a fixed step .02 and b = 1; and of FedBiOLocal with noisy "
-        "samples at one level, the other exact. *Exact*: full gradients. A floor is the mean over the second half of "
-        "the rounds. `results.csv` holds of every run the last row, with the floor, and of those about rates also the "
-        "two rows between which the mean so far (`so_far`) comes to ε."
+        "*Rates*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, is ε, "
+        "relative to the start's, averaged over the seeds; the fewest over a grid of steps, each 2^{1/4} of the one "
+        "before. An ε whose best step is at the edge of its grid is left out. On a quadratic the mean after n rounds "
+        "is A/(step·n) + floor(step). The best step's floor is a third of ε where drift makes it (n ∝ ε^{-3/2}) and "
+        "half of ε where the noise of plain steps does (n ∝ ε^{-2}); a floor far below ε would mean that neither "
+        "decides. All else follows the theorems: "
+        f"FedBiO I = {quadratics.LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ M^{{-2/3}} "
+        f"({quadratics.ACC_LOCAL} at M = {quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = 64b²/M, "
+        "steps .1 α_t, and the grid is of α_1; FedBiOAccLocal the same with b_y = bM, Q = 8 and τ = 1/3; FedNest b = "
+        "1. The samples' noise is .1 (FedBiO: .03). The linear terms are such that x* = y* = u* = 0 (local lower "
+        "levels: y_i* = 0, and ∇_y f_i = 0 there, so that the short series has no bias at x*). The start is .008 "
+        "(FedNest: .03) away in every entry, on alternate sides for alternate seeds. "
+        "Slopes are fitted over the ε. A flatter slope agrees with an upper bound; so does one whose 95 % interval "
+        f"holds the bound and reaches at most {MARGIN:g} beyond it. The proofs of Theorems 2 and 4 (App. B.2.5, C.2.5) "
+        "end at ln T/(bMT)^{2/3} for T local steps, and their O(·) hides the logarithm: these methods' costs are "
+        "divided by (ln T)^{3/2} first. *Floors*, the mean over the second half of 4,000 rounds: FedBiO at step .02 "
+        "and b = 1; FedBiOLocal with noisy samples at one level; full gradients. `results.csv` holds the last row of "
+        "every run, with the floor, and of those about rates the two rows between which the mean so far (`so_far`) "
+        "comes to ε."
     ),
     runs=quadratics.runs,
     thinned=thinned,

@@ -56,7 +56,8 @@ def below(fig: Figure, ax: Axes, columns: int) -> None:
 def name_lines(ax: Axes) -> None:
     """Write the name of each line to the right of the panel, at the height of its end, with room between two names."""
     heights = ax.transData + ax.transAxes.inverted()
-    points = {line: np.asarray(line.get_xydata()) for line in ax.lines}
+    named = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    points = {line: np.asarray(line.get_xydata()) for line in named}
     ends = [(float(heights.transform(own[-1])[1]), line) for line, own in points.items() if len(own)]
     ends.sort(key=lambda end: end[0])
     room, places = 0.055, [min(max(height, 0.0), 1.0) for height, _ in ends]
