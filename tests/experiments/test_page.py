@@ -24,15 +24,20 @@ def claims(name: str) -> list[dict[str, object]]:
 
 
 def test_the_pages_are_those_that_the_files_give(tmp_path: Path) -> None:
-    """`make docs` was run after the last change: the claims checked again on every results.csv, and all pages."""
+    """`make docs` was run after the last change: the claims checked again on every results.csv, all pages, and what the
+    pictures show."""
     for name in EXPERIMENTS:
         (tmp_path / "reproduction" / name).mkdir(parents=True)
-        for file in ("results.csv", "search.csv", "made.json"):
+        for file in ("results.csv", "search.csv", "made.json", *EXPERIMENTS[name].pictures):
             if (DOCS / "reproduction" / name / file).exists():
                 shutil.copy(DOCS / "reproduction" / name / file, tmp_path / "reproduction" / name)
     page.write(tmp_path / "reproduction", tmp_path / "reproduction.md")
     for written in [*tmp_path.rglob("*.md"), *tmp_path.rglob("claims.json")]:
         assert written.read_text() == (DOCS / written.relative_to(tmp_path)).read_text(), written.relative_to(tmp_path)
+    for picture in tmp_path.rglob("*.png"):
+        assert picture.read_bytes() == (DOCS / picture.relative_to(tmp_path)).read_bytes(), (
+            f"{picture.name} is not of these results"
+        )
 
 
 def test_every_experiment_is_on_the_page_of_its_paper() -> None:

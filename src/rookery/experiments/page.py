@@ -1,7 +1,7 @@
 """Write the pages of the reproductions from the files under docs/reproduction, without running anything.
 
-`make docs` checks the claims again on each results.csv and writes every claims.json and summary.md, a page for each
-paper, and docs/reproduction.md, which gathers them.
+`make docs` checks the claims again on each results.csv and writes every claims.json and summary.md, the pictures that
+show something else than the file there, a page for each paper, and docs/reproduction.md, which gathers them.
 """
 
 import sys
@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
 
+from rookery import report
+from rookery.base.drawing import digest
 from rookery.experiments import EXPERIMENTS
 from rookery.experiments.machinery.claims import KINDS, OURS, REPRODUCED, VERDICTS, Kind
 from rookery.experiments.machinery.claims import PAPERS as PAPERS_OWN
@@ -68,6 +72,8 @@ def write(folder: Path, page: Path) -> None:
     for name in names:
         experiment, results = EXPERIMENTS[name], read_results(folder / name)
         found[name] = write_down(experiment, folder / name, results)
+        for file, (_, draw) in experiment.pictures.items():
+            redraw(draw(results), folder / name / file)
         headlines[name] = [] if experiment.headlines is None else [_cells(h) for h in experiment.headlines(results)]
     names.sort(key=lambda name: not _count(found[name], "experiment"))  # the papers' figures and tables first
     lines = [_HEAD, *_verdicts(found), "", "| | what | the paper's | ours | reproduced |", "|---|---|---|---|---|"]
@@ -83,6 +89,12 @@ def write(folder: Path, page: Path) -> None:
     toctree = [":hidden:", "", *(f"reproduction/{paper}" for paper in PAPERS), "reproduction/errata"]
     text = "\n".join([*lines, "", _FOOT, "```{toctree}", *toctree, "```"])
     page.write_text(text + "\n", encoding="utf-8")
+
+
+def redraw(fig: Figure, path: Path) -> None:
+    """Write a picture unless the file there shows the same already."""
+    if not path.exists() or Image.open(path).info.get("Drawn") != digest(fig):
+        report.save(fig, path)
 
 
 def _paper(name: str) -> str:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
+import linecache
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rookery import report
+from rookery import Simulation, report
 from rookery.algorithms import FedNest
 from rookery.engines.engine import PROGRAMS
 from rookery.experiments import Claim, Config, Experiment, Finding, reproduce
@@ -155,6 +158,29 @@ def test_a_fingerprint_tells_schedules_apart_and_refuses_what_it_cannot():
     assert of(functools.partial(_schedule, start=0.1)) != of(functools.partial(_schedule, start=0.2))
     with pytest.raises(TypeError, match="named function"):
         of(lambda t: 0.1)
+
+
+def test_a_fingerprint_covers_the_package_and_the_modules_of_its_own_task(tmp_path, monkeypatch):
+    config = Config("a", quadratic, METHOD, 1)
+    first = one_run.fingerprint(config, 0)
+    assert one_run.fingerprint(config.but(engine=Simulation(block=2)), 0) == first
+    monkeypatch.setattr(one_run, "_package", lambda: "other code")
+    assert one_run.fingerprint(config, 0) != first
+
+    def of(text):
+        path = tmp_path / "own.py"
+        path.write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        linecache.clearcache()
+        sys.modules.pop("own", None)
+        importlib.invalidate_caches()
+        return one_run.fingerprint(config.but(task=importlib.import_module("own").task), 0)
+
+    assert of("def task(seed): return 1") == of("def task(seed): return 1")
+    assert of("def task(seed): return 1") != of("def task(seed): return 22")
+    made = type("Made", (), {"__module__": "nowhere"})
+    with pytest.raises(TypeError, match="define tasks and schedules in a file"):
+        one_run.fingerprint(config.but(task=made), 0)
 
 
 def test_stored_runs_of_other_code_are_announced(tmp_path, capsys):

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import jax
 import numpy as np
 import pandas as pd
 
+import rookery
 from rookery.experiments.machinery.experiment import Config, Experiment
-from rookery.experiments.machinery.sources import Sources, package
 from rookery.run.result import Run
 from rookery.run.solve import solve
 from rookery.tasks.task import Task
@@ -50,23 +51,46 @@ def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callab
         )
 
 
-def fingerprint(config: Config, seed: int, code: Sources | None = None) -> str:
-    """A hash of all that decides a run's numbers: the settings, and the code that the run depends on.
+def fingerprint(config: Config, seed: int) -> str:
+    """A hash of all that decides a run's numbers: the settings, and the code.
 
-    Comments, docstrings and layout do not count, nor do pictures and claims. `code` is the package's own by
-    default.
+    All of the package's code counts, except reports and the command line, and the modules outside of it that define the
+    task, the algorithm or a schedule.
     """
-    parts = [run, *_code([config.task, config.settings, config.algorithm])]
-    if config.engine is not None:
-        parts.append(type(config.engine))
+    own = [config.task, config.settings, config.algorithm, config.engine]
+    modules = sorted({thing.__module__ for thing in _code(own)})
     what = {
         "task": describe(config.task),
         "settings": describe(config.settings),
         "algorithm": describe(config.algorithm),
         "run": [config.rounds, config.cohort, config.every, seed, config.float64],
-        "code": (code or package()).digests(parts),
+        "code": [_package(), *(_source(name) for name in modules if not _installed(name))],
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _package() -> str:
+    """A hash of the package's code."""
+    root, found = Path(rookery.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] not in ("report", "cli"):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _installed(module: str) -> bool:
+    """Whether a module belongs to this package, to the standard library or to another installed package."""
+    name = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return name == "rookery" or name in sys.stdlib_module_names or "site-packages" in Path(file or "").parts
+
+
+def _source(module: str) -> str:
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError) as error:
+        raise TypeError(f"The source of {module} cannot be read; define tasks and schedules in a file.") from error
 
 
 def _code(value: Any) -> Iterator[Any]:
