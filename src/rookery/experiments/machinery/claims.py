@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 Kind = Literal["experiment", "theory", "own"]
 KINDS: dict[Kind, str] = {"experiment": "the paper's experiments", "theory": "the paper's theory", "own": "our own"}
@@ -166,19 +167,17 @@ def _plain(value: Any) -> Any:
     return float(f"{value:.6g}") if np.isfinite(value) else str(float(value))
 
 
-# 97.5 % quantiles of Student's t by degrees of freedom, the seeds less one.
-T_QUANTILES = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306}
-
-
 def margin(seeds: int) -> float:
     """How many standard errors a difference over so many seeds must exceed to count.
 
-    Two from ten seeds on; below that the t quantile. One seed has no spread.
+    Two from ten seeds on; below that the 97.5 % quantile of Student's t. One seed has no spread.
 
-    >>> margin(13), margin(5), margin(3), margin(1)
+    >>> margin(13), round(margin(5), 3), round(margin(3), 3), margin(1)
     (2.0, 2.776, 4.303, inf)
     """
-    return math.inf if seeds < 2 else T_QUANTILES.get(seeds - 1, 2.0)
+    if seeds >= 10:
+        return 2.0
+    return math.inf if seeds < 2 else float(stdtrit(seeds - 1, 0.975))
 
 
 class Lead(NamedTuple):

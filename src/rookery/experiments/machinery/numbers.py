@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 SPLITS = {"i.i.d.": "iid", "non-i.i.d.": "shards"}
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36)  # 97.5 % quantiles of t with 1, 2, … degrees of freedom
 Figures = dict[str, Any]
 Numbers = Sequence[float] | np.ndarray
 
@@ -54,4 +54,4 @@ def fitted_power(x: Numbers, y: Numbers) -> tuple[float, float]:
     fit = np.polyfit(x, y, 1)
     residuals = y - np.polyval(fit, x)
     error = math.sqrt(np.sum(residuals**2) / (len(x) - 2) / np.sum((x - x.mean()) ** 2))
-    return float(fit[0]), STUDENT[len(x) - 3] * error
+    return float(fit[0]), float(stdtrit(len(x) - 2, 0.975)) * error
