@@ -88,8 +88,8 @@ class PFedMe(_Personalised):
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the mean has the
     clients' weights; only the cohort works, whereas in the paper all clients work and some of their results are used.
     θ_k comes from at most `inner_steps` gradient steps of size `inner_step` on one minibatch. They start at w^t the
-    first time and then at the last θ_k, as we remember the authors' code, and end when the gradient's norm is at most
-    λδ. If the loss is convex, θ_k is then within δ of the minimiser.
+    first time and then at the last θ_k, which is our choice, and end when the gradient's norm is at most λδ. If the
+    loss is convex, θ_k is then within δ of the minimiser.
 
     Exchanges per round: 1.
 

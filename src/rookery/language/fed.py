@@ -33,7 +33,7 @@ from rookery.language.hyperparameters import (
 )  # fmt: skip
 from rookery.language.messages import Encoded, Parts, described
 from rookery.language.primitives import result_type, weighted_sum, zeroed
-from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing
+from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing, source_of
 from rookery.problems.problems import Problem
 
 __all__ = [
@@ -94,11 +94,12 @@ class Fed:
             self._tracing.sample_by_sample |= client.sample_by_sample
             return jax.tree.map(jaxprs.strong, value), client.counts
 
-        traced, (shapes, _) = jaxprs.trace(on_client, self._clients.members(None), _INTEGER, _key_like(key), rows)
+        like, data = jax.ShapeDtypeStruct((), key.dtype), self._clients.members(None)
+        traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, rows)
         work, operands, inputs = self._work(traced, key, local)
         out = self._bind(
             primitives.client_map, self._ids, *operands,
-            work=work, inputs=inputs, source=_source(fn), repeats=self._repeats,
+            work=work, inputs=inputs, source=source_of(fn), repeats=self._repeats,
         )  # fmt: skip
         return PerClient(jax.tree.unflatten(jax.tree.structure(shapes), out), self._cohort)
 
@@ -202,13 +203,13 @@ class Fed:
                 value = channel.encode(exchange, updates, jax.random.fold_in(key, 1), state)[0], marked
             return value, client.counts
 
-        traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, _key_like(key), [])
+        traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, jax.ShapeDtypeStruct((), key.dtype), [])
         exchange, parts = messages[-1]
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), [])
         record = described(name, "center", [v.aval for v in work.outvars[:-1]])._replace(beside=parts.described())
         out = self._bind(
             primitives.center, *operands,
-            work=work, inputs=inputs, source=_source(fn), exchange=record, holder=holder,
+            work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
         )  # fmt: skip
         value = jax.tree.unflatten(jax.tree.structure(shapes), out)
         if channel is None:
@@ -425,18 +426,6 @@ class Fed:
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-def _key_like(key: Array) -> Any:
-    return jax.ShapeDtypeStruct((), key.dtype)
-
-
-def _source(fn: Any) -> str:
-    """The file and line of a client's function, for messages and printed plans."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return getattr(fn, "__name__", type(fn).__name__)
-    return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
 
 
 class Algorithm(Protocol):

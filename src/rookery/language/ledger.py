@@ -30,6 +30,8 @@ def wide_row(counts: Sequence[Any]) -> Wide:
     if all(isinstance(count, int) for count in counts):
         low, high = zip(*(divmod(count, 2**32)[::-1] for count in counts), strict=True)
         return jnp.array([low, high], jnp.uint32)
+    if any(isinstance(count, int) and count >= 2**31 for count in counts):
+        return jnp.concatenate([wide_row([c]) if isinstance(c, int) else wide(c)[:, None] for c in counts], axis=1)
     return wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in counts]))
 
 

@@ -98,3 +98,11 @@ class Tracing:
         after = self.threaded
         self._keys, self.threaded = before
         return after
+
+
+def source_of(fn: Any) -> str:
+    """The file and line of a client's function, for messages and printed plans."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return getattr(fn, "__name__", type(fn).__name__)
+    return f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
