@@ -67,13 +67,13 @@ def test_the_figures_come_out_by_level_and_order(light: float, svrg: float, join
     assert collapse.as_in_the_figures(results).holds is holds
 
 
-def of_light(ends: dict[str, float], steps: str = light.SEARCHED) -> pd.DataFrame:
+def of_light(ends: dict[str, float]) -> pd.DataFrame:
     """The three light methods at these accuracies, with their communications a round."""
     each = {"LFedNest": 2, "LFedNestSVRG": 3, "LFedNestNonAlt": 1}
     frames = [
         pd.DataFrame(
             {
-                "method": m, "steps": steps, "run": f"{m}, {steps}", "seed": seed, "round": ROUNDS,
+                "method": m, "run": m, "seed": seed, "round": ROUNDS,
                 "exchanges": each[m] * ROUNDS, "accuracy": np.where(ROUNDS < 200, 0.8, end) + 0.001 * seed,
             }
         )
@@ -93,10 +93,3 @@ def test_alternating_is_better_only_if_it_is_by_rounds_and_by_communications():
     assert tied.holds is None
     assert "By rounds it holds" in tied.note
     assert light.alternating_better(of_light(dict.fromkeys(light.LIGHT, 0.8))).holds is None
-
-
-def test_the_light_methods_fail_with_the_scripts_steps_only_if_all_their_seeds_do() -> None:
-    failed = {"LFedNest": 0.1, "LFedNestSVRG": 0.1, "LFedNestNonAlt": 0.89}
-    assert light.light_fails(of_light(failed, light.SCRIPT)).holds
-    assert not light.light_fails(of_light({**failed, "LFedNest": 0.7}, light.SCRIPT)).holds
-    assert not light.light_fails(of_light({**failed, "LFedNestNonAlt": 0.1}, light.SCRIPT)).holds

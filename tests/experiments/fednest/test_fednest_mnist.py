@@ -94,9 +94,6 @@ def test_claims_hold_where_they_should_and_fail_where_they_should():
     taus = frame({("FedNest", s, tau, 0.01): slow if tau == 1 else good for s in SPLITS for tau in (1, 5)}, seeds=2)
     assert fig2.tau_saves_communication(taus).holds
     assert not fig2.tau_improves_accuracy(taus).holds
-    hessian = low.assign(hessian_step="auto")
-    assert fig2.from_the_hessian(hessian).holds
-    assert not fig2.from_the_hessian(high.assign(hessian_step="auto")).holds
 
 
 def test_svrg_and_sgd_are_compared_up_to_the_end_of_the_printed_axis():

@@ -35,7 +35,7 @@ def test_gradients_fall_and_claims_are_evaluated(out):
         table = theory.means(results, problem)
         assert (table[400] < 0.75 * table[100]).all(), problem
     claims = {claim["claim"]: claim for claim in json.loads((out / "claims.json").read_text())}
-    assert len(claims) == 8
+    assert len(claims) == 7
     for text in (  # those that do not need long runs
         "The hypergradient's bias is geometric in N, no slower than (κ − 1)/κ.",
         "The mean of the random hypergradient has this bias (within the margin).",
