@@ -1,4 +1,4 @@
-"""Theorems 4.3 and 5.2 of FedDRO: linear speed-up in the number of clients, on a stochastic composition."""
+"""FedDRO's theory on a stochastic composition: linear speed-up in the clients, and communications to reach ε."""
 
 import functools
 import math
@@ -14,9 +14,9 @@ from rookery import report, theory
 from rookery.algorithms import DSFedDRO, FedDRO
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
-from rookery.experiments.machinery.curves import area, curves, late, select, values
+from rookery.experiments.machinery.curves import area, curves, late, select
 from rookery.experiments.machinery.experiment import Config, Experiment
-from rookery.experiments.machinery.numbers import Figures, mean
+from rookery.experiments.machinery.numbers import Figures, fitted_power, mean
 from rookery.experiments.papers import FEDDRO_PAPER
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
@@ -26,6 +26,9 @@ LENGTHS = (1024, 4096, 16384, 65536)  # T, local steps in all
 SAMPLES, NOISE, HETEROGENEITY, DIMENSION, VALUES = 64, 1.0, 0.5, 5, 3
 CONSTANTS = theory.CompositionalConstants(l_f0=math.sqrt(VALUES), l_f1=1.0, l_r0=1.0)
 RATED = ("FedDRO", "DS-FedDRO")
+COMPLEXITY = {"FedDRO": -1.5, "DS-FedDRO": -1.0}  # powers of ε in the communications
+COUNTED, COUNTED_LENGTHS = 4, tuple(2**n for n in range(10, 17))  # K and T of the runs about communications
+MORE_LOCAL = 4  # the factor of FedDRO's I there: at K = 4, T^{1/4}/K^{3/4} is only 2 to 6
 
 
 @functools.cache
@@ -77,18 +80,21 @@ def _composite(clients: int) -> Task:
     )
 
 
-def rated(quick: bool, method: str, clients: int, length: int) -> Config:
+def rated(quick: bool, method: str, clients: int, length: int, study: str) -> Config:
     """A run of T local steps with the theorem's hyperparameters."""
-    batch: dict[str, Any] = {"batch_size": 1, "first_batch": 1}
+    others: dict[str, Any] = {"batch_size": 1, "first_batch": 1}
     algorithm: FedDRO | DSFedDRO
     if method == "FedDRO":
-        algorithm = theory.feddro(CONSTANTS, length, clients, c=1.0, **batch)
+        if study == "communications":
+            others["local_steps"] = round(MORE_LOCAL * length**0.25 / clients**0.75)
+        algorithm = theory.feddro(CONSTANTS, length, clients, c=1.0, **others)
     else:
-        algorithm = theory.ds_feddro(length, clients, c=0.5, c_beta=4.0, c_gamma=0.5, **batch)
+        algorithm = theory.ds_feddro(length, clients, c=0.5, c_beta=4.0, c_gamma=0.5, **others)
     rounds = max(1, length // algorithm.local_steps)
+    labels = {"study": study, "method": method, "clients": clients, "length": length, "local": algorithm.local_steps}
     return Config(
-        name=f"{method}, K = {clients}, T = {length}",
-        labels={"method": method, "clients": clients, "length": length},
+        name=f"{method}, K = {clients}, T = {length}" + ", communications" * (study == "communications"),
+        labels=labels,
         task=rates_task,
         settings={"clients": clients},
         algorithm=algorithm,
@@ -100,47 +106,48 @@ def rated(quick: bool, method: str, clients: int, length: int) -> Config:
 
 
 def rates_runs(quick: bool) -> list[Config]:
-    """Two methods, three K, four T."""
-    lengths, federations = ((256,), (1, 4)) if quick else (LENGTHS, CLIENTS)
-    return [rated(quick, m, clients, length) for m in RATED for clients in federations for length in lengths]
+    """Two methods: three K and four T, and one K with more T."""
+    lengths, federations, counted = ((256,), (1, 4), (256, 1024)) if quick else (LENGTHS, CLIENTS, COUNTED_LENGTHS)
+    pairs = [(clients, length, "speed-up") for clients in federations for length in lengths]
+    pairs += [(COUNTED, length, "communications") for length in counted]
+    return [rated(quick, method, *pair) for method in RATED for pair in pairs]
 
 
-def _error(results: pd.DataFrame, method: str, clients: int, length: int) -> float:
-    """The mean of ‖∇Φ‖² over the run, as the theorems bound it; over the seeds."""
-    return mean([area(c) for c in curves(results, "relative", method=method, clients=clients, length=length)])
+def thinned(results: pd.DataFrame) -> pd.DataFrame:
+    """Of every run the first ten evaluations, then every 20th."""
+    number = results.groupby(["run", "seed"]).cumcount()
+    kept = ["run", "study", "method", "clients", "length", "local", "seed", "round", "relative"]
+    return results.loc[(number < 10) | (number % 20 == 0), kept]
 
 
-def _floor(results: pd.DataFrame, method: str, clients: int, length: int) -> float:
-    """The mean of ‖∇Φ‖² over the second half of the run; over the seeds."""
-    return mean(late(results, "relative", method=method, clients=clients, length=length))
-
-
-def _powers(results: pd.DataFrame, method: str, error: Any) -> tuple[float, float, float]:
-    """The powers of K and of T in the error, by least squares over all pairs; and that of K at the longest T."""
-    pairs = select(results, method=method)[["clients", "length"]].drop_duplicates().to_numpy()
-    errors = np.log([error(results, method, k, t) for k, t in pairs])
-    design = np.column_stack([np.log(pairs), np.ones(len(pairs))])
-    of_k, of_t, _ = np.linalg.lstsq(design, errors, rcond=None)[0]
-    longest = pairs[:, 1] == pairs[:, 1].max()
-    at_end = np.polyfit(np.log(pairs[longest, 0]), errors[longest], 1)[0] if longest.sum() > 1 else np.nan
-    return float(of_k), float(of_t), float(at_end)
+def _errors(own: pd.DataFrame, floor: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """K, T and I of each run; and the mean of ‖∇Φ‖² over it, as in the theorems, or over its second half, the floor."""
+    settings, errors = [], []
+    for setting, run in own.groupby(["clients", "length", "local"]):
+        settings.append(setting)
+        errors.append(mean(late(run, "relative") if floor else [area(curve) for curve in curves(run, "relative")]))
+    return np.array(settings).T, np.array(errors)
 
 
 def rates_picture(results: pd.DataFrame) -> Figure:
-    """The mean of ‖∇Φ‖² against T for each K, and against K·T, where a linear speed-up is one line."""
-    fig, axes = report.figure(2, 2, width=11.5, height=8.2)
-    for row, method in enumerate(RATED):
-        own = select(results, method=method)
-        for clients, colour in zip(CLIENTS, (report.ORANGE, report.BLUE, report.GREEN), strict=True):
-            if clients not in set(own["clients"]):
-                continue
-            lengths = np.array(values(own, "length", clients=clients))
-            errors = [_error(results, method, clients, length) for length in lengths]
-            axes[row, 0].loglog(lengths, errors, "o-", color=colour, label=f"K = {clients}")
-            axes[row, 1].loglog(clients * lengths, errors, "o-", color=colour, label=f"K = {clients}")
-        report.label(axes[row, 0], "local steps T" if row else "", r"mean $\|\nabla\Phi\|^2$, relative", method)
-        report.label(axes[row, 1], "samples in all, K·T" if row else "", "", f"{method}: one line, if linear")
-        report.legend(axes[row, 0])
+    """The mean of ‖∇Φ‖² against K·T, where a linear speed-up is one line; and communications against ε."""
+    fig, axes = report.figure(1, 3, width=14.5, height=4.4)
+    for ax, method in zip(axes[0], RATED, strict=False):
+        (clients, lengths, _), errors = _errors(select(results, study="speed-up", method=method))
+        for k, colour in zip(CLIENTS, (report.ORANGE, report.BLUE, report.GREEN), strict=True):
+            own = clients == k
+            ax.loglog(k * lengths[own], errors[own], "o-", color=colour, label=f"K = {k}")
+        report.label(ax, "samples in all, K·T", r"mean $\|\nabla\Phi\|^2$, relative", method)
+        report.legend(ax)
+    right = axes[0, 2]
+    for method, bound in COMPLEXITY.items():
+        errors, counts, _ = _communications(results, method)
+        right.loglog(errors, counts, **report.style(method), label=method)
+        guide = counts[0] * (errors / errors[0]) ** bound
+        right.loglog(errors, guide, ":", color=report.GREY, label=f"$\\epsilon^{{{bound:g}}}$")
+    right.invert_xaxis()
+    report.label(right, r"$\epsilon$, relative to the start", "synchronisations of x", f"Communications, K = {COUNTED}")
+    report.legend(right)
     return fig
 
 
@@ -148,61 +155,72 @@ claim = Claims()
 
 
 def _speed_up(results: pd.DataFrame, method: str) -> Finding:
-    """The error falls at least like K^{−.4} and T^{−.4}: this is the bound, C/√(KT), up to a tenth in the exponents.
-    The error is the mean over the run, which the theorems bound, and also its floor, which is not the decay from the
-    start."""
+    """The error and the floor fall at least like K^{−.4} and T^{−.4}: like C/√(KT), up to a tenth in the exponents."""
     figures: Figures = {}
-    powers = []
-    for error, words in ((_error, ""), (_floor, ", floor")):
-        of_k, of_t, at_end = _powers(results, method, error)
-        figures |= {f"power of K{words}": of_k, f"power of T{words}": of_t}
-        figures[f"power of K at the longest T{words}"] = at_end
-        powers += [of_k, of_t]
-    return Finding(max(powers) <= -0.4, figures)
+    for floor in (False, True):
+        (clients, lengths, _), errors = _errors(select(results, study="speed-up", method=method), floor)
+        design = np.column_stack([np.log(clients), np.log(lengths), np.ones(len(errors))])
+        powers = np.linalg.lstsq(design, np.log(errors), rcond=None)[0][:2]
+        figures["powers of K and of T" + ", floor" * floor] = powers
+    return Finding(bool(np.max([*figures.values()]) <= -0.4), figures)
 
 
-claim("FedDRO: the error falls like 1/√(KT), a linear speed-up.", "Thm 4.3", "theory")(
+claim("FedDRO: the error falls like 1/√(KT), a linear speed-up (powers at most −.4).", "Thm 4.3", "theory")(
     partial(_speed_up, method="FedDRO")
 )
 claim("DS-FedDRO: likewise.", "Thm 5.2", "theory")(partial(_speed_up, method="DS-FedDRO"))
 
 
-@claim("DS-FedDRO needs fewer exchanges than FedDRO to the same error.", "Thm 5.2, Table 1", "theory")
-def fewer_exchanges(results: pd.DataFrame) -> Finding:
-    """At the longest T and the most clients, DS-FedDRO needs fewer exchanges than FedDRO until the mean of ‖∇Φ‖² so far
-    reaches the larger of the two final means (within a tenth)."""
-    own = results[(results["length"] == results["length"].max()) & (results["clients"] == results["clients"].max())]
-    level = max(mean([area(c) for c in curves(own, "relative", "exchanges", method=m)]) for m in RATED)
-    counts = {}
-    for method in RATED:
-        each = []
-        for curve in curves(own, "relative", "exchanges", method=method):
-            so_far = [area(curve.iloc[: end + 1]) for end in range(1, len(curve))]
-            below = curve.index[1:][np.array(so_far) <= 1.1 * level]
-            each.append(float(below[0]) if len(below) else np.inf)
-        counts[method] = mean(each)
-    figures: Figures = {"the mean of ‖∇Φ‖² to be reached (within a tenth)": level}
-    figures |= {f"exchanges to it, {m}": count for m, count in counts.items()}
-    return Finding(counts["DS-FedDRO"] < counts["FedDRO"], figures)
+def _communications(results: pd.DataFrame, method: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of runs of several T: the error, how often x was synchronised, and the floor."""
+    own = select(results, study="communications", method=method)
+    (_, lengths, local), errors = _errors(own)
+    return errors, lengths // local, _errors(own, floor=True)[1]
+
+
+def _complexity(results: pd.DataFrame, method: str) -> Finding:
+    """The power of ε in the synchronisations of x is no steeper than the bound within its 95 % interval, which reaches
+    at most .1 beyond the bound."""
+    bound = COMPLEXITY[method]
+    errors, counts, floors = _communications(results, method)
+    slope, half = fitted_power(errors, counts)
+    holds = False if slope + half < bound else True if slope - half >= bound - 0.1 else None
+    figures = {"power of ε, and half its 95 % interval": [slope, half], "ε": errors, "synchronisations of x": counts}
+    low, high = min(floors / errors), max(floors / errors)
+    return Finding(
+        holds, figures, f"Floors are {low:.0%} to {high:.0%} of ε: the way from the start is most of the count."
+    )
+
+
+for _method, _power, _where in (("FedDRO", "−3/2", "Cor. 4.4"), ("DS-FedDRO", "−1", "Cor. 5.3")):
+    claim(f"{_method}: synchronisations of x grow no faster than ε^{{{_power}}}.", _where, "theory")(
+        partial(_complexity, method=_method)
+    )
 
 
 rates = Experiment(
     name="feddro-rates",
-    title="linear speed-up in the number of clients, on a stochastic composition",
-    paper=f"{FEDDRO_PAPER}: Theorems 4.3 and 5.2 (which have no such run).",
+    title="linear speed-up and communications, on a stochastic composition",
+    paper=f"{FEDDRO_PAPER}: Theorems 4.3 and 5.2, Corollaries 4.4 and 5.3 (which have no such run).",
     setup=(
         f"h = .05‖x‖², g = Ax + s with {VALUES} entries, f(v) = Σ√(1 + v²), x of {DIMENSION} entries. K clients whose "
         f"A_k and s_k differ and have the same mean for every K; {SAMPLES} noisy samples each, drawn one at a time "
-        "with replacement. Hyperparameters as in the theorems (`rookery.theory`): FedDRO η = √(K/T), β = 4η, I = "
-        "T^{1/4}/K^{3/4}; DS-FedDRO η = .5/√(IT), β = 4η, I = √(T/K), γ_x = √(KI), γ_y = γ_x/2. The error is the mean "
-        "of ‖∇Φ‖² over a run, relative to the start's, over five seeds."
+        "with replacement. Hyperparameters follow from T as in the theorems (`rookery.theory`): FedDRO η = √(K/T), β = "
+        "4η, I = T^{1/4}/K^{3/4}; DS-FedDRO η = .5/√(IT), β = 4η, I = √(T/K), γ_x = √(KI), γ_y = γ_x/2. The error is "
+        "the mean of ‖∇Φ‖² over a run, relative to the start's, over five seeds. *Communications*: K = "
+        f"{COUNTED}, seven T; ε is the error of a run and T/I its synchronisations of x. FedDRO's I is "
+        f"{MORE_LOCAL}T^{{1/4}}/K^{{3/4}} there, so that the clients drift apart. `results.csv` has of every run the "
+        "first ten evaluations, then every 20th."
     ),
     runs=rates_runs,
     picture=rates_picture,
     claims=tuple(claim),
     differences=(
         "The paper has no such run; the set-up is ours.",
-        "Theorem 5.2 prints γ_x = O(√(K/T)). With that a run's steps add up to K^{3/4}T^{−1/4} at most: a long run "
-        "does not leave its start. γ_x = √(KI) is used instead, which makes γ_x·η the step of Theorem 4.3.",
+        "Theorem 5.2 prints γ_x = O(√(K/T)), with which a long run does not leave its start: its steps add up to "
+        "K^{3/4}T^{−1/4} at most. γ_x = √(KI) makes γ_x·η the step of Theorem 4.3.",
+        "Communications are synchronisations of x, as in Corollary 4.4. FedDRO also exchanges the inner value at every "
+        "local step, ε^{−2} times (Remark 4.5).",
     ),
+    thinned=thinned,
 )

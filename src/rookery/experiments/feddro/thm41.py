@@ -194,10 +194,10 @@ def fedavg_stalls(results: pd.DataFrame) -> Finding:
     holds = True
     for method in FAILS:
         steps, errors = _over(results, "step", study="step", method=method)
-        figures[f"|x − x*|, {method}, η = {listed(steps, '.3g')}"] = errors
+        figures[f"distance to x*, {method}, η = {listed(steps, '.3g')}"] = errors
         holds = holds and min(errors) > 0.6 and errors[0] > 0.9 * errors[min(3, len(errors) - 1)]
     least = min(min(errors) for errors in figures.values())
-    return Finding(holds, {"least |x − x*| over both cases and all η": least} | figures)
+    return Finding(holds, {"least distance to x* over both cases and all η": least} | figures)
 
 
 @claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1", "theory")
@@ -206,7 +206,7 @@ def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
     figures: Figures = {}
     for method in reversed(FAILS):
         locals_, errors = _over(results, "local", study="local", method=method)
-        figures[f"|x − x*|, {method}, I = {listed(locals_)}"] = errors
+        figures[f"distance to x*, {method}, I = {listed(locals_)}"] = errors
     two, one = (np.array(errors) for errors in figures.values())
     return Finding(bool(one.min() > 0.6 and two[0] < 1e-10 and two[1:].min() > 0.6), figures)
 
@@ -216,7 +216,7 @@ def shared_converges(results: pd.DataFrame) -> Finding:
     """The modified version and FedDRO end within 1e-10 of x* at every step and every I."""
     each = [_over(results, over, study=over, method=m)[1] for m in SHARES for over in ("step", "local")]
     largest = max(map(max, each))
-    return Finding(largest < 1e-10, {"largest |x − x*| of both, over all η and I": largest})
+    return Finding(largest < 1e-10, {"largest distance to x* of both, over all η and I": largest})
 
 
 @claim("DS-FedDRO converges as β falls with the step.", "Thm 5.2", "theory")
@@ -225,7 +225,7 @@ def ds_converges(results: pd.DataFrame) -> Finding:
     steps, errors = _over(results, "step", study="step", method="DS-FedDRO")
     _, fixed = _over(results, "step", study="step", method=FIXED["DS-FedDRO"])
     at = f"η = {listed(steps, '.3g')}"
-    figures = {f"|x − x*|, β = η, {at}": errors, f"|x − x*|, β = .5, {at}": fixed}
+    figures = {f"distance to x*, β = η, {at}": errors, f"distance to x*, β = .5, {at}": fixed}
     falls = bool((np.diff(errors) > 0).all())
     return Finding(falls and errors[0] < 0.02 and min(fixed) > 0.3, figures)
 
@@ -244,9 +244,9 @@ def nested_fail(results: pd.DataFrame) -> Finding:
     methods = [method for method in NESTED if method != "FedBiO"]
     for method in (*methods, "FedBiO", FIXED["FedBiO"]):
         steps, errors = _over(results, "step", study="step", method=method)
-        figures[f"|x − x*|, {method}, η = {listed(steps, '.3g')}"] = errors
+        figures[f"distance to x*, {method}, η = {listed(steps, '.3g')}"] = errors
     least = [min(errors) for errors in list(figures.values())[: len(methods)]]
-    return Finding(min(least) > 0.1, {f"least |x − x*| over η: {listed(methods)}": least} | figures)
+    return Finding(min(least) > 0.1, {f"least distance to x* over η: {listed(methods)}": least} | figures)
 
 
 @claim(
@@ -264,7 +264,7 @@ def printed_order(results: pd.DataFrame) -> Finding:
         for words, own in limits.items():
             steps, errors = _over(results, "step", study="order", method=f"{words}, β = {c}η")
             own.append(2 * errors[0] - errors[1])
-            figures[f"|x − x*|, {words}, β = {c}η, η = {listed(steps)}"] = errors
+            figures[f"distance to x*, {words}, β = {c}η, η = {listed(steps)}"] = errors
     mended, printed = (np.array(own) for own in limits.values())
     at = f"limit as η → 0, c = {listed(ORDERS)}"
     both = {f"{at}, as printed": printed, f"{at}, own point": mended}
