@@ -11,6 +11,7 @@ from rookery.experiments import EXPERIMENTS, page
 from rookery.experiments.asfbo import fig1, hetero
 from rookery.experiments.fedbio import cleaning, fair, hyperrep
 from rookery.experiments.feddro import adult, images
+from rookery.experiments.feddro import fig1 as feddro_fig1
 from rookery.experiments.fednest import fig5, tuning
 from rookery.experiments.machinery.claims import REPRODUCED, VERDICTS
 from rookery.experiments.weighted import nodes
@@ -72,8 +73,8 @@ CHOSEN = {
     "fedbio-cleaning": lambda method: cleaning.CLEANING_CHOSEN[method],
     "fedbio-hyperrep": lambda method: (hyperrep.SHOT_STEPS[method],),
     "fedbio-fair": lambda method, split: (fair.FAIR_CHOSEN[method, split],),
-    "feddro-fig1": lambda method: (images.IMAGE_CHOSEN[method],),
-    "feddro-fig2": lambda study, method, setting, local: adult.FAIR_CHOSEN[method, setting],
+    "feddro-fig1": lambda data, method: _of_images(data, method),
+    "feddro-fig2": lambda study, method, setting, local: adult.FAIR_CHOSEN.get((method, setting), (0.1, 0.0)),
     "feddro-fig4": lambda study, method, setting, local: adult.SWEEP_CHOSEN[study, method, local],
     "fednest-fig3a": lambda method, split: tuning.CHOSEN[method, split],
     "fednest-fig3b": lambda method, split: tuning.CHOSEN[method, split],
@@ -81,6 +82,16 @@ CHOSEN = {
     "weighted-table3": lambda data, method: _of_weighted(data, method),
     "weighted-covtype": lambda data, method: _of_weighted(data, method),
 }
+
+
+def _of_images(data: str, method: str) -> tuple[float, ...]:
+    """The step and, with (4), β or PDSGD's dual step."""
+    if "(4)" not in data:
+        long = data == feddro_fig1.LONG
+        return (feddro_fig1.LONG_TRIED[method][0] if long else images.CHOSEN[method].step,)
+    own = feddro_fig1.FOUR[float(data.rpartition(" ")[2])][method]
+    others = {"FedDRO": (own.momentum,), "DS-FedDRO": (own.momentum,), "PDSGD": (own.dual,)}
+    return (own.step, *others.get(method, ()))
 
 
 def _of_weighted(data: str, method: str) -> tuple[float, ...]:
