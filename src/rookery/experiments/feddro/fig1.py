@@ -53,20 +53,17 @@ def fig1_search(quick: bool) -> list[Config]:
     long = partial(shared.images, quick, "cifar-10", words=LONG, steps=LONG_STEPS, evaluations=20, seeds=(0,))
     for method, tried in LONG_TRIED.items():
         searched += [long(method, Tuned(step), name=f"search: {method}, {LONG}, step {step:g}") for step in tried]
-    for penalty, (steps, momenta, duals) in FOUR_TRIED.items():
+    for penalty, (tried_steps, momenta, duals) in FOUR_TRIED.items():
         data = with_four(penalty)
         four = partial(shared.images, quick, "cifar-10", words=data, four=penalty, evaluations=1, held_out=True)
-        for method in FOUR[penalty]:
-            tuned = [Tuned(step) for step in steps]
+        for method, step in product(FOUR[penalty], tried_steps):
+            each = {"": Tuned(step)}
             if method in IMAGES[:2]:
-                tuned = [Tuned(step, momentum) for momentum in momenta for step in steps]
+                each = {f", β = {momentum:g}": Tuned(step, momentum) for momentum in momenta}
             elif method == "PDSGD":
-                tuned = [Tuned(step, dual=dual) for dual in duals for step in steps]
-            for own in tuned:
-                words = f"search: {method}, {data}, step {own.step:g}"
-                words += f", β = {own.momentum:g}" * (method in IMAGES[:2])
-                words += f", dual step {own.dual:g}" * (method == "PDSGD")
-                searched.append(four(method, own, name=words, seeds=(SEARCH_SEED,)))
+                each = {f", dual step {dual:g}": Tuned(step, dual=dual) for dual in duals}
+            name = f"search: {method}, {data}, step {step:g}"
+            searched += [four(method, own, name=name + more, seeds=(SEARCH_SEED,)) for more, own in each.items()]
     return searched
 
 
@@ -168,7 +165,7 @@ def image_claims(where: str, local: int, **why: dict[str, str]) -> Claims:
     training, test = shared.ACCURACIES
 
     def add(key: str, text: str, pairs: Pairs, *metrics: str, slack: float | None = None) -> None:
-        claim(text, where, **why[key])(partial(_compared, pairs=pairs, metrics=metrics, slack=slack))
+        claim(text, where, None, **why[key])(partial(_compared, pairs=pairs, metrics=metrics, slack=slack))
 
     add("training", "FedDRO and DS-FedDRO reach a higher training accuracy than every baseline.", _ours_first, training)
     text = "Their test accuracy is comparable or better: at most a point below every baseline's."
