@@ -17,9 +17,7 @@ def digits_runs(quick: bool) -> list[Config]:
 claim = Claims()
 claim(table3.MINORITY)(partial(nodes.best, center="minority"))
 claim(table3.MAJORITY)(partial(nodes.best, center="majority", most=True))
-claim(table3.BELOW)(table3.fedavg_below_local)
 claim(table3.DROP)(table3.personal_drop)
-claim(table3.STEADY)(table3.steady)
 claim(table3.TRUSTED)(nodes.similar_trusted)
 
 digits = Experiment(
@@ -31,7 +29,7 @@ digits = Experiment(
         "multi-class logistic regression; b = 1/3. Settings: 1, class distributions; 2, the majority's labels permuted "
         "as well; 3, its images turned; 4, both. Bi-level (Alg. 3): γ = .5, γ_h = .05, η = .2, T_s = 20, τ = 10, "
         "batches of 20, 60 outer iterations; the others as many exchanges, with steps and λ chosen by the validation "
-        f"accuracy of seeds 0 to 2; seeds 3 to 5 here. {nodes.SCORED} {nodes.PERSONAL}"
+        f"accuracy of seeds 0 to 2; seeds 3 to 5 here. {nodes.SCORED}"
     ),
     runs=digits_runs,
     picture=table3.table_picture,

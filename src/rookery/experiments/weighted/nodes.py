@@ -272,28 +272,29 @@ def _panels(results: pd.DataFrame, words: str) -> tuple[Figure, list[tuple[Axes,
     return fig, [(ax, *panel) for ax, panel in zip(axes.flat, panels, strict=True)]
 
 
-def draw_methods(ax: Axes, results: pd.DataFrame, across: str, data: str, setting: int, center: str) -> None:
-    """The test accuracy of each method; of Local-train, which makes no exchanges, a line at its last."""
-    ends = []
-    for method in METHODS:
-        own = select(results, method=method, data=data, setting=setting, center=where(method, center))
-        last = own.groupby("seed")[f"{center}_accuracy"].last().to_numpy()
-        ends.append(mean(last))
-        if method == "Local-train" and across == "exchanges":
-            colour, width = report.style(method)["color"], two_errors(last)
-            ax.axhline(ends[-1], label=method, color=colour, linestyle=":")
-            ax.axhspan(ends[-1] - width, ends[-1] + width, color=colour, alpha=0.15, linewidth=0)
-        else:
-            report.band(ax, own, across, f"{center}_accuracy", method, marker="")
-    ax.set_ylim(min(ends) - 0.04, max(ends) + 0.03)
+def accuracies_picture(results: pd.DataFrame, across: str = "exchanges", near: float | None = None) -> Figure:
+    """Fig. 1 and 7, over synchronisations; or Fig. 8 and 9, over data points, from the first evaluation on.
 
-
-def accuracies_picture(results: pd.DataFrame, across: str = "exchanges") -> Figure:
-    """Fig. 1 and 7, over synchronisations; or Fig. 8 and 9, over data points, from the first evaluation on."""
-    fig, panels = _panels(results, "synchronisations" if across == "exchanges" else "data points of a node")
+    Of Local-train, which makes no exchanges, a line at its last. `near` enlarges the best: the height below them.
+    """
+    points = across == POINTS
+    fig, panels = _panels(results, "data points of a node" if points else "synchronisations")
     for ax, data, setting, center in panels:
-        draw_methods(ax, results[results["round"] > 0] if across == POINTS else results, across, data, setting, center)
-        ax.set_xscale("log" if across == POINTS else "linear")
+        ends = []
+        for method in METHODS:
+            own = select(results, method=method, data=data, setting=setting, center=where(method, center))
+            last = own.groupby("seed")[f"{center}_accuracy"].last().to_numpy()
+            ends.append(mean(last))
+            if method == "Local-train" and not points:
+                colour, width = report.style(method)["color"], two_errors(last)
+                ax.axhline(ends[-1], label=method, color=colour, linestyle=":")
+                ax.axhspan(ends[-1] - width, ends[-1] + width, color=colour, alpha=0.15, linewidth=0)
+            else:
+                shown = own[own["round"] > 0] if points else own
+                report.band(ax, shown, across, f"{center}_accuracy", method, marker="")
+        low, high = (min(ends) - 0.04, 0.03) if near is None else (max(ends) - near, near / 4)
+        ax.set_ylim(low, max(ends) + high)
+        ax.set_xscale("log" if points else "linear")
     below(fig, fig.axes[0], 5)
     return fig
 
@@ -318,20 +319,10 @@ def weights_picture(results: pd.DataFrame) -> Figure:
 # Words.
 
 PERSONAL = "Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes of the centre's group."
-SCORED = "The scored model is the first with the highest validation accuracy (Local-train's training accuracy)."
-
-
-def chosen_words(*data: str) -> str:
-    """The values that the search chose."""
-    signs = ("γ", "γ_h", "η", "τ", "λ of Ditto", "λ of pFedMe")
-    words = lambda d: ", ".join(f"{sign} = {v:g}" for sign, v in zip(signs, chosen(d).values(), strict=True))
-    return f"Chosen by the search: {'; '.join(f'{d}: {words(d)}' for d in data)}."
-
-
+SCORED = f"The scored model is the first with the highest validation accuracy. {PERSONAL}"
 IMAGE_RUNS = (
     "15 nodes, 5 of the minority; 4,000 images each, 500 at the centre, 5,000 to test; the paper's CNN with batch "
-    f"statistics; b = 1/3, batches of 50, T_s = 400, q = 1/50. {chosen_words(*IMAGES)} 20 outer iterations; the others "
-    "as many exchanges."
+    "statistics; b = 1/3, batches of 50, T_s = 400, q = 1/50. 20 outer iterations; the others as many exchanges."
 )
 NOT_GIVEN = (
     "The paper does not give the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, or what ± means "
