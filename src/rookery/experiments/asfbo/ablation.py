@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.asfbo.representation import DIFFERENCES, FAMILY, SETUP, algorithm, representation
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
 from rookery.experiments.machinery.curves import averages, select
 from rookery.experiments.machinery.drawing import name_lines, spread
 from rookery.experiments.machinery.experiment import Config, Experiment
@@ -83,14 +83,6 @@ def _gains(results: pd.DataFrame, switch: str, off: str, on: str) -> dict[str, n
     return gains
 
 
-def _positive(gains: dict[str, np.ndarray]) -> Finding:
-    """Every gain is positive by more than the margin."""
-    sides = {others: lead(gain, 0 * gain) for others, gain in gains.items()}
-    least = min(sides.values(), key=lambda side: side.mean - side.error)
-    figures = {"least gain, and the margin": least, f"gain, {'; '.join(sides)}": means(gains)}
-    return Finding(together([side.holds for side in sides.values()]), figures)
-
-
 def _alike(gains: dict[str, np.ndarray]) -> Finding:
     """Every mean gain is within half a point."""
     largest = max(np.abs(means(gains)), default=1.0)
@@ -102,14 +94,15 @@ claim = Claims()
 
 @claim("Momentum gains over plain gradients in every combination.")
 def momentum_brings(results: pd.DataFrame) -> Finding:
-    return _positive(_gains(results, "direction", "gradient", "momentum"))
+    gains = _gains(results, "direction", "gradient", "momentum")
+    return all_lead({name: lead(gain, 0 * gain) for name, gain in gains.items()}, "gain")
 
 
 @claim("The adaptive server step gains with plain gradients and with STORM, and loses with momentum.")
 def adaptive_brings(results: pd.DataFrame) -> Finding:
     gains = _gains(results, "server", "fixed", "adaptive")
-    turned = {f"{name} (a loss)" if "momentum" in name else name: gain for name, gain in gains.items()}
-    return _positive({name: -gain if "(" in name else gain for name, gain in turned.items()})
+    loses = lambda name: "momentum" in name
+    return all_lead({name: lead(-gain if loses(name) else gain, 0 * gain) for name, gain in gains.items()}, "effect")
 
 
 @claim("STORM makes no difference over plain gradients (within half a point).")

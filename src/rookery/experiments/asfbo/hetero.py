@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.asfbo import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import ends_by, last, select
-from rookery.experiments.machinery.drawing import below, by_method, draw
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery.curves import last
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.numbers import Figures, chosen_words, means
+from rookery.experiments.machinery.numbers import chosen_words
 from rookery.experiments.papers import ASFBO_PAPER
 from rookery.tasks import hyperrep
 from rookery.tasks.hyperrep import digit_images, mnist_images, test_metrics
@@ -91,31 +90,21 @@ def hetero_search(quick: bool) -> list[Config]:
 
 
 def hetero_picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy of the runs that last against rounds, for each kind of local work; and of the chosen models."""
-    fig, axes = report.figure(1, 3, width=15.0, height=4.4)
-    methods = [m for m in shared.SINGLE_LOOP if m in set(results["method"])]
-    for ax, (work, words) in zip(axes[0], WORK.items(), strict=False):
-        runs = select(results, work=work)
-        lasts = runs.groupby(["run", "seed"])["accuracy"].transform("last") >= DIVERGED
-        left = runs[~lasts].groupby(["run", "seed"]).ngroups
-        draw(ax, runs[lasts], "round", "accuracy", by_method(methods), markevery=8)
-        ax.set_ylim(0.75, 0.88)
-        title = f"{words}, without {left} ending below {DIVERGED:g}" if left else words
-        report.label(ax, "rounds", "test accuracy" if work == "fixed" else "", title)
-    ax, lowest = axes[0, 2], 0.81
+    """The test accuracy of the chosen models, each seed, and medians."""
+    fig, axes = report.figure(1, 1, width=8.0, height=4.4)
+    ax, lowest = axes[0, 0], 0.81
     for place, work in enumerate(WORK):
-        for j, method in enumerate(methods):
-            own = _by_seed(results, work)[method]
+        for j, (method, own) in enumerate(_by_seed(results, work).items()):
             at = np.full(len(own), place + 0.2 * (j - 1.5))
-            look = report.style(method)
-            ax.plot(at, own, color=look["color"], marker=look["marker"], linestyle="", alpha=0.5)
+            look = report.style(method) | {"linestyle": ""}
+            ax.plot(at, own, **look, alpha=0.5, label=method if place == 0 else "")
             ax.plot(at[:1], [np.median(own)], color=look["color"], marker="_", markersize=20, markeredgewidth=2.5)
             if failed := int((own < lowest).sum()):
                 ax.text(at[0], lowest + 0.001, f"{failed} below", color=look["color"], ha="center", fontsize=8)
     ax.set_xticks(range(len(WORK)), list(WORK.values()))
     ax.set_ylim(lowest, 0.89)
-    report.label(ax, "", "", "The chosen models, each seed, and medians")
-    below(fig, axes[0, 0], 4)
+    report.label(ax, "", "test accuracy", "The chosen models, each seed, and medians")
+    report.legend(ax, loc="upper center", ncols=4)
     return fig
 
 
@@ -129,17 +118,10 @@ def _reweighted(results: pd.DataFrame, work: str) -> Finding:
     """The models of ShroFBO, ASFBO and LA-ASFBO are above SimFBO's by more than the margin."""
     own = _by_seed(results, work)
     leads = {m: lead(accuracy, own["SimFBO"]) for m, accuracy in own.items() if m != "SimFBO"}
-    least = min(leads.values(), key=lambda pair: pair.mean - pair.error)
-    figures: Figures = {
-        "least lead over SimFBO, and the margin": least,
-        **{f"lead over SimFBO, and the margin, {m}": pair for m, pair in leads.items()},
-        f"the chosen model, {', '.join(own)}": means(own),
-        "the last models": means(ends_by(results, "method", own, work=work)),
-    }
-    holds = together([pair.holds for pair in leads.values()])
+    found = all_lead(leads, "lead over SimFBO")
     words = {True: "is", False: "is not", None: "is within the margin"}
     note = "; ".join(f"{m} {words[pair.holds]}" for m, pair in leads.items()) + "." + _without_diverged(own)
-    return Finding(holds, figures, "" if holds else note)
+    return Finding(found.holds, found.figures, "" if found.holds else note)
 
 
 def _without_diverged(own: dict[str, np.ndarray]) -> str:
@@ -166,8 +148,7 @@ hetero = Experiment(
         f"{shared.SETUP}Here: the first 2000 training images and the first 1000 test images; ten clients with two "
         f"label shards each, all in every round; τ_i drawn from 5..15, or fixed at {UNEQUAL}; 300 rounds, evaluated "
         f"every 5. The model is chosen by its accuracy on the {HELD_OUT} training images after these, which no client "
-        f"has, and so is the factor of γ: {chosen_words(HETERO_CHOSEN)}. The curves are of the runs that end at "
-        f"{DIVERGED:g} or more."
+        f"has, and so is the factor of γ: {chosen_words(HETERO_CHOSEN)}."
     ),
     runs=hetero_runs,
     picture=hetero_picture,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import ASFBO
 from rookery.experiments.asfbo.representation import OURS, SERVER, SINGLE_LOOP
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
 from rookery.experiments.machinery.curves import last, reached, select, values
 from rookery.experiments.machinery.drawing import spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
@@ -164,13 +164,10 @@ claim = Claims()
 def error_falls(results: pd.DataFrame) -> Finding:
     """The floor falls from each size of the cohort to the next, by more than the margin."""
     floors = _floors(results)
-    falls = [lead(before, after) for before, after in itertools.pairwise(floors.values())]
-    figures = {
-        f"floor at P = {listed(floors)}": means(floors),
-        "as a power of P": power([*floors], means(floors)),
-        "fall from P to P, and the margin": [number for fall in falls for number in fall],
-    }
-    return Finding(together([fall.holds for fall in falls]), figures)
+    pairs = itertools.pairwise(floors.items())
+    found = all_lead({f"P = {p} to {q}": lead(before, after) for (p, before), (q, after) in pairs}, "fall")
+    figures = {f"floor at P = {listed(floors)}": means(floors), "as a power of P": power([*floors], means(floors))}
+    return Finding(found.holds, figures | dict(found.figures))
 
 
 @claim(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import FedAvg, FedBiO, FedBiOAcc, FedNest
 from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
 from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
@@ -139,10 +139,7 @@ def weights_tell(results: pd.DataFrame) -> Finding:
 @claim("FedBiO ends above FedAvg at every ρ.")
 def cleaning_helps(results: pd.DataFrame) -> Finding:
     ours, plain = _ends(results, "FedBiO"), _ends(results, "FedAvg")
-    leads = [lead(ours[fraction], plain[fraction]) for fraction in ours]
-    least = min(leads, key=lambda pair: pair.mean - pair.error)
-    figures = {"least lead, and the margin": least, f"lead {_at(results)}": [pair.mean for pair in leads]}
-    return Finding(together([pair.holds for pair in leads]), figures)
+    return all_lead({f"ρ = {fraction:g}": lead(ours[fraction], plain[fraction]) for fraction in ours})
 
 
 @claim(

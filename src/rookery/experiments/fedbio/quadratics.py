@@ -27,7 +27,7 @@ EPSILONS = {  # of the mean ‖∇Φ‖², relative to the start's; halved each 
 # Distance of the start in every entry, and noise: so near that drift (FedBiO) or noise (the others) gives floors of the
 # size of ε at steps so small that the start dies away over several rounds.
 NEAR = {"FedBiO": (0.008, 0.03), "FedBiOAcc": (0.008, 0.1), "FedBiOAccLocal": (0.008, 0.1), "FedNest": (0.03, 0.1)}
-SEEDS = {"FedBiO": 2, "FedBiOAcc": 4, "FedBiOAccLocal": 4, "FedNest": 8}
+SEEDS = {"FedBiO": 2, "FedBiOAcc": 4, "FedBiOAccLocal": 2, "FedNest": 8}
 ACCELERATED = ("FedBiOAcc", "FedBiOAccLocal")
 LOCAL, ACC_LOCAL = 4, 8  # I of FedBiO; of FedBiOAcc at the smallest M
 SIZES = (4, 16, 64)  # M of the runs about the noise

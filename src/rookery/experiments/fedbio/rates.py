@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fedbio import quadratics
-from rookery.experiments.machinery.claims import Claims, Finding, lead, margin, together
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, margin, together
 from rookery.experiments.machinery.curves import last, select, values
 from rookery.experiments.machinery.drawing import name_lines, ticks
 from rookery.experiments.machinery.experiment import Experiment
@@ -273,10 +273,10 @@ def falls(results: pd.DataFrame, study: str) -> Finding:
     """The floor falls from each M to the next by more than the margin, at least half as fast as 1/M in all."""
     floors = _floors(results, study, "clients")
     exponent = power([*floors], means(floors))
-    steps = [lead(before, after) for before, after in itertools.pairwise(floors.values())]
-    figures: Figures = {"floor as a power of M": exponent, f"floor at M = {listed(floors)}": means(floors)}
-    figures["fall from M to M, and the margin"] = [number for step in steps for number in step]
-    return Finding(together([*(step.holds for step in steps), exponent < -0.5]), figures)
+    pairs = itertools.pairwise(floors.items())
+    found = all_lead({f"M = {p} to {q}": lead(before, after) for (p, before), (q, after) in pairs}, "fall")
+    figures = {"floor as a power of M": exponent, f"floor at M = {listed(floors)}": means(floors)}
+    return Finding(together([found.holds, exponent < -0.5]), figures | dict(found.figures))
 
 
 RISES = (
@@ -351,25 +351,21 @@ rates = Experiment(
     paper=f"{FEDBIO_PAPER}, Thm 1–4 and Table 1 (which has no such run).",
     setup=(
         f"Bilevel quadratics, M clients that differ, {quadratics.SAMPLES} noisy samples each, drawn with replacement. "
-        "*Rates*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, is ε, "
+        "*Rates*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, is ε "
         "relative to the start's, averaged over the seeds; the fewest over a grid of steps, each 2^{1/4} of the one "
-        "before. An ε whose best step is at the edge of its grid is left out. On a quadratic the mean after n rounds "
-        "is A/(step·n) + floor(step). The best step's floor is a third of ε where drift makes it (n ∝ ε^{-3/2}) and "
-        "half of ε where the noise of plain steps does (n ∝ ε^{-2}); a floor far below ε would mean that neither "
-        "decides. All else follows the theorems: "
-        f"FedBiO I = {quadratics.LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ M^{{-2/3}} "
-        f"({quadratics.ACC_LOCAL} at M = {quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = 64b²/M, "
-        "steps .1 α_t, and the grid is of α_1; FedBiOAccLocal the same with b_y = bM, Q = 8 and τ = 1/3; FedNest b = "
-        "1. The samples' noise is .1 (FedBiO: .03). The linear terms are such that x* = y* = u* = 0 (local lower "
-        "levels: y_i* = 0, and ∇_y f_i = 0 there, so that the short series has no bias at x*). The start is .008 "
-        "(FedNest: .03) away in every entry, on alternate sides for alternate seeds. "
-        "Slopes are fitted over the ε. A flatter slope agrees with an upper bound; so does one whose 95 % interval "
-        f"holds the bound and reaches at most {MARGIN:g} beyond it. The proofs of Theorems 2 and 4 (App. B.2.5, C.2.5) "
-        "end at ln T/(bMT)^{2/3} for T local steps, and their O(·) hides the logarithm: these methods' costs are "
-        "divided by (ln T)^{3/2} first. *Floors*, the mean over the second half of 4,000 rounds: FedBiO at step .02 "
-        "and b = 1; FedBiOLocal with noisy samples at one level; full gradients. `results.csv` holds the last row of "
-        "every run, with the floor, and of those about rates the two rows between which the mean so far (`so_far`) "
-        "comes to ε."
+        "before. An ε whose best step is at the edge of its grid is left out. The mean after n rounds is A/(step·n) + "
+        "floor(step): the best floor is a third of ε where drift makes it (n ∝ ε^{-3/2}), half of ε where the noise of "
+        f"plain steps does (n ∝ ε^{{-2}}). All else follows the theorems: FedBiO I = {quadratics.LOCAL}, b = "
+        f"0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ M^{{-2/3}} ({quadratics.ACC_LOCAL} at M = "
+        f"{quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = 64b²/M, steps .1 α_t, a grid of α_1; "
+        "FedBiOAccLocal the same with b_y = bM, Q = 8, τ = 1/3; FedNest b = 1. Noise .1 (FedBiO: .03). x* = y* = u* = "
+        "0 (local lower levels: y_i* = 0 and ∇_y f_i = 0 there, so that the short series has no bias at x*); the start "
+        "is .008 (FedNest: .03) away in every entry, on alternate sides for alternate seeds. A slope agrees with an "
+        "upper bound if it is flatter, or if its 95 % interval holds the bound and reaches at most "
+        f"{MARGIN:g} beyond it. The proofs of Theorems 2 and 4 end at ln T/(bMT)^{{2/3}} for T local steps (App. "
+        "B.2.5, C.2.5): these costs are divided by (ln T)^{3/2} first. *Floors*: the mean over the second half of "
+        "4,000 rounds, FedBiO at step .02 and b = 1, FedBiOLocal with noisy samples at one level, or full gradients. "
+        "`results.csv` holds the last row of every run and the two rows between which the mean so far comes to ε."
     ),
     runs=quadratics.runs,
     thinned=thinned,

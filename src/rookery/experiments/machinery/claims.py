@@ -223,3 +223,15 @@ def together(parts: Sequence[bool | None]) -> bool | None:
     if any(part is not None and not part for part in parts):
         return False
     return None if any(part is None for part in parts) else True
+
+
+def all_lead(leads: Mapping[str, Lead], words: str = "lead") -> Finding:
+    """Every lead exceeds its margin; the least one is the first figure.
+
+    >>> all_lead({"A": Lead(0.2, 0.1), "B": Lead(0.1, 0.1)}).holds is None
+    True
+    """
+    least = min(leads.values(), key=lambda own: own.mean - own.error)
+    figures = {f"least {words}, and the margin": least}
+    figures |= {f"{words}, and the margin, {name}": own for name, own in leads.items()}
+    return Finding(together([own.holds for own in leads.values()]), figures)
