@@ -19,6 +19,7 @@ from rookery.base import tree
 from rookery.experiments.fednest.representation import FAMILY, METHODS
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import best, curves, ends, reached, select
+from rookery.experiments.machinery.drawing import legend
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
@@ -252,7 +253,7 @@ def collapse_picture(results: pd.DataFrame) -> Figure:
     right.set_yscale("log")
     right.set_ylim(1, 1000)
     right.axhline(LIMIT, color=report.GREY, linestyle="--")
-    report.legend(middle, loc="lower left", bbox_to_anchor=(0.0, 0.1))
+    legend(middle, 2)
     return fig
 
 
@@ -341,7 +342,7 @@ def fednest_stands(results: pd.DataFrame) -> Finding:
 
 collapse = Experiment(
     name="fednest-collapse",
-    title="LFedNest's failure on non-i.i.d. MNIST: the authors' habits, and the steps",
+    title="LFedNest's failure on non-i.i.d. MNIST",
     paper=f"{FEDNEST_PAPER}, ICML 2022: about Fig. 2a and 5.",
     setup=(
         "Hyper-representation on non-i.i.d. MNIST as in `fednest-fig2a`, 500 rounds. The authors' code differs from "

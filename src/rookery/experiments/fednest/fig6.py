@@ -169,6 +169,6 @@ fig6 = shared.experiment(
     ),
     headlines=lambda results: [
         Headline(f"{m} at {rate:g}, 1/ℓ = rate", "", ends(with_rate(results), method=m, rate=rate))
-        for m, rate in (("FedNest", 0.03), ("LFedNest", 0.03), ("LFedNest", 0.003))
+        for m, rate in (("FedNest", 0.03), ("LFedNest", 0.03))
     ],
 )

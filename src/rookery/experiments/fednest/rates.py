@@ -265,7 +265,7 @@ def rates_picture(results: pd.DataFrame) -> Figure:
 
 rates = Experiment(
     name="fednest-rates",
-    title="the rate of FedNest in K and the bias of its hypergradient in N, on quadratics",
+    title="rates in K and bias in N, on quadratics",
     paper=f"{FEDNEST_PAPER}, ICML 2022, Theorems 3.1 and 3.2, Corollaries 3.1–3.3, Lemma 2.2. The paper has no such "
     "run.",
     setup=(
