@@ -1,6 +1,7 @@
 """Fig. 2 and 4 of FedDRO: fair training on Adult, and the number of local steps."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.algorithms import GCIVR, DSFedDRO, FedDRO, ParallelSGD
-from rookery.experiments.feddro.images import ENDS, GRID, Drop, helps_then_saturates
+from rookery.algorithms import GCIVR, ParallelSGD
+from rookery.experiments.feddro.images import ENDS, GRID, Drop, helps_then_saturates, paper_method
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
 from rookery.experiments.machinery.curves import curves, ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw, spread, ticks
@@ -53,11 +54,8 @@ SWEEP_CHOSEN = {(*key, i): pair for key, own in _SWEPT.items() for i, pair in zi
 
 def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorithm:
     """A method on Adult."""
-    if method == "FedDRO":
-        return FedDRO(step=step, momentum=momentum, local_steps=local, batch_size=16)
-    if method == "DS-FedDRO":
-        two: dict[str, Any] = {"server_step": SERVER, "server_inner_step": SERVER}
-        return DSFedDRO(step=step, momentum=momentum, local_steps=local, batch_size=16, **two)
+    if method in FAIR[:2]:
+        return paper_method(method, step, momentum, local, SERVER)
     if method == "GCIVR":
         return GCIVR(step=step, anchor_every=ANCHOR, batch_size=16)
     return ParallelSGD(step=step, batch_size=16)
@@ -90,12 +88,9 @@ def _tried(quick: bool, method: str, setting: str, local: int = 1, study: str = 
     if quick:
         grid, momenta = grid[-1:], momenta[-1:]
     words = f"search: {method}, {setting}, I = {local}, {study}"
-    return [
-        fair(quick, method, setting, (step, momentum), local, study, name=f"{words}, step {step:g}, β = {momentum:g}",
-             seeds=(9,))
-        for step in grid
-        for momentum in (momenta if "DRO" in method else (0.0,))
-    ]  # fmt: skip
+    pairs = product(grid, momenta if "DRO" in method else (0.0,))
+    run = partial(fair, quick, method, setting, local=local, study=study, seeds=(9,))
+    return [run(pair, name=f"{words}, step {pair[0]:g}, β = {pair[1]:g}") for pair in pairs]
 
 
 def _score(search: pd.DataFrame) -> pd.Series:
@@ -103,14 +98,8 @@ def _score(search: pd.DataFrame) -> pd.Series:
     return (-search["risk"]).where(search["method"] != "unconstrained", search["train_accuracy"])
 
 
-FAIR_GRID = Grid(
-    pattern=r"step (?P<step>\S+), β = (?P<β>\S+)$",
-    keys=("study", "method", "setting", "local"),
-    score=_score,
-    fixed=("step",),
-)
-
-
+_KEYS = ("study", "method", "setting", "local")
+FAIR_GRID = Grid(r"step (?P<step>\S+), β = (?P<β>\S+)$", _KEYS, _score, fixed=("step",))
 PAIRS = [(method, setting) for setting in SETTINGS for method in FAIR]  # of Fig. 2
 
 
@@ -249,17 +238,8 @@ def _risks(results: pd.DataFrame, study: str, method: str) -> dict[int, np.ndarr
 
 @claim_4("Larger I helps for the same synchronisations of x, then it saturates.", "Fig. 4")
 def locals_help(results: pd.DataFrame) -> Finding:
-    """See `helps_then_saturates`, for the objective, which is to be low."""
-    figures, parts = Figures(), []
-    for method in FAIR[:2]:
-        own = _risks(results, "rounds", method)
-        fall, saturates = helps_then_saturates([-risk for risk in own.values()])
-        parts += [fall.holds, saturates.holds]
-        middle = [*own][len(own) // 2]
-        figures[f"objective, {method}, I = {listed(own)}"] = means(own)
-        figures[f"{method}: fall to I = {middle}, and the margin"] = fall
-        figures[f"{method}: half of that less the fall from there, and the margin"] = saturates
-    return Finding(together(parts), figures)
+    """See `helps_then_saturates`, for the objective."""
+    return helps_then_saturates({m: _risks(results, "rounds", m) for m in FAIR[:2]}, "objective", sign=-1)
 
 
 @claim_4(
@@ -297,8 +277,7 @@ fig2 = Experiment(
         f"{ADULT} {LENGTH:,} local steps, I = 1. GCIVR: a full batch every {ANCHOR} steps; DS-FedDRO: both server "
         f"steps {SERVER}; unconstrained: parallel SGD on the loss alone. Two readings of the constraint: against the "
         "loss of all samples with a = γ = .1, as in the paper; and, ours, against the positives of all groups with a = "
-        "1, γ = .1. *TPR gap*: the "
-        f"largest of TPR_all − TPR_j. {ENDS}"
+        f"1, γ = .1. *TPR gap*: the largest of TPR_all − TPR_j. {ENDS}"
     ),
     runs=fig2_runs,
     picture=fig2_picture,

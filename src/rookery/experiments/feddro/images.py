@@ -1,6 +1,6 @@
 """What FedDRO's figures share: the methods, the runs on imbalanced images, and how the effect of I is judged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,8 +9,9 @@ import numpy as np
 
 from rookery.algorithms import MBSGD, PDSGD, CompositionalFedAvg, DSFedDRO, FastDRO, FedDRO
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Lead, lead
+from rookery.experiments.machinery.claims import Finding, lead, together
 from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery.numbers import Figures, listed, means
 from rookery.language.fed import Algorithm
 from rookery.problems.objectives import kl_risk
 from rookery.tasks.dro_imbalanced import SETTINGS, cross_entropies, dro_imbalanced, scores
@@ -32,11 +33,29 @@ class Drop:
         return jnp.where(t < 3 * self.rounds // 4, self.step, 0.1 * self.step)
 
 
-def helps_then_saturates(ends: Sequence[np.ndarray]) -> tuple[Lead, Lead]:
-    """How much better (higher) the middle of a sweep ends than its start; and by how much half of that gain exceeds the
-    gain from the middle to the end of the sweep. It helps, then it saturates, if both hold."""
-    first, middle, last = ends[0], ends[len(ends) // 2], ends[-1]
-    return lead(middle, first), lead(0.5 * (middle - first), last - middle)
+def helps_then_saturates(ended: Mapping[str, Mapping[int, np.ndarray]], metric: str, sign: int = 1) -> Finding:
+    """Whether, for each method, the middle of a sweep over I ends better than its start, and half of that gain exceeds
+    the gain from there to the end of the sweep, both by more than the margin. `sign` is -1 where lower is better."""
+    figures, gains = Figures(), Figures()
+    parts: list[bool | None] = []
+    for method, own in ended.items():
+        locals_, values = [*own], [sign * value for value in own.values()]
+        middle = len(own) // 2
+        helps = lead(values[middle], values[0])
+        saturates = lead(0.5 * (values[middle] - values[0]), values[-1] - values[middle])
+        parts += [helps.holds, saturates.holds]
+        figures[f"{metric}, {method}, I = {listed(own)}"] = means(own)
+        gains[f"{method}: gain from I = 1 to {locals_[middle]}, and the margin"] = helps
+        gains[f"{method}: half of that less the gain from there, and the margin"] = saturates
+    note = f"{parts.count(None)} of {len(parts)} comparisons are within the margin."
+    holds = together(parts)
+    return Finding(holds, figures | gains, note if holds is None else "")
+
+
+def paper_method(method: str, step: Any, momentum: float, local: int, server: float, **others: Any) -> Algorithm:
+    """FedDRO or DS-FedDRO, with batches of 16 and both server steps the same."""
+    own: dict[str, Any] = {"step": step, "momentum": momentum, "local_steps": local, "batch_size": BATCH, **others}
+    return FedDRO(**own) if method == "FedDRO" else DSFedDRO(**own, server_step=server, server_inner_step=server)
 
 
 DATA = {"cifar-10": "CIFAR10-ST", "cifar-100": "CIFAR100-ST"}
@@ -89,12 +108,9 @@ def image_task(seed: int, data: str, plain: bool, held_out: bool = False, data_d
 
 def image_method(method: str, step: Any, tuned: Tuned, penalty: float, local: int) -> Algorithm:
     """A method with batches of 16."""
+    if method in IMAGES[:2]:
+        return paper_method(method, step, tuned.momentum, local, IMAGE_SERVER, first_batch=128)
     own: dict[str, Any] = {"step": step, "batch_size": BATCH}
-    if method == "FedDRO":
-        return FedDRO(**own, momentum=tuned.momentum, local_steps=local, first_batch=128)
-    if method == "DS-FedDRO":
-        two: dict[str, Any] = {"server_step": IMAGE_SERVER, "server_inner_step": IMAGE_SERVER}
-        return DSFedDRO(**own, **two, momentum=tuned.momentum, local_steps=local, first_batch=128)
     if method == "FastDRO":
         return FastDRO(**own, objective="chi2", size=1.0)
     if method == "PDSGD":

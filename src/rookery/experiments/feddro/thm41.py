@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
@@ -15,7 +14,7 @@ from rookery.algorithms import CompositionalFedAvg, DSFedDRO, FedBiO, FedBiOAcc,
 from rookery.data.clients import Clients
 from rookery.experiments.machinery.claims import Claims, Finding
 from rookery.experiments.machinery.curves import last, select, values
-from rookery.experiments.machinery.drawing import ticks
+from rookery.experiments.machinery.drawing import name_lines, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed
 from rookery.experiments.papers import FEDDRO_PAPER
@@ -51,23 +50,14 @@ def _problem(bilevel: bool) -> Any:
 
 
 def example(seed: int, which: str, bilevel: bool = False) -> Task:
-    """Two clients, everything exact; the metrics are |x − x*| and |∇Φ(x)|, and x starts at 1.5."""
+    """Two clients, everything exact; the metric is |x − x*|, and x starts at 1.5."""
     data = EXAMPLES[which]
-    a, s = (np.mean([row[i] for row in data], axis=0) for i in range(2))
-
-    def measure(x: Any, y: Any) -> dict[str, Any]:
-        value = a * x + s
-        return {
-            "error": jnp.abs(x - SOLUTIONS[which]),
-            "gradient": jnp.abs(jnp.sum(a * value / jnp.sqrt(1 + value**2))),
-        }
-
     return Task(
         name="counterexample",
         problem=_problem(bilevel),
         clients=Clients(lower=[{"a": np.array([row[0]]), "s": np.array([row[1]])} for row in data]),
-        init=(np.array(1.5), np.zeros(len(a))),
-        evaluate=measure,
+        init=(np.array(1.5), np.zeros(len(data[0][1]))),
+        evaluate=lambda x, y: {"error": jnp.abs(x - SOLUTIONS[which])},
         metric="error",
     )
 
@@ -145,35 +135,23 @@ def _over(results: pd.DataFrame, over: str, **labels: Any) -> tuple[list[float],
 ZERO = 1e-8  # where the picture draws what is zero to rounding
 
 
-def _named(ax: Axes, ends: dict[str, tuple[float, str]]) -> None:
-    """Write the names of lines beside their right ends, in their colours, a line of text apart at least."""
-    bottom, top = np.log10(ax.get_ylim())
-    low = -np.inf
-    for name, (value, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
-        low = max(math.log10(value), low + 0.042 * (top - bottom))
-        place = (low - bottom) / (top - bottom)
-        ax.text(1.02, place, name, color=colour, fontsize=9, va="center", transform=ax.transAxes)
-
-
 def thm41_picture(results: pd.DataFrame) -> Figure:
     """Where each method ends, against the step, which falls to the right, and against I; and FedDRO's two orders."""
     fig, axes = report.figure(1, 3, width=16.5, height=5.2)
     looks = report.styles(list(select(results, study="step")["method"].unique()))
+    lines = {"1η": "-", "16η": "--", "324η": ":"}
+    for c, line in lines.items():
+        looks[f"as printed, β = {c}"] = {"color": report.VERMILION, "linestyle": line, "marker": "o"}
+        looks[f"own point, β = {c}"] = {"color": report.BLUE, "linestyle": line, "marker": "o"}
     for ax, study in zip(axes[0], ("step", "local", "order"), strict=True):
-        ends = {}
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_ylim((ZERO / 3, 30) if study != "order" else (1e-3, 1))
         for method in select(results, study=study)["method"].unique():
             places, errors = _over(results, "local" if study == "local" else "step", study=study, method=method)
-            own_point = method.startswith("own point")
-            if study == "order":
-                line = {"1η": "-", "16η": "--", "324η": ":"}[method.split("= ")[1]]
-                look = {"color": report.BLUE if own_point else report.VERMILION, "linestyle": line, "marker": "o"}
-            else:
-                look = looks[method]
-            ax.loglog(places, np.maximum(errors, ZERO), **look)
-            end = errors[-1] if study == "local" else errors[0]
-            ends["own point, every β" if own_point else method] = (max(end, ZERO), look["color"])
-        ax.set_ylim((ZERO / 3, 30) if study != "order" else (1e-3, 1))
-        _named(ax, ends)
+            order = slice(None) if study == "local" else slice(None, None, -1)
+            ax.plot(places[order], np.maximum(errors, ZERO)[order], **looks[method], label=method)
+        name_lines(ax)
     for ax in axes[0, ::2]:
         ax.invert_xaxis()
     ticks(axes[0, 1], values(results, "local", study="local"))
