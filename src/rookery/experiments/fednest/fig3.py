@@ -39,10 +39,18 @@ def _panel(ax: Axes, results: pd.DataFrame, across: str, looks: dict[str, Any], 
     report.label(ax, ACROSS[across], "class-balanced test accuracy", title)
 
 
-def _mark(ax: Axes, x: float, theirs: dict[str, float], looks: dict[str, Any]) -> None:
+def _mark(ax: Axes, theirs: dict[str, float], looks: dict[str, Any]) -> None:
     """Mark where the printed curves end."""
     for method, value in theirs.items():
-        ax.plot(x, value, marker="*", markersize=15, color=looks[method]["color"], clip_on=False, zorder=5)
+        ax.plot(
+            ax.get_xlim()[1] / 1.01,
+            value,
+            marker="*",
+            markersize=15,
+            color=looks[method]["color"],
+            clip_on=False,
+            zorder=5,
+        )
     ax.plot([], [], marker="*", markersize=11, color=report.GREY, linestyle="none", label="printed end, by eye")
 
 
@@ -56,7 +64,7 @@ def fig3a_picture(results: pd.DataFrame) -> Figure:
     for place, (_, run) in enumerate(runs):
         label = None if place else f"LFedNest, each of {len(runs)} seeds"
         axes[0, 0].plot(run["round"], run["accuracy"], color=looks["LFedNest"]["color"], linewidth=0.9, label=label)
-    _mark(axes[0, 0], tuning.EQUAL_ROUNDS, THEIRS_3A, looks)
+    _mark(axes[0, 0], THEIRS_3A, looks)
     _panel(axes[0, 1], tuning.searched(results), "round", looks, "i.i.d.", "searched steps, i.i.d.")
     for ax in axes[0]:
         legend(ax, 2)
@@ -69,7 +77,7 @@ def fig3b_picture(results: pd.DataFrame) -> Figure:
     looks = {m: {"color": colour, "linestyle": "-", "marker": ""} for m, colour in tuning.PAIR.items()}
     for ax, split in zip(axes[0], SPLITS, strict=False):
         _panel(ax, tuning.printed(results, "exchanges"), "exchanges", looks, split, f"equal steps, {split}")
-        _mark(ax, tuning.COMMUNICATIONS, {m: THEIRS[m, split] for m in looks}, looks)
+        _mark(ax, {m: THEIRS[m, split] for m in looks}, looks)
     _panel(axes[0, 2], tuning.searched(results), "exchanges", looks, "non-i.i.d.", "searched steps, non-i.i.d.")
     for ax in axes[0]:
         legend(ax, 2)
