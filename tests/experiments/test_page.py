@@ -57,7 +57,9 @@ def test_every_claim_that_fails_has_a_verdict_and_a_reason(name: str) -> None:
 
 # Checks that once passed by an artefact: not reproduced until there are runs that show it.
 NOT_TO_COUNT = {
-    "fednest-fig6": ["Both SVRG and FedOut stabilise the training."],
+    "fednest-fig6": [
+        "Both SVRG and FedOut stabilise the training (within half a point, at every rate above the smallest)."
+    ],
 }
 
 
