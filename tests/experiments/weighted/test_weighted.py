@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rookery.experiments.machinery.claims import Lead
 from rookery.experiments.machinery.numbers import fitted_power
 from rookery.experiments.weighted import nodes, rates, table3, tables45, theory
 from rookery.tasks.weighted_nodes import KINDS
@@ -104,9 +105,11 @@ def test_best_means_ahead_of_every_method_by_more_than_the_margin() -> None:
 
 
 def test_most_cells_are_more_than_half() -> None:
-    assert nodes.in_most([True, True, None]) is True
-    assert nodes.in_most([True, True, False, False]) is False
-    assert nodes.in_most([True, True, None, False]) is None
+    leads = {True: Lead(1.0, 0.1), None: Lead(0.0, 0.1), False: Lead(-1.0, 0.1)}
+    most = lambda *cells: nodes.over_cells({str(i): {"": leads[own]} for i, own in enumerate(cells)}, most=True).holds
+    assert most(True, True, None) is True
+    assert most(True, True, False, False) is False
+    assert most(True, True, None, False) is None
 
 
 def test_methods_are_compared_at_equal_data_points() -> None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.machinery.curves import select
-from rookery.experiments.machinery.numbers import Numbers, mean
+from rookery.experiments.machinery.numbers import Numbers, mean, two_errors
 
 
 def draw(
@@ -30,7 +30,7 @@ def by_method(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 def spread(ax: Axes, x: Numbers, groups: Sequence[Numbers], **look: Any) -> None:
     """Draw the mean of each group as a line, and two standard errors on each side as a band."""
     middle = np.array([mean(own) for own in groups])
-    width = np.array([2 * np.std(own, ddof=1) / np.sqrt(len(own)) if len(own) > 1 else 0 for own in groups])
+    width = np.array([two_errors(own) for own in groups])
     ax.plot(x, middle, **look)
     ax.fill_between(x, middle - width, middle + width, color=look["color"], alpha=0.15, linewidth=0)
 

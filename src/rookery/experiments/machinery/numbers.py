@@ -22,6 +22,11 @@ def means(groups: Mapping[Any, Numbers]) -> list[float]:
     return [mean(values) for values in groups.values()]
 
 
+def two_errors(values: Numbers) -> float:
+    """Two standard errors of the mean; 0 for one value."""
+    return 2 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
 def listed(values: Iterable[Any], form: str = "g") -> str:
     """Numbers or names, with commas between them.
 

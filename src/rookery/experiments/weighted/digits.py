@@ -16,7 +16,6 @@ def digits_runs(quick: bool) -> list[Config]:
 
 claim = Claims()
 claim(table3.MINORITY)(partial(nodes.best, center="minority"))
-claim(table3.MAJORITY)(partial(nodes.best, center="majority", most=True))
 claim(table3.DROP)(table3.personal_drop)
 claim(table3.TRUSTED)(nodes.similar_trusted)
 

@@ -2,8 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from rookery import report
 from rookery.algorithms import Ditto, LocalSVRG, LocalTrain, PFedMe, WeightedNodesProx
 from rookery.experiments.machinery.claims import Finding, Lead, lead, together
 from rookery.experiments.machinery.curves import curves, select
-from rookery.experiments.machinery.drawing import below
+from rookery.experiments.machinery.drawing import below, spread
 from rookery.experiments.machinery.experiment import Config
 from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import Figures, mean
@@ -43,35 +42,20 @@ def where(method: str, center: str) -> str:
     return center if method in ALONE else "both"
 
 
-def _named(metrics: dict[str, Any], center: str) -> dict[str, Any]:
-    """The metrics, with the centre's name before each accuracy."""
-    return {f"{center}_{name}" if name.endswith("accuracy") else name: value for name, value in metrics.items()}
-
-
-def _scored(tasks: Mapping[str, Any]) -> Task:
-    """The first of these single-level tasks, with the accuracies of all of them."""
+def node_task(seed: int, center: str, nested: bool, data_dir: Any = None, **settings: Any) -> Task:
+    """The task for one centre or "both": nested for Bi-level, else single-level; accuracies have the centre's name."""
+    kinds = KINDS if center == "both" else (center,)
+    tasks: Any = {kind: weighted_nodes(center=kind, seed=seed, data_dir=data_dir, **settings) for kind in kinds}
 
     def measure(x: Any, y: Any, memory: Any) -> dict[str, Any]:
-        scores: dict[str, Any] = {}
-        for center, task in tasks.items():
-            scores |= _named(task.evaluate(x, y, memory), center)
-        return scores
+        found: dict[str, Any] = {}
+        for kind, task in tasks.items():
+            own = task.evaluate(x, y) if nested else task.single_level.evaluate(x, y, memory)
+            found |= {f"{kind}_{name}" if name.endswith("accuracy") else name: value for name, value in own.items()}
+        return found
 
-    return dataclasses.replace(next(iter(tasks.values())), evaluate=measure)
-
-
-def one_center(seed: int, center: str, level: str, data_dir: Any = None, **settings: Any) -> Task:
-    """The task for one centre, for Bi-level, or (level "single") for Local-train."""
-    task: Any = weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings)
-    if level == "single":
-        return _scored({center: task.single_level})
-    return dataclasses.replace(task, evaluate=lambda x, y: _named(task.evaluate(x, y), center))
-
-
-def both_centers(seed: int, data_dir: Any = None, **settings: Any) -> Task:
-    """The task of methods whose training does not depend on the centre, scored for both."""
-    tasks = {center: weighted_nodes(center=center, seed=seed, data_dir=data_dir, **settings) for center in KINDS}
-    return _scored({center: task.single_level for center, task in tasks.items()})
+    first = tasks[kinds[0]]
+    return dataclasses.replace(first if nested else first.single_level, evaluate=measure)
 
 
 def chosen(data: str) -> dict[str, Any]:
@@ -86,15 +70,15 @@ def trained(method: str, data: str, values: dict[str, Any]) -> Algorithm:
     """A method with these values; batch size, q and T_s are the task's."""
     batch, refresh, steps = (SETTINGS[data].defaults[name] for name in ("batch_size", "refresh", "steps"))
     step, sync = values["step"], values["sync"]
-    svrg: dict[str, Any] = {"refresh": refresh, "batch_size": batch}
+    svrg: dict[str, Any] = {"sync_every": sync, "refresh": refresh, "batch_size": batch}
     local: dict[str, Any] = {"local_steps": sync, "batch_size": batch}
     if method == "Bi-level":
-        three: dict[str, Any] = {"model_step": step, "linear_step": values["linear"], "weight_step": values["weight"]}
-        return WeightedNodesProx(**three, **svrg, steps=steps, sync_every=sync)
+        others = {"linear_step": values["linear"], "weight_step": values["weight"]}
+        return WeightedNodesProx(model_step=step, **others, **svrg, steps=steps)
     if method == "Local-train":
         return LocalTrain(step=step, refresh=refresh, **local)
     if method == "FedAvg":
-        return LocalSVRG(step=step, sync_every=sync, **svrg)
+        return LocalSVRG(step=step, **svrg)
     if method == "Ditto":
         return Ditto(step=step, **local, personal_step=step, personal_steps=25, proximal=values["Ditto"])
     rate = SETTINGS[data].single["PFedMe"]["step"]
@@ -108,21 +92,16 @@ def node_run(
     """One method, with as many exchanges as Bi-level makes; center is "both" for methods that do not depend on it."""
     data = "digits" if quick else data
     values = chosen(data) | (given or {})
-    exchanges = 2 * -(-SETTINGS[data].defaults["steps"] // values["sync"]) + 1
-    outer = 2 if quick else outer or SETTINGS[data].rounds
-    rounds, every = (outer, 1) if method == "Bi-level" else (outer * exchanges, exchanges)
-    settings: dict[str, Any] = {"setting": setting, "data": data}
-    if validation is not None:
-        settings["validation"] = validation
-    if center != "both":
-        settings |= {"center": center, "level": "nodes" if method == "Bi-level" else "single"}
+    nested = method == "Bi-level"
+    every = 1 if nested else 2 * -(-SETTINGS[data].defaults["steps"] // values["sync"]) + 1  # exchanges of its round
+    own = {"data": data, "setting": setting, "center": center}
     return Config(
         name=f"{method}, {data}, setting {setting}, {center}" + (f", {validation}" if validation else ""),
-        labels={"method": method, "data": data, "setting": setting, "center": center, "validation": validation or 0},
-        task=both_centers if center == "both" else one_center,
-        settings=settings,
+        labels={"method": method, **own, "validation": validation or 0},
+        task=node_task,
+        settings={**own, "nested": nested, "validation": validation or SETTINGS[data].sizes[1]},
         algorithm=trained(method, data, values),
-        rounds=rounds,
+        rounds=every * (2 if quick else outer or SETTINGS[data].rounds),
         every=every,
         seeds=SEEDS[:1] if quick else SEEDS,
     ).but(**changes)
@@ -183,20 +162,18 @@ def named(data: str, setting: int) -> str:
     return f"{IMAGES.get(data, data)}, setting {setting}"
 
 
-def in_most(cells: Sequence[bool | None]) -> bool | None:
-    """Whether more than half of the cells hold: False if at least half fail, else None."""
-    if 2 * cells.count(True) > len(cells):
-        return True
-    return False if 2 * cells.count(False) >= len(cells) else None
-
-
 def over_cells(found: Mapping[str, Mapping[str, Lead]], most: bool = False) -> Finding:
-    """Whether all the leads of a cell exceed the margin, in all cells or in most; a note names the others."""
+    """Whether all the leads of a cell exceed the margin, in all cells or in most; a note names the others.
+
+    "In most" is undecided if neither more than half of the cells hold, nor at least half fail.
+    """
     each = [together([more.holds for more in leads.values()]) for leads in found.values()]
-    holds = in_most(each) if most else together(each)
-    figures: Figures = {}
-    if len(each) > 1:
-        figures[f"of {len(each)}: holds, within the margin, fails"] = [each.count(v) for v in (True, None, False)]
+    counts = [each.count(value) for value in (True, None, False)]
+    holds = together(each)
+    if most:
+        decided = 2 * counts[0] > len(each) or 2 * counts[2] >= len(each)
+        holds = counts[0] > counts[2] if decided else None
+    figures: Figures = {f"of {len(each)}: holds, within the margin, fails": counts} if len(each) > 1 else {}
     notes: dict[bool | None, list[str]] = {None: [], False: []}
     for (cell, leads), own in zip(found.items(), each, strict=True):
         closest = min(leads, key=lambda name: leads[name].mean - leads[name].error)
@@ -221,12 +198,10 @@ def by_validation(results: pd.DataFrame, method: str, data: str, setting: int, c
 
 def at_equal_points(results: pd.DataFrame, method: str, data: str, setting: int, center: str) -> Lead:
     """Bi-level's lead after the largest number of data points that both reach, seed by seed."""
-    ours, others = (
-        curves(
-            results, f"{center}_accuracy", POINTS, method=name, data=data, setting=setting, center=where(name, center)
-        )
-        for name in ("Bi-level", method)
+    runs = (
+        select(results, method=m, data=data, setting=setting, center=where(m, center)) for m in ("Bi-level", method)
     )
+    ours, others = (curves(own, f"{center}_accuracy", POINTS) for own in runs)
     ends = [min(one.index[-1], two.index[-1]) for one, two in zip(ours, others, strict=True)]
     at = lambda runs: [np.interp(end, run.index, run) for end, run in zip(ends, runs, strict=True)]
     return lead(at(ours), at(others))
@@ -251,11 +226,6 @@ def similar_trusted(results: pd.DataFrame) -> Finding:
 
 
 # Pictures.
-
-
-def two_errors(values: Sequence[float] | np.ndarray) -> float:
-    """Two standard errors of the mean; 0 for one seed."""
-    return 2 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def _panels(results: pd.DataFrame, words: str) -> tuple[Figure, list[tuple[Axes, str, int, str]]]:
@@ -286,9 +256,8 @@ def accuracies_picture(results: pd.DataFrame, across: str = "exchanges", near: f
             last = own.groupby("seed")[f"{center}_accuracy"].last().to_numpy()
             ends.append(mean(last))
             if method == "Local-train" and not points:
-                colour, width = report.style(method)["color"], two_errors(last)
-                ax.axhline(ends[-1], label=method, color=colour, linestyle=":")
-                ax.axhspan(ends[-1] - width, ends[-1] + width, color=colour, alpha=0.15, linewidth=0)
+                look = {"color": report.style(method)["color"], "linestyle": ":", "label": method}
+                spread(ax, [0, select(results, data=data)["exchanges"].max()], [last, last], **look)
             else:
                 shown = own[own["round"] > 0] if points else own
                 report.band(ax, shown, across, f"{center}_accuracy", method, marker="")
@@ -297,9 +266,6 @@ def accuracies_picture(results: pd.DataFrame, across: str = "exchanges", near: f
         ax.set_xscale("log" if points else "linear")
     below(fig, fig.axes[0], 5)
     return fig
-
-
-over_points = partial(accuracies_picture, across=POINTS)
 
 
 def weights_picture(results: pd.DataFrame) -> Figure:
@@ -330,8 +296,8 @@ NOT_GIVEN = (
 )
 IMAGE_DIFFERENCES = (
     NOT_GIVEN,
-    "Steps and λ were chosen on validation data alone: once for each data set, in setting 2, with a seed that is not "
-    "reported. The paper does not say for which runs it chose them. The step of pFedMe's inner descent is ours (.05).",
+    "Steps and λ were chosen on validation data, once for each data set, in setting 2, with a seed of its own; the "
+    "paper does not say for which runs it chose them. The step of pFedMe's inner descent is ours (.05).",
     "In settings 3 and 4 the majority's validation and test images are turned like its nodes'.",
     "Down-sampled ImageNet, the paper's fourth data set, was not run.",
 )

@@ -1,5 +1,6 @@
 """Table 3 of the paper on weighted nodes, with Fig. 1, 2 and 4–9 from the same runs."""
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,7 +12,7 @@ from rookery import report
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, margin
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.numbers import Figures, listed, mean, means
+from rookery.experiments.machinery.numbers import Figures, mean, two_errors
 from rookery.experiments.papers import WEIGHTED_PAPER
 from rookery.experiments.weighted import nodes
 from rookery.experiments.weighted.nodes import METHODS, ahead, cells, named, over_cells, scores
@@ -63,32 +64,25 @@ def table3_search(quick: bool) -> list[Config]:
     return [config for data in (("mnist",) if quick else nodes.IMAGES) for config in nodes.search_in(quick, data, 2)]
 
 
-def _error(*deviations: float) -> float:
-    """The standard error of a mean, or of a difference of means, over five seeds each."""
-    return float(np.linalg.norm(deviations)) / len(nodes.SEEDS) ** 0.5
-
-
 def table_picture(results: pd.DataFrame) -> Figure:
     """Means and two standard errors by setting; the paper's beside them, hollow."""
-    data = list(dict.fromkeys(results["data"]))
-    fig, axes = report.figure(len(data), 2, width=12.5, height=3.2 * len(data) + 0.5)
-    for row, name in enumerate(data):
-        for column, center in enumerate(KINDS):
-            ax, settings = axes[row, column], [setting for own, setting in cells(results) if own == name]
-            for j, method in enumerate(METHODS):
-                own = {setting: scores(results, method, name, setting, center) for setting in settings}
-                look = {"color": report.style(method)["color"], "fmt": "o", "capsize": 2}
-                places = np.array(settings) + 0.16 * (j - 2)
-                errors = [nodes.two_errors(values) for values in own.values()]
-                ax.errorbar(places, means(own), errors, label=method, **look)
-                for place, setting in zip(places, settings, strict=True):
-                    if told := TABLE.get((setting, name, center)):
-                        middle, deviation = told[method]
-                        ax.errorbar(place + 0.05, middle, 2 * _error(deviation), **look, mfc="white")
-            if column == row == 0 and TABLE.keys() & {(setting, name, center) for setting in settings}:
-                ax.plot([], [], "o", color=report.GREY, mfc="white", label="hollow: the paper's")
-            ax.set_xticks(settings)
-            report.label(ax, "setting", "" if column else "test accuracy", f"{nodes.IMAGES.get(name, name)}, {center}")
+    names = list(dict.fromkeys(results["data"]))
+    fig, axes = report.figure(len(names), 2, width=12.5, height=3.2 * len(names) + 0.5)
+    for ax, (name, center) in zip(axes.flat, itertools.product(names, KINDS), strict=True):
+        settings = [setting for data, setting in cells(results) if data == name]
+        for j, method in enumerate(METHODS):
+            look = {"color": report.style(method)["color"], "fmt": "o", "capsize": 2}
+            for setting in settings:
+                place, own = setting + 0.16 * (j - 2), scores(results, method, name, setting, center)
+                ax.errorbar(place, mean(own), two_errors(own), label=method if setting == settings[0] else None, **look)
+                if told := TABLE.get((setting, name, center)):
+                    middle, deviation = told[method]
+                    ax.errorbar(place + 0.05, middle, 2 * deviation / len(nodes.SEEDS) ** 0.5, **look, mfc="white")
+        ax.set_xticks(settings)
+        y = "test accuracy" if center == KINDS[0] else ""
+        report.label(ax, "setting", y, f"{nodes.IMAGES.get(name, name)}, {center}")
+    if names[0] in nodes.IMAGES:
+        axes[0, 0].plot([], [], "o", color=report.GREY, mfc="white", label="hollow: the paper's")
     below(fig, axes[0, 0], 6)
     return fig
 
@@ -119,49 +113,38 @@ def _rises(results: pd.DataFrame, method: str) -> dict[str, Lead]:
 def better_on_majority(results: pd.DataFrame) -> Finding:
     """FedAvg, Ditto and pFedMe are higher on the majority than on the minority, in most cells."""
     found = {f"{m}, {cell}": {"rise": rise} for m in METHODS[2:] for cell, rise in _rises(results, m).items()}
-    finding = over_cells(found, most=True)
-    rises = [mean([rise.mean for rise in _rises(results, method).values()]) for method in METHODS]
-    note = "Local-train, which sees no other node, is better there, too: the majority's classes are easier."
-    figures = {**finding.figures, f"mean rise: {listed(METHODS)}": rises}
-    return Finding(finding.holds, figures, note if rises[1] > 0 else "")
+    return over_cells(found, most=True)
 
 
 def alike_on_both(results: pd.DataFrame) -> Finding:
     """Bi-level's accuracies on the two groups differ by no more than the margin, in most cells."""
-    rises = _rises(results, "Bi-level")
-    apart = [rise.holds is not None for rise in rises.values()]
-    figures: Figures = {
-        f"of {len(apart)} cells: apart by more than the margin, mean distance": [
-            sum(apart), mean([abs(rise.mean) for rise in rises.values()])
-        ],
-        **{f"{cell}: difference, margin": rise for cell, rise in rises.items()},
-    }  # fmt: skip
-    one_seed = any(np.isinf(rise.error) for rise in rises.values())
+    rises = _rises(results, "Bi-level").values()
+    apart = [rise.holds is not None for rise in rises]
+    numbers = [sum(apart), mean([abs(rise.mean) for rise in rises])]
+    figures = {f"of {len(apart)} cells: apart by more than the margin, mean distance": numbers}
+    one_seed = results["seed"].nunique() == 1
     return Finding(None if one_seed else 2 * sum(apart) < len(apart), figures)
 
 
 def _agree(results: pd.DataFrame, methods: Sequence[str]) -> Finding:
     """In nine of ten cells the mean is within the margin of the paper's, from both deviations."""
-    figures: Figures = {}
-    total: list[bool] = []
-    for method in methods:
-        apart, errors = [], []
-        for (setting, data, center), told in TABLE.items():
-            if (data, setting) in cells(results):
-                own = scores(results, method, data, setting, center)
-                apart.append(mean(own) - told[method][0])
-                errors.append(_error(told[method][1], float(np.std(own, ddof=1))))
-        within = [np.abs(apart) <= scale * np.array(errors) for scale in (margin(len(nodes.SEEDS)), 2)]
-        counts = [len(apart), *(int(own.sum()) for own in within), mean(apart or [0.0])]
-        figures[f"{method}: cells, within the margin, within two standard errors, mean difference"] = counts
-        total += within[0].tolist()
-    shown: Figures = {"cells within the margin, of all": [sum(total), len(total)]}
-    return Finding(bool(total) and sum(total) >= 0.9 * len(total), shown | figures)
+    found: dict[str, list[Lead]] = {method: [] for method in methods}
+    for (setting, data, center), told in TABLE.items():
+        if (data, setting) not in cells(results):
+            continue
+        for method in methods:
+            own, (middle, deviation) = scores(results, method, data, setting, center), told[method]
+            error = np.hypot(deviation, np.std(own, ddof=1)) / len(own) ** 0.5
+            found[method].append(Lead(mean(own) - middle, margin(len(own)) * error))
+    within = [more.holds is None for leads in found.values() for more in leads]
+    figures: Figures = {"cells within the margin, of all": [sum(within), len(within)]}
+    for method, leads in found.items():
+        figures[f"{method}: mean difference"] = mean([more.mean for more in leads] or [0.0])
+    return Finding(bool(within) and sum(within) >= 0.9 * len(within), figures)
 
 
 MINORITY = "Minority: Bi-level is best on all data sets, in all settings."
 MAJORITY = "Majority: Bi-level is overall the best (in most cells)."
-BELOW = "FedAvg is below Local-train on the minority, in most cells of settings 2–4."
 DROP = "Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority."
 TRUSTED = "The weights of similar nodes rise, of dissimilar ones fall."
 SHORT = (
@@ -176,7 +159,7 @@ for number, text, most in (("8", MINORITY, False), ("9", MAJORITY, True)):
     claim(f"At equal data points. {text}", f"Fig. {number}", budget=SHORT)(
         partial(nodes.best, center=text.split(":")[0].lower(), most=most, by=nodes.at_equal_points)
     )
-claim(BELOW, "Section 5")(fedavg_below_local)
+claim("FedAvg is below Local-train on the minority, in most cells of settings 2–4.", "Section 5")(fedavg_below_local)
 claim(DROP, "Section 5")(personal_drop)
 claim("FedAvg, Ditto and pFedMe are better on the majority than on the minority (in most cells).", "Section 5")(
     better_on_majority
@@ -212,7 +195,7 @@ table3 = Experiment(
     picture=table_picture,
     more={
         "test accuracy over synchronisations (Fig. 1, 7)": nodes.accuracies_picture,
-        "test accuracy over data points (Fig. 8, 9)": nodes.over_points,
+        "test accuracy over data points (Fig. 8, 9)": partial(nodes.accuracies_picture, across=nodes.POINTS),
         "the nodes' weights (Fig. 2, 4–6)": nodes.weights_picture,
     },
     claims=tuple(claim),
