@@ -156,8 +156,9 @@ def _others(count: Counter[str]) -> str:
     >>> _others(Counter({"reproduced": 3, "differs, ours": 2, "undecided": 1}))
     '2 differ (ours); 1 undecided'
     """
-    words = {OURS: "differ (ours)", PAPERS_OWN: "differ (the paper's)"}
-    return "; ".join(f"{count[verdict]} {words.get(verdict, verdict)}" for verdict in VERDICTS[1:] if count[verdict])
+    each = {OURS: "differ{s} (ours)", PAPERS_OWN: "differ{s} (the paper's)"}
+    words = lambda verdict: each.get(verdict, verdict).format(s="s" * (count[verdict] == 1))
+    return "; ".join(f"{count[verdict]} {words(verdict)}" for verdict in VERDICTS[1:] if count[verdict])
 
 
 def _cells(headline: Headline) -> tuple[str, str, str]:

@@ -197,8 +197,8 @@ claim(
     "Preferable to equal weights at any dissimilarity.",
     "Section 3, Prop. 2",
     "theory",
-    paper="The paper compares upper bounds, which do not order the risks. Where the nodes hardly differ, equal weights "
-    "use the samples of all of them evenly, and learnt ones follow the noise of the centre's.",
+    undecided="The paper compares upper bounds, which do not order the risks. Where the nodes hardly differ, equal "
+    "weights use the samples of all of them evenly, and learnt ones follow the noise of the centre's.",
 )(partial(_beats, other="equal"))
 
 theory_experiment = Experiment(
