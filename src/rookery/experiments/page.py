@@ -17,8 +17,7 @@ from PIL import Image
 from rookery import report
 from rookery.base.drawing import digest
 from rookery.experiments import EXPERIMENTS
-from rookery.experiments.machinery.claims import KINDS, OURS, REPRODUCED, VERDICTS, Kind
-from rookery.experiments.machinery.claims import PAPERS as PAPERS_OWN
+from rookery.experiments.machinery.claims import KINDS, REPRODUCED, VERDICTS, Kind
 from rookery.experiments.machinery.experiment import Headline
 from rookery.experiments.machinery.running import read_results, write_down
 from rookery.experiments.machinery.summary import figures_in_words, verdict_in_words
@@ -156,9 +155,12 @@ def _others(count: Counter[str]) -> str:
     >>> _others(Counter({"reproduced": 3, "differs, ours": 2, "undecided": 1}))
     '2 differ (ours); 1 undecided'
     """
-    each = {OURS: "differ{s} (ours)", PAPERS_OWN: "differ{s} (the paper's)"}
-    words = lambda verdict: each.get(verdict, verdict).format(s="s" * (count[verdict] == 1))
-    return "; ".join(f"{count[verdict]} {words(verdict)}" for verdict in VERDICTS[1:] if count[verdict])
+    parts = []
+    for verdict in VERDICTS[1:]:
+        if count[verdict]:
+            words = verdict.replace("differs, ", "differs (") + ")" * verdict.startswith("differs")
+            parts.append(f"{count[verdict]} {words if count[verdict] == 1 else words.replace('differs', 'differ')}")
+    return "; ".join(parts)
 
 
 def _cells(headline: Headline) -> tuple[str, str, str]:

@@ -1,0 +1,120 @@
+"""What a plan reveals of a client: its releases, grouped by the cohort whose data they come from."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from rookery.base.compat import Literal
+from rookery.language.ledger import Exchange
+from rookery.plan import calls
+from rookery.plan.calls import Read, Visitor
+
+
+@dataclass(eq=False)
+class Event:
+    """One draw of a cohort, and all that is released of it: each exchange, with its number of times.
+
+    Releases of the same cohort compose before the draw is taken into account; another draw is another event.
+
+    Attributes:
+        times: how often such a cohort is drawn in a round.
+        releases: the exchanges with this cohort, and how often each takes place for one draw.
+    """
+
+    times: int
+    releases: Counter[Exchange] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """All releases of a plan.
+
+    Attributes:
+        events: by cohort, in the order of their first exchange.
+        refused: why some releases cannot be accounted for, a sentence each.
+    """
+
+    events: tuple[Event, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many results are released in a round."""
+        return sum(event.times * event.releases.total() for event in self.events)
+
+
+def releases(plan: Any) -> Releases:
+    """Collect the releases of a plan to whoever sees the server's results."""
+    walker = _Releases()
+    walker.visit(plan.body, [_Value(0) for _ in plan.body.inputs])
+    return Releases(tuple(walker.events.values()), tuple(dict.fromkeys(walker.refused)))
+
+
+@dataclass(eq=False)
+class _Value:
+    """A value of the plan.
+
+    Attributes:
+        depth: the number of loops around the step that makes it, anew in each of their turns.
+        carried: whether a loop carries it, so that a turn may have it from any turn before.
+    """
+
+    depth: int
+    carried: bool = False
+
+
+class _Releases(Visitor[_Value]):
+    """Collects the exchanges by their cohorts. A cohort is the value of its ids."""
+
+    def __init__(self) -> None:
+        self.events: dict[_Value, Event] = {}
+        self.refused: list[str] = []
+        self._lengths: list[int] = []  # of the loops around the current step
+
+    def literal(self, literal: Literal) -> _Value:
+        return _Value(0)
+
+    def server(self, step: calls.ServerWork, read: Read) -> list[_Value]:
+        return self._new(step)
+
+    def scatter(self, call: calls.ScatterCall, read: Read) -> list[_Value]:
+        return self._new(call)
+
+    def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
+        if call.repeats:
+            self.refused.append("A cohort is drawn with replacement, and a client may count twice in it.")
+        return self._new(call)
+
+    def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
+        if call.holder is not None:
+            self.refused.append(f"The exchange {call.exchange.name!r} is with client {call.holder} alone, the centre.")
+        return self._new(call)
+
+    def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
+        self.refused.append(f"The server sees every reply to the exchange {call.exchange.name!r} by itself.")
+        return self._new(call)
+
+    def reduce(self, call: calls.ReduceCall, read: Read) -> list[_Value]:
+        cohort, exchange = read(call.ids), call.exchange
+        if cohort.carried:
+            self.refused.append(f"The cohort of the exchange {exchange.name!r} is carried from turn to turn of a loop.")
+        self.refused += [
+            f"The exchange {exchange.name!r} carries {what}, without noise." for what, *_ in exchange.beside
+        ]
+        event = self.events.setdefault(cohort, Event(prod(self._lengths[: cohort.depth])))
+        event.releases[exchange] += prod(self._lengths[cohort.depth :])
+        return self._new(call)
+
+    def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
+        if call.length is None:
+            self.refused.append("The number of turns of a loop with exchanges is known only during the run.")
+        self._lengths.append(1 if call.length is None else call.length)
+        fixed, depth = read(call.fixed), len(self._lengths)
+        turn_and_carry = [_Value(depth, carried=True) for _ in call.body.inputs[len(fixed) :]]
+        self.visit(call.body, [*fixed, *turn_and_carry])
+        self._lengths.pop()
+        return self._new(call)
+
+    def _new(self, step: Any) -> list[_Value]:
+        return [_Value(len(self._lengths)) for _ in step.outputs]

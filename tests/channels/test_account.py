@@ -1,0 +1,147 @@
+"""The privacy account: the releases of a plan, and their ε against events written by hand."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import dp_accounting as dp
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+
+import rookery as rk
+from rookery.channels.account import Account
+from rookery.engines.engine import Job, traced
+from rookery.plan.releases import releases
+from rookery.run.arguments import checked
+
+CLIENTS, COHORT, ROUNDS, DELTA = 12, 4, 5, 1e-3
+TASK = rk.tasks.quadratic(clients=CLIENTS)
+SINGLE = rk.SingleLevel(lambda x, b: ((x - b) ** 2).mean())
+
+
+def plans(algorithm, task=TASK, cohort=COHORT):
+    both = traced(checked(Job(task.problem, task.clients, task.algorithm(algorithm), task.init, cohort)))
+    return releases(both.start), releases(both.round)
+
+
+def gaussian(noise, releases):
+    return dp.GaussianDpEvent(noise / math.sqrt(releases))
+
+
+def named(found):
+    return [
+        (event.times, {exchange.name: times for exchange, times in event.releases.items()}) for event in found.events
+    ]
+
+
+def test_every_exchange_of_a_round_is_a_release():
+    """FedNest sends 2T + N + 3 messages a round, with T = 3 and N = 20 here."""
+    start, fednest = plans(rk.FedNest)
+    assert named(fednest) == [(1, {"q": 3, "y": 3, "p": 1, "Hp": 20, "h": 1, "x": 1})]
+    assert fednest.count == 2 * 3 + 20 + 3
+    assert start.count == 0
+    assert plans(rk.FedBiO)[1].count == 1
+    assert plans(rk.AdaFBiO)[0].count == 1  # in the start
+
+
+class State(NamedTuple):
+    x: Any
+    y: Any = ()
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Two cohorts of its own, one of them in each turn of a loop, and an exchange with the round's."""
+
+    solves: ClassVar = (rk.SingleLevel,)
+
+    def init(self, fed, x, y, key):
+        return State(x)
+
+    def round(self, fed, state, key):
+        mean = lambda cohort, x, name: cohort.mean(cohort.map(lambda c, k: c.f_x(x, (), c.upper(k, None)), key), name)
+
+        def turn(i, x):
+            fresh = fed.resample(key)
+            x = mean(fresh, x, "fresh")
+            x = mean(fresh, x, "again")
+            return mean(fed, x, "own")
+
+        x = fed.loop(3, turn, state.x)
+        other = fed.resample(key)
+        return State(fed.loop(2, lambda i, x: mean(other, x, "other"), x))
+
+
+def test_releases_of_one_draw_are_one_event_and_another_draw_is_another():
+    clients = rk.Clients(upper=[np.ones((3, 2))] * 6)
+    plan = rk.explain(SINGLE, clients, Resampling(), jnp.zeros(2), cohort=2)
+    assert sorted(named(releases(plan)), key=str) == sorted(
+        [(3, {"fresh": 1, "again": 1}), (1, {"own": 3}), (1, {"other": 2})], key=str
+    )
+
+
+@pytest.mark.parametrize("noise", [1.0, 4.0])
+@pytest.mark.parametrize(
+    ("algorithm", "released"), [(rk.FedBiO, 1), (rk.AdaFBiO, 1), (rk.LFedNest, 4), (rk.FedNest, 29)]
+)
+class TestEpsilon:
+    """ε is that of `dp-accounting` for events written by hand."""
+
+    def test_of_poisson_cohorts(self, algorithm, released, noise):
+        start, own = plans(algorithm)
+        if start.count:
+            with pytest.raises(ValueError, match="the start must have no exchange"):
+                Account(start, own, CLIENTS, COHORT, poisson=True)
+            return
+        by_hand = pld.PLDAccountant()
+        by_hand.compose(dp.PoissonSampledDpEvent(COHORT / CLIENTS, gaussian(noise, released)), ROUNDS)
+        found = Account(start, own, CLIENTS, COHORT, poisson=True).epsilon(noise, DELTA, ROUNDS)
+        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-9)
+
+    def test_of_cohorts_of_fixed_size(self, algorithm, released, noise):
+        """A replaced client changes a sum by two bounds."""
+        start, own = plans(algorithm)
+        by_hand = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        if start.count:
+            by_hand.compose(gaussian(noise / 2, start.count))
+        drawn = dp.SampledWithoutReplacementDpEvent(CLIENTS, COHORT, gaussian(noise / 2, released))
+        by_hand.compose(drawn, ROUNDS)
+        found = Account(start, own, CLIENTS, COHORT).epsilon(noise, DELTA, ROUNDS)
+        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-9)
+
+    def test_of_all_clients(self, algorithm, released, noise):
+        start, own = plans(algorithm, cohort=CLIENTS)
+        by_hand = pld.PLDAccountant()
+        by_hand.compose(gaussian(noise / 2, ROUNDS * released + start.count))
+        found = Account(start, own, CLIENTS, CLIENTS).epsilon(noise, DELTA, ROUNDS)
+        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-3)
+
+
+def test_the_noise_for_a_budget_keeps_to_it_and_not_by_much():
+    own = Account(*plans(rk.LFedNest), CLIENTS, COHORT, poisson=True)
+    noise = own.noise(2.0, DELTA, ROUNDS)
+    assert 1.95 < own.epsilon(noise, DELTA, ROUNDS) <= 2.0
+    with pytest.raises(ValueError, match="epsilon must be positive, and large enough for this run; got 0"):
+        own.noise(0, DELTA, ROUNDS)
+
+
+def test_more_of_anything_reveals_more():
+    own = Account(*plans(rk.LFedNest), CLIENTS, COHORT, poisson=True)
+    assert own.epsilon(1.0, DELTA, 5) < own.epsilon(1.0, DELTA, 6)
+    assert own.epsilon(1.0, DELTA, 5) < own.epsilon(0.9, DELTA, 5)
+    assert own.epsilon(1.0, 1e-3, 5) < own.epsilon(1.0, 1e-4, 5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        (rk.CommFedBiO, "sees every reply to the exchange 'Hu − f_y' by itself"),
+        (rk.TTSA, "known only during the run"),
+        (rk.FedMBO, "sees every reply"),
+    ],
+)
+def test_what_cannot_be_accounted_for_is_refused(algorithm, why):
+    with pytest.raises(ValueError, match=f"must be one whose releases can all be accounted for.*{why}"):
+        Account(*plans(algorithm), CLIENTS, COHORT)
