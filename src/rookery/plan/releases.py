@@ -45,7 +45,7 @@ class Releases:
 
 
 def releases(plan: Any) -> Releases:
-    """Collect the releases of a plan to whoever sees the server's results."""
+    """Collect what a plan releases to anyone who sees the server's results."""
     walker = _Releases()
     walker.visit(plan.body, [_Value(0) for _ in plan.body.inputs])
     return Releases(tuple(walker.events.values()), tuple(dict.fromkeys(walker.refused)))
