@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from rookery.experiments import EXPERIMENTS
-from rookery.experiments.asfbo import fig1, hetero
+from rookery.experiments.asfbo import fig1
 
 
 @pytest.mark.slow
@@ -21,22 +21,6 @@ def test_which_optimum_with_unequal_local_work(quick):
 @pytest.mark.parametrize("name", ["asfbo-fig1", "asfbo-hetero", "asfbo-ablation"])
 def test_the_others_run(name, quick):
     quick(name)
-
-
-def test_runs_that_diverge_are_counted_beside_the_leads_without_them() -> None:
-    chosen = {"SimFBO": (0.84, 0.85, 0.84, 0.5), "ASFBO": (0.86, 0.87, 0.87, 0.86), "ShroFBO": (0.3, 0.86, 0.85, 0.85)}
-    rows = [
-        {"run": method, "method": method, "work": "drawn", "seed": seed, "round": 1, "accuracy": accuracy,
-         "chosen_accuracy": accuracy}
-        for method, own in chosen.items() for seed, accuracy in enumerate(own)
-    ]  # fmt: skip
-    found = hetero._reweighted(pd.DataFrame(rows), "drawn")
-    assert found.holds is None
-    assert "Of 4 runs each, 1 of SimFBO and 1 of ShroFBO diverge;" in found.note
-    assert found.note.endswith("ASFBO +0.0233 ± 0.0143, ShroFBO +0.0100 ± 0.0000.")
-    above = lambda row: {"chosen_accuracy": 0.8 + 0.01 * (row["method"] != "SimFBO")}
-    rows = [row | above(row) for row in rows if row["seed"] in (1, 2)]
-    assert hetero._reweighted(pd.DataFrame(rows), "drawn").note == ""
 
 
 def test_what_is_thinned_of_fig1_gives_the_claims_of_the_whole() -> None:

@@ -34,6 +34,11 @@ def curves(results: pd.DataFrame, metric: str = "accuracy", across: str = "round
     return [pd.Series(values[at], pd.Index(places[at], name=across), name=metric) for at in own.values()]
 
 
+def average(results: pd.DataFrame, metric: str = "accuracy", across: str = "round", **labels: Any) -> pd.Series:
+    """The curve of the one run with these labels, averaged over the seeds."""
+    return pd.concat(curves(results, metric, across, **labels), axis=1).mean(axis=1)
+
+
 def ends(results: pd.DataFrame, metric: str = "accuracy", **labels: Any) -> np.ndarray:
     """The mean over the last tenth of the rounds, for each seed; 0 where the run has left the finite numbers."""
     runs = curves(results, metric, **labels)
