@@ -144,9 +144,6 @@ def test_methods_are_told_apart_by_the_largest_rate_that_they_stand():
     same = fig6.communication_stands_larger_rates(standing(0.03, 0.03, 0.01, 0.003))
     assert same.holds is None
     assert "the same largest rate" in same.note
-    hessian = standing(0.01, 0.06, 0.01, 0.003).assign(hessian_step="auto")
-    assert fig6.sgd_alone(hessian).holds
-    assert not fig6.sgd_alone(standing(0.06, 0.06, 0.01, 0.003).assign(hessian_step="auto")).holds
 
 
 def test_where_the_rate_is_the_fixed_hessian_step_the_runs_count_for_both():

@@ -1,86 +1,70 @@
 """Fig. 3 of FedNest: loss tuning on long-tailed MNIST, by rounds and by communications."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fednest import tuning
-from rookery.experiments.fednest.representation import ACROSS
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
-from rookery.experiments.machinery.curves import averages, best, ends, ends_by, moves, select
+from rookery.experiments.fednest.representation import ACROSS, INNER, MEASURES, over_sgd
+from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
+from rookery.experiments.machinery.curves import best, ends, ends_by, moves, select
 from rookery.experiments.machinery.drawing import draw, legend
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
+from rookery.experiments.machinery.numbers import SPLITS, mean, means
 from rookery.experiments.papers import FEDNEST_PAPER
 
-# Where the printed curves and lines end, the curves by eye.
-THEIRS = {
-    ("FedNest", "i.i.d."): 0.90, ("FedNestSGD", "i.i.d."): 0.90,
-    ("FedNest", "non-i.i.d."): 0.90, ("FedNestSGD", "non-i.i.d."): 0.86,
-}  # fmt: skip
+# Where the printed curves end, by eye, and where the printed lines are.
 THEIRS_3A = dict.fromkeys(tuning.TWO, 0.91)
+THEIRS_3B = {
+    "i.i.d.": {"FedNest": 0.90, "FedNestSGD": 0.90},
+    "non-i.i.d.": {"FedNest": 0.90, "FedNestSGD": 0.86},
+}
 LINES = {tuning.CENTRAL: (0.9237, "#8B4513"), tuning.UNTUNED: (0.8738, report.BLACK)}
 
 
-def _panel(ax: Axes, results: pd.DataFrame, across: str, looks: dict[str, Any], split: str, title: str) -> None:
-    """The methods on one split, with the lines beside them; the paper's lines dotted."""
-    draw(ax, results, across, "accuracy", {m: {"method": m, "split": split, "look": looks[m]} for m in looks})
-    for name, (theirs, colour) in LINES.items():
-        end = mean(ends(results, method=name))
+def _panel(ax: Axes, results: pd.DataFrame, across: str, colours: Mapping[str, str], split: str, theirs: Any) -> None:
+    """The methods on one split at equal steps, with the lines beside them; stars where the printed curves end.
+
+    Without printed ends (`theirs`): with searched steps.
+    """
+    own = tuning.printed(results, across) if theirs else tuning.searched(results)
+    look = lambda method: {"color": colours[method], "linestyle": "-", "marker": ""}
+    draw(ax, own, across, "accuracy", {m: {"method": m, "split": split, "look": look(m)} for m in colours})
+    for name, (printed, colour) in LINES.items():
+        end = mean(ends(own, method=name))
         ax.axhline(end, color=colour, linestyle=(0, (5, 3)), linewidth=1.4, label=f"{name}: {end:.1%}")
-        ax.axhline(theirs, color=colour, linestyle=":", linewidth=1.2, label=f"the paper's: {theirs:.1%}")
-    own = results[results["method"].isin([*looks]) & (results["split"] == split)]
-    ax.set_xlim(0, 1.01 * float(own[across].max()))
-    ax.set_ylim(0.8, 0.95)
-    report.label(ax, ACROSS[across], "class-balanced test accuracy", title)
-
-
-def _mark(ax: Axes, theirs: dict[str, float], looks: dict[str, Any]) -> None:
-    """Mark where the printed curves end."""
+        ax.axhline(printed, color=colour, linestyle=":", linewidth=1.2, label=f"the paper's: {printed:.1%}")
+    last = float(select(own, method="FedNest", split=split)[across].max())
     for method, value in theirs.items():
-        ax.plot(
-            ax.get_xlim()[1] / 1.01,
-            value,
-            marker="*",
-            markersize=15,
-            color=looks[method]["color"],
-            clip_on=False,
-            zorder=5,
-        )
-    ax.plot([], [], marker="*", markersize=11, color=report.GREY, linestyle="none", label="printed end, by eye")
+        ax.plot(last, value, marker="*", markersize=15, color=colours[method], clip_on=False, zorder=5)
+    ax.set_xlim(0, 1.01 * last)
+    ax.set_ylim(0.8, 0.95)
+    title = f"{'equal' if theirs else 'searched'} steps, {split}"
+    report.label(ax, ACROSS[across], "class-balanced test accuracy", title)
+    legend(ax, 2)
 
 
 def fig3a_picture(results: pd.DataFrame) -> Figure:
     """Class-balanced test accuracy against rounds: at equal steps, as printed, and with searched steps."""
     fig, axes = report.figure(1, 2, width=11.5, height=5.4)
-    looks = {m: {**report.style(m), "marker": ""} for m in tuning.TWO}
-    equal = tuning.printed(results, "round")
-    _panel(axes[0, 0], equal, "round", {"FedNest": looks["FedNest"]}, "i.i.d.", "equal steps, i.i.d.")
-    runs = select(equal, method="LFedNest").groupby("seed")
-    for place, (_, run) in enumerate(runs):
-        label = None if place else f"LFedNest, each of {len(runs)} seeds"
-        axes[0, 0].plot(run["round"], run["accuracy"], color=looks["LFedNest"]["color"], linewidth=0.9, label=label)
-    _mark(axes[0, 0], THEIRS_3A, looks)
-    _panel(axes[0, 1], tuning.searched(results), "round", looks, "i.i.d.", "searched steps, i.i.d.")
-    for ax in axes[0]:
-        legend(ax, 2)
+    colours = {m: report.style(m)["color"] for m in tuning.TWO}
+    for _, run in select(tuning.printed(results, "round"), method="LFedNest").groupby("seed"):
+        axes[0, 0].plot(run["round"], run["accuracy"], color=colours["LFedNest"], linewidth=0.5)
+    _panel(axes[0, 0], results, "round", colours, "i.i.d.", THEIRS_3A)
+    _panel(axes[0, 1], results, "round", colours, "i.i.d.", {})
     return fig
 
 
 def fig3b_picture(results: pd.DataFrame) -> Figure:
     """Class-balanced test accuracy against communications: at equal steps, as printed, and with searched ones."""
     fig, axes = report.figure(1, 3, width=15.5, height=5.4)
-    looks = {m: {"color": colour, "linestyle": "-", "marker": ""} for m, colour in tuning.PAIR.items()}
-    for ax, split in zip(axes[0], SPLITS, strict=False):
-        _panel(ax, tuning.printed(results, "exchanges"), "exchanges", looks, split, f"equal steps, {split}")
-        _mark(ax, {m: THEIRS[m, split] for m in looks}, looks)
-    _panel(axes[0, 2], tuning.searched(results), "exchanges", looks, "non-i.i.d.", "searched steps, non-i.i.d.")
-    for ax in axes[0]:
-        legend(ax, 2)
+    for ax, (split, theirs) in zip(axes[0], THEIRS_3B.items(), strict=False):
+        _panel(ax, results, "exchanges", INNER, split, theirs)
+    _panel(axes[0, 2], results, "exchanges", INNER, "non-i.i.d.", {})
     return fig
 
 
@@ -96,27 +80,19 @@ def fig3a_runs(quick: bool) -> list[Config]:
 fig3a_claims = Claims()
 
 
-def _tuned_well(results: pd.DataFrame) -> list[Lead]:
-    """How far FedNest is above 2 points below the centralised run, and both are above 2 points over no tuning."""
-    full, central, none = (ends(results, method=m) for m in ("FedNest", tuning.CENTRAL, tuning.UNTUNED))
-    return [lead(full, central - 0.02), lead(full, none + 0.02), lead(central, none + 0.02)]
-
-
 @fig3a_claims("FedNest achieves near non-federated performance (within 2 points).", "Sec. 4.2")
 def near_centralised(results: pd.DataFrame) -> Finding:
-    own = tuning.printed(results, "round")
-    figures = {"end, FedNest and centralised": means(ends_by(own, "method", ("FedNest", tuning.CENTRAL)))}
-    return Finding(_tuned_well(own)[0].holds, figures)
+    end = ends_by(tuning.printed(results, "round"), "method", ("FedNest", tuning.CENTRAL))
+    full, central = end.values()
+    return Finding(lead(full, central - 0.02).holds, {"end, FedNest and centralised": means(end)})
 
 
 @fig3a_claims("FedNest and the centralised run end 2 points or more above no tuning.", "Fig. 3a")
 def above_no_tuning(results: pd.DataFrame) -> Finding:
-    own = tuning.printed(results, "round")
-    three = ("FedNest", *tuning.BESIDE)
-    figures: Figures = {f"end, {', '.join(three)}": means(ends_by(own, "method", three))}
-    tails = ends_by(own, "method", ("FedNest", tuning.UNTUNED), "tail_accuracy")
-    figures["three rarest classes, FedNest and no tuning"] = means(tails)
-    return Finding(together([part.holds for part in _tuned_well(own)[1:]]), figures)
+    end = ends_by(tuning.printed(results, "round"), "method", ("FedNest", *tuning.BESIDE))
+    full, central, none = end.values()
+    parts = [lead(own, none + 0.02).holds for own in (full, central)]
+    return Finding(together(parts), {f"end, {', '.join(end)}": means(end)})
 
 
 @fig3a_claims(
@@ -127,42 +103,21 @@ def above_no_tuning(results: pd.DataFrame) -> Finding:
 )
 def coincide(results: pd.DataFrame) -> Finding:
     """They are within 2 points of each other, on average over the rounds and at the end."""
-    own = tuning.printed(results, "round")
-    figures: Figures = {
-        f"{words}, FedNest and LFedNest": [mean(measure(own, method=m)) for m in tuning.TWO]
-        for words, measure in {"end": ends, "on average": averages}.items()
-    }
-    near = [abs(full - light) <= 0.02 for full, light in figures.values()]
-    figures["end, LFedNest, each seed"] = ends(own, method="LFedNest")
-    return Finding(all(near), figures)
-
-
-def _above(results: pd.DataFrame) -> Lead:
-    return lead(ends(results, method="LFedNest"), ends(results, method=tuning.UNTUNED))
+    pair = lambda measure, own: [mean(measure(own, method=m)) for m in tuning.TWO]
+    equal, searched = tuning.printed(results, "round"), tuning.searched(results)
+    both = {f"{words}, FedNest and LFedNest": pair(measure, equal) for words, measure in MEASURES.items()}
+    near = all(abs(full - light) <= 0.02 for full, light in both.values())
+    return Finding(near, both | {"at the end of 3,000 rounds, searched steps": pair(ends, searched)})
 
 
 @fig3a_claims("LFedNest ends above no tuning.", "Fig. 3a")
 def lfednest_tunes(results: pd.DataFrame) -> Finding:
     own = tuning.printed(results, "round")
     end = ends(own, method="LFedNest")
+    ahead = lead(end, ends(own, method=tuning.UNTUNED))
     failed = int((end < 0.5 * best(own, method="LFedNest")).sum())
     note = f"{failed} of {len(end)} runs of LFedNest failed. " * (failed > 0) + "The lead is within the margin."
-    ahead = _above(own)
     return Finding(ahead.holds, {"lead, and the margin": ahead, "end, each seed": end}, note * (ahead.holds is None))
-
-
-@fig3a_claims(
-    "With searched steps, 3,000 rounds: FedNest is within 2 points of the centralised run, both are 2 points above no "
-    "tuning, and LFedNest is above it."
-)
-def with_searched_steps(results: pd.DataFrame) -> Finding:
-    own = tuning.searched(results)
-    four = (*tuning.TWO, *tuning.BESIDE)
-    figures = {
-        f"end, {', '.join(four)}": means(ends_by(own, "method", four)),
-        "LFedNest's lead, and the margin": _above(own),
-    }
-    return Finding(together([part.holds for part in (*_tuned_well(own), _above(own))]), figures)
 
 
 fig3a = Experiment(
@@ -191,17 +146,21 @@ fig3a = Experiment(
 def fig3b_runs(quick: bool) -> list[Config]:
     """FedNest and FedNestSGD on two splits, with both steps, and, with fewer seeds, the two lines beside them."""
     seeds = lambda method: (tuning.SEEDS if method in tuning.BESIDE else tuning.MORE_SEEDS)[: 1 if quick else None]
-    equal = [tuning.at_equal_steps(quick, m, split, tuning.MORE_SEEDS) for m in tuning.PAIR for split in SPLITS]
+    equal = [tuning.at_equal_steps(quick, m, split, tuning.MORE_SEEDS) for m in INNER for split in SPLITS]
     return [tuning.config(quick, *key, seeds=seeds(key[0])) for key in tuning.FIG3B] + equal
 
 
 fig3b_claims = Claims()
-MEASURES = {"at the end": ends, "on average": averages}
 
 
-def _pair(results: pd.DataFrame, measure: Any, split: str) -> list[Any]:
-    """A measure of FedNest and of FedNestSGD, each seed."""
-    return [measure(results, method=m, split=split) for m in tuning.PAIR]
+def _converges_better(results: pd.DataFrame, splits: Iterable[str]) -> Finding:
+    """FedNest is higher, on average over these evaluations and at the end, by more than the margin."""
+    ahead = {
+        f"{words}, {split}": over_sgd(measure, results, split=split)
+        for words, measure in MEASURES.items()
+        for split in splits
+    }
+    return all_lead({words: lead(own, 0 * own) for words, own in ahead.items()})
 
 
 @fig3b_claims(
@@ -211,14 +170,7 @@ def _pair(results: pd.DataFrame, measure: Any, split: str) -> list[Any]:
     "10) on average; by rounds FedNest is ahead in both.",
 )
 def svrg_tunes_better(results: pd.DataFrame) -> Finding:
-    """On both splits FedNest is higher, on average over the printed axis and at its end, by more than the margin."""
-    own = tuning.printed(results, "exchanges")
-    leads = {
-        f"lead {words}, and the margin, {split}": lead(*_pair(own, MEASURES[words], split))
-        for words in ("on average", "at the end")
-        for split in SPLITS
-    }
-    return Finding(together([ahead.holds for ahead in leads.values()]), leads)
+    return _converges_better(tuning.printed(results, "exchanges"), SPLITS)
 
 
 def _readings(results: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -232,7 +184,7 @@ def svrg_matters_more(results: pd.DataFrame) -> Finding:
     leads = {}
     for steps, own in _readings(results).items():
         for words, measure in MEASURES.items():
-            iid, other = (np.subtract(*_pair(own, measure, split)) for split in SPLITS)
+            iid, other = (over_sgd(measure, own, split=split) for split in SPLITS)
             leads[f"how much larger the lead is {words}, and the margin, {steps}"] = lead(other, iid)
             leads[f"lead non-i.i.d. {words}, and the margin, {steps}"] = lead(other, 0 * other)
     holds = together([ahead.holds for ahead in leads.values()])
@@ -248,21 +200,14 @@ def svrg_matters_more(results: pd.DataFrame) -> Finding:
 )
 def svrg_tunes_steadier(results: pd.DataFrame) -> Finding:
     """FedNest's accuracy moves less in the second half of the run, by more than the margin."""
-    calmer = {
-        f"difference of the changes between evaluations, and the margin, {steps}": lead(
-            *reversed(_pair(own, moves, "non-i.i.d."))
-        )
-        for steps, own in _readings(results).items()
-    }
-    return Finding(together([own.holds for own in calmer.values()]), calmer)
+    more = {steps: over_sgd(moves, own, split="non-i.i.d.") for steps, own in _readings(results).items()}
+    calmer = {steps: lead(-own, 0 * own) for steps, own in more.items()}
+    return all_lead(calmer, "difference of the changes between evaluations")
 
 
 @fig3b_claims("At equal steps, i.i.d., FedNest converges better by rounds.")
 def by_rounds(results: pd.DataFrame) -> Finding:
-    own = tuning.printed(results, "round")
-    leads = {words: lead(*_pair(own, measure, "i.i.d.")) for words, measure in MEASURES.items()}
-    figures = {f"lead {words}, and the margin": ahead for words, ahead in leads.items()}
-    return Finding(together([ahead.holds for ahead in leads.values()]), figures)
+    return _converges_better(tuning.printed(results, "round"), ["i.i.d."])
 
 
 fig3b = Experiment(
@@ -286,11 +231,9 @@ fig3b = Experiment(
     grid=tuning.GRID,
     thinned=lambda results: results[tuning.KEPT],
     headlines=lambda results: [
-        Headline(
-            f"{m}, {split}, at 6,000 communications",
-            f"≈ {told:.2f}".replace("0.", "."),
-            ends(tuning.printed(results, "exchanges"), method=m, split=split),
-        )
-        for (m, split), told in THEIRS.items()
+        Headline(f"{m}, {split}, at 6,000 communications", f"≈ {told:.2f}".replace("0.", "."), end)
+        for split, theirs in THEIRS_3B.items()
+        for m, told in theirs.items()
+        for end in [ends(tuning.printed(results, "exchanges"), method=m, split=split)]
     ],
 )
