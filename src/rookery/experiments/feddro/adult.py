@@ -13,7 +13,7 @@ from rookery import report
 from rookery.algorithms import GCIVR, ParallelSGD
 from rookery.experiments.feddro.images import ENDS, GRID, Drop, helps_then_saturates, paper_method
 from rookery.experiments.machinery.claims import Claims, Finding, lead, together
-from rookery.experiments.machinery.curves import curves, ends, ends_by, select, values
+from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw, spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
@@ -105,27 +105,7 @@ PAIRS = [(method, setting) for setting in SETTINGS for method in FAIR]  # of Fig
 
 def _swept(quick: bool) -> list[tuple[str, str, int]]:
     """The budgets, methods and I of Fig. 4."""
-    return [(study, m, i) for study in STUDIES for m in FAIR[:2] for i in (SWEEP[:2] if quick else SWEEP)]
-
-
-def fig2_search(quick: bool) -> list[Config]:
-    """Every method, in both readings."""
-    return [config for pair in PAIRS for config in _tried(quick, *pair)]
-
-
-def fig2_runs(quick: bool) -> list[Config]:
-    """Four methods, two readings of the constraint."""
-    return [fair(quick, *pair, FAIR_CHOSEN.get(pair, (0.1, 0.0))) for pair in PAIRS]
-
-
-def fig4_search(quick: bool) -> list[Config]:
-    """Both of the paper's methods, for every I and both budgets."""
-    return [config for study, m, i in _swept(quick) for config in _tried(quick, m, "positives", i, study)]
-
-
-def fig4_runs(quick: bool) -> list[Config]:
-    """The same, with the chosen values."""
-    return [fair(quick, m, "positives", SWEEP_CHOSEN[study, m, i], i, study) for study, m, i in _swept(quick)]
+    return list(product(STUDIES, FAIR[:2], SWEEP[:2] if quick else SWEEP))
 
 
 def fig2_picture(results: pd.DataFrame) -> Figure:
@@ -174,7 +154,7 @@ def _fair_ends(results: pd.DataFrame, metric: str, setting: str) -> dict[str, np
 
 
 def _fair_figures(results: pd.DataFrame, setting: str) -> Figures:
-    metrics = {"accuracy": "test accuracy", "tpr_gap": "test TPR gap", "risk": "objective"}
+    metrics = {"tpr_gap": "test TPR gap", "accuracy": "test accuracy"}
     return {f"{words}, {listed(FAIR)}": means(_fair_ends(results, m, setting)) for m, words in metrics.items()}
 
 
@@ -204,31 +184,12 @@ claim_2(
 )(partial(_above_gcivr, setting="positives"))
 
 
-@claim_2("At the end the violation is below the unconstrained run's.")
-def lower_violation(results: pd.DataFrame) -> Finding:
-    """Against all samples, as in the paper: a gap below the unconstrained run's by more than the margin. The note says
-    in how many evaluations of the whole run it is."""
-    gap = _fair_ends(results, "tpr_gap", "all")
-    falls = {method: lead(gap["unconstrained"], gap[method]) for method in FAIR[:2]}
-    figures = {f"gap, unconstrained less {method}, and the margin": fall for method, fall in falls.items()}
-    runs = {m: np.array(curves(results, "tpr_gap", setting="all", method=m)).T for m in FAIR}
-    free = runs["unconstrained"]
-    shares = [mean([lead(*pair).holds is True for pair in zip(free, runs[m], strict=True)]) for m in FAIR[:2]]
-    note = (
-        "The constraint hardly acts in this reading: over the whole run the gap is lower by more than the margin in "
-        f"{shares[0]:.0%} of FedDRO's evaluations and in {shares[1]:.0%} of DS-FedDRO's."
-    )
-    return Finding(together([fall.holds for fall in falls.values()]), figures | _fair_figures(results, "all"), note)
-
-
 @claim_2("Against the positives, the gap falls to less than half, at a loss of at most two points of accuracy.")
-def lower_violation_ours(results: pd.DataFrame) -> Finding:
-    by_name = lambda metric: dict(zip(FAIR, means(_fair_ends(results, metric, "positives")), strict=True))
-    accuracy, gap, free = by_name("accuracy"), by_name("tpr_gap"), "unconstrained"
-    holds = all(gap[m] < 0.5 * gap[free] and accuracy[m] > accuracy[free] - 0.02 for m in FAIR[:2])
+def lower_violation(results: pd.DataFrame) -> Finding:
     figures = _fair_figures(results, "positives")
-    first = f"test TPR gap, {listed(FAIR)}"
-    return Finding(holds, {first: figures.pop(first)} | figures)
+    gap, accuracy = figures.values()
+    holds = max(gap[:2]) < 0.5 * gap[-1] and min(accuracy[:2]) > accuracy[-1] - 0.02
+    return Finding(holds, figures)
 
 
 def _risks(results: pd.DataFrame, study: str, method: str) -> dict[int, np.ndarray]:
@@ -240,19 +201,6 @@ def _risks(results: pd.DataFrame, study: str, method: str) -> dict[int, np.ndarr
 def locals_help(results: pd.DataFrame) -> Finding:
     """See `helps_then_saturates`, for the objective."""
     return helps_then_saturates({m: _risks(results, "rounds", m) for m in FAIR[:2]}, "objective", sign=-1)
-
-
-@claim_4(
-    "At the same number of local steps I costs nothing once β is chosen for it: at every I the objective ends at most "
-    ".001 above that of I = 1."
-)
-def locals_cost(results: pd.DataFrame) -> Finding:
-    each = {method: means(_risks(results, "steps", method)) for method in FAIR[:2]}
-    at = listed(values(results, "local"))
-    return Finding(
-        all(max(own) <= own[0] + 0.001 for own in each.values()),
-        {f"objective at the end, {method}, I = {at}": own for method, own in each.items()},
-    )
 
 
 ADULT = (
@@ -279,7 +227,7 @@ fig2 = Experiment(
         "loss of all samples with a = γ = .1, as in the paper; and, ours, against the positives of all groups with a = "
         f"1, γ = .1. *TPR gap*: the largest of TPR_all − TPR_j. {ENDS}"
     ),
-    runs=fig2_runs,
+    runs=lambda quick: [fair(quick, *pair, FAIR_CHOSEN.get(pair, (0.1, 0.0))) for pair in PAIRS],
     picture=fig2_picture,
     claims=tuple(claim_2),
     differences=(
@@ -288,7 +236,7 @@ fig2 = Experiment(
         "all samples, where β makes no difference (.3329 from .01 to .9, FedDRO).",
     ),
     family="feddro-adult",
-    search=fig2_search,
+    search=lambda quick: [config for pair in PAIRS for config in _tried(quick, *pair)],
     grid=FAIR_GRID,
     headlines=lambda results: [
         Headline(f"{m}, accuracy", "", ends(results, method=m, setting="all")) for m in ("DS-FedDRO", "GCIVR")
@@ -303,7 +251,10 @@ fig4 = Experiment(
         f"{ADULT} The constraint against the positives, a = 1, γ = .1; I = {', '.join(map(str, SWEEP))}; every I for "
         f"{STUDIES['rounds']}, and for {STUDIES['steps']}, with the step and β chosen for each. {ENDS}"
     ),
-    runs=fig4_runs,
+    runs=lambda quick: [
+        fair(quick, method, "positives", SWEEP_CHOSEN[study, method, local], local, study)
+        for study, method, local in _swept(quick)
+    ],
     picture=fig4_picture,
     claims=tuple(claim_4),
     differences=(
@@ -313,7 +264,9 @@ fig4 = Experiment(
         "again.",
     ),
     family="feddro-adult",
-    search=fig4_search,
+    search=lambda quick: [
+        config for study, method, local in _swept(quick) for config in _tried(quick, method, "positives", local, study)
+    ],
     grid=FAIR_GRID,
     headlines=lambda results: [
         Headline(f"DS-FedDRO, I = {i}, objective", "", ends(results, "risk", study="rounds", method=FAIR[1], local=i))

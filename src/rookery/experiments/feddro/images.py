@@ -65,7 +65,6 @@ IMAGES = ("FedDRO", "DS-FedDRO", "FastDRO", "PDSGD", "MBSGD", "FedAvg", "FedAvg,
 STEPS, SEARCH_STEPS, QUICK_STEPS = 2_400, 400, 12  # local steps; an epoch of CIFAR10-ST is 200
 IMAGE_SERVER = 1.3
 ACCURACIES = {"train_accuracy": "training accuracy", "accuracy": "test accuracy"}
-METRICS = ACCURACIES | {"risk": "robust risk"}
 
 
 class Tuned(NamedTuple):
@@ -131,20 +130,15 @@ def images(
     rounds = (min(steps, QUICK_STEPS) if quick else steps) // local
     tuned, words = tuned or CHOSEN[method], words or DATA[data]
     penalty = four or PENALTY
-    robust: dict[str, Any] = {"objective": "exp" if four else "kl", "penalty": penalty, "cap": None if four else CAP}
-    plain = method in ("FastDRO", "PDSGD")
+    settings: dict[str, Any] = {"data": "digits" if quick else data, "clients": clients, "held_out": held_out}
+    settings |= {"objective": "exp" if four else "kl", "penalty": penalty, "cap": None if four else CAP}
+    settings["plain"] = method in ("FastDRO", "PDSGD")
     step = Drop(tuned.step, rounds) if falls else tuned.step
     return Config(
         name=f"{method}, {words}, I = {local}, K = {clients}",
         labels={"method": method, "data": words, "local": local, "clients": clients},
         task=image_task,
-        settings={
-            "data": "digits" if quick else data,
-            "clients": clients,
-            "plain": plain,
-            "held_out": held_out,
-            **robust,
-        },
+        settings=settings,
         algorithm=image_method(method.split(",")[0], step, tuned, penalty, local),
         rounds=rounds,
         every=max(1, rounds // evaluations),

@@ -25,19 +25,16 @@ CLIENTS = (1, 4, 16)  # K
 LENGTHS = (1024, 4096, 16384, 65536)  # T, local steps in all
 SAMPLES, NOISE, HETEROGENEITY, DIMENSION, VALUES = 64, 1.0, 0.5, 5, 3
 CONSTANTS = theory.CompositionalConstants(l_f0=math.sqrt(VALUES), l_f1=1.0, l_r0=1.0)
-RATED = ("FedDRO", "DS-FedDRO")
 COMPLEXITY = {"FedDRO": -1.5, "DS-FedDRO": -1.0}  # powers of ε in the communications
 COUNTED, COUNTED_LENGTHS = 4, tuple(2**n for n in range(10, 17))  # K and T of the runs about communications
 MORE_LOCAL = 4  # the factor of FedDRO's I there: at K = 4, T^{1/4}/K^{3/4} is only 2 to 6
 
 
-@functools.cache
-def _stochastic() -> Any:
-    return Compositional(
-        inner=lambda x, rows: jnp.mean(jnp.einsum("nij,j->ni", rows["a"], x) + rows["s"], axis=0),
-        outer=lambda v: jnp.sum(jnp.sqrt(1 + v**2)),
-        extra=lambda x, rows: 0.05 * x @ x,
-    )
+PROBLEM = Compositional(
+    inner=lambda x, rows: jnp.mean(jnp.einsum("nij,j->ni", rows["a"], x) + rows["s"], axis=0),
+    outer=lambda v: jnp.sum(jnp.sqrt(1 + v**2)),
+    extra=lambda x, rows: 0.05 * x @ x,
+)
 
 
 def rates_task(seed: int, clients: int) -> Task:
@@ -72,7 +69,7 @@ def _composite(clients: int) -> Task:
     data = [{name: value[k] for name, value in rows.items()} for k in range(clients)]
     return Task(
         name="composite",
-        problem=_stochastic(),
+        problem=PROBLEM,
         clients=Clients(upper=data, replace=True),
         init=(start, None),
         evaluate=lambda x, y: {"relative": jnp.sum(gradient(x) ** 2) / first},
@@ -110,7 +107,7 @@ def rates_runs(quick: bool) -> list[Config]:
     lengths, federations, counted = ((256,), (1, 4), (256, 1024)) if quick else (LENGTHS, CLIENTS, COUNTED_LENGTHS)
     pairs = [(clients, length, "speed-up") for clients in federations for length in lengths]
     pairs += [(COUNTED, length, "communications") for length in counted]
-    return [rated(quick, method, *pair) for method in RATED for pair in pairs]
+    return [rated(quick, method, *pair) for method in COMPLEXITY for pair in pairs]
 
 
 def thinned(results: pd.DataFrame) -> pd.DataFrame:
@@ -132,7 +129,7 @@ def _errors(own: pd.DataFrame, floor: bool = False) -> tuple[np.ndarray, np.ndar
 def rates_picture(results: pd.DataFrame) -> Figure:
     """The mean of ‖∇Φ‖² against K·T, where a linear speed-up is one line; and communications against ε."""
     fig, axes = report.figure(1, 3, width=14.5, height=4.4)
-    for ax, method in zip(axes[0], RATED, strict=False):
+    for ax, method in zip(axes[0], COMPLEXITY, strict=False):
         (clients, lengths, _), errors = _errors(select(results, study="speed-up", method=method))
         for k, colour in zip(CLIENTS, (report.ORANGE, report.BLUE, report.GREEN), strict=True):
             own = clients == k

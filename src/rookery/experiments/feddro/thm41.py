@@ -1,7 +1,7 @@
 """Theorems 4.1 and 4.2 of FedDRO: where FedAvg and others end on a compositional problem with a known answer."""
 
-import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,6 +28,10 @@ EXAMPLES = {
     "two": [([3.0, 0.0], [-1.0, 1.0]), ([0.0, 2.0], [-1.0, 1.0])],
 }
 SOLUTIONS = {"one": 0.0, "two": 0.25868781179842}
+PROBLEM = Compositional(
+    inner=lambda x, rows: jnp.mean(rows["a"] * x + rows["s"], axis=0), outer=lambda v: jnp.sum(jnp.sqrt(1 + v**2))
+)
+BILEVEL = PROBLEM.as_bilevel()
 STEPS = (1 / 9, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)  # η
 # FedDRO's order: β/η, and the steps η. Theorem 4.3 has β = 4B_g⁴L_f²η; here B_g = 3 and L_f = 1, so that it is 324η.
 ORDERS = {1: (0.02, 0.005, 0.002, 0.001), 16: (0.02, 0.005, 0.002, 0.001), 324: (0.002, 0.001, 0.0005)}
@@ -40,21 +44,12 @@ NESTED = ("FedMBO", "SimFBO", "FedBiOAcc", "FedBiO", "Fed-DR-SCGD")
 FIXED = {"DS-FedDRO": "DS-FedDRO, β = .5", "FedBiO": "FedBiO, inner steps .5"}
 
 
-@functools.cache
-def _problem(bilevel: bool) -> Any:
-    problem = Compositional(
-        inner=lambda x, rows: jnp.mean(rows["a"] * x + rows["s"], axis=0),
-        outer=lambda v: jnp.sum(jnp.sqrt(1 + v**2)),
-    )
-    return problem.as_bilevel() if bilevel else problem
-
-
 def example(seed: int, which: str, bilevel: bool = False) -> Task:
     """Two clients, everything exact; the metric is |x − x*|, and x starts at 1.5."""
     data = EXAMPLES[which]
     return Task(
         name="counterexample",
-        problem=_problem(bilevel),
+        problem=BILEVEL if bilevel else PROBLEM,
         clients=Clients(lower=[{"a": np.array([row[0]]), "s": np.array([row[1]])} for row in data]),
         init=(np.array(1.5), np.zeros(len(data[0][1]))),
         evaluate=lambda x, y: {"error": jnp.abs(x - SOLUTIONS[which])},
@@ -66,27 +61,23 @@ def tried(method: str, step: float, local: int) -> Algorithm:
     """A method at the step η, and with it all its other steps; the fixed ones keep β = .5."""
     own: dict[str, Any] = {"step": step, "local_steps": local}
     three: dict[str, Any] = {"upper_step": step, "lower_step": step, "linear_step": step}
-    made: dict[str, Any] = {
-        "FedAvg, case I": lambda: CompositionalFedAvg(**own, case="I"),
-        "FedAvg, case II": lambda: CompositionalFedAvg(**own, case="II"),
-        "FedAvg, modified": lambda: CompositionalFedAvg(**own, share_inner_every_step=True),
-        "FedDRO": lambda: FedDRO(**own, momentum=0.5),
-        "DS-FedDRO": lambda: DSFedDRO(**own, momentum=step),
-        FIXED["DS-FedDRO"]: lambda: DSFedDRO(**own, momentum=0.5),
-        "FedMBO": lambda: FedMBO(upper_step=local * step, lower_step=0.5, lower_rounds=local, hessian_step=0.5),
-        "SimFBO": lambda: SimFBO(
-            **three, **{f"server_{name}": value for name, value in three.items()}, local_steps=local, radius=None
-        ),
-        "FedBiOAcc": lambda: FedBiOAcc(**three, local_steps=local, delta=100.0, offset=1e6, **_HALVES),
-        "FedBiO": lambda: FedBiO(**three, local_steps=local),
-        FIXED["FedBiO"]: lambda: FedBiO(upper_step=step, lower_step=0.5, linear_step=0.5, local_steps=local),
-        "Fed-DR-SCGD": lambda: FedDRSCGD(**own, momentum=step, gradient_momentum=0.5),
+    servers: dict[str, Any] = {f"server_{name}": value for name, value in three.items()}
+    halves: dict[str, Any] = {"c_upper": 0.5, "c_lower": 0.5, "c_linear": 0.5}  # momenta half new: α_t is 1 throughout
+    made: dict[str, Algorithm] = {
+        "FedAvg, case I": CompositionalFedAvg(**own, case="I"),
+        "FedAvg, case II": CompositionalFedAvg(**own, case="II"),
+        "FedAvg, modified": CompositionalFedAvg(**own, share_inner_every_step=True),
+        "FedDRO": FedDRO(**own, momentum=0.5),
+        "DS-FedDRO": DSFedDRO(**own, momentum=step),
+        FIXED["DS-FedDRO"]: DSFedDRO(**own, momentum=0.5),
+        "FedMBO": FedMBO(upper_step=local * step, lower_step=0.5, lower_rounds=local, hessian_step=0.5),
+        "SimFBO": SimFBO(**three, **servers, local_steps=local, radius=None),
+        "FedBiOAcc": FedBiOAcc(**three, **halves, local_steps=local, delta=100.0, offset=1e6),
+        "FedBiO": FedBiO(**three, local_steps=local),
+        FIXED["FedBiO"]: FedBiO(upper_step=step, lower_step=0.5, linear_step=0.5, local_steps=local),
+        "Fed-DR-SCGD": FedDRSCGD(**own, momentum=step, gradient_momentum=0.5),
     }
-    algorithm: Algorithm = made[method]()
-    return algorithm
-
-
-_HALVES: dict[str, Any] = {"c_upper": 0.5, "c_lower": 0.5, "c_linear": 0.5}  # momenta half new: α_t is 1 throughout
+    return made[method]
 
 
 def stall(quick: bool, study: str, method: str, algorithm: Algorithm, step: float, local: int, which: str) -> Config:
@@ -121,15 +112,20 @@ def thm41_runs(quick: bool) -> list[Config]:
     return runs
 
 
-def thinned(results: pd.DataFrame) -> pd.DataFrame:
-    """The end of every run, which is all that the claims and the picture use."""
-    return results.groupby("run", sort=False).tail(1)
-
-
 def _over(results: pd.DataFrame, over: str, **labels: Any) -> tuple[list[float], list[float]]:
     """The values of a label, and |x − x*| at the end of the run with each."""
     places = values(results, over, **labels)
     return places, [float(last(results, "error", **labels, **{over: place})[0]) for place in places]
+
+
+def _distances(results: pd.DataFrame, study: str, methods: Iterable[str]) -> dict[str, list[float]]:
+    """The same for each method, over I or over the step, as figures of a finding."""
+    over, symbol = ("local", "I") if study == "local" else ("step", "η")
+    each = {method: _over(results, over, study=study, method=method) for method in methods}
+    return {
+        f"distance to x*, {method}, {symbol} = {listed(places, '.3g')}": errors
+        for method, (places, errors) in each.items()
+    }
 
 
 ZERO = 1e-8  # where the picture draws what is zero to rounding
@@ -168,23 +164,16 @@ claim = Claims()
 @claim(f"FedAvg, cases I and II, stays at least .6 from x* at every step size η (I = {LOCAL}).", "Thm 4.1", "theory")
 def fedavg_stalls(results: pd.DataFrame) -> Finding:
     """Cases I and II end at least .6 from x* at every step, and by no more than a tenth closer as the step falls."""
-    figures: Figures = {}
-    holds = True
-    for method in FAILS:
-        steps, errors = _over(results, "step", study="step", method=method)
-        figures[f"distance to x*, {method}, η = {listed(steps, '.3g')}"] = errors
-        holds = holds and min(errors) > 0.6 and errors[0] > 0.9 * errors[min(3, len(errors) - 1)]
-    least = min(min(errors) for errors in figures.values())
-    return Finding(holds, {"least distance to x* over both cases and all η": least} | figures)
+    figures = _distances(results, "step", FAILS)
+    each = figures.values()
+    holds = all(min(own) > 0.6 and own[0] > 0.9 * own[min(3, len(own) - 1)] for own in each)
+    return Finding(holds, {"least distance to x* over both cases and all η": min(map(min, each))} | figures)
 
 
 @claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1", "theory")
 def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
     """Case I at every I; case II converges at I = 1 and at no other."""
-    figures: Figures = {}
-    for method in reversed(FAILS):
-        locals_, errors = _over(results, "local", study="local", method=method)
-        figures[f"distance to x*, {method}, I = {listed(locals_)}"] = errors
+    figures = _distances(results, "local", reversed(FAILS))
     two, one = (np.array(errors) for errors in figures.values())
     return Finding(bool(one.min() > 0.6 and two[0] < 1e-10 and two[1:].min() > 0.6), figures)
 
@@ -192,7 +181,7 @@ def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
 @claim("The modified FedAvg and FedDRO converge.", "Thm 4.2, 4.3", "theory")
 def shared_converges(results: pd.DataFrame) -> Finding:
     """The modified version and FedDRO end within 1e-10 of x* at every step and every I."""
-    each = [_over(results, over, study=over, method=m)[1] for m in SHARES for over in ("step", "local")]
+    each = [own for study in ("step", "local") for own in _distances(results, study, SHARES).values()]
     largest = max(map(max, each))
     return Finding(largest < 1e-10, {"largest distance to x* of both, over all η and I": largest})
 
@@ -200,10 +189,8 @@ def shared_converges(results: pd.DataFrame) -> Finding:
 @claim("DS-FedDRO converges as β falls with the step.", "Thm 5.2", "theory")
 def ds_converges(results: pd.DataFrame) -> Finding:
     """DS-FedDRO with β = η ends ever closer to x* as the step falls, at last within .02, but not with β fixed."""
-    steps, errors = _over(results, "step", study="step", method="DS-FedDRO")
-    _, fixed = _over(results, "step", study="step", method=FIXED["DS-FedDRO"])
-    at = f"η = {listed(steps, '.3g')}"
-    figures = {f"distance to x*, β = η, {at}": errors, f"distance to x*, β = .5, {at}": fixed}
+    figures = _distances(results, "step", ("DS-FedDRO", FIXED["DS-FedDRO"]))
+    errors, fixed = figures.values()
     falls = bool((np.diff(errors) > 0).all())
     return Finding(falls and errors[0] < 0.02 and min(fixed) > 0.3, figures)
 
@@ -218,11 +205,8 @@ def ds_converges(results: pd.DataFrame) -> Finding:
 )
 def nested_fail(results: pd.DataFrame) -> Finding:
     """FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD end at least .1 from x* at every step."""
-    figures: Figures = {}
     methods = [method for method in NESTED if method != "FedBiO"]
-    for method in (*methods, "FedBiO", FIXED["FedBiO"]):
-        steps, errors = _over(results, "step", study="step", method=method)
-        figures[f"distance to x*, {method}, η = {listed(steps, '.3g')}"] = errors
+    figures = _distances(results, "step", (*methods, "FedBiO", FIXED["FedBiO"]))
     least = [min(errors) for errors in list(figures.values())[: len(methods)]]
     return Finding(min(least) > 0.1, {f"least distance to x* over η: {listed(methods)}": least} | figures)
 
@@ -237,13 +221,12 @@ def printed_order(results: pd.DataFrame) -> Finding:
     """The limit as η falls, along the line through the two smallest steps, one twice the other: above .003 as printed,
     and at the client's own point at most a hundredth of that for the same c."""
     figures: Figures = {}
-    limits: dict[str, list[float]] = {words: [] for words in ORDER_WORDS.values()}
-    for c in ORDERS:
-        for words, own in limits.items():
-            steps, errors = _over(results, "step", study="order", method=f"{words}, β = {c}η")
-            own.append(2 * errors[0] - errors[1])
-            figures[f"distance to x*, {words}, β = {c}η, η = {listed(steps)}"] = errors
-    mended, printed = (np.array(own) for own in limits.values())
+    limits = []
+    for words in ORDER_WORDS.values():
+        own = _distances(results, "order", [f"{words}, β = {c}η" for c in ORDERS])
+        limits.append(np.array([2 * errors[0] - errors[1] for errors in own.values()]))
+        figures |= own
+    mended, printed = limits
     at = f"limit as η → 0, c = {listed(ORDERS)}"
     both = {f"{at}, as printed": printed, f"{at}, own point": mended}
     return Finding(bool((printed > 0.003).all() and (np.abs(mended) < 0.01 * printed).all()), both | figures)
@@ -267,5 +250,5 @@ thm41 = Experiment(
     picture=thm41_picture,
     claims=tuple(claim),
     differences=("The paper's counterexample is in an appendix that is not in the text at hand; this one is ours.",),
-    thinned=thinned,
+    thinned=lambda results: results.groupby("run", sort=False).tail(1),
 )
