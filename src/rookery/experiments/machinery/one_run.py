@@ -7,8 +7,7 @@ import inspect
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,13 @@ import rookery
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.run.result import Run
 from rookery.run.solve import solve
-from rookery.tasks.task import Task
-
-
-def task_of(config: Config, seed: int, data_dir: str | Path | None) -> Task:
-    """The task of a configuration."""
-    located = {"data_dir": data_dir} if "data_dir" in inspect.signature(config.task).parameters else {}
-    return config.task(seed=seed, **config.settings, **located)
 
 
 def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callable[[Run], None]) -> Run:
     """Compute one run."""
+    located = {"data_dir": data_dir} if "data_dir" in inspect.signature(config.task).parameters else {}
     with jax.enable_x64(config.float64):
-        task = task_of(config, seed, data_dir)
+        task = config.task(seed=seed, **config.settings, **located)
         return solve(
             task.problem,
             task.clients,
@@ -52,19 +45,14 @@ def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callab
 
 
 def fingerprint(config: Config, seed: int) -> str:
-    """A hash of all that decides a run's numbers: the settings, and the code.
-
-    All of the package's code counts, except reports and the command line, and the modules outside of it that define the
-    task, the algorithm or a schedule.
-    """
-    own = [config.task, config.settings, config.algorithm, config.engine]
-    modules = sorted({thing.__module__ for thing in _code(own)})
+    """A hash of all that decides a run's numbers: the settings, and the package's code without reports and command
+    line."""
     what = {
         "task": describe(config.task),
         "settings": describe(config.settings),
         "algorithm": describe(config.algorithm),
         "run": [config.rounds, config.cohort, config.every, seed, config.float64],
-        "code": [_package(), *(_source(name) for name in modules if not _installed(name))],
+        "code": _package(),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -77,34 +65,6 @@ def _package() -> str:
         if path.relative_to(root).parts[0] not in ("report", "cli"):
             found.update(path.read_bytes())
     return found.hexdigest()
-
-
-def _installed(module: str) -> bool:
-    """Whether a module belongs to this package, to the standard library or to another installed package."""
-    name = module.partition(".")[0]
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return name == "rookery" or name in sys.stdlib_module_names or "site-packages" in Path(file or "").parts
-
-
-def _source(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError) as error:
-        raise TypeError(f"The source of {module} cannot be read; define tasks and schedules in a file.") from error
-
-
-def _code(value: Any) -> Iterator[Any]:
-    """The functions and classes in a setting."""
-    if isinstance(value, dict | list | tuple):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from _code(entry)
-    elif isinstance(value, functools.partial):
-        yield from _code([value.func, value.args, value.keywords])
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield type(value)
-        yield from _code([getattr(value, f.name) for f in dataclasses.fields(value)])
-    elif callable(value):
-        yield value
 
 
 def describe(value: Any) -> Any:

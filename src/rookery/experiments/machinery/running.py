@@ -1,6 +1,5 @@
 """Run an experiment: compute the missing runs, and write results, pictures, claims and summary."""
 
-import functools
 import json
 import sys
 import warnings
@@ -10,23 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pandas as pd
 
 from rookery import report
 from rookery.experiments.machinery import one_run
 from rookery.experiments.machinery.claims import judge
 from rookery.experiments.machinery.experiment import Config, Experiment
-from rookery.experiments.machinery.one_run import (
-    describe,
-    fingerprint,
-    is_complete,
-    read_run,
-    run_path,
-    runs_folder,
-    task_of,
-    write,
-)
+from rookery.experiments.machinery.one_run import fingerprint, is_complete, read_run, run_path, runs_folder, write
 from rookery.experiments.machinery.summary import SCALED_DOWN, summary
 
 WIDENINGS = 2  # of a search's grid, at most
@@ -43,8 +32,8 @@ def run_experiment(
 ) -> Path:
     """Compute what is missing and write `results.csv`, the pictures, `claims.json` and `summary.md` into `out`.
 
-    An experiment with a search also writes `search.csv`. `made.json` records the computing time and the machine. The
-    claims are checked on the contents of `results.csv`, so that they can be checked again from it.
+    A search adds `search.csv`; `made.json` records the computing time and the machine. The claims are checked on the
+    contents of `results.csv`, so that they can be checked again from it.
 
     Every finished run is stored under `out/runs` (for an experiment of a family: in the folder `FAMILY-runs` next to
     `out`, if it exists), named by a fingerprint of its settings and of the code it depends on. A second call computes
@@ -75,9 +64,7 @@ def run_experiment(
         search = _widened(experiment, searched, stored, compute, progress)
         write(out / "search.csv", search.to_csv(index=False, float_format="%.10g"))
     seconds = round(float(results.groupby(["run", "seed"])["seconds"].max().sum()), 1)
-    made: dict[str, Any] = {"seconds": seconds, "machine": f"JAX {jax.__version__}, {jax.devices()[0].device_kind}"}
-    if quick:
-        made["data"] = _data_of(configs, data_dir)
+    made = {"seconds": seconds, "machine": f"JAX {jax.__version__}, {jax.devices()[0].device_kind}"}
     write(out / "made.json", json.dumps(made, indent=2) + "\n")
     results = read_results(out)
     for name, (_, draw) in experiment.pictures.items():
@@ -172,23 +159,3 @@ def write_down(
     write(out / "claims.json", json.dumps(claims, indent=2, ensure_ascii=False) + "\n")
     write(out / "summary.md", summary(experiment, results, claims, made, quick, search))
     return claims
-
-
-def _data_of(configs: Sequence[Config], data_dir: str | Path | None) -> list[dict[str, Any]]:
-    """Describe each task of the configurations: its settings, its clients and their samples."""
-    found: dict[str, dict[str, Any]] = {}
-    for config in configs:
-        key = json.dumps([describe(config.task), describe(config.settings)], sort_keys=True)
-        if key not in found:
-            with jax.enable_x64(config.float64):
-                task = task_of(config, config.seeds[0], data_dir)
-            sizes = {"lower": task.clients.lower_sizes, "upper": task.clients.upper_sizes}
-            samples = {name: int(np.sum(own)) for name, own in sizes.items()}
-            function = config.task.func if isinstance(config.task, functools.partial) else config.task
-            found[key] = {
-                "task": getattr(function, "__name__", task.name),
-                "settings": {name: repr(value) for name, value in config.settings.items()},
-                "clients": int(task.clients.n),
-                "samples": {"all": samples["upper"]} if task.clients.one_data_set else samples,
-            }
-    return list(found.values())

@@ -1,7 +1,7 @@
 """The Markdown page about one reproduction."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,19 @@ def verdict_in_words(row: Mapping[str, Any]) -> str:
     return words if row["verdict"] == REPRODUCED else f"**{words}**"
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    line = lambda cells: f"| {' | '.join(cells)} |"
+    return [line(head), "|---" * len(head) + "|", *map(line, rows)]
+
+
+def claims_table(claims: Sequence[Mapping[str, Any]], figures: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """The claims, what was measured, and the verdicts; figures(figures) is the former in words."""
+    where = lambda row: "ours" if row["kind"] == "own" else row["where"]
+    rows = [(row["claim"], where(row), figures(row["figures"]), verdict_in_words(row)) for row in claims]
+    return table(("claim", "where", "measured", "verdict"), rows)
+
+
 def summary(
     experiment: Experiment,
     results: pd.DataFrame,
@@ -47,38 +60,20 @@ def summary(
             lines += [f"Claims, {words}: {sum(those)} of {len(those)} reproduced.  "]
     for i, (name, (title, _)) in enumerate(experiment.pictures.items()):
         lines += ["", *([f"{title[0].upper()}{title[1:]}:", ""] if i else []), f"![{title}]({name})"]
-    lines += ["", "## Claims", "", "| claim | where | measured | verdict |", "|---|---|---|---|"]
-    for row in claims:
-        where = "ours" if row["kind"] == "own" else row["where"]
-        lines.append(f"| {row['claim']} | {where} | {figures_in_words(row['figures'])} | {verdict_in_words(row)} |")
-    notes = [f"- *{row['claim']}* {row['note']}" for row in claims if row["note"]]
-    lines += ["", *notes, "", "## Set-up", ""]
-    lines += [*_scaled_down(made.get("data", [])), ""] if quick else [experiment.setup, ""]
+    lines += ["", "## Claims", "", *claims_table(claims, figures_in_words), ""]
+    lines += [f"- *{row['claim']}* {row['note']}" for row in claims if row["note"]]
+    setup = f"At full size, not run here: {experiment.setup}" if quick else experiment.setup
     own = _as_run(experiment.runs(quick), results)
-    lines += ["| algorithm | task | rounds | cohort | seeds |", "|---|---|---|---|---|", *_rows(own), ""]
+    lines += ["", "## Set-up", "", setup, "", *_configurations(own), ""]
     precision = "double" if all(c.float64 for c in own) else "single"
     count = results.groupby(["run", "seed"]).ngroups
     computing = f"{made['seconds']:.0f} s of computing in all ({made['machine']})."
     lines += [f"{count} runs in {precision} precision, {computing}" + (f" {made['kept']}" if "kept" in made else "")]
-    if quick:
-        lines += ["", "## Set-up at full size", "", f"Not run here. {experiment.setup}"]
     if search is not None:
         lines += ["", "## Search", "", *_searched(experiment.grid, search)]
     if experiment.differences:
         lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"
-
-
-def _scaled_down(data: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The data of a scaled-down reproduction."""
-    lines = ["Scaled down. What was run here:", "", "| task | clients | samples | settings |", "|---|---|---|---|"]
-    for own in data:
-        samples = ", ".join(
-            f"{count:,}{'' if level == 'all' else f' {level}'}" for level, count in own["samples"].items()
-        )
-        settings = ", ".join(f"{name} = {value}" for name, value in own["settings"].items())
-        lines.append(f"| `{own['task']}` | {own['clients']} | {samples} | {settings} |")
-    return lines
 
 
 def _as_run(configs: Sequence[Config], results: pd.DataFrame) -> list[Config]:
@@ -93,35 +88,35 @@ def _searched(grid: Grid | None, search: pd.DataFrame) -> list[str]:
     if grid is not None:
         edges = grid.edges(search)
         marked = {(edge.key, edge.name) for edge in edges}
-        lines += [f"| {' | '.join(grid.keys)} | best |", "|---" * (len(grid.keys) + 1) + "|"]
+        rows = []
         for key, best in grid.best(search).items():
             each = [f"{name} {value:g}{' †' if (key, name) in marked else ''}" for name, value in best.items()]
-            lines.append(f"| {' | '.join(map(str, key))} | {', '.join(each)} |")
+            rows.append((*map(str, key), ", ".join(each)))
+        lines += table((*grid.keys, "best"), rows)
         if edges:
             lines += ["", "† At the edge of what was tried, so that a better one may lie beyond."]
         if edges and grid.fixed:
             lines[-1] += f" The grid of {', '.join(grid.fixed)} is the paper's own, and was not left."
         lines += [""]
-    labels = search.columns[: search.columns.get_loc("round")]  # the name, the labels and the seed
-    columns = ["run", "seed", "round", *report.metrics(search.drop(columns=labels))]
     if len(search) > LONG:
         return [*lines, f"How the {len(search)} runs of the search ended is in `search.csv`."]
-    rows = [" | ".join(report.number(value) for value in row) for row in search[columns].itertuples(index=False)]
-    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    return [*lines, "How the runs of the search ended (`search.csv`):", "", *head, *(f"| {row} |" for row in rows)]
+    labels = search.columns[: search.columns.get_loc("round")]  # the name, the labels and the seed
+    columns = ["run", "seed", "round", *report.metrics(search.drop(columns=labels))]
+    ends = [list(map(report.number, row)) for row in search[columns].itertuples(index=False)]
+    return [*lines, "How the runs of the search ended (`search.csv`):", "", *table(columns, ends)]
 
 
-def _rows(configs: Sequence[Config]) -> list[str]:
+def _configurations(configs: Sequence[Config]) -> list[str]:
     """A row for each algorithm and size; configurations that differ only in the task's settings share one."""
-    alike: dict[str, list[Config]] = {}
+    alike: dict[tuple[str, ...], list[Config]] = {}
     for c in configs:
-        end = f"{c.rounds} | {'all' if c.cohort is None else c.cohort} | {_listed(c.seeds)} |"
-        alike.setdefault(f"| `{short(c.algorithm)}` | TASK | {end}", []).append(c)
+        end = (str(c.rounds), "all" if c.cohort is None else str(c.cohort), _listed(c.seeds))
+        alike.setdefault((f"`{short(c.algorithm)}`", *end), []).append(c)
     rows = []
-    for row, own in alike.items():
+    for (algorithm, *sizes), own in alike.items():
         values = {name: list(dict.fromkeys(repr(c.settings.get(name)) for c in own)) for name in own[0].settings}
-        rows.append(row.replace("TASK", "; ".join(f"{name} = {', '.join(value)}" for name, value in values.items())))
-    return rows
+        rows.append((algorithm, "; ".join(f"{name} = {', '.join(value)}" for name, value in values.items()), *sizes))
+    return table(("algorithm", "task", "rounds", "cohort", "seeds"), rows)
 
 
 def short(algorithm: Any) -> str:

@@ -1,12 +1,12 @@
 """The tables, figures and theory of federated learning on adaptively weighted nodes."""
 
-from rookery.experiments.weighted import covtype, digits, rates, table3, tables45, theory
+from rookery.experiments.weighted import covtype, rates, table3, tables45, theory
 
 EXPERIMENTS = (
     theory.theory_experiment,
     rates.rates_experiment,
     table3.table3,
-    digits.digits,
+    table3.digits,
     tables45.sizes,
     covtype.covtype,
 )

@@ -115,19 +115,18 @@ def all_methods(quick: bool, data: str, setting: int, **changes: Any) -> list[Co
 
 def search_in(quick: bool, data: str, setting: int) -> list[Config]:
     """The paper's grid for Bi-level, both centres; then λ of Ditto and pFedMe. No result is reported for its seed."""
-
-    def tried(method: str, center: str, given: dict[str, Any], words: str) -> Config:
-        name = f"search: {data}, {method}, {center}, {words}"
-        return node_run(quick, method, data, setting, center, given, 5, name=name, seeds=(9,))
-
     grid = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
-    found = []
+    tried: list[tuple[str, str, dict[str, Any], str]] = []  # method, centre, values, and these in words
     for given in grid[:1] if quick else grid:
         words = ", ".join(f"{name} {value:g}" for name, value in given.items())
-        found += [tried("Bi-level", center, given, words) for center in KINDS]
+        tried += [("Bi-level", center, given, words) for center in KINDS]
     for method, values in LAMBDAS.items():
-        found += [tried(method, "both", {method: v}, f"λ {v:g}") for v in (values[:1] if quick else values)]
-    return found
+        tried += [(method, "both", {method: value}, f"λ {value:g}") for value in (values[:1] if quick else values)]
+    named = lambda method, center, words: f"search: {data}, {method}, {center}, {words}"
+    return [
+        node_run(quick, m, data, setting, center, given, 5, name=named(m, center, words), seeds=(9,))
+        for m, center, given, words in tried
+    ]
 
 
 SEARCH_GRID = Grid(
@@ -141,12 +140,17 @@ SEARCH_GRID = Grid(
 # What the claims measure.
 
 
+def run_of(results: pd.DataFrame, method: str, data: str, setting: int, center: str, **labels: Any) -> pd.DataFrame:
+    """The rows of a method's run for a centre, or for both."""
+    return select(results, method=method, data=data, setting=setting, center=where(method, center), **labels)
+
+
 def scores(
     results: pd.DataFrame, method: str, data: str, setting: int, center: str, last: bool = False, **labels: Any
 ) -> list[float]:
     """The test accuracy, for each seed, of the model with the highest validation accuracy; with `last`, and on
     Covertype, of the last model."""
-    own = select(results, method=method, data=data, setting=setting, center=where(method, center), **labels)
+    own = run_of(results, method, data, setting, center, **labels)
     by_seed = own.groupby("seed")
     best = by_seed.tail(1) if last or data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
     return [float(value) for value in best[f"{center}_accuracy"]]
@@ -198,9 +202,7 @@ def by_validation(results: pd.DataFrame, method: str, data: str, setting: int, c
 
 def at_equal_points(results: pd.DataFrame, method: str, data: str, setting: int, center: str) -> Lead:
     """Bi-level's lead after the largest number of data points that both reach, seed by seed."""
-    runs = (
-        select(results, method=m, data=data, setting=setting, center=where(m, center)) for m in ("Bi-level", method)
-    )
+    runs = [run_of(results, name, data, setting, center) for name in ("Bi-level", method)]
     ours, others = (curves(own, f"{center}_accuracy", POINTS) for own in runs)
     ends = [min(one.index[-1], two.index[-1]) for one, two in zip(ours, others, strict=True)]
     at = lambda runs: [np.interp(end, run.index, run) for end, run in zip(ends, runs, strict=True)]
@@ -252,7 +254,7 @@ def accuracies_picture(results: pd.DataFrame, across: str = "exchanges", near: f
     for ax, data, setting, center in panels:
         ends = []
         for method in METHODS:
-            own = select(results, method=method, data=data, setting=setting, center=where(method, center))
+            own = run_of(results, method, data, setting, center)
             last = own.groupby("seed")[f"{center}_accuracy"].last().to_numpy()
             ends.append(mean(last))
             if method == "Local-train" and not points:
@@ -272,7 +274,7 @@ def weights_picture(results: pd.DataFrame) -> Figure:
     """Fig. 2 and 4 to 6: each node's weight, the mean over the seeds."""
     fig, panels = _panels(results, "outer iterations")
     for ax, data, setting, center in panels:
-        own = select(results, method="Bi-level", data=data, setting=setting, center=center).groupby("round")
+        own = run_of(results, "Bi-level", data, setting, center).groupby("round")
         for k in range(15):
             similar = (k < 5) == (center == "minority")
             words = "similar nodes" if similar else "dissimilar nodes"

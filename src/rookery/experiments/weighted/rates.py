@@ -53,7 +53,6 @@ def rates_task(seed: int) -> Task:
     best, curvature = k / k.sum(), 1.0 / k**2
     samples = np.where((np.arange(2)[:, None] + k) % 2, *CURVATURES)  # two, of opposite curvatures
     rows = lambda theta: {"s": samples, "t": np.tile(theta, (2, 1))}
-
     gap = lambda w: 0.5 * jnp.sum(curvature * (w - best) ** 2)
     after = lambda w: capped_simplex(w - WEIGHT_STEP * curvature * (w - best), CAP)
     mapping = lambda w: jnp.linalg.norm(w - after(w)) / WEIGHT_STEP
@@ -80,14 +79,22 @@ def inner(method: str, tau: int, rounds: int) -> tuple[float, int, float]:
     return 1 / most, math.ceil(most * log), log
 
 
-def _run(quick: bool, name: str, labels: dict[str, Any], steps: int, rounds: int, every: int = 1) -> Config:
-    step = labels["step"]
+def rates_run(quick: bool, method: str, tau: int, epsilon: float = 0.0, step: float = LONGEST) -> Config:
+    """A run of S rounds, where S, γ and T_s follow ε; or, without ε, at a fixed γ with enough inner steps to forget the
+    start."""
+    if epsilon:
+        rounds, every, name = math.ceil(LENGTHS[method](epsilon)), 1, f"ε = {epsilon:g}"
+        step, steps, log = inner(method, tau, rounds)
+    else:
+        rounds, every, name = 20 if quick else 400, 10, f"γ = {step:g}"
+        steps, log = round(24 / step), 1.0
+    study = "rate" if epsilon else "fixed"
     return Config(
-        name=name,
-        labels=labels,
+        name=f"{method}, τ = {tau}, {name}",
+        labels={"study": study, "method": method, "tau": tau, "epsilon": epsilon, "log": log, "step": step},
         task=rates_task,
-        algorithm=METHODS[labels["method"]](
-            model_step=step, linear_step=step, weight_step=WEIGHT_STEP, steps=steps, sync_every=labels["tau"],
+        algorithm=METHODS[method](
+            model_step=step, linear_step=step, weight_step=WEIGHT_STEP, steps=steps, sync_every=tau,
             refresh=REFRESH, batch_size=1, average="theory", strong_convexity=1.0,
         ),
         rounds=rounds,
@@ -97,25 +104,11 @@ def _run(quick: bool, name: str, labels: dict[str, Any], steps: int, rounds: int
     )  # fmt: skip
 
 
-def rated(quick: bool, method: str, tau: int, epsilon: float) -> Config:
-    """A run of S rounds, where S, γ and T_s follow ε."""
-    rounds = math.ceil(LENGTHS[method](epsilon))
-    step, steps, log = inner(method, tau, rounds)
-    labels = {"study": "rate", "method": method, "tau": tau, "epsilon": epsilon, "log": log, "step": step}
-    return _run(quick, f"{method}, τ = {tau}, ε = {epsilon:g}", labels, steps, rounds)
-
-
-def fixed(quick: bool, tau: int, step: float) -> Config:
-    """ABA at a fixed γ, with enough inner steps to forget the start."""
-    labels = {"study": "fixed", "method": "ABA", "tau": tau, "epsilon": 0.0, "log": 1.0, "step": step}
-    return _run(quick, f"ABA, τ = {tau}, γ = {step:g}", labels, round(24 / step), 20 if quick else 400, every=10)
-
-
 def rates_runs(quick: bool) -> list[Config]:
     """Two methods, with and without local steps, over ε; and ABA at fixed γ."""
     count = 1 if quick else 5
-    rates = [rated(quick, m, tau, e) for m in METHODS for tau in (1, LOCAL) for e in EPSILONS[m][:count]]
-    return rates + [fixed(quick, tau, step) for tau in (1, LOCAL) for step in [*FIXED][:count]]
+    rates = [rates_run(quick, m, tau, e) for m in METHODS for tau in (1, LOCAL) for e in EPSILONS[m][:count]]
+    return rates + [rates_run(quick, "ABA", tau, step=step) for tau in (1, LOCAL) for step in [*FIXED][:count]]
 
 
 def rounds_to(curve: pd.Series, method: str, epsilon: float) -> float:
