@@ -28,7 +28,7 @@ class Config:
         seeds: the seeds of the task and of the run.
         labels: further columns of the results, e.g. the method or a swept value.
         float64: compute in double precision.
-        engine: as in `solve`; it must not change the numbers, and is no part of the fingerprint.
+        engine: as in `solve`; it must not change the numbers, so the fingerprint leaves it out.
     """
 
     name: str
