@@ -1,5 +1,6 @@
 """Claims of a paper: how each is checked on the results, and the verdict where it does not hold."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class Claim:
         if self.check is None:
             return Finding(False, {})
         return self.check(results)
+
+    def on(self, selected: Callable[[pd.DataFrame], pd.DataFrame]) -> "Claim":
+        """The same claim, checked on a selection of the results."""
+        return dataclasses.replace(self, check=lambda results: self(selected(results)))
 
 
 _REASONS = {
