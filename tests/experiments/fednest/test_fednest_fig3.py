@@ -16,7 +16,7 @@ def test_fig3a(tmp_path):
     assert set(results["method"]) == {"FedNest", "LFedNest", tuning.CENTRAL, tuning.UNTUNED}
     last = results[results["round"] == 60].set_index(["method", "steps"])["accuracy"]
     assert min(last["FedNest", tuning.SEARCHED], last["FedNest", tuning.EQUAL]) > 0.7
-    assert set(pd.read_csv(out / "search.csv")["upper_step"]) == set(tuning.GRIDS["FedNest", "i.i.d."][0][-2:])
+    assert set(pd.read_csv(out / "search.csv")["upper_step"]) == set(tuning.SEARCH["FedNest", "i.i.d."][0][-2:])
     assert "## Search" in (out / "summary.md").read_text()
 
 

@@ -32,7 +32,7 @@ def test_writes_everything(out):
 def test_gradients_fall_and_claims_are_evaluated(out):
     results = pd.read_csv(out / "results.csv")
     for problem in CLASSES:
-        table = theory.means(results, problem)
+        table = theory.by_rounds(results, problem, "mean")
         assert (table[400] < 0.75 * table[100]).all(), problem
     claims = {claim["claim"]: claim for claim in json.loads((out / "claims.json").read_text())}
     assert len(claims) == 7
@@ -47,7 +47,8 @@ def test_slopes_of_made_up_runs():
     """A gradient that is c/√K throughout has slope −1/2; one that is c·K^(−0.4) is flatter, and is found out."""
     for power, holds in ((-0.5, True), (-0.4, False), (-1.0, True)):
         rows = [
-            {"part": "rate", "problem": "minimax", "seed": seed, "K": k, "round": t, "gradient": (9 + seed) * k**power}
+            {"part": "rate", "problem": "minimax", "run": k, "seed": seed, "K": k, "round": t,
+             "gradient": (9 + seed) * k**power}
             for seed in range(3)
             for k in (100.0, 1000.0, 10000.0)
             for t in np.linspace(0, k, 11)
@@ -61,7 +62,7 @@ def test_slopes_of_made_up_runs():
 def test_a_mean_that_is_only_the_start_s_does_not_carry_a_floor_that_is_too_flat():
     """The start dies away in a time ∝ √K, the floor does not fall at all."""
     rows = [
-        {"part": "rate", "problem": "minimax", "seed": seed, "K": k, "round": t,
+        {"part": "rate", "problem": "minimax", "run": k, "seed": seed, "K": k, "round": t,
          "gradient": 9 * np.exp(-20 * t / np.sqrt(k)) + 1e-6 * (1 + seed / 10)}
         for seed in range(3)
         for k in (100.0, 1000.0, 10000.0)

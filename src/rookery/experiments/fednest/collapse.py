@@ -40,7 +40,6 @@ HABITS = {
 }
 NO_HABITS, ALL_HABITS = (), tuple(HABITS)
 AUTHORS = "the authors' script itself"
-SAMPLE = 20  # clients whose curvature is measured
 THEIRS, THEIRS_FEDNEST = 0.875, 0.915  # where the paper's figure ends, by eye
 LIMIT = 200.0  # 2 over the lower step, and over 1/ℓ: beyond it neither the training nor the series is stable
 
@@ -91,11 +90,8 @@ def problem(dropout: bool, norm: bool) -> Bilevel:
     squared = lambda y: 0.5e-3 * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
     unsquared = lambda y: 0.05 * (jnp.linalg.norm(y["w"]) + jnp.linalg.norm(y["b"]))
     size = unsquared if norm else squared
-    if not dropout:
-        lower = lambda x, y, seen: _cross_entropy(y, seen) + size(y)
-        return Bilevel(upper=lambda x, y, seen: _cross_entropy(y, seen), lower=lower, features=hidden)
-    dropped = lambda x, y, batch: _cross_entropy(y, _dropped(x, y, batch))
-    return Bilevel(upper=dropped, lower=lambda x, y, batch: dropped(x, y, batch) + size(y))
+    loss = lambda x, y, seen: _cross_entropy(y, _dropped(x, y, seen) if dropout else seen)
+    return Bilevel(loss, lambda x, y, seen: loss(x, y, seen) + size(y), features=None if dropout else hidden)
 
 
 def task(seed: int, data: str, habits: Sequence[str], data_dir: Any = None, **settings: Any) -> Task:
@@ -106,7 +102,7 @@ def task(seed: int, data: str, habits: Sequence[str], data_dir: Any = None, **se
     train = 0.8 if "split" in habits else 0.5
     plain = hyperrep(seed=seed, data=data, partition="shards", equal=True, train=train, data_dir=data_dir, **settings)
     n = plain.clients.n
-    rows = jax.tree.map(lambda a: jnp.asarray(a).reshape(n, -1, *a.shape[1:])[:SAMPLE], plain.clients.lower.rows)
+    rows = jax.tree.map(lambda a: jnp.asarray(a).reshape(n, -1, *a.shape[1:])[:20], plain.clients.lower.rows)
     without_dropout = problem(False, "norm" in habits)
     evaluate = lambda x, y: {**plain.evaluate(x, y), "curvature": _curvature(without_dropout, x, y, rows)}
     return dataclasses.replace(plain, problem=problem("dropout" in habits, "norm" in habits), evaluate=evaluate)
@@ -176,26 +172,19 @@ class Switched:
 def variant(quick: bool, habits: Sequence[str], method: str = "LFedNest", steps: Steps = SCRIPT) -> Config:
     """One method with these habits and steps."""
     size: dict[str, Any] = {"data": "digits", "clients": 20, "width": 32} if quick else {"data": "mnist"}
-    words = _words(habits)
-    how = {"whole": "whole" in habits, "cohort": "cohort" in habits}
+    left_out = [habit for habit in HABITS if habit not in habits]
+    words = {0: "all", 1: f"all but {' '.join(left_out)}", 5: "none"}.get(len(left_out), " and ".join(habits))
     return Config(
         name=f"{method}, {words}{'' if steps == SCRIPT else f', steps {steps.words()}'}",
         labels={"method": method, "habits": words, "steps": steps.words()},
         task=task,
         settings={**size, "habits": [h for h in habits if h in ("split", "dropout", "norm")]},
-        algorithm=Switched(method, *steps, 8 if quick else 64, **how),
+        algorithm=Switched(method, *steps, 8 if quick else 64, "whole" in habits, "cohort" in habits),
         rounds=20 if quick else 500,
         cohort=10,
         every=10,
         seeds=(0,) if quick else (0, 1, 2, 3, 4),
     )
-
-
-def _words(habits: Sequence[str]) -> str:
-    habits = tuple(h for h in HABITS if h in habits)
-    if len(habits) == len(HABITS) - 1:
-        return f"all but {next(h for h in HABITS if h not in habits)}"
-    return {NO_HABITS: "none", ALL_HABITS: "all"}.get(habits, " and ".join(habits))
 
 
 def collapse_runs(quick: bool) -> list[Config]:
@@ -204,62 +193,50 @@ def collapse_runs(quick: bool) -> list[Config]:
     but = [tuple(h for h in HABITS if h != habit) for habit in HABITS]
     sets = [NO_HABITS, ALL_HABITS, ("dropout",)] if quick else [NO_HABITS, *one, ("split", "dropout"), *but, ALL_HABITS]
     first = [variant(quick, h) for h in sets] + [variant(quick, ALL_HABITS, m) for m in ("LFedNestSVRG", "FedNest")]
-    both = (NO_HABITS, ALL_HABITS)
-    smaller = (OUTER, SERIES, UPPER, LOWER) if quick else SMALLER
-    tried = [("LFedNest", steps) for steps in smaller]
+    tried = [("LFedNest", steps) for steps in SMALLER]
     tried += [("LFedNestSVRG", OUTER), ("LFedNestNonAlt", SCRIPT), ("LFedNestNonAlt", OUTER)]
-    slower = [variant(quick, h, method, steps) for method, steps in tried for h in both]
+    slower = [variant(quick, habits, method, steps) for method, steps in tried for habits in (NO_HABITS, ALL_HABITS)]
     return [*first, *slower, variant(quick, ALL_HABITS, "FedNest", OUTER)]
 
 
-def _of(results: pd.DataFrame, steps: Steps, method: str = "LFedNest") -> pd.DataFrame:
-    return select(results, method=method, steps=steps.words())
-
-
-def _sets(results: pd.DataFrame) -> list[str]:
-    """The sets of habits that were run with the script's steps."""
-    return [name for name in dict.fromkeys(_of(results, SCRIPT)["habits"]) if name != AUTHORS]
-
-
 def collapse_picture(results: pd.DataFrame) -> Figure:
-    """Where each seed ends, by habits and steps; the accuracy over the rounds and the curvature, for four sets."""
-    fig, axes = report.figure(1, 3, width=17.0, height=6.6)
-    own = results[results["method"] == "LFedNest"]
-    left, middle, right = axes[0]
-    rows = [(name, SCRIPT) for name in (*_sets(results), AUTHORS)]
-    rows += [(name, steps) for steps in SMALLER for name in ("none", "all")]
-    rows = [row for row in rows if len(select(own, habits=row[0], steps=row[1].words()))]
-    for place, (name, steps) in enumerate(rows):
-        end = ends(own, habits=name, steps=steps.words())
-        colour = report.BLACK if steps == SCRIPT else report.PURPLE
-        left.plot(end, np.full(len(end), place), "o", color=colour, alpha=0.6)
-    words = [name if steps == SCRIPT else f"{name}; {steps.words()}" for name, steps in rows]
-    left.set_yticks(range(len(rows)), words)
+    """Where each seed ends, by habits and steps; the curvature over the rounds, for four of these."""
+    fig, axes = report.figure(1, 2, width=13.0, height=6.6)
+    left, right = axes[0]
+    own = select(results, method="LFedNest")
+    names = []
+    for place, (name, steps) in enumerate(own[["habits", "steps"]].drop_duplicates().to_numpy()):
+        end, script = ends(own, habits=name, steps=steps), steps == SCRIPT.words()
+        left.plot(end, np.full(len(end), place), "o", color=report.BLACK if script else report.PURPLE, alpha=0.6)
+        names.append(name if script else f"{name}; {steps}")
+    left.set_yticks(range(len(names)), names)
     left.invert_yaxis()
     left.axvline(THEIRS, color=report.GREY, linestyle="--")
     which = "habits; steps upper/lower/1/ℓ where not .01/.01/.01"
     report.label(left, "test accuracy at the end", which, "LFedNest, each seed (dashes: the paper's figure)")
     looks = {
-        ("none", SCRIPT): report.VERMILION, ("all", SCRIPT): report.ORANGE, (AUTHORS, SCRIPT): report.BLACK,
+        ("none", SCRIPT): report.VERMILION, ("all", SCRIPT): report.ORANGE,
         ("none", SERIES): report.GREEN, ("all", SERIES): report.BLUE,
     }  # fmt: skip
-    panels = {"accuracy": "Test accuracy, each seed", "curvature": "Largest lower curvature (dashes: 2ℓ at 1/ℓ = .01)"}
-    for ax, (metric, title) in zip((middle, right), panels.items(), strict=True):
-        for (name, tried), colour in looks.items():
-            line = name if name == AUTHORS else f"habits: {name}, 1/ℓ = {tried.series:g}"
-            for place, (_, run) in enumerate(select(own, habits=name, steps=tried.words()).groupby("seed")):
-                ax.plot(run["round"], run[metric], color=colour, alpha=0.7, label=None if place else line)
-        report.label(ax, "rounds", "", title)
+    for (habits, tried), colour in looks.items():
+        for seed, run in select(own, habits=habits, steps=tried.words()).groupby("seed"):
+            line = None if seed else f"habits: {habits}, 1/ℓ = {tried.series:g}"
+            right.plot(run["round"], run["curvature"], color=colour, alpha=0.7, label=line)
     right.set_yscale("log")
     right.set_ylim(1, 1000)
     right.axhline(LIMIT, color=report.GREY, linestyle="--")
-    legend(middle, 2)
+    report.label(right, "rounds", "", "Largest lower curvature, each seed (dashes: 2ℓ at 1/ℓ = .01)")
+    legend(right, 2)
     return fig
 
 
 # What the claims measure.
 
 claim = Claims()
+
+
+def _of(results: pd.DataFrame, steps: Steps, method: str = "LFedNest") -> pd.DataFrame:
+    return select(results, method=method, steps=steps.words())
 
 
 def _failed(results: pd.DataFrame, habits: str, steps: Steps = SCRIPT) -> list[bool]:
@@ -271,9 +248,8 @@ def _failed(results: pd.DataFrame, habits: str, steps: Steps = SCRIPT) -> list[b
 @claim("Without the authors' habits LFedNest fails with every seed, after the lower curvature has passed 2ℓ.")
 def passes_the_limit(results: pd.DataFrame) -> Finding:
     own = _of(results, SCRIPT)
-    accuracy, curvature = (curves(own, metric, habits="none") for metric in ("accuracy", "curvature"))
-    last = [float(c.index[c >= 0.5 * c.max()][-1]) for c in accuracy]
-    passed = [reached(c, LIMIT) for c in curvature]
+    passed = [reached(c, LIMIT) for c in curves(own, "curvature", habits="none")]
+    last = [float(c.index[c >= 0.5 * c.max()][-1]) for c in curves(own, habits="none")]
     figures = {
         "the curvature passes 200 at round": passed,
         "the last evaluation before the failure": last,
@@ -285,11 +261,9 @@ def passes_the_limit(results: pd.DataFrame) -> Finding:
 
 @claim("None of the habits prevents it, nor do all together: with each set more than half of the seeds fail.")
 def no_habit_prevents_it(results: pd.DataFrame) -> Finding:
-    failed = {name: _failed(results, name) for name in _sets(results)}
-    shares = [mean(np.array(own, float)) for own in failed.values()]
-    figures: Figures = {f"least share of failed runs, of {len(failed)} sets": min(shares)}
-    figures |= {f"{name}: runs that fail": float(sum(own)) for name, own in failed.items()}
-    return Finding(min(shares) > 0.5, figures)
+    sets = [name for name in _of(results, SCRIPT)["habits"].unique() if name != AUTHORS]
+    shares = [mean(np.array(_failed(results, name), float)) for name in sets]
+    return Finding(min(shares) > 0.5, {f"share of failed runs, {'; '.join(sets)}": shares})
 
 
 @claim("The authors' script itself, unchanged, fails: LFedNest ends below half of its highest accuracy.")
@@ -309,13 +283,15 @@ def outer_level_decides(results: pd.DataFrame) -> Finding:
     """Beside them, where the runs end with .003 for either of the two."""
     count = lambda steps: [float(sum(_failed(results, name, steps))) for name in ("none", "all")]
     level = lambda steps: [mean(ends(_of(results, steps), habits=name)) for name in ("none", "all")]
-    fails = {"the upper step and 1/ℓ": count(OUTER), "the lower step": count(LOWER)}
-    figures: Figures = {f"runs that fail, none and all, .003 for {words}": own for words, own in fails.items()}
-    words = {OUTER: "the upper step and 1/ℓ", SERIES: "1/ℓ alone", UPPER: "the upper step alone"}
-    figures |= {f"end, none and all, .003 for {words[steps]}": level(steps) for steps in words}
-    seeds = _of(results, LOWER)["seed"].nunique()
-    note = "With .003 for one of the two and all the habits the runs end at .845 (1/ℓ) and .734 (upper step), falling."
-    return Finding(not any(fails["the upper step and 1/ℓ"]) and min(fails["the lower step"]) > seeds / 2, figures, note)
+    outer, lower, seeds = count(OUTER), count(LOWER), _of(results, LOWER)["seed"].nunique()
+    figures = {
+        "runs that fail, none and all, .003 for the upper step and 1/ℓ": outer,
+        "runs that fail, none and all, .003 for the lower step": lower,
+        "end, none and all, .003 for the upper step and 1/ℓ": level(OUTER),
+        "end, none and all, .003 for 1/ℓ alone": level(SERIES),
+        "end, none and all, .003 for the upper step alone": level(UPPER),
+    }
+    return Finding(not any(outer) and min(lower) > seeds / 2, figures)
 
 
 @claim(
@@ -345,29 +321,24 @@ collapse = Experiment(
     title="LFedNest's failure on non-i.i.d. MNIST",
     paper=f"{FEDNEST_PAPER}, ICML 2022: about Fig. 2a and 5.",
     setup=(
-        "Hyper-representation on non-i.i.d. MNIST as in `fednest-fig2a`, 500 rounds. The authors' code differs from "
-        "their paper: "
+        "Hyper-representation on non-i.i.d. MNIST as in `fednest-fig2a`. The authors' code differs from their paper: "
         + "; ".join(f"*{name}*, {words}" for name, words in HABITS.items())
         + f". Each is switched on alone, and off alone. Steps are written upper/lower/1/ℓ: {SCRIPT.words()} in the "
         "authors' script, where 1/ℓ is the upper step; then, with none and with all the habits, smaller ones. "
-        "*Curvature*: the largest eigenvalue of a client's lower Hessian at the server's point, the largest of 20 "
-        "clients. A run has failed if it ends below half of the highest accuracy it had. *End*: the mean over the last "
-        f"tenth of the rounds. *{AUTHORS.capitalize()}*: its LFedNest command for Fig. 2a with PyTorch 2.13; the seed "
-        "is set before it starts, and stand-ins replace torchvision and cv2, with the same values for the data "
-        "(`authors.csv`: every epoch; every tenth is in `results.csv`)."
+        "*Curvature*: the largest eigenvalue of a client's lower Hessian, the largest of 20 clients. A run has failed "
+        "if it ends below half of the highest accuracy it had. *End*: the mean over the last tenth of the rounds. "
+        f"*{AUTHORS.capitalize()}*: its LFedNest command for Fig. 2a with PyTorch 2.13, the seed set before it starts, "
+        "and stand-ins for torchvision and cv2 with the same data (`authors.csv`; every tenth epoch in `results.csv`)."
     ),
     runs=collapse_runs,
     picture=collapse_picture,
     claims=tuple(claim),
     differences=(
-        "Their dropout has a new mask for every pass; here the mask is drawn by a key made of x, y and the batch, so "
-        "that the parts of one hypergradient share it.",
-        "Not among the habits: what their code does with the inverse Hessian of FedNest "
-        "([errata](../errata.md#the-authors-inverse-hessian)). The light methods' series is the paper's, with N + 1 "
-        "terms as here.",
-        "A transcription of the authors' light methods apart from this library (`benchmarks/lfednest_transcribed.py`; "
-        "`transcribed.csv`: ten seeds, seven pairs of steps) does as here: with .01 LFedNest fails in 8 of 10 runs and "
-        "LFedNestSVRG in all, with .003 for the upper step and 1/ℓ none does.",
+        "Their dropout has a new mask for every pass; here the parts of one hypergradient share it.",
+        "Not among the habits: [their inverse Hessian of FedNest](../errata.md#the-authors-inverse-hessian).",
+        "A transcription of the authors' light methods apart from this library (`benchmarks/lfednest_transcribed.py`, "
+        "`transcribed.csv`, ten seeds) does as here: with .01 LFedNest fails in 8 of 10 runs and LFedNestSVRG in all, "
+        "with .003 for the upper step and 1/ℓ none does.",
     ),
     family=FAMILY,
 )

@@ -31,6 +31,13 @@ def non_iid(results: pd.DataFrame) -> pd.DataFrame:
     return select(printed(results), split="non-i.i.d.")
 
 
+def by_communications(results: pd.DataFrame, lines: dict[str, Any], title: str) -> Figure:
+    """Test accuracy against communications."""
+    fig, axes = report.figure(1, 1, width=6.4, height=4.6)
+    shared.panel(axes[0, 0], printed(results), "exchanges", lines, title, 0.84)
+    return fig
+
+
 # Fig. 2a: FedNest and LFedNest.
 
 TWO = {"FedNest": report.BLUE, "LFedNest": report.VERMILION}
@@ -136,14 +143,6 @@ def fig2b_runs(quick: bool) -> list[Config]:
     return iid + [config if quick else config.but(seeds=tuple(range(10))) for config in other]
 
 
-def fig2b_picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy against communications."""
-    fig, axes = report.figure(1, 1, width=6.4, height=4.6)
-    lines = shared.by_split("method", shared.INNER)
-    shared.panel(axes[0, 0], printed(results), "exchanges", lines, "SVRG or SGD in the inner optimizer", 0.84)
-    return fig
-
-
 fig2b_claims = Claims()
 
 
@@ -171,7 +170,9 @@ fig2b = shared.experiment(
     "Fig. 2b and Sec. 4.1",
     setup="By communications (FedNest has 10 a round, FedNestSGD 9), up to the printed 4,000.",
     runs=fig2b_runs,
-    picture=fig2b_picture,
+    picture=lambda results: by_communications(
+        results, shared.by_split("method", shared.INNER), "SVRG or SGD in the inner optimizer"
+    ),
     claims=tuple(fig2b_claims),
     headlines=lambda results: [
         Headline(f"{m}, non-i.i.d., at 4,000 communications", told, ends(non_iid(results), method=m))
@@ -188,14 +189,6 @@ TAUS = {1: report.BLUE, 5: report.VERMILION}
 def fig2c_runs(quick: bool) -> list[Config]:
     """FedNest with one and with five outer steps, two splits."""
     return [shared.representation(quick, "FedNest", split, tau) for tau in TAUS for split in SPLITS]
-
-
-def fig2c_picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy against communications."""
-    fig, axes = report.figure(1, 1, width=6.4, height=4.6)
-    lines = shared.by_split("tau", TAUS, "τ = {}")
-    shared.panel(axes[0, 0], printed(results), "exchanges", lines, "FedNest, τ outer steps", 0.84)
-    return fig
 
 
 fig2c_claims = Claims()
@@ -228,7 +221,9 @@ fig2c = shared.experiment(
     "Fig. 2c and Sec. 4.1",
     setup="By communications, up to the printed 4,000. τ = 1 and 5 are the authors' scripts'.",
     runs=fig2c_runs,
-    picture=fig2c_picture,
+    picture=lambda results: by_communications(
+        results, shared.by_split("tau", TAUS, "τ = {}"), "FedNest, τ outer steps"
+    ),
     claims=tuple(fig2c_claims),
     headlines=lambda results: [
         Headline(f"τ = {tau}, non-i.i.d., at 4,000 communications", told, ends(non_iid(results), tau=tau))

@@ -1,7 +1,7 @@
 """Fig. 6 of FedNest: learning rates on MNIST, with two choices of 1/ℓ."""
 
 import itertools
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -22,14 +22,6 @@ AS_RATE = "rate"  # 1/ℓ is the rate, as in the authors' code
 CONVERGED = 0.85  # an end accuracy that counts as converged
 
 
-def rated(quick: bool, method: str, rate: float, hessian_step: Any = shared.HESSIAN_STEP) -> Config:
-    """One method at one rate; with hessian_step=AS_RATE, 1/ℓ is the rate."""
-    if hessian_step != AS_RATE:
-        return shared.representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=hessian_step)
-    config = shared.representation(quick, method, "non-i.i.d.", rate=rate, hessian_step=rate)
-    return config.but(name=f"{config.name}, 1/ℓ = rate", labels=config.labels | {"hessian_step": AS_RATE})
-
-
 def with_rate(results: pd.DataFrame) -> pd.DataFrame:
     """The runs with 1/ℓ = rate, among them those whose rate is the fixed 1/ℓ."""
     fixed = shared.scripts(results)
@@ -37,11 +29,15 @@ def with_rate(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def fig6_runs(quick: bool) -> list[Config]:
-    """Four methods at four rates, non-i.i.d., with three choices of 1/ℓ."""
+    """Four methods at four rates, non-i.i.d.; 1/ℓ is the rate (not where it is the fixed one), fixed, or estimated."""
     rates = QUICK_RATES if quick else RATES
-    choices = [(step, rate) for step in (AS_RATE, shared.HESSIAN_STEP, shared.AUTO) for rate in rates]
-    same = (AS_RATE, shared.HESSIAN_STEP)  # where the rate is the fixed 1/ℓ, the runs are not repeated
-    return [rated(quick, m, rate, step) for step, rate in choices if (step, rate) != same for m in RATED]
+    rated = partial(shared.representation, quick, split="non-i.i.d.")
+    moving = [rated(m, rate=rate, hessian_step=rate) for rate in rates if rate != shared.HESSIAN_STEP for m in RATED]
+    each = itertools.product((shared.HESSIAN_STEP, shared.AUTO), rates, RATED)
+    return [
+        *(c.but(name=f"{c.name}, 1/ℓ = rate", labels=c.labels | {"hessian_step": AS_RATE}) for c in moving),
+        *(rated(m, rate=rate, hessian_step=step) for step, rate, m in each),
+    ]
 
 
 def fig6_picture(results: pd.DataFrame) -> Figure:

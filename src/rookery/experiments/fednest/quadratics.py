@@ -85,11 +85,14 @@ def _batch_means(batch: Any, names: str) -> list[Array]:
     return [jnp.mean(batch[name], axis=0) for name in names]
 
 
+def _matrices(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {"A": _alike(definite(rng, 1.0, 1.25)), "B": _alike(0.35 * turn(rng))}
+
+
 def _bilevel(rng: np.random.Generator, noise: float) -> Task:
     """g_i = ½yᵀA_i y − yᵀ(B_i x + b), f_i = SCALE·(½‖y − c‖² + ½‖x − d‖²)."""
     scaled, zero = _alike(SCALE * np.eye(DIM)), _alike(np.zeros((DIM, DIM)))
-    matrices = lambda: {"A": _alike(definite(rng, 1.0, 1.25)), "B": _alike(0.35 * turn(rng))}
-    lower = _rows(lambda: matrices() | {"b": _noisy(rng, noise)})
+    lower = _rows(lambda: _matrices(rng) | {"b": _noisy(rng, noise)})
     vectors = lambda: {"c": SCALE * _noisy(rng, noise), "d": SCALE * _noisy(rng, noise)}
     upper = _rows(lambda: {"C": scaled, "D": scaled, "E": zero} | vectors())
     start = (np.ones(DIM), np.ones(DIM))
@@ -107,8 +110,7 @@ MINIMAX = Minimax(_minimax_objective)
 
 
 def _minimax(rng: np.random.Generator, noise: float) -> Task:
-    matrices = lambda: {"A": _alike(definite(rng, 1.0, 1.25)), "B": _alike(0.35 * turn(rng))}
-    rows = _rows(lambda: matrices() | {"b": _noisy(rng, noise), "d": _noisy(rng, noise)})
+    rows = _rows(lambda: _matrices(rng) | {"b": _noisy(rng, noise), "d": _noisy(rng, noise)})
     a, b, shift, d = _means(rows, "ABbd")
     gradient = lambda x: MINIMAX_SCALE * (x - d + b.T @ np.linalg.solve(a, b @ x + shift))
     return quadratic_task(MINIMAX, Clients(upper=rows, replace=True), (np.ones(DIM), np.ones(DIM)), gradient)
@@ -153,22 +155,19 @@ def _single_level(rng: np.random.Generator, noise: float) -> Task:
     return quadratic_task(SINGLE, Clients(upper=rows, replace=True), np.ones(DIM), gradient)
 
 
-def _norm(matrix: np.ndarray) -> float:
-    return float(np.linalg.norm(matrix, 2))
-
-
 def _constants(name: str, noise: float) -> Any:
     """The problem's constants; gradients are bounded on a ball of radius 4 around the origin."""
     task = _problem(name, noise)
     if name == "bilevel":
         return theory.quadratic_constants(task)
     data = [task.clients.client_data(i) for i in range(CLIENTS)]
+    norm = lambda matrix: float(np.linalg.norm(matrix, 2))
     if name == "single level":
-        return theory.SingleLevelConstants(l_f=max(SCALE * _norm(own["upper"][0]["D"][0]) for own in data))
+        return theory.SingleLevelConstants(l_f=max(SCALE * norm(own["upper"][0]["D"][0]) for own in data))
     if name == "minimax":
         pairs = [(own["upper"][0]["A"][0], own["upper"][0]["B"][0]) for own in data]
         mu = min(float(np.linalg.eigvalsh(a)[0]) for a, _ in pairs)
-        smooth = max(_norm(np.block([[np.eye(DIM), b.T], [b, -a]])) for a, b in pairs)
+        smooth = max(norm(np.block([[np.eye(DIM), b.T], [b, -a]])) for a, b in pairs)
         return theory.MinimaxConstants(
             mu_f=MINIMAX_SCALE * mu,
             l_f0=MINIMAX_SCALE * 5 * smooth,
@@ -178,7 +177,7 @@ def _constants(name: str, noise: float) -> Any:
     return theory.CompositionalConstants(
         l_f0=3 * SCALE,
         l_f1=SCALE,
-        l_r0=max(_norm(own["lower"][0]["R"][0]) for own in data),
+        l_r0=max(norm(own["lower"][0]["R"][0]) for own in data),
         sigma_f=SCALE * 0.3 * math.sqrt(DIM),
         sigma_r0=noise * math.sqrt(DIM),
     )

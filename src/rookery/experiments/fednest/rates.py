@@ -1,5 +1,6 @@
 """The rates of FedNest's theory in K, and the bias of its hypergradient in N, on quadratics."""
 
+import dataclasses
 import functools
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from rookery.algorithms import FedNest
 from rookery.data.clients import Clients
 from rookery.experiments.fednest import quadratics
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, margin, together
-from rookery.experiments.machinery.curves import select
+from rookery.experiments.machinery.curves import area, curves, select, values
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import listed, power
 from rookery.experiments.papers import FEDNEST_PAPER
@@ -23,16 +24,10 @@ from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
 
 NOISE = 2.0  # standard deviation of a sample's vectors, which are of about unit length
-ROOTS = (18, 32, 56, 100, 180)  # √K
-QUICK_ROOTS = (10, 20)
-QUICK_EVERY, QUICK_N = 5, 7  # the same at every K: one program for all
-TERMS = (2, 3, 4, 6, 8, 12, 16, 24)  # N
-RANDOM_TERMS = (2, 4, 8, 16)
-QUICK_TERMS = (2, 4)
+ROOTS, QUICK_ROOTS = (18, 32, 56, 100, 180), (10, 20)  # √K
+TERMS, RANDOM_TERMS, QUICK_TERMS = (2, 3, 4, 6, 8, 12, 16, 24), (2, 4, 8, 16), (2, 4)  # N
 DRAWS, QUICK_DRAWS, PARTS = 20_000, 2_000, 50  # of the random hypergradient, a seed; and the parts that they come in
-TELLING = 0.1  # an interval wider than this to either side tells nothing
 STILL = 1e-10  # the step of the runs that only draw hypergradients: x moves too little to matter
-SPREAD = 4.0  # κ of the lower Hessian in the runs about the bias
 
 # The bias of the hypergradient. One round of FedNest with one outer step is x ← x − α·h, so h is read off the move.
 
@@ -42,21 +37,20 @@ def _bias_problem() -> Task:
     """A bilevel quadratic with one sample a client, started at (x, y*(x))."""
     rng = np.random.default_rng(10)
     eye, zero = np.eye(quadratics.DIM), np.zeros((quadratics.DIM, quadratics.DIM))
-    samples = lambda row: {name: value[None] for name, value in row.items()}
 
     def lower() -> dict[str, np.ndarray]:
-        a, b = quadratics.definite(rng, 1.0, SPREAD), 0.5 * quadratics.turn(rng) + 0.5 * eye
-        return samples({"A": a, "B": b, "b": rng.normal(size=quadratics.DIM)})
+        a, b = quadratics.definite(rng, 1.0, 4.0), 0.5 * quadratics.turn(rng) + 0.5 * eye
+        return {"A": a[None], "B": b[None], "b": rng.normal(size=(1, quadratics.DIM))}
 
     def upper() -> dict[str, np.ndarray]:
-        c, d = 3 * rng.normal(size=quadratics.DIM) + 3, rng.normal(size=quadratics.DIM)
-        return samples({"C": eye, "D": eye, "E": zero, "c": c, "d": d})
+        c, d = 3 * rng.normal(size=(1, quadratics.DIM)) + 3, rng.normal(size=(1, quadratics.DIM))
+        return {"C": eye[None], "D": eye[None], "E": zero[None], "c": c, "d": d}
 
     with jax.enable_x64(True):
         clients = Clients([lower() for _ in range(quadratics.CLIENTS)], [upper() for _ in range(quadratics.CLIENTS)])
         x = np.ones(quadratics.DIM)
         task = quadratics.quadratic_task(quadratic(clients=1).problem, clients, (x, x), np.zeros_like)
-        return quadratics.quadratic_task(task.problem, clients, (x, solution(task).y(x)), np.zeros_like)
+        return dataclasses.replace(task, init=(x, solution(task).y(x)))
 
 
 @functools.cache
@@ -83,10 +77,7 @@ def bias_task(seed: int, terms: int, step: float, rounds: int) -> Task:
 
     def evaluate(x: Any, y: Any) -> dict[str, float]:
         error = (x0 - np.asarray(x, float)) / (step * rounds) - closed.hypergradient(x0, y0)
-        along = float(error @ expected) / length
-        return {
-            "bias": along, "closed_form": length, "closed_variance": variance,
-        }  # fmt: skip
+        return {"bias": float(error @ expected) / length, "closed_form": length, "closed_variance": variance}
 
     return Task("hypergradient", task.problem, task.clients, task.init, evaluate, metric="bias")
 
@@ -115,7 +106,7 @@ def _bias_config(neumann: Any, terms: int, rounds: int, seeds: tuple[int, ...]) 
 def rates_runs(quick: bool) -> list[Config]:
     """Each class at each K, with its own step; then the hypergradient at each N."""
     roots, seeds = (QUICK_ROOTS, (0, 1)) if quick else (ROOTS, tuple(range(3, 11)))
-    changes: dict[str, Any] = {"neumann_terms": QUICK_N} if quick else {}
+    changes: dict[str, Any] = {"neumann_terms": 7} if quick else {}  # the same at every K: one program for all
     # Evaluated every √K/2 rounds: the start of a run, which is about √K rounds long, is then resolved equally well.
     configs = [
         Config(
@@ -125,7 +116,7 @@ def rates_runs(quick: bool) -> list[Config]:
             settings={"problem": name, "noise": NOISE},
             algorithm=quadratics.theory_method(name, NOISE, root**2, roots[0] ** 2, **changes),
             rounds=root**2,
-            every=QUICK_EVERY if quick else root // 2,
+            every=5 if quick else root // 2,
             seeds=seeds,
             float64=True,
         )
@@ -140,17 +131,14 @@ def rates_runs(quick: bool) -> list[Config]:
 # What the claims measure.
 
 
-def means(results: pd.DataFrame, problem: str) -> pd.DataFrame:
-    """(1/K) Σ ‖∇Φ(x^k)‖² by the trapezoid rule: a row for each seed, a column for each K."""
-    area = lambda run: np.trapezoid(run["gradient"], run["round"]) / run["round"].max()
-    own = select(results, part="rate", problem=problem)
-    return own.groupby(["seed", "K"])[["round", "gradient"]].apply(area).unstack("K")
+MEASURES = {"mean": area, "floor": lambda curve: float(curve[curve.index > curve.index[-1] / 2].mean())}
 
 
-def floors(results: pd.DataFrame, problem: str) -> pd.DataFrame:
-    """The mean of ‖∇Φ(x^k)‖² over the second half of the rounds: a row for each seed, a column for each K."""
+def by_rounds(results: pd.DataFrame, problem: str, measure: str) -> pd.DataFrame:
+    """The mean of ‖∇Φ(x^k)‖² over all rounds or over the second half: a row for each seed, a column for each K."""
     own = select(results, part="rate", problem=problem)
-    return own[own["round"] > own["K"] / 2].groupby(["seed", "K"])["gradient"].mean().unstack("K")
+    runs = {k: curves(own, "gradient", K=k) for k in values(own, "K")}
+    return pd.DataFrame({k: [MEASURES[measure](curve) for curve in each] for k, each in runs.items()})
 
 
 def slope(table: pd.DataFrame) -> Lead:
@@ -165,10 +153,10 @@ claim = Claims()
 def _no_flatter(results: pd.DataFrame, problem: str) -> Finding:
     """The slopes of the mean over all rounds, which the theorem bounds, and of the floor are at most −1/2 plus the
     margin. The mean is mostly the decay from the start, the floor is the noise."""
-    fitted = {"the mean": slope(means(results, problem)), "the floor": slope(floors(results, problem))}
-    parts = [own.mean <= -0.5 + own.error if own.error <= TELLING else None for own in fitted.values()]
+    fitted = {measure: slope(by_rounds(results, problem, measure)) for measure in MEASURES}
+    parts = [own.mean <= -0.5 + own.error if own.error <= 0.1 else None for own in fitted.values()]
     few = "A margin is too wide to tell: more seeds are needed." * (None in parts)
-    return Finding(together(parts), {f"slope of {words}, and the margin": own for words, own in fitted.items()}, few)
+    return Finding(together(parts), {f"slope of the {name}, and the margin": own for name, own in fitted.items()}, few)
 
 
 for name, symbol, where in (
@@ -224,26 +212,19 @@ def variance_grows(results: pd.DataFrame) -> Finding:
     return Finding(near and bool((np.diff(measured) > 0).all()), figures, note)
 
 
-LOOKS = {
-    "bilevel": {"color": report.BLUE, "marker": "o"},
-    "minimax": {"color": report.VERMILION, "marker": "s"},
-    "compositional": {"color": report.GREEN, "marker": "^"},
-    "single level": {"color": report.PURPLE, "marker": "D"},
-}
-
-
 def rates_picture(results: pd.DataFrame) -> Figure:
     """√K times the mean of ‖∇Φ‖² and times its floor, relative to the smallest K; the bias against N."""
     fig, axes = report.figure(1, 3, width=15.5, height=4.4)
-    panels = {"Mean ‖∇Φ‖² over the run": means, "Its floor: the second half of the run": floors}
-    for ax, (title, measure) in zip(axes[0], panels.items(), strict=False):
-        for name, look in LOOKS.items():
-            table = measure(results, name)
+    colours = (report.BLUE, report.VERMILION, report.GREEN, report.PURPLE)
+    titles = {"mean": "Mean ‖∇Φ‖² over the run", "floor": "Its floor: the second half of the run"}
+    for ax, (measure, title) in zip(axes[0], titles.items(), strict=False):
+        for name, colour, marker in zip(quadratics.CLASSES, colours, "os^D", strict=True):
+            table = by_rounds(results, name, measure)
             fitted, k = slope(table), table.columns.to_numpy(float)
             scaled = table * np.sqrt(k) / (table.iloc[:, 0].mean() * np.sqrt(k[0]))
             text = f"{name}: {fitted.mean:.3f} ± {fitted.error:.3f}".replace("-", "−")
             bars = {"yerr": 2 * scaled.sem(), "capsize": 3, "linewidth": 1.6, "markersize": 5}
-            ax.errorbar(k, scaled.mean(), label=text, **bars, **look)
+            ax.errorbar(k, scaled.mean(), label=text, color=colour, marker=marker, **bars)
         ax.axhline(1, color=report.GREY, linestyle=":", linewidth=2, label="slope −1/2")
         ax.set_xscale("log")
         report.label(ax, "rounds K, each its own run", "times √K, relative to the smallest K", title)
@@ -272,15 +253,14 @@ rates = Experiment(
         f"Quadratics in {quadratics.DIM} dimensions at either level, {quadratics.CLIENTS} clients, all in every round, "
         f"with Hessians of their own and τ_i = {listed(quadratics.LOCAL_STEPS)} local steps; {quadratics.SAMPLES} "
         f"samples a client, which differ in their vectors (standard deviation {NOISE:g} a coordinate), drawn one by "
-        "one. One problem a class; seeds are of the runs. Steps and N by `rk.theory`, as in the theorems; ᾱ, which is "
-        "free, is such that α is at its cap for the smallest K (an eighth of it at the single level) and falls as "
-        f"1/√K. T = {quadratics.LOWER_ROUNDS} (bilevel, minimax), 1 (compositional). The upper losses are scaled by "
-        f"{quadratics.SCALE:g} ({quadratics.MINIMAX_SCALE:g}, minimax), because the theory's constants are not "
-        "scale-free. Each K is a run of its own; ‖∇Φ‖² is the closed form's, every √K/2 rounds. *No flatter*: the "
-        "slope, fitted for each seed, is at most −1/2 plus the margin, for the mean over all rounds (80 to 99 % of "
-        "which is the decay from the start) and for the *floor*, the mean over the second half.\n\nBias: a bilevel "
-        f"quadratic without noise, at (x, y*(x)); the summed series from one round, the random one as the mean over "
-        f"{DRAWS} rounds a seed whose steps of {STILL:g} leave x where it is. N counts terms, as in Lemma 2.2."
+        "one. Steps and N by `rk.theory`, as in the theorems; ᾱ, which is free, is such that α is at its cap for the "
+        f"smallest K (an eighth of it at the single level). T = {quadratics.LOWER_ROUNDS} (bilevel, minimax), 1 "
+        f"(compositional). The upper losses are scaled by {quadratics.SCALE:g} ({quadratics.MINIMAX_SCALE:g}, "
+        "minimax), because the theory's constants are not scale-free. Each K is a run of its own; ‖∇Φ‖² is the closed "
+        "form's. *No flatter*: the slope, fitted for each seed, is at most −1/2 plus the margin, for the mean over all "
+        "rounds (80 to 99 % of which is the decay from the start) and for the *floor*, the mean over the second half."
+        "\n\nBias: a bilevel quadratic without noise, at (x, y*(x)); the summed series from one round, the random one "
+        f"as the mean over {DRAWS} rounds a seed whose steps of {STILL:g} leave x where it is. N counts terms."
     ),
     runs=rates_runs,
     picture=rates_picture,

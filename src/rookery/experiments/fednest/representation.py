@@ -64,8 +64,7 @@ REPRESENTATION = (
     "otherwise. *End*: the mean test accuracy over the last tenth of the rounds, then over the seeds."
 )
 REPRESENTATION_DIFFERENCES = (
-    "The paper gives neither steps, nor 1/ℓ, nor rounds, nor the lower regulariser. Steps, 1/ℓ and rounds are those of "
-    "the authors' scripts; the regulariser and the seeds are ours.",
+    "Steps, 1/ℓ and rounds, which the paper does not give, are the scripts'; the lower regulariser and the seeds ours.",
     "The authors' code differs from the paper's text, which is followed here: see `fednest-collapse` and the "
     "[errata](../errata.md#the-authors-inverse-hessian).",
     "The anchor of FedInn is the client's full gradient, as in the authors' code (the paper's is stochastic).",

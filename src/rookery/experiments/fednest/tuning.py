@@ -27,26 +27,17 @@ EQUAL_STEPS: dict[str, Steps] = {"i.i.d.": (2.0, 0.01), "non-i.i.d.": (0.2, 0.01
 EQUAL_ROUNDS, EQUAL_EVERY = 1000, 10
 COMMUNICATIONS = 6000
 
-# Chosen by the search: for each method and split.
-CHOSEN: dict[tuple[str, str], Steps] = {
-    ("FedNest", "i.i.d."): (20.0, 0.003),
-    ("FedNestSGD", "i.i.d."): (6.0, 0.03),
-    ("LFedNest", "i.i.d."): (0.2, 0.003),
-    (CENTRAL, "i.i.d."): (20.0, 0.01),
-    (UNTUNED, "i.i.d."): (0.0, 0.01),
-    ("FedNest", "non-i.i.d."): (0.06, 0.003),
-    ("FedNestSGD", "non-i.i.d."): (2.0, 0.003),
+# The upper and lower steps that were tried, every pair, and the pair that was chosen: for each method and split.
+SEARCH: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...], Steps]] = {
+    ("FedNest", "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.001, 0.003, 0.01, 0.03), (20.0, 0.003)),
+    ("FedNestSGD", "i.i.d."): ((2.0, 6.0, 20.0), (0.003, 0.01, 0.03, 0.1), (6.0, 0.03)),
+    ("LFedNest", "i.i.d."): ((0.06, 0.2, 0.6, 2.0), (0.001, 0.003, 0.01, 0.03), (0.2, 0.003)),
+    (CENTRAL, "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.003, 0.01, 0.03), (20.0, 0.01)),
+    (UNTUNED, "i.i.d."): ((0.0,), (0.003, 0.01, 0.03), (0.0, 0.01)),
+    ("FedNest", "non-i.i.d."): ((0.02, 0.06, 0.2, 0.6), (0.001, 0.003, 0.01), (0.06, 0.003)),
+    ("FedNestSGD", "non-i.i.d."): ((0.2, 0.6, 2.0, 6.0), (0.001, 0.003, 0.01), (2.0, 0.003)),
 }
-# The steps that were tried: upper and lower ones, every pair.
-GRIDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
-    ("FedNest", "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.001, 0.003, 0.01, 0.03)),
-    ("FedNestSGD", "i.i.d."): ((2.0, 6.0, 20.0), (0.003, 0.01, 0.03, 0.1)),
-    ("LFedNest", "i.i.d."): ((0.06, 0.2, 0.6, 2.0), (0.001, 0.003, 0.01, 0.03)),
-    (CENTRAL, "i.i.d."): ((2.0, 6.0, 20.0, 60.0), (0.003, 0.01, 0.03)),
-    (UNTUNED, "i.i.d."): ((0.0,), (0.003, 0.01, 0.03)),
-    ("FedNest", "non-i.i.d."): ((0.02, 0.06, 0.2, 0.6), (0.001, 0.003, 0.01)),
-    ("FedNestSGD", "non-i.i.d."): ((0.2, 0.6, 2.0, 6.0), (0.001, 0.003, 0.01)),
-}
+CHOSEN = {key: chosen for key, (_, _, chosen) in SEARCH.items()}
 BESIDE = (CENTRAL, UNTUNED)  # drawn as lines for comparison
 TWO = ("FedNest", "LFedNest")  # what Fig. 3a compares
 FIG3A = tuple((method, "i.i.d.") for method in (*TWO, *BESIDE))
@@ -103,8 +94,8 @@ def search(quick: bool, keys: Sequence[tuple[str, str]]) -> list[Config]:
     return [
         config(quick, *key, (upper, lower), name=f"search: {', '.join(key)}, steps {upper:g}, {lower:g}", **few)
         for key in (keys[:1] if quick else keys)
-        for upper in GRIDS[key][0][-2 if quick else 0 :]
-        for lower in GRIDS[key][1][-1 if quick else 0 :]
+        for upper in SEARCH[key][0][-2 if quick else 0 :]
+        for lower in SEARCH[key][1][-1 if quick else 0 :]
     ]
 
 
@@ -137,6 +128,9 @@ TUNING_DIFFERENCES = (
 )
 KEPT = ["run", "method", "split", "steps", "seed", "round", "exchanges", "seconds", "accuracy", "tail_accuracy",
         "validation_loss"]  # fmt: skip
+SHARED: dict[str, Any] = {
+    "setup": TUNING, "family": "fednest-tuning", "grid": GRID, "thinned": lambda results: results[KEPT],
+}  # fmt: skip
 
 
 def printed(results: pd.DataFrame, across: str) -> pd.DataFrame:
