@@ -5,9 +5,7 @@ import pytest
 
 @pytest.mark.slow
 def test_cleaning_tells_wrong_labels_and_beats_plain_training(quick):
-    results, claims = quick("fedbio-cleaning")
-    found = claims["The weights tell corrupted samples from clean ones (AUC above .8 at every ρ)."]
-    assert found["verdict"] == "reproduced"
+    results, _ = quick("fedbio-cleaning")
     end = results[(results["fraction"] == 0.8) & (results["round"] == 20)].set_index("method")
     assert end["accuracy"]["FedBiO"] > end["accuracy"]["FedAvg"] + 0.1
     assert end["auc"]["FedBiO"] > 0.9

@@ -1,21 +1,19 @@
 """FedBiO's fair training: learnt weights of the groups of Adult."""
 
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import AFL, DRFA, FedAvg, FedBiO, FedBiOAcc, QFedAvg
 from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead, together
+from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead
 from rookery.experiments.machinery.curves import ends, ends_by, select
 from rookery.experiments.machinery.drawing import draw, name_lines
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
-from rookery.experiments.machinery.numbers import Figures, chosen_words, means
+from rookery.experiments.machinery.numbers import chosen_words
 from rookery.experiments.papers import FEDBIO_PAPER
 from rookery.language.fed import Algorithm
 from rookery.tasks.group_weights import group_weights
@@ -42,7 +40,6 @@ FAIR_SEARCH = {
     "DRFA": (0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
     "q-FedAvg": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
 }
-FAIR_ROUNDS = 900
 
 
 def plain_groups(seed: int, data: str, groups: str | None, equal: bool, partition: str, data_dir: Any = None) -> Task:
@@ -79,103 +76,48 @@ def fair(quick: bool, method: str, split: str, scale: float | None = None, **cha
         task=group_weights if method in FAIR[:2] else plain_groups,
         settings={**data, "equal": True, "partition": FAIR_SPLITS[split]},
         algorithm=fair_method(method, scale),
-        rounds=20 if quick else FAIR_ROUNDS,
+        rounds=20 if quick else 900,
         every=5 if quick else 20,
         seeds=(0,) if quick else (0, 1, 2),
     ).but(**changes)
-
-
-def fair_runs(quick: bool) -> list[Config]:
-    """Three methods on mixed clients, six where clients hold groups."""
-    return [fair(quick, method, split) for method, split in PAIRS]
 
 
 def fair_search(quick: bool) -> list[Config]:
     """The free value of each method, on a seed that is not reported."""
     return [
         fair(quick, m, split, scale, name=f"search: {m}, {split}, {scale:g}", seeds=(9,), every=20 if quick else 300)
-        for m, split in PAIRS
-        if m != "FedAvg"
+        for m, split in FAIR_CHOSEN
         for scale in (FAIR_SEARCH[m][-2:-1] if quick else FAIR_SEARCH[m])
     ]
 
 
-GAPS = {"group_gap": "gap in accuracy between groups", "tpr_gap": "gap in true positive rates",
-        "worst_accuracy": "accuracy of the worst group", "accuracy": "accuracy"}  # fmt: skip
+PANELS = {"worst_accuracy": "accuracy of the worst group", "accuracy": "accuracy"}
 
 
 def fair_picture(results: pd.DataFrame) -> Figure:
-    """The gaps and the accuracies against communications; a row for each split."""
-    fig, axes = report.figure(2, 4, width=20.0, height=7.2)
-    colours = dict(
-        zip(
-            (*FAIR, *ACROSS),
-            (report.PURPLE, report.GREEN, report.GREY, *report.COLOURS[:2], report.ORANGE),
-            strict=True,
-        )
-    )
+    """The accuracies against communications; a row for each split."""
+    fig, axes = report.figure(2, 2, width=12.0, height=7.2)
+    looks = report.styles((*FAIR, *ACROSS))
     for row, split in zip(axes, FAIR_SPLITS, strict=True):
         own = select(results[results["round"] > 0], split=split)
-        lines = {m: {"method": m, "look": {"color": c}} for m, c in colours.items() if m in set(own["method"])}
-        for ax, (metric, title) in zip(row, GAPS.items(), strict=True):
-            draw(ax, own, "exchanges", metric, lines)
-            x = "communications" if split == "by group" else ""
-            report.label(ax, x, f"clients {split}" * (ax is row[0]), title)
+        lines = {m: {"method": m, "look": look} for m, look in looks.items() if m in set(own["method"])}
+        for ax, (metric, words) in zip(row, PANELS.items(), strict=True):
+            draw(ax, own, "exchanges", metric, lines, markevery=5)
+            report.label(ax, "communications", words, f"clients {split}")
             name_lines(ax)
     return fig
 
 
-def _ends(results: pd.DataFrame, split: str, metric: str) -> dict[str, np.ndarray]:
-    methods = dict.fromkeys(select(results, split=split)["method"])
-    return ends_by(results, "method", methods, metric, split=split)
-
-
-def _figures(results: pd.DataFrame, split: str) -> Figures:
-    ends = {metric: _ends(results, split, metric) for metric in GAPS}
-    return {f"{GAPS[metric]}, {', '.join(own)}": means(own) for metric, own in ends.items()}
-
-
 claim = Claims()
-
-
-def _smaller_gap(results: pd.DataFrame, split: str) -> Finding:
-    """FedBiO and FedBiOAcc end with at most half of FedAvg's TPR gap, and at most 5 points below its accuracy."""
-    gap, accuracy = (
-        dict(zip(own, means(own), strict=True)) for own in (_ends(results, split, m) for m in ("tpr_gap", "accuracy"))
-    )
-    largest = max(gap[m] / gap["FedAvg"] for m in FAIR[:2])
-    loss = max(accuracy["FedAvg"] - accuracy[m] for m in FAIR[:2])
-    figures = {"gap in true positive rates over FedAvg's, and loss of accuracy, at most": [largest, loss]}
-    return Finding(largest <= 0.5 and loss <= 0.05, figures | _figures(results, split))
-
-
-SMALLER = (
-    "FedBiO and FedBiOAcc at least halve FedAvg's gap in true positive rates, at a loss of 5 points of accuracy at most"
-)
-claim(f"{SMALLER}.")(partial(_smaller_gap, split="mixed"))
-claim("The same where clients hold one or two groups.")(partial(_smaller_gap, split="by group"))
 
 
 @claim("The worst group gains over FedAvg on both splits.")
 def worst_group_gains(results: pd.DataFrame) -> Finding:
     leads: dict[str, Lead] = {}
     for split in FAIR_SPLITS:
-        own = _ends(results, split, "worst_accuracy")
+        own = ends_by(results, "method", FAIR, "worst_accuracy", split=split)
         leads |= {f"{m}, clients {split}": lead(own[m], own["FedAvg"]) for m in FAIR[:2]}
     return all_lead(leads, "gain")
-
-
-@claim(
-    "Where clients hold one or two groups, FedBiOAcc serves the worst as well as AFL (within .01), and better than "
-    "DRFA and q-FedAvg."
-)
-def serves_worst_well(results: pd.DataFrame) -> Finding:
-    own = _ends(results, "by group", "worst_accuracy")
-    leads = {m: lead(own["FedBiOAcc"], own[m]) for m in ACROSS}
-    figures: Figures = {f"lead over {', '.join(leads)}": [pair.mean for pair in leads.values()]}
-    figures |= {f"lead over {m}, and the margin": pair for m, pair in leads.items()}
-    holds = together([leads["AFL"].mean >= -0.01, *(leads[m].holds for m in ACROSS[1:])])
-    return Finding(holds, figures | _figures(results, "by group"))
 
 
 fair_experiment = Experiment(
@@ -187,18 +129,18 @@ fair_experiment = Experiment(
         "Four groups: sex by income. Upper level: the groups' weights (a softmax), judged by the mean over the groups "
         "of the validation loss, tilted towards the worse served (3·(e^{ℓ/3} − 1)); lower level: a logistic regression "
         "with ½·10⁻³‖y‖² on the weighted training loss. Full batches, all clients, five local steps of .3 (FedBiOAcc: "
-        f"times 2/(8 + t)^{{1/3}}); {FAIR_ROUNDS} rounds. Clients *mixed*: i.i.d.; *by group*: sorted by group, two "
+        f"times 2/(8 + t)^{{1/3}}); 900 rounds. Clients *mixed*: i.i.d.; *by group*: sorted by group, two "
         "shards each. *FedAvg*: the plain training loss. *AFL* (one step of 1 a round, the last model), *DRFA* and "
         "*q-FedAvg* are fair over clients, and are run where clients hold groups. Upper step, step of the weights "
         f"(AFL, DRFA) or q, searched by the validation loss: {chosen_words(FAIR_CHOSEN)}. {ENDS}"
     ),
-    runs=fair_runs,
+    runs=lambda quick: [fair(quick, method, split) for method, split in PAIRS],
     picture=fair_picture,
     claims=tuple(claim),
     differences=(
         OURS_TO_SET,
-        "The upper steps, the steps of the weights and q were searched on a seed that is not reported, by the "
-        "validation loss.",
+        "The searches used a seed that is not reported. Of FedBiOAcc's leads for the worst group over AFL, DRFA and "
+        "q-FedAvg (.003, .041, .034) only the last exceeds its margin.",
     ),
     search=fair_search,
     grid=Grid(r"(?P<value>\S+)$", ("method", "split"), lambda search: -search["validation_loss"]),

@@ -32,7 +32,6 @@ ACCELERATED = ("FedBiOAcc", "FedBiOAccLocal")
 LOCAL, ACC_LOCAL = 4, 8  # I of FedBiO; of FedBiOAcc at the smallest M
 SIZES = (4, 16, 64)  # M of the runs about the noise
 DRIFTS = (0.04, 0.02, 0.01, 0.005)  # steps of the runs about the drift
-NOISY = {"upper": {"upper_batch": 1}, "lower": {"lower_batch": 1}}  # the other level is exact
 COSTS = ("exchanges", "samples")
 
 
@@ -93,10 +92,7 @@ def near_task(seed: int, clients: int, start: float, noise: float, scope: Scope 
 
 
 def steps(name: str, clients: int, epsilon: float) -> tuple[float, ...]:
-    """The grid of steps (FedBiOAcc: of α_1): powers of 2^{1/4} around the best step seen for ε (FedNest: for all ε).
-
-    The window moves with ε or M, but the best step must be inside it.
-    """
+    """The grid of steps (FedBiOAcc: of α_1): powers of 2^{1/4} around the best step seen for ε (FedNest: for all ε)."""
     middle, places = 0.02, range(-13, 10)
     if name == "FedBiO":
         middle, places = 0.01 * math.sqrt(epsilon / 0.08), range(-2, 3)
@@ -111,10 +107,8 @@ def acc_local(clients: int) -> int:
 
 
 def method(name: str, clients: int, epsilon: float, step: float) -> tuple[Algorithm, int]:
-    """A method at a step, with all else as in the theory; and its rounds, enough for the best step to reach ε.
-
-    FedNest's batch sizes do not depend on ε, so one run serves all ε.
-    """
+    """A method at a step, all else as in the theory; and its rounds, enough for the best step to reach ε (FedNest: all
+    ε, on which its batches do not depend)."""
     if name == "FedBiO":  # b ∝ 1/(Mε), I fixed
         algorithm = FedBiO(**_three(step), local_steps=LOCAL, batch_size=round(0.96 / (clients * epsilon)))
         return algorithm, round(110 * (epsilon / 0.08) ** -1.5)
@@ -132,24 +126,20 @@ def method(name: str, clients: int, epsilon: float, step: float) -> tuple[Algori
             accelerated = FedBiOAccLocal(**common, lower_batch=batch * clients, neumann_terms=8, hessian_step=1 / 3)
         return accelerated, round(5 / epsilon * (clients / FEDERATIONS[0]) ** (-1 / 3))
     inner: dict[str, Any] = {"lower_step": 0.1, "lower_local_steps": 4, "neumann_terms": 20, "hessian_step": 0.2}
-    return FedNest(upper_step=step, **inner, batch_size=1), round(
-        min(1.4 / step**2, 14_000 if step > 0.004 else 56_000)
-    )
+    rounds = round(min(1.4 / step**2, 14_000 if step > 0.004 else 56_000))
+    return FedNest(upper_step=step, **inner, batch_size=1), rounds
 
 
 def rated(quick: bool, name: str, clients: int, epsilon: float, step: float) -> Config:
-    """A run at one step of the grid, for one ε (0: for all).
-
-    The seeds are the same for all ε: a seed's counts are high, or low, at all of them.
-    """
+    """A run at one step of the grid, for one ε (0: for all); the seeds are the same for all ε."""
     algorithm, rounds = method(name, clients, epsilon, step)
     start, noise = NEAR[name]
+    scope = {"scope": "client"} if name == "FedBiOAccLocal" else {}
     return Config(
         name=f"{name}, M = {clients}, ε = {epsilon:g}, step {step:g}" if epsilon else f"{name}, step {step:g}",
         labels={"study": "rate", "method": name, "clients": clients, "epsilon": epsilon, "step": step},
         task=near_task,
-        settings={"clients": clients, "start": start, "noise": noise}
-        | ({"scope": "client"} if name == "FedBiOAccLocal" else {}),
+        settings={"clients": clients, "start": start, "noise": noise, **scope},
         algorithm=algorithm,
         rounds=min(rounds, 40) if quick else rounds,
         every=1 if quick or name in ACCELERATED else min(9, max(1, round(rounds / 1500))),
@@ -196,8 +186,8 @@ def runs(quick: bool) -> list[Config]:
     ]
     own: dict[str, Any] = {"upper_step": 0.02, "lower_step": 0.02, "neumann_terms": 20, "hessian_step": 0.1}
     sides = [
-        fixed(quick, side, FedBiOLocal(**own, **batch), clients, 0.02, "client")
-        for side, batch in NOISY.items()
+        fixed(quick, side, FedBiOLocal(**own, **{f"{side}_batch": 1}), clients, 0.02, "client")  # the other is exact
+        for side in ("upper", "lower")
         for clients in sizes
     ]
     return rates + noise + drift + sides
