@@ -10,15 +10,8 @@ from rookery import report
 from rookery.experiments.fednest import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
 from rookery.experiments.machinery.curves import best, curves, ends, ends_by, moves, reached, select
-from rookery.experiments.machinery.drawing import legend
 from rookery.experiments.machinery.experiment import Config, Headline
 from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
-
-SHARES = {
-    "implicit_share": ("conjugate gradients", report.GREEN),
-    "implicit_share_series": ("the series, 1/ℓ from the Hessian", report.BLUE),
-    "implicit_share_series_01": ("the series, 1/ℓ = .01", report.ORANGE),
-}
 
 
 def printed(results: pd.DataFrame) -> pd.DataFrame:
@@ -31,10 +24,10 @@ def non_iid(results: pd.DataFrame) -> pd.DataFrame:
     return select(printed(results), split="non-i.i.d.")
 
 
-def by_communications(results: pd.DataFrame, lines: dict[str, Any], title: str) -> Figure:
-    """Test accuracy against communications."""
+def picture(results: pd.DataFrame, across: str, lines: dict[str, Any], bottom: float) -> Figure:
+    """Test accuracy against rounds or communications, from `bottom` on."""
     fig, axes = report.figure(1, 1, width=6.4, height=4.6)
-    shared.panel(axes[0, 0], printed(results), "exchanges", lines, title, 0.84)
+    shared.panel(axes[0, 0], results, across, lines, "", bottom)
     return fig
 
 
@@ -47,23 +40,6 @@ def fig2a_runs(quick: bool) -> list[Config]:
     """Two methods, two splits, both 1/ℓ."""
     each = itertools.product((shared.HESSIAN_STEP, shared.AUTO), TWO, SPLITS)
     return [shared.representation(quick, m, split, hessian_step=step) for step, m, split in each]
-
-
-def fig2a_picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy against rounds with 1/ℓ = .01; beside it, how much of the hypergradient is implicit."""
-    fig, axes = report.figure(1, 2, width=11.0, height=4.8)
-    left, right = axes[0]
-    shared.panel(left, shared.scripts(results), "round", shared.by_split("method", TWO), "1/ℓ = .01", 0.6)
-    own = select(shared.scripts(results[results["round"] > 0]), method="FedNest")
-    for metric, (words, colour) in SHARES.items():
-        for split, line in shared.DASHES.items():
-            look: dict[str, Any] = {"color": colour, "linestyle": line, "marker": ""}
-            report.band(right, select(own, split=split), "round", metric, label=f"{words}, {split}", **look)
-    right.set_yscale("log")
-    ratio = r"$\|\nabla^2_{xy} g\,p\|\,/\,\|\nabla_x f\|$"
-    report.label(right, "rounds", ratio, "Implicit over direct part, FedNest")
-    legend(right, 2)
-    return fig
 
 
 fig2a_claims = Claims()
@@ -112,9 +88,15 @@ def lfednest_level(results: pd.DataFrame) -> Finding:
 @fig2a_claims("With the script's N = 5 and 1/ℓ = .01 the implicit part is below an eighth of the direct one.")
 def implicit_part(results: pd.DataFrame) -> Finding:
     """Where FedNest ends; with 1/ℓ from the Hessian it is above a half, and by conjugate gradients above all of it."""
-    end = {m: means(ends_by(shared.scripts(results), "split", SPLITS, m, method="FedNest")) for m in SHARES}
-    exact, series, short = end.values()
-    figures = {f"i.i.d. and non-i.i.d., {words}": end[m] for m, (words, _) in reversed(SHARES.items())}
+    own = shared.scripts(results)
+    shares = {
+        "the series, 1/ℓ = .01": "implicit_share_series_01",
+        "the series, 1/ℓ from the Hessian": "implicit_share_series",
+        "conjugate gradients": "implicit_share",
+    }
+    end = {words: means(ends_by(own, "split", SPLITS, metric, method="FedNest")) for words, metric in shares.items()}
+    short, series, exact = end.values()
+    figures = {f"i.i.d. and non-i.i.d., {words}": both for words, both in end.items()}
     note = "The method is then nearly joint training: FedNest's curves hardly test a hypergradient."
     return Finding(max(short) < 1 / 8 and min(series) > 1 / 2 and min(exact) > 1, figures, note)
 
@@ -125,7 +107,7 @@ fig2a = shared.experiment(
     "Fig. 2a and Sec. 4.1",
     setup="*1/ℓ from the Hessian*: half the inverse of its norm, estimated as it changes.",
     runs=fig2a_runs,
-    picture=fig2a_picture,
+    picture=lambda results: picture(shared.scripts(results), "round", shared.by_split("method", TWO), 0.6),
     claims=tuple(fig2a_claims),
     headlines=lambda results: [
         Headline(f"{m}, non-i.i.d.", told, ends(shared.scripts(results), method=m, split="non-i.i.d."))
@@ -170,9 +152,7 @@ fig2b = shared.experiment(
     "Fig. 2b and Sec. 4.1",
     setup="By communications (FedNest has 10 a round, FedNestSGD 9), up to the printed 4,000.",
     runs=fig2b_runs,
-    picture=lambda results: by_communications(
-        results, shared.by_split("method", shared.INNER), "SVRG or SGD in the inner optimizer"
-    ),
+    picture=lambda results: picture(printed(results), "exchanges", shared.by_split("method", shared.INNER), 0.84),
     claims=tuple(fig2b_claims),
     headlines=lambda results: [
         Headline(f"{m}, non-i.i.d., at 4,000 communications", told, ends(non_iid(results), method=m))
@@ -221,9 +201,7 @@ fig2c = shared.experiment(
     "Fig. 2c and Sec. 4.1",
     setup="By communications, up to the printed 4,000. τ = 1 and 5 are the authors' scripts'.",
     runs=fig2c_runs,
-    picture=lambda results: by_communications(
-        results, shared.by_split("tau", TAUS, "τ = {}"), "FedNest, τ outer steps"
-    ),
+    picture=lambda results: picture(printed(results), "exchanges", shared.by_split("tau", TAUS, "τ = {}"), 0.84),
     claims=tuple(fig2c_claims),
     headlines=lambda results: [
         Headline(f"τ = {tau}, non-i.i.d., at 4,000 communications", told, ends(non_iid(results), tau=tau))

@@ -1,7 +1,5 @@
 """Fig. 4 of FedNest: a minimax quadratic, with all clients or a sample of them in each round."""
 
-import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,22 +22,11 @@ from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.fed import Fed
 from rookery.problems.problems import Minimax
 from rookery.tasks import minimax_quadratic
-from rookery.tasks.task import Task
 
 SPREADS = (1.0, 5.0, 10.0)  # s
 ALL, KEPT, FRESH = "all clients", "one cohort a round", "fresh cohorts"
 CONVERGED = 1e-12  # a squared distance to the saddle point that counts as reached
 ROUNDING = 1e-22  # below it (the start is at 2000) double precision bends a straight line
-
-
-def fig4_task(seed: int, clients: int, spread: float) -> Task:
-    """The task of Section 4.3. All of them share one problem, and so one compiled program for each method."""
-    return dataclasses.replace(minimax_quadratic(clients, dim=10, spread=spread, seed=seed), problem=_fig4_problem())
-
-
-@functools.cache
-def _fig4_problem() -> Any:
-    return minimax_quadratic(clients=1, penalty=10.0).problem
 
 
 @dataclass(frozen=True)
@@ -64,8 +51,7 @@ class FreshCohorts:
 
 
 def fig4_runs(quick: bool) -> list[Config]:
-    """Four methods, three spreads; all clients in every round, or a cohort of them, kept for the round or drawn anew
-    for each of its steps."""
+    """Three methods, three spreads; all clients, or a cohort, kept for the round or drawn anew for every step."""
     steps: dict[str, Any] = {"upper_step": 0.001, "lower_step": 0.001}
     nested: dict[str, Any] = {**steps, "lower_rounds": 10, "lower_local_steps": 50, "upper_local_steps": 500}
     full, light = FedNest(**nested), LFedNest(**nested)
@@ -77,7 +63,7 @@ def fig4_runs(quick: bool) -> list[Config]:
         Config(
             name=f"{method}, s = {spread:g}, {sampling}",
             labels={"method": method, "s": spread, "sampling": sampling},
-            task=fig4_task,
+            task=minimax_quadratic,
             settings={"clients": clients, "spread": spread},
             algorithm=algorithm,
             rounds=rounds,

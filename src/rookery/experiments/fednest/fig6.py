@@ -67,12 +67,6 @@ def _grid(results: pd.DataFrame) -> dict[str, list[float]]:
     return {m: means(ends_by(results, "rate", _rates(results), method=m)) for m in RATED}
 
 
-def _ends(results: pd.DataFrame, *methods: str) -> dict[str, list[float]]:
-    """The figures of a claim: where these methods end at each rate."""
-    grid = _grid(results)
-    return {f"{method}, end at the rates {listed(_rates(results))}": grid[method] for method in methods}
-
-
 claim, own_claim = Claims(), Claims()
 
 
@@ -85,13 +79,15 @@ claim, own_claim = Claims(), Claims()
 def fednest_stands_the_largest(results: pd.DataFrame) -> Finding:
     grid = _grid(results)
     holds = grid["FedNest"][0] >= CONVERGED > grid["LFedNest"][0]
-    return Finding(holds, _ends(results, "FedNest", "LFedNest"))
+    return Finding(
+        holds, {f"{m}, end at the rates {listed(_rates(results))}": grid[m] for m in ("FedNest", "LFedNest")}
+    )
 
 
 @claim("LFedNest converges at the smallest rate only.", "H.2")
 def lfednest_needs_the_smallest(results: pd.DataFrame) -> Finding:
     own = _grid(results)["LFedNest"]
-    return Finding(own[-1] >= CONVERGED > max(own[:-1]), _ends(results, "LFedNest"))
+    return Finding(own[-1] >= CONVERGED > max(own[:-1]), {f"end at the rates {listed(_rates(results))}": own})
 
 
 @claim("The more a method communicates, the larger the rate at which it converges.", "H.2")

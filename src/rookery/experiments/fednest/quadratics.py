@@ -106,14 +106,13 @@ def _minimax_objective(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
     return MINIMAX_SCALE * (0.5 * x @ x - d @ x - 0.5 * y @ a @ y + y @ (b @ x + shift))
 
 
-MINIMAX = Minimax(_minimax_objective)
-
-
 def _minimax(rng: np.random.Generator, noise: float) -> Task:
     rows = _rows(lambda: _matrices(rng) | {"b": _noisy(rng, noise), "d": _noisy(rng, noise)})
     a, b, shift, d = _means(rows, "ABbd")
     gradient = lambda x: MINIMAX_SCALE * (x - d + b.T @ np.linalg.solve(a, b @ x + shift))
-    return quadratic_task(MINIMAX, Clients(upper=rows, replace=True), (np.ones(DIM), np.ones(DIM)), gradient)
+    return quadratic_task(
+        Minimax(_minimax_objective), Clients(upper=rows, replace=True), (np.ones(DIM), np.ones(DIM)), gradient
+    )
 
 
 def _inner(x: Any, batch: Any) -> Float[Array, " d"]:
@@ -128,15 +127,14 @@ def _outer(y: Any, batch: Any) -> Float[Array, ""]:
     return SCALE * (0.5 * y @ y - c @ y)
 
 
-COMPOSITIONAL = Compositional(_inner, _outer)
-
-
 def _compositional(rng: np.random.Generator, noise: float) -> Task:
     lower = _rows(lambda: {"R": _alike(definite(rng, 0.9, 1.0)), "s": _noisy(rng, noise)})
     upper = _rows(lambda: {"c": _noisy(rng, 0.3)})  # D̃_f, and so the steps, depend on this noise
     (r, s), [c] = _means(lower, "Rs"), _means(upper, "c")
     gradient = lambda x: SCALE * r.T @ (r @ x + s - c)
-    return quadratic_task(COMPOSITIONAL, Clients(lower, upper, replace=True), (np.ones(DIM), np.ones(DIM)), gradient)
+    return quadratic_task(
+        Compositional(_inner, _outer), Clients(lower, upper, replace=True), (np.ones(DIM), np.ones(DIM)), gradient
+    )
 
 
 def _single_loss(x: Any, batch: Any) -> Float[Array, ""]:
@@ -145,14 +143,11 @@ def _single_loss(x: Any, batch: Any) -> Float[Array, ""]:
     return SCALE * (0.5 * x @ matrix @ x - d @ x)
 
 
-SINGLE = SingleLevel(_single_loss)
-
-
 def _single_level(rng: np.random.Generator, noise: float) -> Task:
     rows = _rows(lambda: {"D": _alike(definite(rng, 1.0, 2.0)), "d": _noisy(rng, noise)})
     matrix, d = _means(rows, "Dd")
     gradient = lambda x: SCALE * (matrix @ x - d)
-    return quadratic_task(SINGLE, Clients(upper=rows, replace=True), np.ones(DIM), gradient)
+    return quadratic_task(SingleLevel(_single_loss), Clients(upper=rows, replace=True), np.ones(DIM), gradient)
 
 
 def _constants(name: str, noise: float) -> Any:

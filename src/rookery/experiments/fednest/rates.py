@@ -204,8 +204,8 @@ def variance_grows(results: pd.DataFrame) -> Finding:
         parts = [np.diff(run["bias"]) * run["round"].max() / np.diff(run["round"]) for _, run in runs.groupby("seed")]
         lengths = np.diff(next(iter(runs.groupby("seed")))[1]["round"])
         found[n] = float(np.var(np.concatenate(parts), ddof=1) * lengths.mean())
-    closed = own.groupby("N")["closed_variance"].first()
     measured = pd.Series(found)
+    closed = own.groupby("N")["closed_variance"].first()
     near = bool(((measured / closed - 1).abs() < 1 / 3).all())
     note = "The second line of (10) bounds the first moment only, and the σ̃_f of (18) has no N."
     figures = {f"variance at N = {listed(measured.index, '.0f')}": measured, "closed form": closed}
