@@ -74,9 +74,14 @@ def fig1_search(quick: bool) -> list[Config]:
     ]
 
 
+def _with(results: pd.DataFrame, steps: str) -> pd.DataFrame:
+    """The runs of our methods, and of the baselines with these steps."""
+    return results[results["steps"].isin([GIVEN, steps])]
+
+
 def _searched(results: pd.DataFrame) -> pd.DataFrame:
-    """The baselines with searched steps, and the paper's methods."""
-    return results[results["steps"] != BY_PUBLICATION]
+    """The runs of our methods, and of the baselines with searched steps."""
+    return _with(results, BY_SEARCH)
 
 
 PANELS = {  # and what part of the axis is shown
@@ -130,14 +135,14 @@ def all_converge(results: pd.DataFrame) -> Finding:
     return Finding(min(own) >= CONVERGED, {"lowest end": min(own), f"end, {listed(shared.METHODS)}": own})
 
 
-def first(results: pd.DataFrame, split: str) -> Finding:
+def first(results: pd.DataFrame, split: str, steps: str = BY_SEARCH) -> Finding:
     """ASFBO and LA-ASFBO reach every level that any method reaches, and they reach it no later than any baseline (times
     TOLERANCE), on training and on test images."""
     figures: Figures = {}
     later: list[float] = []
     count = 0
     for metric, words in (("train_accuracy", "training"), ("accuracy", "test")):
-        mean_curves = {m: average(_searched(results), metric, method=m, split=split) for m in shared.METHODS}
+        mean_curves = {m: average(_with(results, steps), metric, method=m, split=split) for m in shared.METHODS}
         counts = {m: [reached(own, level) for level in LEVELS] for m, own in mean_curves.items()}
         table = [(level, each) for level, *each in zip(LEVELS, *counts.values(), strict=True) if np.isfinite(min(each))]
         count += len(table)
@@ -158,8 +163,10 @@ def highest(results: pd.DataFrame, split: str) -> Finding:
 
 for split in SPLITS:
     both = f"{split.capitalize()}, ASFBO and LA-ASFBO"
-    fewest = f"{both} reach 90 to 97 % in the fewest rounds (within 5 %); searched steps."
-    claim(fewest, "Sec. 6.2", set_up="A baseline starts faster.")(partial(first, split=split))
+    fewest = f"{both} reach 90 to 97 % in the fewest rounds (within 5 %);"
+    faster = "A baseline starts faster."
+    claim(f"{fewest} searched steps.", "Sec. 6.2", set_up=faster)(partial(first, split=split))
+    claim(f"{fewest} published steps.", set_up=faster)(partial(first, split=split, steps=BY_PUBLICATION))
     claim(f"{both} end highest, on training and test images; searched steps.", "Sec. 6.2")(
         partial(highest, split=split)
     )
