@@ -200,9 +200,9 @@ def collapse_runs(quick: bool) -> list[Config]:
 
 
 def collapse_picture(results: pd.DataFrame) -> Figure:
-    """Where each seed ends, by habits and steps; the curvature over the rounds, for four of these."""
-    fig, axes = report.figure(1, 2, width=13.0, height=6.6)
-    left, right = axes[0]
+    """Where each seed ends, by habits and steps; the authors' script over the epochs; the curvature, for four."""
+    fig, axes = report.figure(1, 3, width=17.0, height=6.6)
+    left, middle, right = axes[0]
     own = select(results, method="LFedNest")
     names = []
     for place, (name, steps) in enumerate(own[["habits", "steps"]].drop_duplicates().to_numpy()):
@@ -214,6 +214,10 @@ def collapse_picture(results: pd.DataFrame) -> Figure:
     left.axvline(THEIRS, color=report.GREY, linestyle="--")
     which = "habits; steps upper/lower/1/ℓ where not .01/.01/.01"
     report.label(left, "test accuracy at the end", which, "LFedNest, each seed (dashes: the paper's figure)")
+    for _, run in select(own, habits=AUTHORS).groupby("seed"):
+        middle.plot(run["round"], run["accuracy"], color=report.BLACK, alpha=0.7)
+    middle.axhline(THEIRS, color=report.GREY, linestyle="--")
+    report.label(middle, "epochs", "test accuracy", "The authors' script itself, each seed")
     looks = {
         ("none", SCRIPT): report.VERMILION, ("all", SCRIPT): report.ORANGE,
         ("none", SERIES): report.GREEN, ("all", SERIES): report.BLUE,
@@ -225,7 +229,7 @@ def collapse_picture(results: pd.DataFrame) -> Figure:
     right.set_yscale("log")
     right.set_ylim(1, 1000)
     right.axhline(LIMIT, color=report.GREY, linestyle="--")
-    report.label(right, "rounds", "", "Largest lower curvature, each seed (dashes: 2ℓ at 1/ℓ = .01)")
+    report.label(right, "rounds", "", "Lower curvature (dashes: 2ℓ at 1/ℓ = .01)")
     legend(right, 2)
     return fig
 
