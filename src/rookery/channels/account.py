@@ -1,8 +1,9 @@
-"""The privacy account of a run with noise: ε of what a client's neighbours in a cohort hide, from the plan's releases.
+"""The privacy account of a run with noise: its ε, computed from the plan's releases by Google's `dp-accounting`.
 
-The unit is a client: two runs are neighbours if one client's data differ. A release is a mean or a sum with Gaussian
-noise whose standard deviation is a multiple of the largest effect of one client. The account is computed by Google's
-`dp-accounting`.
+The unit is a client: two runs are neighbours if one client's data differ or, with Poisson cohorts, if one client is
+left out. A release is a mean or a sum with Gaussian noise whose standard deviation is a multiple of the largest part
+that one client has in it. The clients' weights must be public and equal, and no reply may be lost: otherwise a client
+also changes the parts of the others, which is not accounted for.
 """
 
 import importlib
@@ -44,7 +45,7 @@ class Account:
             raise ValueError("With Poisson cohorts, the start must have no exchange; got a method whose start has.")
 
     def epsilon(self, noise: float, delta: float, rounds: int) -> float:
-        """Return ε after so many rounds. `noise`: the standard deviation over the largest effect of one client."""
+        """Return ε after so many rounds. `noise`: the standard deviation over the largest part of one client."""
         dp = _library()
         accountant = self._accountant()
         for event in self.start.events:

@@ -25,8 +25,8 @@ from rookery.experiments.papers import PAPERS
 
 _HEAD = """# Reproductions
 
-One command, `rookery reproduce NAME`, reproduces a figure or a table of five papers, and each claim is checked against
-its numbers. Each paper's page says why the claims that fail do so.
+`rookery reproduce NAME` reproduces a figure or a table of one of five papers, and each claim is checked against its
+numbers. Each paper's page says why the claims that fail do so.
 """
 
 _VERDICTS = """
@@ -119,7 +119,7 @@ def _verdicts(found: Mapping[str, Claims]) -> list[str]:
         for name, claims in groups.items()
     ]
     rows[-1] = tuple(f"**{cell}**" for cell in rows[-1])
-    return table(("claims reproduced", *KINDS.values(), "its other experiments"), rows)
+    return table(("claims reproduced", *KINDS.values(), "its experiments, not reproduced"), rows)
 
 
 def _line(name: str, claims: Claims, headlines: Rows) -> str:
