@@ -11,7 +11,6 @@ import pytest
 from dp_accounting import pld, rdp
 
 import rookery as rk
-from rookery.channels.account import Account
 from rookery.engines.engine import Job, traced
 from rookery.plan.releases import releases
 from rookery.run.arguments import checked
@@ -21,13 +20,24 @@ TASK = rk.tasks.quadratic(clients=CLIENTS)
 SINGLE = rk.SingleLevel(lambda x, b: ((x - b) ** 2).mean())
 
 
-def plans(algorithm, task=TASK, cohort=COHORT):
-    both = traced(checked(Job(task.problem, task.clients, task.algorithm(algorithm), task.init, cohort)))
-    return releases(both.start), releases(both.round)
+def both(algorithm, cohort=COHORT, noise=1.0, **more):
+    channel = rk.private(delta=DELTA, noise=noise, **more)
+    job = Job(TASK.problem, TASK.clients, TASK.algorithm(algorithm), TASK.init, cohort, channel=channel)
+    return traced(checked(job, ROUNDS))
+
+
+def epsilon(algorithm, cohort, noise):
+    found = both(algorithm, cohort, noise)
+    return found.job.channel.spent(found.account, ROUNDS)
 
 
 def gaussian(noise, releases):
     return dp.GaussianDpEvent(noise / math.sqrt(releases))
+
+
+def plans(algorithm):
+    found = both(algorithm)
+    return releases(found.start), releases(found.round)
 
 
 def named(found):
@@ -82,66 +92,56 @@ def test_releases_of_one_draw_are_one_event_and_another_draw_is_another():
     )
 
 
-@pytest.mark.parametrize("noise", [1.0, 4.0])
+@pytest.mark.parametrize("noise", [2.0, 8.0])
 @pytest.mark.parametrize(
-    ("algorithm", "released"), [(rk.FedBiO, 1), (rk.AdaFBiO, 1), (rk.LFedNest, 4), (rk.FedNest, 29)]
+    ("algorithm", "released", "start"),
+    [(rk.FedBiO, 1, 0), (rk.AdaFBiO, 1, 1), (rk.LFedNest, 4, 0), (rk.FedNest, 29, 0)],
 )
 class TestEpsilon:
     """ε is that of `dp-accounting` for events written by hand."""
 
-    def test_of_poisson_cohorts(self, algorithm, released, noise):
-        start, own = plans(algorithm)
-        if start.count:
-            with pytest.raises(ValueError, match="the start must have no exchange"):
-                Account(start, own, CLIENTS, COHORT, poisson=True)
-            return
-        by_hand = pld.PLDAccountant()
+    def test_of_poisson_cohorts(self, algorithm, released, start, noise):
+        by_hand = pld.PLDAccountant(value_discretization_interval=1e-3)
+        if start:
+            by_hand.compose(gaussian(noise, start))
         by_hand.compose(dp.PoissonSampledDpEvent(COHORT / CLIENTS, gaussian(noise, released)), ROUNDS)
-        found = Account(start, own, CLIENTS, COHORT, poisson=True).epsilon(noise, DELTA, ROUNDS)
-        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-9)
+        assert epsilon(algorithm, rk.Poisson(COHORT), noise) == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-6)
 
-    def test_of_cohorts_of_fixed_size(self, algorithm, released, noise):
+    def test_of_cohorts_of_fixed_size(self, algorithm, released, start, noise):
         """A replaced client changes a sum by two bounds."""
-        start, own = plans(algorithm)
         by_hand = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-        if start.count:
-            by_hand.compose(gaussian(noise / 2, start.count))
+        if start:
+            by_hand.compose(gaussian(noise / 2, start))
         drawn = dp.SampledWithoutReplacementDpEvent(CLIENTS, COHORT, gaussian(noise / 2, released))
         by_hand.compose(drawn, ROUNDS)
-        found = Account(start, own, CLIENTS, COHORT).epsilon(noise, DELTA, ROUNDS)
-        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-9)
+        assert epsilon(algorithm, COHORT, noise) == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-9)
 
-    def test_of_all_clients(self, algorithm, released, noise):
-        start, own = plans(algorithm, cohort=CLIENTS)
-        by_hand = pld.PLDAccountant()
-        by_hand.compose(gaussian(noise / 2, ROUNDS * released + start.count))
-        found = Account(start, own, CLIENTS, CLIENTS).epsilon(noise, DELTA, ROUNDS)
-        assert found == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-3)
+    def test_of_all_clients(self, algorithm, released, start, noise):
+        by_hand = pld.PLDAccountant(value_discretization_interval=1e-3)
+        by_hand.compose(gaussian(noise / 2, ROUNDS * released + start))
+        assert epsilon(algorithm, None, noise) == pytest.approx(by_hand.get_epsilon(DELTA), rel=1e-3)
 
 
 def test_the_noise_for_a_budget_keeps_to_it_and_not_by_much():
-    own = Account(*plans(rk.LFedNest), CLIENTS, COHORT, poisson=True)
-    noise = own.noise(2.0, DELTA, ROUNDS)
-    assert 1.95 < own.epsilon(noise, DELTA, ROUNDS) <= 2.0
-    with pytest.raises(ValueError, match="epsilon must be positive, and large enough for this run; got 0"):
-        own.noise(0, DELTA, ROUNDS)
+    found = both(rk.LFedNest, rk.Poisson(COHORT))
+    noise = found.account.noise(2.0, DELTA, ROUNDS)
+    assert 1.99 < found.account.epsilon(noise, DELTA, ROUNDS) <= 2.0
 
 
 def test_more_of_anything_reveals_more():
-    own = Account(*plans(rk.LFedNest), CLIENTS, COHORT, poisson=True)
-    assert own.epsilon(1.0, DELTA, 5) < own.epsilon(1.0, DELTA, 6)
-    assert own.epsilon(1.0, DELTA, 5) < own.epsilon(0.9, DELTA, 5)
-    assert own.epsilon(1.0, 1e-3, 5) < own.epsilon(1.0, 1e-4, 5)
+    account = both(rk.LFedNest, rk.Poisson(COHORT)).account
+    assert account.epsilon(4.0, DELTA, 5) < account.epsilon(4.0, DELTA, 6)
+    assert account.epsilon(4.0, DELTA, 5) < account.epsilon(3.9, DELTA, 5)
+    assert account.epsilon(4.0, 1e-3, 5) < account.epsilon(4.0, 1e-4, 5)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
         (rk.CommFedBiO, "sees every reply to the exchange 'Hu − f_y' by itself"),
-        (rk.TTSA, "known only during the run"),
         (rk.FedMBO, "sees every reply"),
     ],
 )
 def test_what_cannot_be_accounted_for_is_refused(algorithm, why):
-    with pytest.raises(ValueError, match=f"must be one whose releases can all be accounted for.*{why}"):
-        Account(*plans(algorithm), CLIENTS, COHORT)
+    with pytest.raises(ValueError, match=f"must have releases that can all be accounted for.*{why}"):
+        both(algorithm)

@@ -194,7 +194,7 @@ def test_a_clip_above_the_updates_changes_nothing_whatever_goes_with_them(method
 
 def test_a_plan_says_what_no_channel_touches() -> None:
     told = str(rk.explain(QUADRATIC.problem, QUADRATIC.clients, rk.ASFBO(local_steps=(2, 15)), QUADRATIC.init))
-    assert "bookkeeping in it: τ (), clamped to [0, 15] under a channel" in told
+    assert "bookkeeping in it: τ (), clamped to [2, 15] under a channel" in told
     told = str(rk.explain(QUADRATIC.problem, QUADRATIC.clients, rk.FedNest(), QUADRATIC.init, channel=NOISY))
     assert told.count("bookkeeping in it") == 1
     assert "bookkeeping in it: a power iteration for 1/ℓ (4), no bound" in told

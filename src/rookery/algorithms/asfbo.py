@@ -12,7 +12,7 @@ from rookery.base import tree
 from rookery.data.rows import Count
 from rookery.language.fed import BatchSize, Bookkeeping, Bounds, Client, Decay, Fed, Positive, Share, Step, Steps
 from rookery.parts import projection
-from rookery.parts.local import most_steps
+from rookery.parts.local import bounds_of_steps
 from rookery.parts.momentum import storm
 from rookery.parts.single_loop import Three, directions
 from rookery.problems.problems import Bilevel
@@ -67,7 +67,7 @@ class _SingleLoop:
             norm = jnp.asarray(steps, state.s[0].dtype)  # ‖a_i‖₁ = τ_i (Lemma 1)
             return (tree.scale(1 / norm, q) if h.aggregation == "reweighted" else q), norm
 
-        tau = Bookkeeping("τ", most=most_steps(h.local_steps))
+        tau = Bookkeeping("τ", *bounds_of_steps(h.local_steps))
         d, rho = fed.sum(fed.map(reply, key), name="q_x, q_y, q_z", bookkeeping=(None, tau))  # (26), and ρ^t of (25)
         if h.aggregation == "sum":
             d = tree.scale(1 / rho, d)  # (24): the weights are p_i τ_i/ρ^t

@@ -1,5 +1,6 @@
-"""The channels: clipping and noise."""
+"""The channels: clipping, noise, and budgets of privacy."""
 
 from rookery.channels.privacy import clip, gaussian
+from rookery.channels.private import private
 
-__all__ = ["clip", "gaussian"]
+__all__ = ["clip", "gaussian", "private"]

@@ -1,88 +1,121 @@
-"""The privacy account of a run with noise: its ε, computed from the plan's releases by Google's `dp-accounting`.
+"""The privacy account of a run with noise: its ε, computed by Google's `dp-accounting` from what the plan releases.
 
-The unit is a client: two runs are neighbours if one client's data differ or, with Poisson cohorts, if one client is
-left out. A release is a mean or a sum with Gaussian noise whose standard deviation is a multiple of the largest part
-that one client has in it. The clients' weights must be public and equal, and no reply may be lost: otherwise a client
-also changes the parts of the others, which is not accounted for.
+A release is a sum with Gaussian noise. Its noise multiplier is the standard deviation over the largest effect that one
+unit (a client, or a record) has on the sum when it is added or left out.
 """
 
 import importlib
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
-from rookery.plan.releases import Event, Releases
+_INTERVAL = 1e-3  # of the privacy losses that are told apart: ε is too large by less than a thousandth
+_MOST_NOISE = math.log(1e6)
 
-_MOST_NOISE = 1e6
+
+@dataclass(frozen=True)
+class Draws:
+    """Samples of units that are drawn alike, each with all that is released of it.
+
+    Attributes:
+        times: how many are drawn.
+        precision: Σ 1/σ² over the releases of one sample, where σ is a noise multiplier relative to the others.
+        chance: of a unit to be in the sample.
+    """
+
+    times: int
+    precision: float
+    chance: float = 1.0
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a run reveals of one client.
+    """What a run reveals of one unit.
 
     Attributes:
-        start: the releases of `init`, which are about all clients.
-        round: the releases of a round.
-        n: the number of clients.
-        cohort: the size of a round's cohort; with `poisson`, its expected size.
-        poisson: whether each client is in a cohort with the same probability, independently of the others. Else a
-            cohort has a fixed size and is drawn without replacement.
+        start, round: the samples that `init` and a round draw.
+        fixed: (n, size) if samples other than of all units have a fixed size and are drawn without replacement. Two
+            runs are then neighbours if one unit's data are replaced, which has twice the effect of leaving it out.
+            None: each unit is drawn independently of the others, and neighbours differ in one unit that is left out.
+        overflow: the probability that a sample has no place for a unit that was drawn. It is added to δ.
     """
 
-    start: Releases
-    round: Releases
-    n: int
-    cohort: int
-    poisson: bool = False
-
-    def __post_init__(self) -> None:
-        reasons = dict.fromkeys((*self.start.refused, *self.round.refused))
-        if reasons:
-            raise ValueError(f"A private run must be one whose releases can all be accounted for. {' '.join(reasons)}")
-        if self.start.count and self.poisson:
-            raise ValueError("With Poisson cohorts, the start must have no exchange; got a method whose start has.")
+    start: tuple[Draws, ...]
+    round: tuple[Draws, ...]
+    fixed: tuple[int, int] | None = None
+    overflow: float = 0.0
 
     def epsilon(self, noise: float, delta: float, rounds: int) -> float:
-        """Return ε after so many rounds. `noise`: the standard deviation over the largest part of one client."""
-        dp = _library()
-        accountant = self._accountant()
-        for event in self.start.events:
-            accountant.compose(_gaussian(event, noise / 2), event.times)
-        for event in self.round.events:
-            accountant.compose(self._sampled(dp, event, noise), event.times * rounds)
+        """Return ε after so many rounds with this noise multiplier."""
+        return _epsilon(self, noise, delta, rounds)
+
+    def _epsilon(self, noise: float, delta: float, rounds: int) -> float:
+        steps = [*self.start, *(Draws(rounds * each.times, each.precision, each.chance) for each in self.round)]
+        steps = [each for each in steps if each.times and each.precision]
+        delta -= self.overflow * sum(each.times for each in steps if each.chance < 1)
+        if not steps:
+            return 0.0
+        if delta <= 0:
+            return math.inf
+        dp, noise = _library(), noise / (1 if self.fixed is None else 2)
+        if all(each.chance == 1 for each in steps):
+            precision = sum(each.times * each.precision for each in steps)
+            return float(dp.get_epsilon_gaussian(noise / math.sqrt(precision), delta))
+        if self.fixed is None:
+            accountant = dp.pld.PLDAccountant(value_discretization_interval=_INTERVAL)
+        else:
+            accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        for each in steps:
+            accountant.compose(self._event(dp, each, noise / math.sqrt(each.precision)), each.times)
         return float(accountant.get_epsilon(delta))
 
+    def _event(self, dp: Any, draws: Draws, noise: float) -> Any:
+        released = dp.GaussianDpEvent(noise)
+        if draws.chance == 1:
+            return released
+        if self.fixed is None:
+            return dp.PoissonSampledDpEvent(draws.chance, released)
+        return dp.SampledWithoutReplacementDpEvent(*self.fixed, released)
+
     def noise(self, epsilon: float, delta: float, rounds: int) -> float:
-        """Return the smallest noise, to three digits, with which so many rounds reveal at most ε."""
-        spent: Callable[[float], float] = cache(lambda noise: self.epsilon(noise, delta, rounds))
-        if not epsilon > 0 or spent(_MOST_NOISE) > epsilon:
-            raise ValueError(f"epsilon must be positive, and large enough for this run; got {epsilon!r}.")
-        low, high = 1e-2, _MOST_NOISE
-        while high / low > 1.001:
-            middle = math.sqrt(low * high)
-            low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
-        return high
+        """Return the smallest noise multiplier, to three digits, with which so many rounds reveal at most ε."""
+        from scipy.optimize import brentq  # slow to import
 
-    def _accountant(self) -> Any:
-        dp = _library()
-        if self.poisson or self.cohort == self.n:
-            return dp.pld.PLDAccountant()
-        return dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+        excess: Callable[[float], float] = lambda log: math.log(
+            max(self.epsilon(math.exp(log), delta, rounds), 1e-12) / epsilon
+        )
+        low, high = math.log(0.5), 0.0
+        while excess(high) > 0:
+            low, high = high, high + 1
+            if high > _MOST_NOISE:
+                raise ValueError(
+                    f"epsilon must be large enough for {rounds} rounds; got {epsilon!r}. Run fewer rounds, or allow "
+                    "more."
+                )
+        while excess(low) <= 0:
+            low, high = low - 1, low
+        found = brentq(excess, low, high, xtol=2e-4)
+        while excess(found) > 0:
+            found += 2e-4
+        return math.exp(found)
 
-    def _sampled(self, dp: Any, event: Event, noise: float) -> Any:
-        """One draw of a cohort. A client that is replaced changes a result by twice as much as one that is left out."""
-        if self.poisson:
-            return dp.PoissonSampledDpEvent(self.cohort / self.n, _gaussian(event, noise))
-        if self.cohort == self.n:
-            return _gaussian(event, noise / 2)
-        return dp.SampledWithoutReplacementDpEvent(self.n, self.cohort, _gaussian(event, noise / 2))
+    def rounds(self, noise: float, epsilon: float, delta: float, most: int) -> int:
+        """Return how many rounds, at most `most`, reveal at most ε with this noise multiplier; -1: not even `init`."""
+        if self.epsilon(noise, delta, most) <= epsilon:
+            return most
+        low, high = -1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.epsilon(noise, delta, middle) <= epsilon else (low, middle)
+        return low
 
 
-def _gaussian(event: Event, noise: float) -> Any:
-    """All releases of one draw together: k of the same noise are one with noise/√k."""
-    return _library().GaussianDpEvent(noise / math.sqrt(event.releases.total()))
+@lru_cache(maxsize=4096)
+def _epsilon(account: Account, noise: float, delta: float, rounds: int) -> float:
+    return account._epsilon(noise, delta, rounds)
 
 
 @cache
@@ -93,4 +126,6 @@ def _library() -> Any:
         importlib.import_module("dp_accounting.rdp")
     except ImportError as error:
         raise ImportError("The privacy account needs dp-accounting. Install rookery[privacy].") from error
+    # It warns of each Rényi order that it leaves out, which only makes ε larger.
+    logging.getLogger("absl").addFilter(lambda record: "Excluding this order" not in record.getMessage())
     return library

@@ -60,19 +60,24 @@ class Gaussian(Plain):
         if self.received is None:
             self.bounded_by(None)
         scale = self.multiplier * self.received * exchange.share  # type: ignore[operator]
-        leaves, structure = jax.tree.flatten(total)
         _numbers(exchange, total, "gaussian")
-        keys = jax.random.split(key, max(len(leaves), 1))
+        return noisy(total, scale, key), state
 
-        def noisy(a: Array, k: Array) -> Array:
-            if jnp.issubdtype(a.dtype, jnp.complexfloating):
-                noise: Any = draws.normals(k, (2, *a.shape), jnp.finfo(a.dtype).dtype)
-                noise = jax.lax.complex(noise[0], noise[1])
-            else:
-                noise = draws.normals(k, a.shape, _precise(a))
-            return (a + scale.astype(noise.real.dtype) * noise).astype(a.dtype)
 
-        return jax.tree.unflatten(structure, [noisy(a, k) for a, k in zip(leaves, keys, strict=False)]), state
+def noisy(total: Any, scale: Array, key: Array) -> Any:
+    """Add normal noise with this standard deviation to every number."""
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(key, max(len(leaves), 1))
+
+    def one(a: Array, k: Array) -> Array:
+        if jnp.issubdtype(a.dtype, jnp.complexfloating):
+            noise: Any = draws.normals(k, (2, *a.shape), jnp.finfo(a.dtype).dtype)
+            noise = jax.lax.complex(noise[0], noise[1])
+        else:
+            noise = draws.normals(k, a.shape, _precise(a))
+        return (a + scale.astype(noise.real.dtype) * noise).astype(a.dtype)
+
+    return jax.tree.unflatten(structure, [one(a, k) for a, k in zip(leaves, keys, strict=False)])
 
 
 def clip(bound: float) -> Clip:

@@ -1,8 +1,71 @@
 """The choice of a round's cohort."""
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery.base import draws
+from rookery.base.arguments import is_number
+
+_OVERFLOW = 1e-13  # the probability that a Poisson cohort has more clients than there are places
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Cohorts of random size, for private runs: each client is in a round's cohort with the same probability.
+
+    The clients are drawn independently of each other. This reveals less of a client than a cohort of fixed size, and
+    the account of `rk.private` says how much less.
+
+    Arguments:
+        expected: the expected number of clients in a round.
+    """
+
+    expected: float
+
+    def __post_init__(self) -> None:
+        if not is_number(self.expected) or self.expected <= 0:
+            raise ValueError(f"Poisson: expected must be a positive number of clients; got {self.expected!r}.")
+
+
+class Draw(NamedTuple):
+    """How a run draws its cohorts.
+
+    Attributes:
+        places: the clients in a cohort or, with Poisson sampling, more than it will have.
+        chance: with Poisson sampling, the probability of a client; None: cohorts of a fixed size.
+        secret: whether they are drawn from the server's own entropy, so that no client knows them.
+    """
+
+    places: int
+    chance: float | None = None
+    secret: bool = False
+
+    @classmethod
+    def poisson(cls, sampling: Poisson, n: int) -> "Draw":
+        """Return the draw of Poisson cohorts from n clients."""
+        from scipy.stats import binom  # slow to import
+
+        chance = float(sampling.expected) / n
+        return cls(max(1, min(n, int(binom.isf(_OVERFLOW, n, chance)) + 1)), chance, secret=True)
+
+    def __call__(self, key: Array, n: int) -> tuple[Int[Array, " places"], Bool[Array, " places"] | None]:
+        """Return the clients in the places, in ascending order, and which of them are in the cohort; None: all."""
+        if self.chance is None:
+            return sample_cohort(key, n, self.places), None
+        drawn = draws.coins(key, self.chance, (n,))
+        ids = jnp.sort(jnp.argsort(~drawn)[: self.places]).astype(jnp.int32)  # those drawn, and others to fill up
+        return ids, drawn[ids]
+
+
+def overflow(places: int, n: int, chance: float) -> float:
+    """Return the probability that a Poisson cohort has more clients than places."""
+    from scipy.stats import binom  # slow to import
+
+    return float(binom.sf(places, n, chance)) if places < n else 0.0
 
 
 def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | None = None) -> Int[Array, " size"]:

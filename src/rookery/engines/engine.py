@@ -3,7 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from os import urandom
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from jaxtyping import Array
 from rookery.base import compat, convolutions, draws, jaxprs
 from rookery.base.processes import Processes
 from rookery.data.clients import Clients
-from rookery.data.cohort import sample_cohort
+from rookery.data.cohort import Draw
 from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure
 from rookery.language import channel as channels
@@ -36,7 +37,7 @@ class Job:
     clients: Clients
     algorithm: Any
     start: tuple[Any, Any]  # x and y
-    cohort: Any  # clients per round
+    cohort: Any  # clients per round; with Poisson sampling, the places for them
     seed: int = 0
     channel: Any = None
     faults: channels.Faults | None = None
@@ -44,6 +45,12 @@ class Job:
     measure: Any = None  # measure(client, x, y, memory) -> {name: number}, for `Session.measure`
     computing: Computing = AS_IT_IS  # precision and rematerialisation
     noise_seed: int | None = None  # of a channel's noise; None: the operating system's entropy
+    chance: float | None = None  # of a client to be in a Poisson cohort; None: cohorts of a fixed size
+
+    @property
+    def draw(self) -> Draw:
+        """How cohorts are drawn."""
+        return Draw(self.cohort, self.chance, channels.is_private(self.channel))
 
 
 class Stopped(NamedTuple):
@@ -69,6 +76,8 @@ class Session(Protocol):
     warned: Stopped | None  # set once a value was not finite and the run went on
     keepers: Keepers | None  # hold memory that `save` does not return, and save it themselves
     notes: Sequence[str]  # messages for the user before the first round
+    channel: Any  # the job's; a private one is calibrated
+    account: Any  # of a private run; else None
 
     def init(self) -> Amounts:
         """Compute the state before the first round, and return its cost."""
@@ -107,10 +116,12 @@ class RoundKeys(NamedTuple):
     ids: Array  # the cohort
     key: Array  # the algorithm's
     chance: Array  # decides which replies get lost
+    present: Any = ()  # with Poisson sampling: which of `ids` are in the cohort
 
 
-# Separate streams of random numbers: of lost replies, of a `noise_seed` (which may equal the seed), of evaluations.
-_CHANCE, _NOISE, _MEASURE = 0x70726976, 0x6E6F6973, 0x6D656173
+# Separate streams of random numbers: of lost replies, of a `noise_seed` (which may equal the seed), of evaluations, and
+# of cohorts that the server keeps secret.
+_CHANCE, _NOISE, _MEASURE, _SECRET = 0x70726976, 0x6E6F6973, 0x6D656173, 0x73656372
 
 
 def start_keys(seed: Array, n: int) -> RoundKeys:
@@ -125,10 +136,15 @@ def measure_keys(seed: Array, t: Any, n: int) -> RoundKeys:
     return RoundKeys(jnp.arange(n, dtype=jnp.int32), key, key)
 
 
-def round_keys(seed: Array, t: Any, n: int, cohort: int) -> RoundKeys:
-    """The keys of round t, counted from 0."""
+def round_keys(seed: Array, t: Any, n: int, draw: Draw | int, noise: Any = ()) -> RoundKeys:
+    """The keys of round t, counted from 0. `draw`: a cohort's size, or how it is drawn. `noise`: see `noise_root`."""
+    draw = draw if isinstance(draw, Draw) else Draw(draw)
     choice, key = jax.random.split(jax.random.fold_in(seed, t + 1))
-    return RoundKeys(sample_cohort(choice, n, cohort), key, jax.random.fold_in(choice, _CHANCE))
+    chance = jax.random.fold_in(choice, _CHANCE)
+    if draw.secret:
+        choice = jax.random.fold_in(jax.random.fold_in(plan.noise_key(noise), _SECRET), t)
+    ids, present = draw(choice, n)
+    return RoundKeys(ids, key, chance, () if present is None else present)
 
 
 def noise_root(job: Job) -> Any:
@@ -166,6 +182,12 @@ class Traced:
     seed: Array
     noise: Any  # see `noise_root`
 
+    @cached_property
+    def account(self) -> Any:
+        """The privacy account of the run; None without a private channel."""
+        channel = self.job.channel
+        return channel.account(self.start, self.round, self.setting) if hasattr(channel, "account") else None
+
     @property
     def fingerprint(self) -> str:
         """Of the plans of the start and of a round, and of their constants."""
@@ -186,9 +208,11 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
     as_products = convolutions.chosen(convolve)
     clients = job.clients if shapes is None else shapes
     setting = Setting(
-        job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products
-    )
+        job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products,
+        job.chance,
+    )  # fmt: skip
     start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
+    job, setting = replace(job, channel=one_round.channel), setting._replace(channel=one_round.channel)
     measure = more[0] if more else None
     for traced_plan in (start, one_round):
         counted_loops(traced_plan.body)  # raises for nested loops that engines can't count

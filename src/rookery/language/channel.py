@@ -19,33 +19,39 @@ class ChannelExchange(NamedTuple):
     kind: str  # "mean", "sum", "gather" or, if a client holds the centre's data, "center"
     shapes: Any  # of a client's update (its difference to `around`, if the algorithm names one); None: bookkeeping
     share: Any = None  # in `decode`: the largest weight of a client in the result
+    public: Any = None  # in `encode`: what the channel's `public(server_state)`, if it has one, tells the clients
 
 
 @dataclass(frozen=True)
 class Bookkeeping:
-    """Marks a part of a message that is not an update, such as a number of steps: no channel clips or hides it.
+    """Marks a part of a message that is not an update, such as a number of steps: no channel clips it.
 
     Arguments:
         what: its meaning, for `rk.explain`.
-        most: a public bound. With a channel, the client clamps entries to [0, most]. None: it is sent unchanged.
+        most: a public bound. With a channel, the client clamps entries to [least, most]; `rk.private` then hides them
+            with noise. None: it is sent unchanged, and refused by `rk.private`.
+        least: the public lower bound. If it equals `most`, the value itself is public.
     """
 
     what: str
     most: float | None = None
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if self.most is not None and not (is_number(self.most) and self.most >= 0):
             raise ValueError(f"Bookkeeping: most must be a number of at least 0, or None; got {self.most!r}.")
+        if not is_number(self.least) or not 0 <= self.least <= (self.least if self.most is None else self.most):
+            raise ValueError(f"Bookkeeping: least must be a number from 0 to `most`; got {self.least!r}.")
 
     def bounded(self, value: Array) -> Array:
-        """The value clamped to its bound, if it has one; entries that are not finite become 0."""
+        """The value clamped to its bounds, if it has them; entries that are not finite become 0 first."""
         if self.most is None:
             return value
-        most = self.most
+        least, most = self.least, self.most
         if jnp.issubdtype(value.dtype, jnp.integer):
-            most = min(int(most), int(jnp.iinfo(value.dtype).max))
+            least, most = int(least), min(int(most), int(jnp.iinfo(value.dtype).max))
         value = jnp.where(jnp.isfinite(value), value, jnp.zeros((), value.dtype))
-        return jnp.clip(value, 0, most).astype(value.dtype)
+        return jnp.clip(value, least, most).astype(value.dtype)
 
 
 class Channel(Protocol):
@@ -134,6 +140,8 @@ def chain(*members: Channel) -> Channel:
     for member in members:
         if not is_channel(member):
             raise TypeError(f"rk.chain must be given channels such as rk.clip(1.0); got {member!r}.")
+        if hasattr(member, "calibrated"):
+            raise ValueError("rk.private must be the whole channel of a run; got it in a chain.")
         channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
         keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
         bound = getattr(channel, "bound", bound if keeps_bound else None)
@@ -169,6 +177,11 @@ def draws_noise(channel: Any) -> bool:
     return any(getattr(type(member), "decode", None) is not Plain.decode for member in _flat(channel))
 
 
+def is_private(channel: Any) -> bool:
+    """Return whether a channel hides the single client, so that cohorts are secret and denominators public."""
+    return getattr(channel, "unit", None) == "client"
+
+
 def is_channel(value: Any) -> bool:
     """Return whether the value has a channel's methods."""
     return not isinstance(value, type) and all(callable(getattr(value, m, None)) for m in ("init", "encode", "decode"))
@@ -177,6 +190,11 @@ def is_channel(value: Any) -> bool:
 def check_kind(channel: Any) -> None:
     """Raise TypeError if `channel` is not a channel, a dict of channels, or None."""
     for member in channel.values() if isinstance(channel, Mapping) else [channel]:
+        if isinstance(channel, Mapping) and hasattr(member, "calibrated"):
+            raise ValueError(
+                "rk.private must be the channel of all exchanges; got it for one. Give bounds by name instead: "
+                'rk.private(..., clip={"x": 1.0, ...}).'
+            )
         if member is not None and not is_channel(member):
             raise TypeError(
                 "channel must be a channel such as rk.clip(1.0), or a dict from exchange names to channels; got "

@@ -344,14 +344,16 @@ class Client:
     # Loops and counting.
 
     def loop(
-        self, n: Any, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None
-    ) -> C:
+        self, n: Any, body: Callable[[Any, C], C], carry: C, before: int = 0, go_on: Callable[[C], Any] | None = None,
+        most: int | None = None,
+    ) -> C:  # fmt: skip
         """Compute carry = body(i, carry) for i = 0, …, n − before − 1 on this client, and count the work.
 
         n may differ by client. `before` is the number of steps taken before the loop. With `go_on` the loop ends as
-        soon as go_on(carry) is false.
+        soon as go_on(carry) is false. `most`: a bound on n, if n is drawn.
         """
-        most: int | None = n if isinstance(n, int) else next((most for count, most in self._bounds if count is n), None)
+        if most is None:
+            most = n if isinstance(n, int) else next((most for count, most in self._bounds if count is n), None)
         count, most = n - before, None if most is None else most - before
         if most is not None and most <= 0:
             return carry

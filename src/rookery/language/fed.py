@@ -10,14 +10,14 @@ from jaxtyping import Array, Float, Int
 
 from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
-from rookery.base.compat import Primitive
 from rookery.data.clients import Clients
-from rookery.data.cohort import sample_cohort
+from rookery.data.cohort import Draw, sample_cohort
 from rookery.data.rows import Count
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import Bookkeeping, ChannelExchange
 from rookery.language.client import Client, Data, Epochs
+from rookery.language.exchange import Exchanging
 from rookery.language.hyperparameters import (
     Amount,
     AtLeastOne,
@@ -31,9 +31,9 @@ from rookery.language.hyperparameters import (
     Step,
     Steps,
 )  # fmt: skip
-from rookery.language.messages import Encoded, Parts, described
-from rookery.language.primitives import result_type, weighted_sum, zeroed
-from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing, source_of
+from rookery.language.messages import Parts, described
+from rookery.language.primitives import zeroed
+from rookery.language.tracing import PerClient, Tracing, source_of
 from rookery.problems.problems import Problem
 
 __all__ = [
@@ -58,18 +58,18 @@ class Inputs(NamedTuple):
     own: int  # how many of the client's values of earlier maps
 
 
-class Fed:
+class Fed(Exchanging):
     """The federation, as an algorithm's `init` and `round` see it. Its methods build the plan of a round.
 
     Attributes:
         problem: the problem, of a class that the algorithm solves.
         n: the number of clients in the federation.
-        cohort_size: P, the number of clients in this cohort.
+        cohort_size: P, the number of clients in this cohort; with Poisson sampling, the places for them.
     """
 
     def __init__(
         self, problem: Problem, clients: Clients, weights: Float[Array, " n"], ids: Int[Array, " cohort"],
-        tracing: Tracing,
+        tracing: Tracing, drawn: Array | None = None,
     ) -> None:  # fmt: skip
         self.problem: Any = problem
         self.n, self.cohort_size = clients.n, int(ids.shape[0])
@@ -77,6 +77,7 @@ class Fed:
         self._ids = jnp.asarray(ids, jnp.int32)
         self._cohort = 0  # the round's own cohort, which has memory; resampled ones are numbered from 1
         self._repeats = False  # whether a client may be in the cohort twice
+        self._drawn = drawn  # with Poisson sampling: which of `ids` are in the cohort
 
     def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
         """Compute fn(client, key, *values) on every client of the cohort.
@@ -206,7 +207,7 @@ class Fed:
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, jax.ShapeDtypeStruct((), key.dtype), [])
         exchange, parts = messages[-1]
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), [])
-        record = described(name, "center", [v.aval for v in work.outvars[:-1]])._replace(beside=parts.described())
+        record = parts.described(described(name, "center", [v.aval for v in work.outvars[:-1]]))
         out = self._bind(
             primitives.center, *operands,
             work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
@@ -218,8 +219,8 @@ class Fed:
         updates, marked = value
         return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), marked)
 
-    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C) -> C:
-        """Compute carry = body(i, carry) n times, where the body exchanges."""
+    def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, most: int | None = None) -> C:
+        """Compute carry = body(i, carry) n times, where the body exchanges. `most`: a bound on n, if n is drawn."""
         tracing = self._tracing
         if isinstance(n, int) and n <= 1:
             return body(jnp.int32(0), carry) if n == 1 else carry
@@ -235,8 +236,11 @@ class Fed:
         traced = jaxprs.LoopBody(turn, (carry, tracing.threaded))
         leaves, structure = jax.tree.flatten(traced.carry)
         length = n if isinstance(n, int) else None
-        count = [] if length is not None else [jnp.asarray(n, jnp.int32)]
-        out = self._bind(primitives.loop, *count, *traced.consts, *leaves, body=traced.jaxpr, length=length)
+        count, bound = [], {}
+        if length is None:
+            count = [jnp.asarray(n, jnp.int32) if most is None else jnp.minimum(jnp.asarray(n, jnp.int32), most)]
+            bound = {} if most is None else {"most": most}
+        out = self._bind(primitives.loop, *count, *traced.consts, *leaves, body=traced.jaxpr, length=length, **bound)
         result, tracing.threaded = jax.tree.unflatten(structure, out)
         return result
 
@@ -252,17 +256,18 @@ class Fed:
         It is drawn uniformly and without replacement. If `chances` gives each client's probability, it is drawn with
         replacement: a client that is drawn twice works once, and its reply counts twice.
         """
-        ids = sample_cohort(key, self.n, self.cohort_size, chances)
-        fresh = copy(self)
-        self._tracing.cohorts += 1
-        fresh._ids, fresh._cohort, fresh._repeats = ids, self._tracing.cohorts, chances is not None
+        fresh, tracing = copy(self), self._tracing
+        if tracing.rate is not None and chances is None:  # a private run: the server keeps its cohorts secret
+            keys = tracing.next_keys()
+            assert keys is not None
+            ids, fresh._drawn = Draw(self.cohort_size, tracing.chance)(keys.noise, self.n)
+        else:
+            ids = sample_cohort(key, self.n, self.cohort_size, chances)
+        tracing.cohorts += 1
+        fresh._ids, fresh._cohort, fresh._repeats = ids, tracing.cohorts, chances is not None
         return fresh
 
     # Steps of the plan.
-
-    def _bind(self, primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
-        """Add a step to the plan."""
-        return primitive.bind(*args, **params)
 
     def _work(self, traced: Any, key: Array, local: list[Any]) -> tuple[Any, list[Any], Inputs]:
         """A client's function with dead code removed, its operands, and their kinds."""
@@ -275,154 +280,6 @@ class Fed:
         inputs = Inputs(len(sent), data, identity, with_key, len(kept))
         work = convolutions.rewrite(work) if self._tracing.products else work
         return work, [*sent, *([key] if with_key else []), *kept], inputs
-
-    def _reduced(
-        self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool, bookkeeping: Any
-    ) -> Any:
-        """The weighted mean or sum."""
-        keys = self._tracing.next_keys()
-        p = jnp.asarray(weights)[self._ids]
-        sent = self._encoded(kind, value, name, around, keys, bookkeeping)
-        channel = sent.channel
-        lossy = self._tracing.faults is not None
-        if kind == "sum":
-            p = p if lossy else p * (self.n / self.cohort_size)
-        total = jnp.sum(p)
-        p = p / total if kind == "mean" and not lossy else p
-        by_channel = None if channel is None else getattr(channel, "reduce", None)
-        if by_channel is None:
-            reduced = self._reduced_by_plan(kind, name, sent, keys, p, total)
-        else:
-            reduced = self._reduced_by_channel(by_channel, kind, name, sent, keys, p, total)
-        result, p, total, present = reduced
-        if lossy:
-            least = self._tracing.threaded.least
-            self._tracing.threaded = self._tracing.threaded._replace(least=jnp.where(total > 0, least, 0))
-        if channel is not None:
-            by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # a client may be in the cohort twice
-            share = jnp.max(jnp.abs(by_client))
-            updates = self._decoded(channel, sent.exchange._replace(share=share), result[0], keys)
-            result = sent.parts.at_server(updates, result[1])
-        if not heard:
-            return result
-        dtype = jnp.result_type(*(result_type(a.dtype) for a in jax.tree.leaves(value.rows)))
-        replies = self.cohort_size if present is None else jnp.sum(present)
-        return result, Heard(total.astype(dtype), jnp.asarray(replies, dtype))
-
-    def _reduced_by_plan(
-        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
-    ) -> tuple[Any, Array, Array, Any]:
-        """Reduce by the plan's `reduce`. Returns the result, the weights, their total before scaling, and who replied.
-
-        Lost replies are left out of the sums, which are scaled to the weights that remain.
-        """
-        leaves, structure = jax.tree.flatten(sent.value.rows)
-        record = sent.described(kind, name)
-        lossy = self._tracing.faults is not None
-        mask = [self._present(keys)] if lossy else []
-        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
-        present: Any = self._noted(sums.pop()) if lossy else None
-        scale: Any = None
-        if lossy:
-            total = jnp.sum(jnp.where(present, p, 0))
-            safe = jnp.where(total > 0, total, 1)
-            scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
-            p = jnp.where(present, p, 0) * scale
-        scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
-        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
-        return result, p, total, present
-
-    def _reduced_by_channel(
-        self, reduce: Callable[..., Any], kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
-    ) -> tuple[Any, Array, Array, Any]:
-        """Reduce by a channel's `reduce`, which is given every reply. Returns the same as `_reduced_by_plan`."""
-        (updates, marked), present = self._gathered(kind, name, sent, keys)
-        if present is not None:
-            p = jnp.where(present, p, 0)
-            total = jnp.sum(p)
-            p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
-        mask = jnp.ones(self.cohort_size, bool) if present is None else present
-        return (reduce(sent.exchange, updates, p, mask), [weighted_sum(p, a) for a in marked]), p, total, present
-
-    def _encoded(
-        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any
-    ) -> Encoded:
-        """What clients send: with a channel, the encoded updates and the bookkeeping."""
-        if not isinstance(value, PerClient):
-            raise TypeError(
-                f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got {kind_of(value)}."
-            )
-        self._check_cohort(value, kind)
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
-        parts = Parts(shapes, name, bookkeeping, around)
-        updates = parts.split(shapes)[0]
-        exchange, tracing = ChannelExchange(name, kind, updates), self._tracing
-        first = tracing.exchanges.setdefault(name, exchange)
-        channel = channels.chosen(tracing.channel, name)
-        if channel is None or keys is None:
-            return Encoded(value, exchange, None, parts)
-        states = channel.init(exchange)
-        if first.shapes != updates and jax.tree.leaves(states):
-            raise ValueError(
-                f"Exchanges must have different names if a channel has a state; got two exchanges {name!r} with values "
-                "of different shapes. Rename one."
-            )
-        remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
-        fresh = states[1]
-
-        def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
-            updates, marked = parts.at_client(value)
-            updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
-            return (updates, marked), state
-
-        state = None if remembered is None else PerClient(remembered, self._cohort)
-        both = self.map(encode, keys.public, value, state)
-        sent, state = both.rows
-        if remembered is not None:
-            client = {**tracing.threaded.client, name: state}
-            tracing.threaded = tracing.threaded._replace(client=client)
-        return Encoded(PerClient(sent, self._cohort), exchange, channel, parts)
-
-    def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
-        """What the channel's server side makes of a result; its state is threaded on."""
-        tracing = self._tracing
-        states = tracing.threaded.server or {}
-        state = states[exchange.name] if exchange.name in states else channel.init(exchange)[0]
-        result, state = channel.decode(exchange, total, keys.noise, state)
-        if exchange.name in states:
-            tracing.threaded = tracing.threaded._replace(server={**states, exchange.name: state})
-        return result
-
-    def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
-        """The replies, and which clients replied; None if no reply can be lost."""
-        leaves, structure = jax.tree.flatten(sent.value.rows)
-        lossy = self._tracing.faults is not None
-        mask = [self._present(keys)] if lossy else []
-        rows = self._bind(
-            primitives.gather, self._ids, *mask, *leaves, exchange=sent.described(kind, name), lossy=lossy
-        )
-        present = self._noted(rows.pop()) if lossy else None
-        return jax.tree.unflatten(structure, rows), present
-
-    def _check_cohort(self, value: Any, what: str) -> None:
-        if isinstance(value, PerClient) and value.cohort != self._cohort:
-            raise ValueError(
-                f"fed.{what} must be given a value of its own cohort; got one of another. A cohort of `resample` and "
-                "the round's own cohort can't use each other's values."
-            )
-
-    def _present(self, keys: Any) -> Array:
-        """Draw whose replies are not lost."""
-        assert self._tracing.faults is not None
-        return self._tracing.faults.present(jax.random.fold_in(keys.chance, 0), self.cohort_size)
-
-    def _noted(self, present: Array) -> Array:
-        """Note who replied in the round's report, and return it."""
-        before, replies = self._tracing.threaded, jnp.sum(present, dtype=jnp.int32)
-        stayed = before.stayed if self._cohort else before.stayed & present
-        missing, least = before.missing + self.cohort_size - replies, jnp.minimum(before.least, replies)
-        self._tracing.threaded = before._replace(missing=missing, least=least, stayed=stayed)
-        return present
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -98,7 +98,8 @@ class Exchange(NamedTuple):
     kind: str  # "mean", "sum", "gather", "center"; "finish", not an exchange: what clients are sent after the last one
     shape: str
     reply_bytes: int
-    beside: tuple[tuple[str, str, float | None], ...] = ()  # its bookkeeping: meaning, shape, bound if any
+    beside: tuple[tuple[str, str, float | None, float], ...] = ()  # its bookkeeping: meaning, shape, bounds if any
+    updates: bool = True  # whether there is anything else in it
 
 
 @dataclass

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 
 from rookery.language import ledger
 from rookery.language.channel import Bookkeeping, ChannelExchange
@@ -26,6 +27,11 @@ class Parts:
         start = self._structure.flatten_up_to(_spread(around, like))
         self._around = [s if mark is None else None for s, mark in zip(start, self._marks, strict=True)]
 
+    @property
+    def bookkeeping(self) -> list[Bookkeeping]:
+        """The marks of the bookkeeping, in its order."""
+        return [mark for mark in self._marks if mark is not None]
+
     def split(self, value: Any) -> tuple[Any, list[Any]]:
         """The updates, a tree with None in place of bookkeeping, and the bookkeeping."""
         leaves = self._structure.flatten_up_to(value)
@@ -33,13 +39,18 @@ class Parts:
         bookkeeping = [a for a, mark in zip(leaves, self._marks, strict=True) if mark is not None]
         return jax.tree.unflatten(self._structure, updates), bookkeeping
 
-    def at_client(self, value: Any) -> tuple[Any, list[Any]]:
-        """The parts at the client: updates as differences to `around`, and bookkeeping clamped to its bounds."""
+    def at_client(self, value: Any, above_least: bool = False) -> tuple[Any, list[Any]]:
+        """The parts at the client: updates as differences to `around`, and bookkeeping clamped to its bounds.
+
+        With `above_least`, the bookkeeping is what exceeds its lower bound.
+        """
         both = zip(self._structure.flatten_up_to(value), self._around, strict=True)
         moves = jax.tree.unflatten(self._structure, [a if s is None else a - s for a, s in both])
         updates, bookkeeping = self.split(moves)
-        marks = [mark for mark in self._marks if mark is not None]
-        return updates, [mark.bounded(a) for a, mark in zip(bookkeeping, marks, strict=True)]
+        clamped = [mark.bounded(a) for a, mark in zip(bookkeeping, self.bookkeeping, strict=True)]
+        if above_least:
+            clamped = [a - jnp.asarray(m.least, a.dtype) for a, m in zip(clamped, self.bookkeeping, strict=True)]
+        return updates, clamped
 
     def at_server(self, updates: Any, bookkeeping: list[Any]) -> Any:
         """Join the parts at the server, and add `around` to the updates."""
@@ -49,10 +60,11 @@ class Parts:
         moved = [a if s is None else (s + a).astype(a.dtype) for a, s in both]
         return jax.tree.unflatten(self._structure, moved)
 
-    def described(self) -> tuple[tuple[str, str, float | None], ...]:
-        """The meaning, shape and bound of each piece of bookkeeping."""
+    def described(self, record: ledger.Exchange) -> ledger.Exchange:
+        """The record with the meaning, shape and bounds of each piece of bookkeeping."""
         both = zip(self._like, self._marks, strict=True)
-        return tuple((mark.what, ledger.shape_of([a]), mark.most) for a, mark in both if mark is not None)
+        pieces = [(mark.what, ledger.shape_of([a]), mark.most, mark.least) for a, mark in both if mark is not None]
+        return record._replace(beside=tuple(pieces), updates=len(pieces) < len(self._marks))
 
 
 class Encoded(NamedTuple):
@@ -66,7 +78,7 @@ class Encoded(NamedTuple):
     def described(self, kind: str, name: str) -> ledger.Exchange:
         """The ledger's record of the exchange."""
         shapes = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
-        return described(name, kind, shapes)._replace(beside=self.parts.described())
+        return self.parts.described(described(name, kind, shapes))
 
 
 def described(name: str, kind: str, shapes: Any) -> ledger.Exchange:

@@ -71,9 +71,10 @@ class Tracing:
 
     def __init__(
         self, channel: Any = None, faults: Faults | None = None, keys: ExchangeKeys | None = None,
-        threaded: Threaded | None = None, debug: bool = False, products: bool = False,
+        threaded: Threaded | None = None, debug: bool = False, products: bool = False, rate: float | None = None,
+        chance: float | None = None,
     ) -> None:  # fmt: skip
-        self.debug, self.products = debug, products  # see trace.Setting
+        self.debug, self.products, self.rate, self.chance = debug, products, rate, chance  # see trace.Setting
         self.channel, self.faults, self.threaded = channel, faults, threaded or Threaded()
         self.exchanges: dict[str, ChannelExchange] = {}  # by name, those traced so far
         self.sample_by_sample: set[str] = set()  # the losses that are evaluated sample by sample

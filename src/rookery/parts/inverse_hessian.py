@@ -45,7 +45,7 @@ def solve(
         return _neumann_sum(loop, contract, tree.scale(step, b), terms)
     if method == "random":
         count = draws.integers(key, (), 0, terms)
-        return loop(count, lambda n, p: contract(p, n), tree.scale(terms * step, b))
+        return loop(count, lambda n, p: contract(p, n), tree.scale(terms * step, b), most=terms - 1)
     return _conjugate_gradients(loop, product, b, terms)
 
 

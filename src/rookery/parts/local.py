@@ -53,11 +53,11 @@ def descend(
     return svrg(c, at, z, anchor, size, steps, optimizer)
 
 
-def most_steps(local_steps: Any) -> int | None:
-    """Return the largest number of local steps that any client takes; None where that depends on the data."""
+def bounds_of_steps(local_steps: Any) -> tuple[int | None, int]:
+    """Return the largest and the smallest number of local steps of any client; None, 0 if they depend on the data."""
     if isinstance(local_steps, int):
-        return local_steps
-    return local_steps[1] if isinstance(local_steps, tuple) else None
+        return local_steps, local_steps
+    return (local_steps[1], local_steps[0]) if isinstance(local_steps, tuple) else (None, 0)
 
 
 def sgd(

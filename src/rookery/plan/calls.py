@@ -140,11 +140,13 @@ class GatherCall(ExchangeCall):
 class LoopCall(Call):
     """`fed.loop`: the body's inputs are `fixed`, the turn and the carry; its outputs are the next carry.
 
-    The number of turns is `length` if it is known before the run, and the value of `count` otherwise.
+    The number of turns is `length` if it is known before the run, and the value of `count` otherwise; `most` is a bound
+    on it, if there is one.
     """
 
     primitive = "loop"
     length: int | None
+    most: int | None
     count: Atom | None
     fixed: list[Atom]
     carry: list[Atom]
@@ -316,7 +318,8 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
         counted = None if params["length"] is not None else take(0)
         fixed = len(rest) - len(eqn.outvars)
         body = body_of(without_unused_maps(params["body"]), numbers)
-        return LoopCall(*common, params["length"], counted, rest[:fixed], rest[fixed:], body)
+        most = params["length"] if params["length"] is not None else params.get("most")
+        return LoopCall(*common, params["length"], most, counted, rest[:fixed], rest[fixed:], body)
     if eqn.primitive is primitives.center:
         return CenterCall(*common, **_work(rest, params), exchange=params["exchange"], holder=params["holder"])
     ids = take(0)

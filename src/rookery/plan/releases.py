@@ -41,7 +41,13 @@ class Releases:
     @property
     def count(self) -> int:
         """How many results are released in a round."""
-        return sum(event.times * event.releases.total() for event in self.events)
+        each = [(event.times * times, exchange) for event in self.events for exchange, times in event.releases.items()]
+        return sum(times * released(exchange) for times, exchange in each)
+
+
+def released(exchange: Exchange) -> int:
+    """Return how many results one exchange releases: its updates, and each piece of bookkeeping that is not public."""
+    return exchange.updates + sum(most is None or most > least for _, _, most, least in exchange.beside)
 
 
 def releases(plan: Any) -> Releases:
@@ -100,16 +106,18 @@ class _Releases(Visitor[_Value]):
         if cohort.carried:
             self.refused.append(f"The cohort of the exchange {exchange.name!r} is carried from turn to turn of a loop.")
         self.refused += [
-            f"The exchange {exchange.name!r} carries {what}, without noise." for what, *_ in exchange.beside
+            f"The exchange {exchange.name!r} carries bookkeeping without a bound ({what})."
+            for what, _, most, _ in exchange.beside
+            if most is None
         ]
         event = self.events.setdefault(cohort, Event(prod(self._lengths[: cohort.depth])))
         event.releases[exchange] += prod(self._lengths[cohort.depth :])
         return self._new(call)
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
-        if call.length is None:
+        if call.most is None:
             self.refused.append("The number of turns of a loop with exchanges is known only during the run.")
-        self._lengths.append(1 if call.length is None else call.length)
+        self._lengths.append(1 if call.most is None else call.most)
         fixed, depth = read(call.fixed), len(self._lengths)
         turn_and_carry = [_Value(depth, carried=True) for _ in call.body.inputs[len(fixed) :]]
         self.visit(call.body, [*fixed, *turn_and_carry])

@@ -35,6 +35,14 @@ class Setting(NamedTuple):
     faults: channels.Faults | None = None
     debug: bool = False  # for a run that computes a client's loops turn by turn
     products: bool = False  # whether convolutions are computed as products: see convolutions.py
+    chance: float | None = None  # of a client to be in a Poisson cohort, which has at most `cohort` clients
+
+    @property
+    def rate(self) -> float | None:
+        """If denominators must be public: the share of all clients that a cohort is expected to have; else None."""
+        if not channels.is_private(self.channel):
+            return None
+        return self.cohort / self.clients.n if self.chance is None else self.chance
 
 
 class Carry(NamedTuple):
@@ -58,6 +66,7 @@ class Given(NamedTuple):
     key: Any  # the algorithm's
     chance: Any  # the key that decides which replies get lost
     noise: Any = ()  # of `init`: see Carry
+    present: Any = ()  # with Poisson sampling: which of `ids` are in the cohort
 
 
 class Made(NamedTuple):
@@ -81,6 +90,7 @@ class Plan:
         given, made: the shapes of its other inputs, a `Given`, and of its outputs, a `Made`.
         sample_by_sample: the losses ("f", "g", "r") that are evaluated on single samples.
         exchanges: its exchanges by name.
+        channel: the channel; a private one is calibrated.
         derived: a cache for values that engines compute from the plan, such as its costs.
     """
 
@@ -92,6 +102,7 @@ class Plan:
     made: Made
     sample_by_sample: frozenset[str]
     exchanges: dict[str, channels.ChannelExchange]
+    channel: Any = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -155,7 +166,8 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
         keys = None
         if setting.channel is not None:
             keys = ExchangeKeys(given.chance, _public(given.key), _noise(given.noise, 0))
-        tracing = Tracing(setting.channel, None, keys, debug=setting.debug, products=setting.products)
+        rate = None if setting.rate is None else 1.0
+        tracing = Tracing(setting.channel, None, keys, debug=setting.debug, products=setting.products, rate=rate)
         everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         if hasattr(algorithm, "memory"):
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
@@ -170,7 +182,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
 
     noise = () if setting.channel is None else jax.ShapeDtypeStruct((2,), jnp.uint32)
     given = _given(setting, start, hyper, setting.clients.n)._replace(noise=noise)
-    return _traced(f"{type(setting.algorithm).__name__}.init", init, given)
+    return _traced(f"{type(setting.algorithm).__name__}.init", init, given, setting.channel)
 
 
 def channel_states(setting: Setting, plan: Plan) -> tuple[Any, Any]:
@@ -192,6 +204,8 @@ def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tupl
     one_round = round_plan(setting, first.made.carry, hyper)
     if setting.channel is not None:
         channels.check(setting.channel, [*first.exchanges, *one_round.exchanges])
+        if hasattr(setting.channel, "calibrated"):
+            setting = setting._replace(channel=setting.channel.calibrated(first, one_round, setting))
         states = channel_states(setting, one_round)
         if states != ((), ()):
             first = start_plan(setting, start, hyper, states)
@@ -210,24 +224,30 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
         name = type(setting.algorithm).__name__
         algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), given.t)
         state, *threaded, noise = given.carry
-        lossy = setting.faults is not None
+        present = None if setting.chance is None else given.present
+        lossy = setting.faults is not None or present is not None
         if lossy:
-            threaded += [jnp.int32(0), jnp.int32(setting.cohort), jnp.ones(setting.cohort, bool)]
+            everyone = jnp.ones(setting.cohort, bool) if present is None else present
+            threaded += [jnp.int32(0), jnp.int32(setting.cohort), everyone]
         keys = None
         if lossy or setting.channel is not None:
             noise_key = None if setting.channel is None else _noise(noise, given.t + 1)
             keys = ExchangeKeys(given.chance, _public(given.key), noise_key)
-        tracing = Tracing(setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products)
-        cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
+        tracing = Tracing(
+            setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products, setting.rate,
+            setting.chance,
+        )  # fmt: skip
+        cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
         carry = Carry(state, memory, after.client, after.server, noise)
         return tracing, Made(carry, after.missing, after.least, after.stayed)
 
-    return _traced(
-        f"{type(setting.algorithm).__name__}.round", one_round, _given(setting, cohorts, hyper, setting.cohort)
-    )
+    given = _given(setting, cohorts, hyper, setting.cohort)
+    if setting.chance is not None:
+        given = given._replace(present=jax.ShapeDtypeStruct((setting.cohort,), bool))
+    return _traced(f"{type(setting.algorithm).__name__}.round", one_round, given, setting.channel)
 
 
 def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hyper: Any) -> Plan:
@@ -266,7 +286,12 @@ def _public(key: Array) -> Array:
 
 def _noise(root: Array, t: Any) -> Array:
     """The server's key for the noise of round t; 0 is the start."""
-    return jax.random.fold_in(jax.random.wrap_key_data(root, impl="threefry2x32"), t)
+    return jax.random.fold_in(noise_key(root), t)
+
+
+def noise_key(root: Array) -> Array:
+    """The key of the server's own randomness."""
+    return jax.random.wrap_key_data(root, impl="threefry2x32")
 
 
 def _given(setting: Setting, carry: Any, hyper: Any, cohort: int) -> Given:
@@ -303,7 +328,7 @@ def _like(before: Any, after: Any, name: str) -> Any:
     return jax.tree_util.tree_map_with_path(same, before, after)
 
 
-def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Given) -> Plan:
+def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Given, channel: Any = None) -> Plan:
     tracings: list[Tracing] = []
 
     def outputs(given: Given) -> Made:
@@ -322,4 +347,5 @@ def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Give
         made=shapes,
         sample_by_sample=frozenset(tracings[-1].sample_by_sample),
         exchanges=tracings[-1].exchanges,
+        channel=channel,
     )

@@ -138,9 +138,9 @@ class _Words(_Named):
 
 
 def bookkeeping(exchange: ledger.Exchange) -> list[str]:
-    """A line for each piece of bookkeeping in a message, which no channel clips or hides, with its bound."""
-    bound = lambda most: "no bound" if most is None else f"clamped to [0, {most:g}] under a channel"
-    return [f"bookkeeping in it: {what} {shape}, {bound(most)}" for what, shape, most in exchange.beside]
+    """A line for each piece of bookkeeping in a message, which no channel clips, with its bounds."""
+    bound = lambda most, least: "no bound" if most is None else f"clamped to [{least:g}, {most:g}] under a channel"
+    return [f"bookkeeping in it: {what} {shape}, {bound(*bounds)}" for what, shape, *bounds in exchange.beside]
 
 
 class Exchanged(NamedTuple):

@@ -5,10 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from rookery.base.arguments import check_seed
+from rookery.channels.private import Private
+from rookery.data.cohort import Draw, Poisson
 from rookery.engines import default_engine
 from rookery.engines.checks import check_function, check_run, start_values
 from rookery.engines.engine import Job
-from rookery.language.channel import Faults, check_kind
+from rookery.language.channel import Faults, check_kind, is_private
 from rookery.run.progress import Tracker
 from rookery.run.result import Run
 
@@ -23,7 +25,13 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
     if job.faults is not None and not isinstance(job.faults, Faults):
         raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {job.faults!r}.")
     x, y = start_values(job.problem, job.clients, job.start)
-    cohort = check_run(job.problem, job.clients, job.algorithm, x, y, rounds, job.cohort, every, job.seed)
+    wanted, sampling = job.cohort, None
+    if isinstance(job.cohort, Poisson):
+        sampling = _checked_sampling(job)
+        wanted = sampling.places
+    cohort = check_run(job.problem, job.clients, job.algorithm, x, y, rounds, wanted, every, job.seed)
+    if isinstance(job.channel, Private) and job.channel.rounds is None and rounds:
+        job = replace(job, channel=replace(job.channel, rounds=int(rounds)))
     if job.faults is not None and job.faults.minimum > cohort:
         raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {job.faults.minimum}.")
     if job.noise_seed is not None:
@@ -32,7 +40,42 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
             raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
     if job.on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite must be "stop" or "warn"; got {job.on_nonfinite!r}.')
-    return replace(job, start=(x, y), cohort=cohort, seed=int(job.seed))
+    chance = None if sampling is None else sampling.chance
+    return replace(job, start=(x, y), cohort=cohort, chance=chance, seed=int(job.seed))
+
+
+def _checked_sampling(job: Job) -> Draw:
+    n = job.clients.n
+    if not is_private(job.channel):
+        raise ValueError(f"cohort must be a number without channel=rk.private(...); got {job.cohort!r}.")
+    if job.cohort.expected >= n:
+        raise ValueError(
+            f"cohort must be rk.Poisson of less than {n}, the number of clients; got {job.cohort!r}. For all of them, "
+            "leave cohort out."
+        )
+    if "all clients" in getattr(job.algorithm, "needs", ()):
+        name = type(job.algorithm).__name__
+        raise ValueError(f"{name} needs all {n} clients in every round; got cohort={job.cohort!r}. Leave cohort out.")
+    return Draw.poisson(job.cohort, n)
+
+
+def check_publishes_nothing(channel: Private, measures: bool, sees_memory: bool, keep_best: str | None) -> None:
+    """Raise ValueError if an evaluation of a private run would use the clients' data."""
+    if channel.unit == "client" and measures:
+        raise ValueError(
+            "evaluate_client must be left out of a private run: its results come from the clients' data, without "
+            "noise. Give evaluate=..., on public data."
+        )
+    if channel.unit == "client" and sees_memory:
+        raise ValueError(
+            "evaluate must be a function of (x, y) in a private run: the clients' memory is not private. It takes (x, "
+            "y, memory)."
+        )
+    if keep_best is not None:
+        raise ValueError(
+            "keep_best must be left out of a private run, because choosing by a metric can reveal what it was computed "
+            f"from; got {keep_best!r}. Use the last state, or choose among the states of a callback by public data."
+        )
 
 
 def checked_engine(engine: Any) -> Any:

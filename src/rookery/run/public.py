@@ -6,8 +6,9 @@ from rookery.algorithms import __all__ as _algorithms
 from rookery.algorithms.server_optimizer import with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
-from rookery.channels import clip, gaussian
+from rookery.channels import clip, gaussian, private
 from rookery.data.clients import Clients
+from rookery.data.cohort import Poisson
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.engines.simulation.memory import MemoryLimitError
@@ -38,9 +39,9 @@ from rookery.run.weights import load_weights, save_weights
 
 __all__ = [
     "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
-    "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "Federation", "HostError", "MemoryLimitError",
-    "Minimax", "NonFiniteError", "NonFiniteWarning", "Positive", "RoundFailedError", "Run", "Share", "Simulation",
+    "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "Federation", "HostError", "MemoryLimitError", "Minimax",
+    "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share", "Simulation",
     "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "chain", "check", "clip", "explain",
-    "gaussian", "load_weights", "objectives", "parts", "save_weights", "session", "solve", "tree", "tune",
+    "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve", "tree", "tune",
     "with_server_optimizer", *_algorithms,
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """The record of a run: its history as it grows, the best state, and what a checkpoint keeps of them."""
 
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from rookery.language.ledger import Amounts, Ledger
 from rookery.language.metrics import check_numbers, direction
 from rookery.problems.problems import required_arguments
 from rookery.problems.variables import Adapted
+from rookery.run.budget import Budget
 from rookery.run.evaluation import Evaluate, over_clients
 from rookery.run.result import COLUMNS, Best, Run, did_you_mean
 
@@ -40,6 +42,7 @@ class Record:
         self.watched = evaluated or called_back  # if not, one call may go beyond `every` rounds
         self.sees_memory = evaluate is not None and required_arguments(evaluate) >= 3
         self.ledger = Ledger()
+        self.budget: Budget | None = None  # of a private run
         self.seconds = 0.0
         self.rows: list[dict[str, Any]] = []
         self.best: Best | None = None  # among the rows that are due every `every` rounds, which a longer run has, too
@@ -55,9 +58,14 @@ class Record:
         self.ledger.rounds = 0
         self.seconds += seconds
 
+    @cached_property
+    def affordable(self) -> int:
+        """The rounds that will be run: all, or those that a budget of privacy allows."""
+        return self.rounds if self.budget is None else min(self.rounds, self.budget.rounds)
+
     def is_due(self, done: int) -> bool:
         """Return whether there is a row after `done` rounds."""
-        return done % self.every == 0 or done == self.rounds
+        return done % self.every == 0 or done == self.affordable
 
     def advance(self, session: Session, costs: list[Amounts], cohort: int, seconds: float) -> bool:
         """Count the rounds of a call and add the rows that are due; return whether there are any."""
@@ -84,7 +92,8 @@ class Record:
         return True
 
     def _add(self, done: int, metrics: dict[str, float]) -> None:
-        self.rows.append({"round": done, **self.ledger.counts, "seconds": self.seconds, **metrics})
+        privacy = {} if self.budget is None else {"epsilon": self.budget.epsilon(done)}
+        self.rows.append({"round": done, **self.ledger.counts, "seconds": self.seconds, **privacy, **metrics})
 
     def evaluate(self, session: Session) -> None:
         """Add a row for the session's current state."""
@@ -141,13 +150,16 @@ class Record:
             interrupted=interrupted,
             rounds=session.rounds,
             memory=whole(memory),
+            spent=self.affordable < self.rounds and session.rounds >= self.affordable,
         )
 
     def extra(self) -> dict[str, Any]:
         """Return a copy of what a checkpoint keeps: it is written while the run continues."""
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
         ledger = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last)}
-        settings = {"every": self.every, "noise_seed": self.noise_seed}
+        settings: dict[str, Any] = {"every": self.every, "noise_seed": self.noise_seed}
+        if self.budget is not None:
+            settings["repeated"] = self.budget.repeated
         return {**ledger, **settings, "seconds": self.seconds, "rows": list(self.rows), "best": best}
 
     def restore(self, session: Session, extra: dict[str, Any], best: Any) -> None:
@@ -155,6 +167,8 @@ class Record:
         self.ledger.counts, self.ledger.last = extra["counts"], extra["last"]
         self.seconds, self.rows, self.noise_seed = extra["seconds"], extra["rows"], extra.get("noise_seed")
         self.best = None if extra["best"] is None else Best(extra["best"]["round"], extra["best"]["value"], *best)
+        if self.budget is not None:  # over a network, a round that others have seen may be computed again
+            self.budget.repeated = extra["repeated"] + int(session.durable)
         last = self.rows[-1]["round"]
         if last % extra["every"]:  # the saved run ended or was interrupted there, in the session's state
             if self.is_due(last):

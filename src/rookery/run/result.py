@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-COLUMNS = ("round", "seconds", *COUNTED)  # the columns of a history that are not metrics
+COLUMNS = ("round", "seconds", "epsilon", *COUNTED)  # the columns of a history that are not metrics
 SUMS = {"bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}  # of columns, for plots
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # clients' weights and quantiles: in the history, but not in tables
 _SAVED = ("history.csv", "exchanges.csv", "settings.json", "weights.safetensors")
@@ -77,7 +77,8 @@ class Run:
             samples_lower, samples_busiest, gradients, products, missing, seconds (all since the start) and the
             metrics. `samples_busiest` adds up, over the steps of the protocol, the samples of the client with the most
             work, for which a run in lock-step waits. `missing` counts the replies that did not arrive. `seconds`
-            covers the rounds and their compilation, but not the evaluations.
+            covers the rounds and their compilation, but not the evaluations. A private run has `epsilon`, the ε that it
+            has spent.
         weights: the clients' weights, if the method learns them.
         memory: the clients' memory, one row per client, e.g. their personal models. None if they have no memory, and
             for a `Federation`, whose sites keep it to themselves.
@@ -89,6 +90,7 @@ class Run:
             then the last finite one.
         settings: the algorithm, its hyperparameters, the seed and so on, as JSON values.
         notes: remarks that a reader of the results needs, e.g. that the noise can be drawn again.
+        spent: whether the run ended early because its budget of privacy was spent.
     """
 
     history: "pd.DataFrame"
@@ -101,6 +103,7 @@ class Run:
     stopped: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    spent: bool = False
 
     @property
     def x(self) -> Any:
@@ -197,5 +200,7 @@ class Run:
     def __repr__(self) -> str:
         last: Any = self.history.iloc[-1][metrics_of(self.history)] if len(self.history) else {}
         metrics = "".join(f", {name}={value:.4g}" for name, value in last.items())
-        ended = ", interrupted" if self.interrupted else ", stopped" if self.stopped else ""
+        ended = (
+            ", interrupted" if self.interrupted else ", stopped" if self.stopped else ", spent" if self.spent else ""
+        )
         return f"Run(rounds={self.rounds}{metrics}{ended})"

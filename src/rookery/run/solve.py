@@ -17,7 +17,9 @@ import numpy as np
 
 from rookery.base import content
 from rookery.base.printable import without_address
+from rookery.channels.private import Private
 from rookery.data.clients import Clients
+from rookery.data.cohort import Poisson
 from rookery.engines import checkpoints
 from rookery.engines.checks import check_function
 from rookery.engines.engine import Engine, Job, Session
@@ -25,7 +27,8 @@ from rookery.language.channel import Channel, Faults, draws_noise
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Problem
 from rookery.problems.variables import adapt
-from rookery.run.arguments import checked, checked_callbacks, checked_engine
+from rookery.run.arguments import check_publishes_nothing, checked, checked_callbacks, checked_engine
+from rookery.run.budget import Budget
 from rookery.run.evaluation import Evaluate, measuring
 from rookery.run.progress import Followers, Pace, Tracker, interrupts, progress_bar
 from rookery.run.record import Record
@@ -41,7 +44,7 @@ def solve(
     init: Any,
     rounds: int,
     *,
-    cohort: int | None = None,
+    cohort: int | Poisson | None = None,
     seed: int = 0,
     noise_seed: int | None = None,
     evaluate: Evaluate | None = None,
@@ -70,7 +73,8 @@ def solve(
         rounds: the number of rounds.
         cohort: clients per round, drawn uniformly, afresh each round; None: all of them. A mean is over the cohort with
             the clients' weights, Σ p_i v_i / Σ p_i: with unequal weights and a small cohort its expectation is not the
-            mean over all clients (in a cohort of one client, weights have no effect).
+            mean over all clients (in a cohort of one client, weights have no effect). `rk.Poisson(50)`, for private
+            runs: each client takes part with the same probability.
         seed: the source of all randomness that a client can see: cohorts, minibatches, lost replies. The same seed
             gives the same run on every engine and after every resume.
         noise_seed: the source of a channel's noise. None, the default: the operating system's entropy, so that nobody
@@ -90,7 +94,8 @@ def solve(
             interpolated.
         engine: `Simulation(block=..., debug=...)`, the default, or `Federation()`.
         channel: transforms messages between clients and server, e.g. `rk.chain(rk.clip(1.0), rk.gaussian(1.1))` for all
-            exchanges, or {name of an exchange: channel}. None: the plain mean.
+            exchanges, or {name of an exchange: channel}. None: the plain mean. `rk.private(8, 1e-5)` keeps the run to a
+            budget of privacy; it ends before a round that the budget does not allow.
         faults: `rk.Faults(dropout=0.2)`: replies that do not arrive. If fewer than its minimum do, the run ends with
             `rk.RoundFailedError`.
         checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
@@ -120,6 +125,8 @@ def solve(
     functions, trackers = checked_callbacks(callbacks)
     _check_options(evaluate, checkpoint)
     record = Record(models, evaluate, keep_best, measure is not None, every, rounds, noise_seed, bool(functions))
+    if isinstance(job.channel, Private):
+        check_publishes_nothing(job.channel, measure is not None, record.sees_memory, keep_best)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(
             "evaluate must be a function of (x, y) here, because the sites of a Federation keep the clients' memory to "
@@ -132,13 +139,14 @@ def solve(
         session.processes.agree(
             {"rounds": rounds, "every": every, "keep_best": keep_best, "checkpoint": str(checkpoint)}
         )
+        record.budget = Budget.of(session, rounds)
         record.start(session.init(), session.clients.n, time.perf_counter() - begin)
         saver = None
         if checkpoint is None:
             record.evaluate(session)
         else:
             saver = _resume(checkpoint, job, session, record, evaluate, evaluate_client)
-        settings, notes = _settings(job, engine, session, record), _notes(job.channel, record.noise_seed)
+        settings, notes = _settings(job, engine, session, record), _notes(job.channel, record)
         for note in (*session.notes, *notes):
             logging.getLogger("rookery").info(note)
         with (
@@ -153,7 +161,8 @@ def solve(
                 bar(session.rounds, rounds, _metrics_text(record.rows[-1]))
 
             _run_rounds(session, record, job.cohort, saver, functions, show, interrupt)
-            run = record.run(session, not session.stopped and (session.rounds < rounds or interrupt.is_set()))
+            early = session.rounds < record.affordable or interrupt.is_set()
+            run = record.run(session, not session.stopped and early)
             run.settings, run.notes = json.loads(json.dumps(settings, default=_as_json)), notes
             if session.stopped is None or not session.stopped.failed:
                 run.stopped = None if session.stopped is None else session.stopped.reason
@@ -182,9 +191,9 @@ def _run_rounds(
     pace = Pace(1 if session.durable else _ROUNDS_PER_CALL)
     ended = False
     show()
-    while session.rounds < record.rounds and not session.stopped:
+    while session.rounds < record.affordable and not session.stopped:
         until = record.every - session.rounds % record.every if record.watched else record.rounds
-        count = pace.next(min(until, record.rounds - session.rounds))
+        count = pace.next(min(until, record.affordable - session.rounds))
         answers = session.processes.gather((count, ended or interrupt.is_set()))
         if any(stop for _, stop in answers):
             break
@@ -245,9 +254,11 @@ def _settings(job: Job, engine: Engine, session: Session, record: Record) -> dic
         "clients": session.clients.n,
         "engine": type(engine).__name__,
     }
-    options = {"channel": job.channel, "faults": job.faults}
+    channel = getattr(session, "channel", job.channel)  # a private one is calibrated there
+    options = {"channel": channel, "faults": job.faults}
     settings |= {name: without_address(value) for name, value in options.items() if value is not None}
-    settings |= {"cohort": job.cohort, "seed": job.seed, "rounds": record.rounds, "every": record.every}
+    cohort = job.cohort if job.chance is None else f"Poisson({job.chance * session.clients.n:g})"
+    settings |= {"cohort": cohort, "seed": job.seed, "rounds": record.rounds, "every": record.every}
     return settings | ({} if record.noise_seed is None else {"noise_seed": record.noise_seed})
 
 
@@ -255,10 +266,13 @@ def _as_json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else without_address(value)
 
 
-def _notes(channel: Any, noise_seed: int | None) -> tuple[str, ...]:
-    if noise_seed is None or not draws_noise(channel):
-        return ()
-    return (f"The noise comes from a seed and can be drawn again: this run is not private. (noise_seed={noise_seed})",)
+def _notes(channel: Any, record: Record) -> tuple[str, ...]:
+    notes, seed = [] if record.budget is None else [record.budget.in_words()], record.noise_seed
+    if seed is not None and draws_noise(channel):
+        notes.append(
+            f"The noise comes from a seed and can be drawn again: this run is not private. (noise_seed={seed})"
+        )
+    return tuple(notes)
 
 
 def _metrics_text(row: dict[str, Any]) -> str:

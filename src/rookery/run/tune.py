@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from rookery.base.arguments import check_counts, is_integer, is_number
+from rookery.channels.private import Private
 from rookery.data.clients import Clients
 from rookery.engines.checks import check_function
 from rookery.engines.engine import Job
@@ -201,6 +202,11 @@ def tune(
     models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, measure=measure)
+    if isinstance(channel, Private):
+        raise ValueError(
+            "tune must not be given rk.private: each candidate is a run that reveals something. Tune on public data, "
+            "without it."
+        )
     job = checked(replace(job, noise_seed=noise_seed), rounds)
     if channel is not None and noise_seed is None:
         job = replace(job, noise_seed=secrets.randbits(64))  # the same noise for all candidates, from entropy

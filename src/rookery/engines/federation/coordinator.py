@@ -10,6 +10,7 @@ import numpy as np
 
 from rookery.base import jaxprs
 from rookery.base.printable import printable
+from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
@@ -51,7 +52,7 @@ class Coordinator:
         """Run round t, counted from 0."""
         self.links.rounds = t
         traced, job = self._traced, self._traced.job
-        keys = _round_keys(traced.seed, t, job.clients.n, job.cohort)
+        keys = _round_keys(traced.seed, t, job.clients.n, job.draw, noise)
         before = traced.round.given.carry
         memory, client = _remembered("memory", before.memory), _remembered("client", before.client)
         return self._phase(traced.round, (1, t), Carry(state, memory, client, server, noise), keys)
@@ -68,7 +69,7 @@ class Coordinator:
         self, plan: Plan, moment: Moment, carry: Any, keys: engine.RoundKeys, noise: Any = ()
     ) -> tuple[Made, Amounts]:
         t, ids, weights = np.int32(moment[1]), ServerValue(keys.ids), self._traced.job.clients.weights
-        given = Given(carry, self._traced.hyper, t, ids, weights, keys.key, keys.chance, noise)
+        given = Given(carry, self._traced.hyper, t, ids, weights, keys.key, keys.chance, noise, keys.present)
         leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Remembered | ServerValue))
         phase = Phase(self._traced, plan, moment, ids, self.run, self.links, self._numbers, self._program)
         self.blamed = phase.blamed
@@ -130,8 +131,8 @@ class Coordinator:
 
 
 @partial(jax.jit, static_argnums=(2, 3))
-def _round_keys(seed: Any, t: Any, n: int, cohort: int) -> engine.RoundKeys:
-    return engine.round_keys(seed, t, n, cohort)
+def _round_keys(seed: Any, t: Any, n: int, draw: Draw, noise: Any) -> engine.RoundKeys:
+    return engine.round_keys(seed, t, n, draw, noise)
 
 
 def _remembered(kind: str, value: Any) -> Any:

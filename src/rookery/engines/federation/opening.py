@@ -42,6 +42,7 @@ def run_fields(traced: engine.Traced) -> dict[str, Any]:
         "faults": description.describe(job.faults),
         "clients": clients.n,
         "cohort": job.cohort,
+        "chance": job.chance,
         "levels": {
             level: [source.widest, source.narrowest, source.chunk]
             for level, source in clients.levels().items()
@@ -101,6 +102,7 @@ _NAME = ("8 to 64 hexadecimal digits", is_run_name)
 _COUNT = ("an integer of at least 1", is_count)
 _ROUNDS = ("an integer of at least -1", lambda value: is_count(value, -1))
 _DESCRIPTION = ("a description", lambda value: value is None or isinstance(value, dict))
+_is_chance: Callable[[Any], bool] = lambda value: isinstance(value, float) and 0 < value < 1
 # Every field of the message, and what it must be.
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "do": _TEXT,
@@ -114,6 +116,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "faults": _DESCRIPTION,
     "clients": _COUNT,
     "cohort": _COUNT,
+    "chance": ("null, or a number between 0 and 1", lambda value: value is None or _is_chance(value)),
     "client": ("an integer of at least 0", lambda value: is_count(value, 0)),
     "sizes": ("numbers of samples", lambda value: isinstance(value, dict) and all(map(is_count, value.values()))),
     "levels": ("sizes by level", _is_levels),

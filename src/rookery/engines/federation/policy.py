@@ -173,7 +173,7 @@ def exchanges(opened: Opened) -> list[Seen]:
             center = isinstance(call, CenterCall) and call.holder == opened.header["client"]
             if center or isinstance(call, ExchangeCall):
                 exchange = exchange_of(plan, call.number)
-                unbounded = ", ".join(what for what, _, most in exchange.beside if most is None)
+                unbounded = ", ".join(what for what, _, most, _ in exchange.beside if most is None)
                 alone = not isinstance(call, ReduceCall)
                 found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded))
     return found

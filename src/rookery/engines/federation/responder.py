@@ -295,7 +295,9 @@ class Responder:
         study, method = self._study, hyperparameters.split(algorithm)
         start = start_values(study.problem, clients, study.init)
         cohort, products = header["cohort"], header["products"]
-        setting = Setting(study.problem, clients, method.fixed, cohort, channel, faults, False, products)
+        setting = Setting(
+            study.problem, clients, method.fixed, cohort, channel, faults, False, products, header["chance"]
+        )
         if header["measures"] and study.measure is None:
             raise RefusedError("the coordinator asks for an evaluation, and its task has no evaluate_client.")
         measure = study.measure if header["measures"] else None

@@ -15,6 +15,7 @@ from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import Stopped
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
+from rookery.language.channel import is_private
 from rookery.language.ledger import Amounts
 from rookery.plan import trace as plan
 
@@ -52,6 +53,16 @@ class Session:
         """See `engine.Session`: over a network, whether every site's policy allows it."""
         opened = self.coordinator.links.opened.values()
         return not self.durable or all(said.get("evaluation") == "own" for said in opened)
+
+    @property
+    def channel(self) -> Any:
+        """See `engine.Session`."""
+        return self._job.channel
+
+    @property
+    def account(self) -> Any:
+        """See `engine.Session`."""
+        return self._traced.account
 
     @property
     def state(self) -> Any:
@@ -97,7 +108,8 @@ class Session:
     def _check(self, carry: Any, t: int) -> bool:
         """Return whether the run goes on: the state and what the sites remember are finite."""
         state = [bool(np.isfinite(np.asarray(leaf, float)).all()) for _, leaf in engine.real_leaves(carry.state)]
-        finite = [*state, *self.coordinator.memory_finite]
+        memory_finite = [] if is_private(self._job.channel) else self.coordinator.memory_finite
+        finite = [*state, *memory_finite]
         if all(finite):
             return True
         memory = self._traced.start.made.carry.memory  # its structure
@@ -122,6 +134,8 @@ class Session:
         """See `engine.Session.restore`."""
         state, server, wrote, noise = saved
         engine.check_noise(self._job, noise)
+        if is_private(self._job.channel) and self._job.noise_seed is None:
+            noise = engine.noise_root(self._job)  # replies to a round that was interrupted may differ: never its noise
         self._carry, self.rounds = plan.Carry(state, None, None, server, noise), rounds
         if wrote is not None:
             self.wrote = np.asarray(wrote)

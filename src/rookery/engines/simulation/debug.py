@@ -63,7 +63,7 @@ class Session(device.Session):
         for _ in range(rounds):
             try:
                 ids, before, after, report = device.one_round(
-                    program, job.cohort, traced.round.consts, self._data, traced.hyper, self._carry, self.rounds,
+                    program, job.draw, traced.round.consts, self._data, traced.hyper, self._carry, self.rounds,
                     traced.seed,
                 )  # fmt: skip
                 check_finite(after.state, "the server, the state after the round")

@@ -14,11 +14,13 @@ from jaxtyping import Array
 from rookery.base import convolutions, jaxprs
 from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
+from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import Job, Stopped
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
+from rookery.language.channel import is_private
 from rookery.language.ledger import Amounts
 from rookery.plan.computing import Computing
 from rookery.plan.costs import costs, counted_loops
@@ -85,6 +87,16 @@ class Session:
         return self._traced.fingerprint
 
     @property
+    def channel(self) -> Any:
+        """See `engine.Session`."""
+        return self._job.channel
+
+    @property
+    def account(self) -> Any:
+        """See `engine.Session`."""
+        return self._traced.account
+
+    @property
     def state(self) -> Any:
         """The algorithm's state. The next `advance` donates its buffers, and those of `memory`."""
         return self._carry.state
@@ -124,9 +136,7 @@ class Session:
     def advance(self, rounds: int) -> list[Amounts]:
         traced, job = self._traced, self._job
         limit = ROUNDS_AT_ONCE
-        program = self._program(
-            "rounds", traced.round, advance, job.cohort, minimum(job), limit, together(), donate=(3,)
-        )
+        program = self._program("rounds", traced.round, advance, job.draw, minimum(job), limit, together(), donate=(3,))
         done: list[Amounts] = []
         while len(done) < rounds and self.stopped is None:
             count = min(rounds - len(done), limit)
@@ -237,6 +247,7 @@ class Program:
         self.body, self.made, self.axes = traced.body, jax.tree.structure(traced.made), clients.client_axes()
         self.loops = counted_loops(traced.body)
         self.block = block
+        self.private = is_private(traced.channel)
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
         """The plan's outputs, a `trace.Made`, and the round's report."""
@@ -278,7 +289,7 @@ def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: An
     keys = engine.start_keys(seed, clients.n)
     given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
     made, report = program(consts, clients, given)
-    report["finite"] = program.everywhere(_finite(made.carry))
+    report["finite"] = program.everywhere(_finite(made.carry, program.private))
     return made.carry, report
 
 
@@ -290,32 +301,34 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterate
     return made.carry.state
 
 
-def _finite(carry: Carry) -> Array:
-    """Whether it is finite, for each leaf of the state and of the clients' memory."""
-    leaves = [leaf for part in (carry.state, carry.memory) for _, leaf in engine.real_leaves(part)]
+def _finite(carry: Carry, private: bool) -> Array:
+    """Whether it is finite, for each leaf of the state and, unless the run is private, of the clients' memory."""
+    parts = (carry.state,) if private else (carry.state, carry.memory)
+    leaves = [leaf for part in parts for _, leaf in engine.real_leaves(part)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)
 
 
 def one_round(
-    program: Program, cohort: int, consts: Any, clients: Clients, hyper: Any, carry: Carry, t: Any, seed: Array
+    program: Program, draw: Draw, consts: Any, clients: Clients, hyper: Any, carry: Carry, t: Any, seed: Array
 ) -> Any:
     """Compute round t, counted from 0.
 
     Returns the cohort, the carry before and after the round (of the clients' memory only the cohort's rows), and a
     report.
     """
-    keys = engine.round_keys(seed, t, clients.n, cohort)
+    keys = engine.round_keys(seed, t, clients.n, draw, carry.noise)
     memory, client = program.rows(keys.ids, clients.n, (carry.memory, carry.client))
     before = carry._replace(memory=memory, client=client)
     t = jnp.asarray(t, jnp.int32)
-    made, report = program(consts, clients, Given(before, hyper, t, keys.ids, clients.weights, keys.key, keys.chance))
+    given = Given(before, hyper, t, keys.ids, clients.weights, keys.key, keys.chance, present=keys.present)
+    made, report = program(consts, clients, given)
     after = made.carry
     if made.stayed is not None:  # clients that missed an exchange keep their earlier memory
         stayed = program.here(keys.ids, made.stayed)
         keep = lambda new, old: jnp.where(stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
         memory, client = jax.tree.map(keep, (after.memory, after.client), (before.memory, before.client))
         after = after._replace(memory=memory, client=client)
-    report["finite"] = program.everywhere(_finite(after))
+    report["finite"] = program.everywhere(_finite(after, program.private))
     return keys.ids, before, after, report
 
 
@@ -329,7 +342,7 @@ def put(program: Program, n: int, carry: Carry, ids: Any, before: Carry, after: 
 
 
 def advance(
-    program: Program, cohort: int, minimum: int, limit: int, together: int, consts: Any, clients: Clients, hyper: Any,
+    program: Program, draw: Draw, minimum: int, limit: int, together: int, consts: Any, clients: Clients, hyper: Any,
     carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array,
 ) -> Any:  # fmt: skip
     """Compute at most `rounds` rounds from round `begin` on, until one is not good; `carry` is donated.
@@ -341,7 +354,7 @@ def advance(
 
     def one(i: Any, state: Any) -> Any:
         wanted, carry = state
-        ids, before, after, report = one_round(program, cohort, consts, clients, hyper, carry, begin + i, seed)
+        ids, before, after, report = one_round(program, draw, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
         return (good, put(program, clients.n, carry, ids, before, after, good)), report
 
@@ -358,11 +371,11 @@ def advance(
         some = lambda progress: recorded(progress, once(*progress[:2]))
     else:
         turn = jaxprs.LoopBody(one, state)
-        draw, state, report = turn.ahead(), turn.carry, turn.aux
+        ahead, state, report = turn.ahead(), turn.carry, turn.aux
 
         def some(progress: Any) -> Any:
             first = progress[0]
-            drawn = draw(first + jnp.arange(together, dtype=jnp.int32))
+            drawn = ahead(first + jnp.arange(together, dtype=jnp.int32))
             more = lambda progress: going(progress) & (progress[0] < first + together)
 
             def next_one(progress: Any) -> Any:

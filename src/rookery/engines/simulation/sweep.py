@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from rookery.data.clients import Clients
+from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device, division
@@ -46,7 +47,7 @@ class Sweep:
         else:
             traced = engine.traced(job, convolve=settings.convolutions)
         self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
-        self._searched, self._cohort, self._block = tuple(sorted(searched)), job.cohort, block
+        self._searched, self._draw, self._block = tuple(sorted(searched)), job.draw, block
         self._minimum = device.minimum(job)
         if self._mesh is not None:
             every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
@@ -75,7 +76,7 @@ class Sweep:
     ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:
         """Compute `rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
         traced = self._traced
-        program = self._program("sweep", traced.round, _advance_some, self._cohort, self._minimum, donate=(4,))
+        program = self._program("sweep", traced.round, _advance_some, self._draw, self._minimum, donate=(4,))
         return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, rounds, traced.seed)
 
     def candidate(self, carries: Carry, i: int) -> tuple[Any, Any]:
@@ -144,7 +145,7 @@ def _start_all(
 
 
 def _advance_some(
-    program: Program, devices: Mesh | None, cohort: int, minimum: int, consts: Any, clients: Clients, rest: Any,
+    program: Program, devices: Mesh | None, draw: Draw, minimum: int, consts: Any, clients: Clients, rest: Any,
     values: Values, carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
 ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:  # fmt: skip
     """Advance some candidates. Returns all carries, and by slot whether all rounds were finite and had enough replies.
@@ -159,7 +160,7 @@ def _advance_some(
     ) -> Any:
         def one(value: Any, slot: Any, t: Any) -> Any:
             carry, finite, replied = slot
-            traced = program, cohort, consts, clients, rest | value
+            traced = program, draw, consts, clients, rest | value
             ids, before, after, report = device.one_round(*traced, carry, t, seed)
             carry = device.put(program, clients.n, carry, ids, before, after, True)
             return carry, finite & jnp.all(report["finite"]), replied & (report["least"] >= minimum)

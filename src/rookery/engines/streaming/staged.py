@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.data.clients import Clients
+from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device
@@ -82,7 +83,7 @@ class Session(device.Session):
         self._stage = stage_for(traced, data, limit())
         if self._stage is not None:
             self._staged = engine.traced(job, convolve=settings.convolutions, shapes=self._stage.shapes)
-            self._cohorts = Cohorts(self._staged.seed, job.clients.n, job.cohort)
+            self._cohorts = Cohorts(self._staged.seed, job.clients.n, job.draw)
             levels = self._stage.levels
             columns = zip(*((used.level.sizes, used.row_bytes, used.capacity) for used in levels), strict=True)
             sizes, costs, capacities = columns
@@ -122,6 +123,7 @@ class Session(device.Session):
         done: list[Amounts] = []
         flights: deque[_Flight] = deque()
         go, t, end = jnp.bool_(True), self.rounds, self.rounds + rounds
+        self._cohorts.noise = np.asarray(self._carry.noise) if job.draw.secret else ()
         try:
             while t < end and self.stopped is None:
                 self._bring(t)
@@ -172,7 +174,7 @@ class Session(device.Session):
 
     def _rounds(self, clients: Clients) -> Any:
         of, job, block = self._staged.round, self._job, self._settings.block
-        fixed = job.cohort, device.minimum(job), self._rounds_per_call, device.together()
+        fixed = job.draw, device.minimum(job), self._rounds_per_call, device.together()
         return engine.PROGRAMS.find(
             ("staged rounds", of.identity, device.shapes(clients), block, *fixed),
             lambda: engine.compiled(of, partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
@@ -180,13 +182,13 @@ class Session(device.Session):
 
 
 def advance(
-    program: Program, cohort: int, minimum: int, most: int, together: int, consts: Any, clients: Clients, hyper: Any,
+    program: Program, draw: Draw, minimum: int, most: int, together: int, consts: Any, clients: Clients, hyper: Any,
     carry: Carry, begin: Any, rounds: Any, strict: Any, seed: Array, go: Any,
 ) -> Any:  # fmt: skip
     """See `device.advance`. Nothing is computed unless `go`; the last result is whether all rounds were good."""
     rounds = jnp.where(go, rounds, 0)
     carry, reports = device.advance(
-        program, cohort, minimum, most, together, consts, clients, hyper, carry, begin, rounds, strict, seed
+        program, draw, minimum, most, together, consts, clients, hyper, carry, begin, rounds, strict, seed
     )
     good = (reports["least"] >= minimum) & (jnp.all(reports["finite"], axis=1) | ~jnp.asarray(strict))
     return carry, reports, go & jnp.all(good | (jnp.arange(most) >= rounds))
@@ -201,15 +203,17 @@ def _read(pool: Pool, stage: Stage, t: int, most: int, enough: int) -> tuple[Pre
 class Cohorts:
     """The cohorts of the next rounds, drawn ahead in the session's thread for the thread that reads rows."""
 
-    def __init__(self, seed: Array, n: int, cohort: int) -> None:
+    def __init__(self, seed: Array, n: int, draw: Draw) -> None:
+        cohort = draw.places
         numbers = cohort**2 if cohort <= 2048 and 8 * cohort <= n else n  # of a draw: see `sample_cohort`
         batch = max(1, min(_AHEAD, _DRAWN // numbers))
 
-        def draw(seed: Array, begin: Array) -> Array:
-            ids = lambda t: engine.round_keys(seed, t, n, cohort).ids
+        def several(seed: Array, noise: Any, begin: Array) -> Array:
+            ids = lambda t: engine.round_keys(seed, t, n, draw, noise).ids
             return jax.lax.map(ids, begin + jnp.arange(_AHEAD, dtype=jnp.int32), batch_size=batch)
 
-        self._seed, self._draw = seed, engine.PROGRAMS.find(("cohorts", n, cohort), lambda: jax.jit(draw))
+        self._seed, self._draw = seed, engine.PROGRAMS.find(("cohorts", n, draw), lambda: jax.jit(several))
+        self.noise: Any = ()  # see `engine.noise_root`
         self.restart(0)
 
     def restart(self, t: int) -> None:
@@ -220,7 +224,7 @@ class Cohorts:
     def reach(self, t: int) -> None:
         """Draw the cohorts of all rounds before t, at least."""
         while self._end < t:
-            self._drawn[self._end] = self._draw(self._seed, jnp.int32(self._end))
+            self._drawn[self._end] = self._draw(self._seed, self.noise, jnp.int32(self._end))
             self._end += _AHEAD
 
     def __call__(self, t: int) -> np.ndarray:

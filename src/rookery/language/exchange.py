@@ -1,0 +1,231 @@
+"""How an exchange becomes steps of the plan: encoded at the clients, reduced, decoded at the server."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rookery.base.arguments import kind_of
+from rookery.base.compat import Primitive
+from rookery.language import channel as channels
+from rookery.language import primitives
+from rookery.language.channel import ChannelExchange
+from rookery.language.client import Client
+from rookery.language.messages import Encoded, Parts
+from rookery.language.primitives import result_type, weighted_sum
+from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing
+
+
+class Exchanging:
+    """A cohort that can exchange values with the server. `Fed` adds what algorithms see."""
+
+    n: int  # the number of clients in the federation
+    cohort_size: int
+    _ids: Array
+    _weights: Array
+    _cohort: int  # 0 for the round's own cohort, which has memory; resampled ones are numbered from 1
+    _drawn: Array | None  # with Poisson sampling: which of `ids` are in the cohort
+    _tracing: Tracing
+
+    def map(self, fn: Callable[..., Any], key: Array, *values: PerClient | None) -> PerClient:
+        """See `Fed.map`."""
+        raise NotImplementedError
+
+    def _bind(self, primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
+        """Add a step to the plan."""
+        return primitive.bind(*args, **params)
+
+    def _reduced(
+        self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool, bookkeeping: Any
+    ) -> Any:
+        """The weighted mean or sum."""
+        keys = self._tracing.next_keys()
+        weights = jnp.asarray(weights)
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping)
+        p, total = self._scaled(kind, weights)
+        channel = sent.channel
+        by_channel = None if channel is None else getattr(channel, "reduce", None)
+        if by_channel is None:
+            reduced = self._reduced_by_plan(kind, name, sent, keys, p, total)
+        else:
+            reduced = self._reduced_by_channel(by_channel, kind, name, sent, keys, p, total)
+        result, p, total, present = reduced
+        if self._lossy:
+            least = self._tracing.threaded.least
+            self._tracing.threaded = self._tracing.threaded._replace(least=jnp.where(total > 0, least, 0))
+        rate = self._tracing.rate
+        if channel is not None:
+            if rate is None:
+                by_client = jnp.zeros(self.n, p.dtype).at[self._ids].add(p)  # a client may be in the cohort twice
+            else:  # the largest share of any client, in this cohort or not
+                by_client = weights / (total if kind == "mean" else rate)
+            exchange = sent.exchange._replace(share=jnp.max(jnp.abs(by_client)))
+            whole = jnp.ones(()) if kind == "mean" else jnp.sum(weights)
+            bookkept = self._hidden(channel, exchange, sent.parts, result[1], keys, whole)
+            updates = self._decoded(channel, exchange, result[0], keys)
+            result = sent.parts.at_server(updates, bookkept)
+        if not heard:
+            return result
+        dtype = jnp.result_type(*(result_type(a.dtype) for a in jax.tree.leaves(value.rows)))
+        replies: Any = self.cohort_size if present is None else jnp.sum(present)
+        replies = replies if rate is None else rate * self.n
+        return result, Heard(total.astype(dtype), jnp.asarray(replies, dtype))
+
+    def _scaled(self, kind: str, weights: Array) -> tuple[Array, Array]:
+        """The clients' weights in a mean or a sum, and the total that a mean divides by.
+
+        In a private run, the total is that of a cohort of the expected size: who takes part is secret. With lost
+        replies, weights are scaled once it is known who replied.
+        """
+        p, rate = weights[self._ids], self._tracing.rate
+        if rate is not None:
+            total = rate * jnp.sum(weights)
+            return p / (total if kind == "mean" else rate), total
+        if kind == "sum":
+            p = p if self._lossy else p * (self.n / self.cohort_size)
+        total = jnp.sum(p)
+        return p / total if kind == "mean" and not self._lossy else p, total
+
+    def _reduced_by_plan(
+        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
+    ) -> tuple[Any, Array, Array, Any]:
+        """Reduce by the plan's `reduce`. Returns the result, the weights, their total before scaling, and who replied.
+
+        Lost replies are left out of the sums, which are scaled to the weights that remain.
+        """
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        record, lossy = sent.described(kind, name), self._lossy
+        mask = [self._present(keys)] if lossy else []
+        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
+        present: Any = self._noted(sums.pop()) if lossy else None
+        scale: Any = None
+        if lossy and self._tracing.rate is None:
+            total = jnp.sum(jnp.where(present, p, 0))
+            safe = jnp.where(total > 0, total, 1)
+            scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
+            p = jnp.where(present, p, 0) * scale
+        scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
+        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
+        return result, p, total, present
+
+    def _reduced_by_channel(
+        self, reduce: Callable[..., Any], kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
+    ) -> tuple[Any, Array, Array, Any]:
+        """Reduce by a channel's `reduce`, which is given every reply. Returns the same as `_reduced_by_plan`."""
+        (updates, marked), present = self._gathered(kind, name, sent, keys)
+        if present is not None:
+            p = jnp.where(present, p, 0)
+            total = jnp.sum(p)
+            p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
+        mask = jnp.ones(self.cohort_size, bool) if present is None else present
+        return (reduce(sent.exchange, updates, p, mask), [weighted_sum(p, a) for a in marked]), p, total, present
+
+    def _encoded(
+        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any
+    ) -> Encoded:
+        """What clients send: with a channel, the encoded updates and the bookkeeping."""
+        if not isinstance(value, PerClient):
+            raise TypeError(
+                f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got {kind_of(value)}."
+            )
+        self._check_cohort(value, kind)
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
+        parts = Parts(shapes, name, bookkeeping, around)
+        updates = parts.split(shapes)[0]
+        exchange, tracing = ChannelExchange(name, kind, updates), self._tracing
+        first = tracing.exchanges.setdefault(name, exchange)
+        channel = channels.chosen(tracing.channel, name)
+        if channel is None or keys is None:
+            return Encoded(value, exchange, None, parts)
+        states = channel.init(exchange)
+        if first.shapes != updates and jax.tree.leaves(states):
+            raise ValueError(
+                f"Exchanges must have different names if a channel has a state; got two exchanges {name!r} with values "
+                "of different shapes. Rename one."
+            )
+        if hasattr(channel, "public"):
+            exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
+        remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
+        fresh = states[1]
+
+        def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
+            updates, marked = parts.at_client(value, above_least=hasattr(channel, "hide"))
+            updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
+            return (updates, marked), state
+
+        state = None if remembered is None else PerClient(remembered, self._cohort)
+        both = self.map(encode, keys.public, value, state)
+        sent, state = both.rows
+        if remembered is not None:
+            client = {**tracing.threaded.client, name: state}
+            tracing.threaded = tracing.threaded._replace(client=client)
+        return Encoded(PerClient(sent, self._cohort), exchange, channel, parts)
+
+    def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
+        """What the channel's server side makes of a result; its state is threaded on."""
+        tracing = self._tracing
+        result, state = channel.decode(exchange, total, keys.noise, self._server_state(channel, exchange))
+        states = tracing.threaded.server or {}
+        if exchange.name in states:
+            tracing.threaded = tracing.threaded._replace(server={**states, exchange.name: state})
+        return result
+
+    def _server_state(self, channel: Any, exchange: Any) -> Any:
+        """The state of the channel's server side for this exchange."""
+        states = self._tracing.threaded.server or {}
+        return states[exchange.name] if exchange.name in states else channel.init(exchange)[0]
+
+    def _hidden(
+        self, channel: Any, exchange: Any, parts: Parts, values: list[Any], keys: Any, whole: Array
+    ) -> list[Any]:
+        """The bookkeeping of a result as the channel leaves it: a private one adds noise.
+
+        `whole`: what the shares of all clients add up to.
+        """
+        if not hasattr(channel, "hide") or not values:
+            return values
+        key, state = jax.random.fold_in(keys.noise, 1), self._server_state(channel, exchange)
+        return channel.hide(exchange, parts.bookkeeping, values, key, state, whole)
+
+    def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
+        """The replies, and which clients replied; None if no reply can be lost."""
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        lossy = self._lossy
+        mask = [self._present(keys)] if lossy else []
+        rows = self._bind(
+            primitives.gather, self._ids, *mask, *leaves, exchange=sent.described(kind, name), lossy=lossy
+        )
+        present = self._noted(rows.pop()) if lossy else None
+        return jax.tree.unflatten(structure, rows), present
+
+    def _check_cohort(self, value: Any, what: str) -> None:
+        if isinstance(value, PerClient) and value.cohort != self._cohort:
+            raise ValueError(
+                f"fed.{what} must be given a value of its own cohort; got one of another. A cohort of `resample` and "
+                "the round's own cohort can't use each other's values."
+            )
+
+    @property
+    def _lossy(self) -> bool:
+        """Whether some clients of `ids` may have no reply."""
+        return self._tracing.faults is not None or self._drawn is not None
+
+    def _present(self, keys: Any) -> Array:
+        """Draw whose replies are not lost, among the clients that are in the cohort."""
+        faults, drawn = self._tracing.faults, self._drawn
+        if faults is None:
+            assert drawn is not None
+            return drawn
+        arrived = faults.present(jax.random.fold_in(keys.chance, 0), self.cohort_size)
+        return arrived if drawn is None else arrived & drawn
+
+    def _noted(self, present: Array) -> Array:
+        """Note who replied in the round's report, and return it."""
+        before, replies = self._tracing.threaded, jnp.sum(present, dtype=jnp.int32)
+        stayed = before.stayed if self._cohort else before.stayed & present
+        asked = self.cohort_size if self._drawn is None else jnp.sum(self._drawn, dtype=jnp.int32)
+        missing, least = before.missing + asked - replies, jnp.minimum(before.least, replies)
+        self._tracing.threaded = before._replace(missing=missing, least=least, stayed=stayed)
+        return present
