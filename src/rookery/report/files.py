@@ -12,7 +12,7 @@ import pandas as pd
 from rookery.base.drawing import save
 from rookery.base.printing import to_json
 from rookery.report.pictures import picture
-from rookery.run.result import COLUMNS, Run, metrics_of
+from rookery.run.result import ALWAYS, Run, metrics_of
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         history = pd.read_csv(folder / "history.csv")
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} holds a run that has not ended. Continue with `rookery run --resume`.") from error
-    if set(COLUMNS) - set(history.columns) or not len(history) or not isinstance(description.get("metric"), str):
+    if set(ALWAYS) - set(history.columns) or not len(history) or not isinstance(description.get("metric"), str):
         raise ValueError(f"{folder} is not a run: its history.csv or run.json is damaged.")
     return description, history
 

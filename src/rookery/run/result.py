@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-COLUMNS = ("round", "seconds", "epsilon", *COUNTED)  # the columns of a history that are not metrics
+ALWAYS = ("round", "seconds", *COUNTED)  # the columns that every history has
+COLUMNS = (*ALWAYS, "epsilon")  # the columns of a history that are not metrics
 SUMS = {"bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}  # of columns, for plots
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # clients' weights and quantiles: in the history, but not in tables
 _SAVED = ("history.csv", "exchanges.csv", "settings.json", "weights.safetensors")
@@ -155,7 +156,7 @@ class Run:
         Arguments:
             metrics: columns of the history; by default all metrics, without quantiles and clients' weights.
             x: the horizontal axis: "round", "exchanges", "bytes" (both ways), "samples" (of both levels), "gradients",
-                "products", "seconds", or another column of counts.
+                "products", "seconds", "epsilon" (of a private run), or another column of counts.
             ax: axes to draw on; None: those of a new figure.
 
         >>> import jax.numpy as jnp, rookery as rk
@@ -166,7 +167,7 @@ class Run:
         >>> run.plot("error", x="gradients").get_xlabel()
         'gradients'
         """
-        over = [*COLUMNS, *SUMS]
+        over = [*(name for name in COLUMNS if name in self.history), *SUMS]
         if x not in over:
             raise ValueError(f"x must be one of {', '.join(over)}; got {x!r}.{did_you_mean(x, over)}")
         known = [str(name) for name in self.history.columns if name not in COLUMNS]
@@ -191,7 +192,7 @@ class Run:
         falls = not any(direction(name, otherwise=True).higher_is_better for name in shown)
         if falls and values.size and values.min() > 0 and values.max() > 30 * values.min():
             ax.set_yscale("log")
-        ax.set_xlabel({"round": "rounds", "bytes": "bytes, both ways"}.get(x, x.replace("_", " ")))
+        ax.set_xlabel({"round": "rounds", "bytes": "bytes, both ways", "epsilon": "ε"}.get(x, x.replace("_", " ")))
         ax.set_ylabel(shown[0].replace("_", " ") if len(shown) == 1 else "")
         if len(shown) > 1:
             ax.legend(frameon=False)
