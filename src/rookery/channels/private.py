@@ -190,7 +190,7 @@ def private(
 
     The threat: anyone who sees all results that the server computes, and the data of all clients but one. The server
     itself is trusted. Not covered are `Run.memory` and the counts of samples in the history, which the server should
-    keep to itself, and whatever `evaluate` publishes of data that are not public.
+    keep to itself, and what `evaluate` publishes of data that are not public.
 
     Refused, because it can't be accounted for: a method that gathers single replies, bookkeeping without a bound, a
     centre held by a client, weights from the clients' sizes, `evaluate_client`, `keep_best`, and `rk.tune`.
