@@ -367,7 +367,7 @@ def _estimates(
     def one(j: Any, total: list[tree.Tree]) -> list[tree.Tree]:
         place = step * count + j
         upper = c.upper(ku, 1, place)
-        sample = jax.tree.map(lambda a: a[0], upper.rows)  # type: ignore[union-attr]
+        sample = jax.tree.map(lambda a: a[0], upper.rows)
         conditioned = copy(c)  # the same client with the inner function of this sample
         conditioned.problem = replace(problem, inner=_of_sample(problem.inner, sample))
         lower = c.lower(kl, h.inner_batch, place)

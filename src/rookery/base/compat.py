@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax.core import ShapedArray, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
-from jax.interpreters import mlir, partial_eval
+from jax.interpreters import batching, mlir, partial_eval
 
 __all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Var", "eval_jaxpr", "jaxpr_as_fun"]
 
@@ -26,6 +26,11 @@ def without_unused(jaxpr: Jaxpr, needed: list[bool]) -> tuple[Jaxpr, list[bool]]
 def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
     """Let XLA compile a primitive, one with several results, as this function. Debugging runs need it."""
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
+
+
+def batch_elementwise(primitive: Primitive) -> None:
+    """Let `vmap` pass through a primitive, one with several results, that treats each of its operands by itself."""
+    batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
 
 # Settings and services.

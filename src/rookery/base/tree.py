@@ -45,6 +45,29 @@ def norm(a: Tree) -> Float[Array, ""]:
     return jnp.sqrt(dot(a, a))
 
 
+def clipped(a: Tree, bound: Scalar) -> Tree:
+    """a·min(1, bound/‖a‖), or zero if an entry is not finite."""
+    leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(a) if leaf.size]
+    if not leaves:
+        return a
+    finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(leaf)) for leaf in leaves))
+    sizes = [jnp.where(finite, jnp.abs(leaf), 0) for leaf in leaves]
+    largest = functools.reduce(jnp.maximum, (jnp.max(leaf) for leaf in sizes))  # so that no square overflows
+    scale = jnp.where(largest > 0, largest, 1)
+    most = float(jnp.finfo(scale.dtype).max) / 8  # above it, 1/scale is flushed to zero
+    scale = jnp.clip(scale, 1 / most, most)
+    size = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(leaf / scale)) for leaf in sizes)))
+    factor = jnp.where(size > bound, bound / jnp.where(size > bound, size, 1), 1)
+
+    def shrunk(leaf: Array) -> Array:
+        by = factor
+        if jnp.finfo(leaf.dtype).bits < 32:  # rounding a short number to nearest could exceed the bound
+            by = jnp.where(size > bound, factor * (1 - float(jnp.finfo(leaf.dtype).eps)), 1)
+        return jnp.where(finite, (leaf * by).astype(leaf.dtype), jnp.zeros((), leaf.dtype))
+
+    return jax.tree.map(shrunk, a)
+
+
 def zeros_like(a: Tree) -> Tree:
     """Zeros of the shape of a."""
     return jax.tree.map(jnp.zeros_like, a)

@@ -113,6 +113,21 @@ class Account:
         return low
 
 
+@dataclass(frozen=True)
+class Worst:
+    """The accounts of several data sets, of which a unit is in one: the largest ε counts."""
+
+    accounts: tuple[Account, ...]
+
+    def epsilon(self, noise: float, delta: float, rounds: int) -> float:
+        """See `Account`."""
+        return max(account.epsilon(noise, delta, rounds) for account in self.accounts)
+
+    def rounds(self, noise: float, epsilon: float, delta: float, most: int) -> int:
+        """See `Account`."""
+        return min(account.rounds(noise, epsilon, delta, most) for account in self.accounts)
+
+
 @lru_cache(maxsize=4096)
 def _epsilon(account: Account, noise: float, delta: float, rounds: int) -> float:
     return account._epsilon(noise, delta, rounds)

@@ -1,6 +1,5 @@
 """Clipping and noise: a bound on one client's effect on a result, and noise that hides the effect."""
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rookery.base import draws
+from rookery.base import draws, tree
 from rookery.base.arguments import is_number
 from rookery.language.channel import ChannelExchange, Plain
 
@@ -21,25 +20,8 @@ class Clip(Plain):
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """Return value·min(1, bound/‖value‖), or zero if an entry is not finite."""
-        leaves = [a.astype(_precise(a)) for a in _numbers(exchange, value, "clip") if a.size]
-        if not leaves:
-            return value, state
-        finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(a)) for a in leaves))
-        sizes = [jnp.where(finite, jnp.abs(a), 0) for a in leaves]
-        largest = functools.reduce(jnp.maximum, (jnp.max(a) for a in sizes))  # so that no square overflows
-        scale = jnp.where(largest > 0, largest, 1)
-        most = float(jnp.finfo(scale.dtype).max) / 8  # above it, 1/scale is flushed to zero
-        scale = jnp.clip(scale, 1 / most, most)
-        norm = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(a / scale)) for a in sizes)))
-        factor = jnp.where(norm > self.bound, self.bound / jnp.where(norm > self.bound, norm, 1), 1)
-
-        def clipped(a: Array) -> Array:
-            shrink = factor
-            if jnp.finfo(a.dtype).bits < 32:  # rounding a short number to nearest could exceed the bound
-                shrink = jnp.where(norm > self.bound, factor * (1 - float(jnp.finfo(a.dtype).eps)), 1)
-            return jnp.where(finite, (a * shrink).astype(a.dtype), jnp.zeros((), a.dtype))
-
-        return jax.tree.map(clipped, value), state
+        _numbers(exchange, value, "clip")
+        return tree.clipped(value, self.bound), state
 
 
 @dataclass(frozen=True)

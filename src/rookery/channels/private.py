@@ -1,9 +1,9 @@
 """`private`: a budget of differential privacy, and the noise that keeps a run to it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +25,66 @@ ByName = float | tuple[tuple[str, float], ...]  # one number, or one for each na
 
 
 @dataclass(frozen=True)
-class Private(Plain):
-    """See `private`.
+class Budgeted(Plain):
+    """A channel with a budget of privacy: see `private`.
+
+    Attributes:
+        levels: once the noise is calibrated, its multipliers by name.
+    """
+
+    unit: ClassVar[str]
+    epsilon: float | None
+    delta: float
+    clip: ByName
+    rounds: int | None
+    noise: ByName | None
+    levels: tuple[tuple[str, float], ...] = ()
+
+    def account(self, start: Any, one_round: Any, setting: Any) -> Any:
+        """Return the account of a run with these plans and this channel's noise."""
+        raise NotImplementedError
+
+    def calibrated(self, start: Any, one_round: Any, setting: Any) -> "Budgeted":
+        """Return the channel with the noise that the budget needs, or the noise that was given."""
+        raise NotImplementedError
+
+    def spent(self, account: Any, rounds: int) -> float:
+        """Return ε after so many rounds."""
+        return account.epsilon(1.0, self.delta, rounds)
+
+    def affordable(self, account: Any, rounds: int) -> int:
+        """Return how many of these rounds the budget allows."""
+        most = rounds if self.rounds is None else min(rounds, self.rounds)
+        return most if self.epsilon is None else account.rounds(1.0, self.epsilon, self.delta, most)
+
+    def _needed(self, account: Any) -> float:
+        """Return the noise multiplier that the budget needs."""
+        if self.rounds is None:
+            raise ValueError(
+                "rk.private: rounds must be given here, because the noise depends on how many rounds share the budget; "
+                "got None."
+            )
+        assert self.epsilon is not None
+        return account.noise(self.epsilon, self.delta, max(self.rounds, 1))
+
+
+def refuse(reasons: Iterable[str]) -> None:
+    """Raise ValueError if there are reasons why a run's releases can't be accounted for."""
+    unique = dict.fromkeys(reasons)
+    if unique:
+        raise ValueError(f"A private run must have releases that can all be accounted for. {' '.join(unique)}")
+
+
+@dataclass(frozen=True)
+class Private(Budgeted):
+    """The channel of `private` for clients.
 
     Attributes:
         levels: once the noise is calibrated, its multiplier by exchange.
     """
 
-    epsilon: float | None
-    delta: float
-    clip: ByName
-    rounds: int | None
-    unit: str
-    noise: ByName | None
-    quantile: float | None
-    levels: tuple[tuple[str, float], ...] = ()
+    unit = _CLIENT
+    quantile: float | None = None
 
     # The account.
 
@@ -47,9 +92,7 @@ class Private(Plain):
         """Return the account of a run with these plans. `levels`: noise multipliers; None: those of this channel."""
         self._check(setting)
         both = [releases(plan) for plan in (start, one_round)]
-        reasons = dict.fromkeys(reason for found in both for reason in found.refused)
-        if reasons:
-            raise ValueError(f"A private run must have releases that can all be accounted for. {' '.join(reasons)}")
+        refuse(reason for found in both for reason in found.refused)
         known = dict(self.levels) if levels is None else levels
         n, chance, places = setting.clients.n, setting.chance, setting.cohort
         rate = places / n if chance is None else chance
@@ -67,7 +110,7 @@ class Private(Plain):
         if not exchanges:
             raise ValueError("A private run must have exchanges; got a method without any.")
         if self.noise is not None:
-            levels = {name: _of(self.noise, name) for name in exchanges}
+            levels = {name: of_name(self.noise, name) for name in exchanges}
             chosen = replace(self, levels=tuple(levels.items()))
             chosen.account(start, one_round, setting)
             return chosen
@@ -76,23 +119,8 @@ class Private(Plain):
         least = min(ratios.values())
         ratios = {name: ratio / least for name, ratio in ratios.items()}
         account = self.account(start, one_round, setting, ratios)
-        if self.rounds is None:
-            raise ValueError(
-                "rk.private: rounds must be given here, because the noise depends on how many rounds share the budget; "
-                "got None."
-            )
-        assert self.epsilon is not None
-        noise = account.noise(self.epsilon, self.delta, max(self.rounds, 1))
+        noise = self._needed(account)
         return replace(self, levels=tuple((name, noise * ratio) for name, ratio in ratios.items()))
-
-    def spent(self, account: Account, rounds: int) -> float:
-        """Return ε after so many rounds."""
-        return account.epsilon(1.0, self.delta, rounds)
-
-    def affordable(self, account: Account, rounds: int) -> int:
-        """Return how many of these rounds the budget allows."""
-        most = rounds if self.rounds is None else min(rounds, self.rounds)
-        return most if self.epsilon is None else account.rounds(1.0, self.epsilon, self.delta, most)
 
     def _ratio(self, exchange: ChannelExchange) -> float:
         """The noise multiplier, up to a factor, with which the noise of all exchanges together is smallest.
@@ -101,16 +129,16 @@ class Private(Plain):
         Σ 1/σ², the sum of these is smallest if σ² is in proportion to 1/(√d C).
         """
         numbers = sum(math.prod(a.shape) for a in jax.tree.leaves(exchange.shapes))
-        return (max(numbers, 1) * _of(self.clip, exchange.name) ** 2) ** -0.25
+        return (max(numbers, 1) * of_name(self.clip, exchange.name) ** 2) ** -0.25
 
     def _check(self, setting: Any) -> None:
         n = setting.clients.n
-        if self.unit == _CLIENT and self.delta >= 1 / n:
+        if self.delta >= 1 / n:
             raise ValueError(
                 f"rk.private: delta must be below 1/n, the chance that would allow to publish one of n = {n} clients; "
                 f"got {self.delta!r}."
             )
-        if self.unit == _CLIENT and setting.clients.by_size:
+        if setting.clients.by_size:
             raise ValueError(
                 'A private run must have public weights; got clients with weights="size", which their data determine. '
                 "Give Clients(weights=None), or numbers that may be published."
@@ -132,7 +160,7 @@ class Private(Plain):
         level = dict(self.levels).get(exchange.name, math.nan)
         state = {"noise": jnp.asarray(level, jnp.float32)}
         if self.quantile is not None:
-            state["bound"] = jnp.asarray(_of(self.clip, exchange.name), jnp.float32)
+            state["bound"] = jnp.asarray(of_name(self.clip, exchange.name), jnp.float32)
         return state, ()
 
     def public(self, state: Any) -> Any:
@@ -141,14 +169,14 @@ class Private(Plain):
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         if self.quantile is None:
-            return Clip(_of(self.clip, exchange.name)).encode(exchange, value, key, state)
+            return Clip(of_name(self.clip, exchange.name)).encode(exchange, value, key, state)
         clipped, state = Clip(exchange.public).encode(exchange, value, key, state)
         within = jax.tree.map(lambda a, b: jnp.all(a == b), value, clipped)
         return (clipped, jnp.all(jnp.stack(jax.tree.leaves(within))).astype(jnp.float32) - 0.5), state
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         if self.quantile is None:
-            scale = state["noise"] * _of(self.clip, exchange.name) * exchange.share
+            scale = state["noise"] * of_name(self.clip, exchange.name) * exchange.share
             return noisy(total, scale, key), state
         total, half = total  # `half`: the mean of ±1/2, so that a client moves it by half of its share
         of_update, of_bit = state["noise"] / math.sqrt(1 - _BIT), state["noise"] / math.sqrt(_BIT)
@@ -180,7 +208,7 @@ def private(
     unit: str = "client",
     noise: float | Mapping[str, float] | None = None,
     quantile: float | None = None,
-) -> Private:
+) -> Budgeted:
     """Keep a run to a budget of differential privacy, (ε, δ), for any method: `channel=rk.private(8, 1e-5)`.
 
     The unit is a client. Its update to each exchange is clipped, and the server adds Gaussian noise to the result. The
@@ -220,13 +248,20 @@ def private(
         raise ValueError(f"rk.private: delta must be a number between 0 and 1, such as 1e-5; got {delta!r}.")
     if rounds is not None and (not is_integer(rounds) or rounds < 1):
         raise ValueError(f"rk.private: rounds must be an integer of at least 1, or None; got {rounds!r}.")
-    if unit != _CLIENT:
-        raise ValueError(f'rk.private: unit must be "client"; got {unit!r}.')
+    if unit not in (_CLIENT, _RECORD):
+        raise ValueError(f'rk.private: unit must be "client" or "record"; got {unit!r}.')
     if quantile is not None and not (is_number(quantile) and 0 < quantile < 1):
         raise ValueError(f"rk.private: quantile must be a number between 0 and 1, or None; got {quantile!r}.")
     bounds, levels = _by_name("clip", clip), None if noise is None else _by_name("noise", noise)
     rounds = None if rounds is None else int(rounds)
-    return Private(epsilon, float(delta), bounds, rounds, unit, levels, quantile)
+    fields = None if epsilon is None else float(epsilon), float(delta), bounds, rounds, levels
+    if unit == _CLIENT:
+        return Private(*fields, quantile=quantile)
+    if quantile is not None:
+        raise ValueError("rk.private: quantile must be None for records, whose bounds are fixed; got a number.")
+    from rookery.channels.private_records import PrivateRecords  # which is made of what is above
+
+    return PrivateRecords(*fields)
 
 
 def _by_name(what: str, given: Any) -> ByName:
@@ -243,7 +278,8 @@ def _check(what: str, value: Any) -> None:
         raise ValueError(f"rk.private: {what} must be a positive number; got {value!r}.")
 
 
-def _of(given: ByName, name: str) -> float:
+def of_name(given: ByName, name: str) -> float:
+    """Return the number for a name."""
     return dict(given)[name] if isinstance(given, tuple) else given
 
 

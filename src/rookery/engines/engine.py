@@ -211,8 +211,10 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
         job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products,
         job.chance,
     )  # fmt: skip
-    start, one_round, *more = plan.plans(setting, job.start, split.traced, job.measure)
+    hyper = plan.with_levels(job.channel, split.traced)
+    start, one_round, *more = plan.plans(setting, job.start, hyper, job.measure)
     job, setting = replace(job, channel=one_round.channel), setting._replace(channel=one_round.channel)
+    hyper = plan.with_levels(job.channel, hyper)  # calibrated
     measure = more[0] if more else None
     for traced_plan in (start, one_round):
         counted_loops(traced_plan.body)  # raises for nested loops that engines can't count
@@ -222,7 +224,7 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
     if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
     seed, noise = draws.seed_key(job.seed), noise_root(job)
-    return Traced(job, setting, split.traced, start, one_round, measure, seed, noise)
+    return Traced(job, setting, hyper, start, one_round, measure, seed, noise)
 
 
 class Programs:

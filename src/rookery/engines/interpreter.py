@@ -40,6 +40,8 @@ class Mapped:
     sent: list[Any]
     key: Any
     local: list[Any]  # arrays, or `MappedValue`s
+    noise: Any = None
+    levels: Any = None
     rows: list[Any] = field(default_factory=list)  # once computed; None for values that are not read
 
 
@@ -113,7 +115,8 @@ class Interpreter(Visitor[Any]):
     def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """Defer a client function: it is computed when a value of it is needed."""
         sent = [self._array(value) for value in read(call.sent)]
-        mapped = Mapped(call, read(call.ids), sent, read(call.key), read(call.local))
+        noise = read(call.noise), read(call.levels)
+        mapped = Mapped(call, read(call.ids), sent, read(call.key), read(call.local), *noise)
         self._deferred.append(mapped)
         return [MappedValue(mapped, i) for i in range(len(call.outputs))]
 
@@ -135,7 +138,8 @@ class Interpreter(Visitor[Any]):
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Any]:
         data = jax.tree.leaves(self._clients.at_center())
-        arguments = call.arguments(read(call.sent), data, jnp.int32(self._clients.n), read(call.key))
+        noise = (), read(call.noise), read(call.levels)
+        arguments = call.arguments(read(call.sent), data, jnp.int32(self._clients.n), read(call.key), *noise)
         *out, counts = jaxprs.run(call.work, *arguments)
         self._worked_at_center(counts[None])
         return out
@@ -295,10 +299,10 @@ class Interpreter(Visitor[Any]):
     def _apply(self, mapped: Mapped, ids: Any, local: list[Any]) -> tuple[list[Any], Any]:
         """Compute a function for some clients side by side. Returns rows of its values, and of counts of work."""
         call = mapped.call
-        keys = None if mapped.key is None else jax.vmap(lambda i: jax.random.fold_in(mapped.key, i))(ids)
+        each = lambda key: None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
         data = jax.tree.leaves(self._members(ids))
-        axes = call.arguments([None] * len(mapped.sent), self._axes, 0, 0, [0] * len(local))
-        arguments = call.arguments(mapped.sent, data, ids, keys, local)
+        axes = call.arguments([None] * len(mapped.sent), self._axes, 0, 0, [0] * len(local), 0, None)
+        arguments = call.arguments(mapped.sent, data, ids, each(mapped.key), local, each(mapped.noise), mapped.levels)
         out = jax.vmap(lambda *a: jaxprs.run(call.work, *a), axes, axis_size=len(ids))(*arguments)
         return out[:-1], out[-1]
 

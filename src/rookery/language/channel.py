@@ -182,6 +182,11 @@ def is_private(channel: Any) -> bool:
     return getattr(channel, "unit", None) == "client"
 
 
+def is_private_for_records(channel: Any) -> bool:
+    """Return whether a channel hides the single record, by noise that the client adds to what its oracles compute."""
+    return getattr(channel, "unit", None) == "record"
+
+
 def is_channel(value: Any) -> bool:
     """Return whether the value has a channel's methods."""
     return not isinstance(value, type) and all(callable(getattr(value, m, None)) for m in ("init", "encode", "decode"))

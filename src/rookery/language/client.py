@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -18,6 +19,7 @@ from rookery.language.epochs import Epochs
 from rookery.language.ledger import WORK
 from rookery.language.loops import fixed_loop, rarely, stepwise
 from rookery.language.means import Data
+from rookery.language.records import Block, Drawn, Records
 from rookery.problems.problems import Problem, call
 
 C = TypeVar("C")
@@ -36,9 +38,10 @@ class Client:
 
     def __init__(
         self, problem: Problem, clients: Clients, row: Count | None, identity: Count, debug: bool = False,
-        products: bool = False,
+        products: bool = False, records: Records | None = None,
     ) -> None:  # fmt: skip
         self._debug, self._products = debug, products  # see trace.Setting
+        self._records = records  # for oracles that are private for each record
         self._key: Array | None = None  # for data taken without a key
         self.problem = problem
         self.id = identity
@@ -85,6 +88,7 @@ class Client:
 
     def samples(self, key: Array | None = None, size: int | None = None, step: Count = 0) -> Batch:
         """A minibatch of the upper data for methods that weight single samples: in one piece, with their places."""
+        self._refuse_records("samples")
         view = self._views["upper"]
         batch = view.at_once() if size is None else view.draw(_required(key), size, step, self._replace)
         self._count("samples_upper", means.count_of(batch))
@@ -93,6 +97,7 @@ class Client:
     @property
     def places(self) -> Bool[Array, " widest"]:
         """Whether the client has a sample, for each place of the upper data: as many as the largest client has."""
+        self._refuse_records("places")
         view = self._views["upper"]
         return jnp.arange(view.widest) < view.size
 
@@ -105,7 +110,13 @@ class Client:
     def _draw(
         self, level: Literal["lower", "upper"], key: Array | None, size: int | None, step: Count, seen: Any
     ) -> Data:
-        view = self._views[level]
+        view, records = self._views[level], self._records
+        if records is not None:
+            if size is not None:
+                check_counts(**{f"client.{level}: size": size})
+            drawn = records.all(view, level) if size is None else records.minibatch(view, level, size, key, step)
+            self._count(f"samples_{level}", drawn.count)
+            return self._keyed(drawn, key, step)
         if size is not None:
             check_counts(**{f"client.{level}: size": size})
             batch: Data = view.draw(_required(key), size, step, self._replace, seen)
@@ -124,6 +135,8 @@ class Client:
             return batch
         stream = jax.random.fold_in(_required(self._key if key is None else key), _RANDOM_LOSS)
         of_batch = jax.random.fold_in(stream, step)
+        if isinstance(batch, Drawn):
+            return replace(batch, key=of_batch)
         if isinstance(batch, Batch):
             return batch._replace(key=of_batch)
         return batch._replace(get=lambda i: batch.get(i)._replace(key=jax.random.fold_in(of_batch, i)))
@@ -134,6 +147,8 @@ class Client:
         Returns None if the problem has no features, if fewer samples than a whole data set will be used (`uses`), or if
         the clients' sizes differ so much that padding would waste the work.
         """
+        if self._records is not None:
+            return None
         whole = self._all("lower")
         if self.problem.features is None or isinstance(whole, Chunks):
             return None
@@ -165,45 +180,48 @@ class Client:
 
         If the clients' sizes differ, it is evaluated row by row, without the rows of padding.
         """
-        return self._mean("mean", lambda rows, key: jax.tree.map(_real, function(rows)), batch, lambda mean: mean())
+        one = lambda rows, key: jax.tree.map(_real, function(rows))
+        return self._mean("mean", one, batch, lambda mean: mean(), Block("mean"))
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
         """The upper loss. It can't be differentiated: its derivatives are separate oracles, which are counted."""
-        return means.fixed_value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y)))
+        return means.fixed_value("f", self._mean("f", self.problem.f, batch, lambda f: f(x, y), Block("f")))
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: Data) -> Float[Array, ""]:
         """The lower loss. It can't be differentiated: its derivatives are separate oracles, which are counted."""
-        return means.fixed_value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y)))
+        return means.fixed_value("g", self._mean("g", self._lower_loss(batch), batch, lambda g: g(x, y), Block("g")))
 
     def f_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_x f."""
         self._count("gradients")
-        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f)(x, y))
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f)(x, y), Block("f_x"))
 
     def f_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_y f."""
         self._count("gradients")
-        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y))
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, 1)(x, y), Block("f_y"))
 
     def f_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
         """∇_x f and ∇_y f on one batch, in one evaluation."""
         self._count("gradients")
-        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y))
+        both = Block("f_x"), Block("f_y")
+        return self._mean("f", self.problem.f, batch, lambda f: jax.grad(f, (0, 1))(x, y), *both)
 
     def g_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_y g."""
         self._count("gradients")
-        return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y))
+        return self._mean("g", self._lower_loss(batch), batch, lambda g: jax.grad(g, 1)(x, y), Block("g_y"))
 
     def g_x(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tree.Tree:
         """∇_x g. The batch must not come from `seen`, whose features are constant in x."""
         self._count("gradients")
-        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g)(x, y))
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g)(x, y), Block("g_x"))
 
     def g_x_and_y(self, x: tree.Tree, y: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
         """∇_x g and ∇_y g on one batch, in one evaluation."""
         self._count("gradients")
-        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g, (0, 1))(x, y))
+        both = Block("g_x"), Block("g_y")
+        return self._mean("g", self._lower_in_x(), batch, lambda g: jax.grad(g, (0, 1))(x, y), *both)
 
     def g_yy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
         """∇²_y g · v."""
@@ -212,7 +230,7 @@ class Client:
         def product(g: Callable[..., Any]) -> tree.Tree:
             return jax.jvp(lambda y: jax.grad(g, 1)(x, y), (y,), (v,))[1]
 
-        return self._mean("g", self._lower_loss(batch), batch, product)
+        return self._mean("g", self._lower_loss(batch), batch, product, Block("g_yy", v))
 
     def g_xy(self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
         """∇²_xy g · v = ∇_x⟨∇_y g(x, y), v⟩. The batch must not come from `seen`, whose features are constant in x."""
@@ -221,7 +239,7 @@ class Client:
         def product(g: Callable[..., Any]) -> tree.Tree:
             return jax.grad(lambda x: jax.jvp(lambda y: g(x, y), (y,), (v,))[1])(x)
 
-        return self._mean("g", self._lower_in_x(), batch, product)
+        return self._mean("g", self._lower_in_x(), batch, product, Block("g_xy", v))
 
     def g_y_and_products(
         self, x: tree.Tree, y: tree.Tree, batch: Data, v: tree.Tree
@@ -234,7 +252,8 @@ class Client:
             (_, g_y), (g_xy, g_yy) = jax.jvp(lambda y: jax.grad(g, (0, 1))(x, y), (y,), (v,))
             return g_y, g_yy, g_xy
 
-        return self._mean("g", self._lower_in_x(), batch, all_three)
+        blocks = Block("g_y"), Block("g_yy", v), Block("g_xy", v)
+        return self._mean("g", self._lower_in_x(), batch, all_three, *blocks)
 
     def f_and_g(
         self, x: tree.Tree, y: tree.Tree, v: tree.Tree, upper: Data, lower: Data
@@ -251,7 +270,7 @@ class Client:
         self._count("gradients", 2)
         self._count("products", 2)
         problem: Any = self.problem
-        rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)  # type: ignore[union-attr]
+        rows = jax.tree.map(lambda *both: jnp.concatenate(both), upper.rows, lower.rows)
         count = means.count_of(upper)
 
         def difference(x: tree.Tree, y: tree.Tree, w: tree.Tree) -> Any:  # f(x, y) − ⟨∇_y g(x, w), v⟩, and ∇_y g
@@ -266,16 +285,16 @@ class Client:
 
     def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
         """The value of the inner function. Like f and g, it counts by its samples only."""
-        return self._mean("r", self._inner, batch, lambda r: r(x))
+        return self._mean("r", self._inner, batch, lambda r: r(x), Block("r"))
 
     def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
         """∇r(x)ᵀv."""
         self._count("products")
-        return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0])
+        return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0], Block("r_x", v))
 
     def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
         """r(x), and v ↦ ∇r(x)ᵀv, which does not evaluate r again (unless the data come in pieces)."""
-        if isinstance(batch, Chunks):
+        if isinstance(batch, Chunks | Drawn):
             return self.r(x, batch), lambda v: self.r_x(x, batch, v)
         value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
 
@@ -287,6 +306,12 @@ class Client:
 
     def r_and_jacobian(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, tree.Tree]:
         """r(x) and ∇r(x), a tree like x with a leading axis for the d entries of r. It costs d products."""
+        if isinstance(batch, Drawn):
+            entries = lambda r: lambda x: ravel_pytree(r(x))[0]
+            both = lambda r: (r(x), jax.jacrev(entries(r))(x))
+            value, jacobian = self._mean("r", self._inner, batch, both, Block("r"), Block("r_x"))
+            self._count("products", ravel_pytree(value)[0].size)
+            return value, jacobian
         value, product = self.r_and_pullback(x, batch)
         flat, like_value = ravel_pytree(value)
         self._count("products", flat.size - 1)
@@ -294,6 +319,7 @@ class Client:
 
     def losses(self, x: tree.Tree, batch: Batch) -> Float[Array, " rows"]:
         """The loss of each sample. Entries of padding are meaningless: see the batch's `mask`."""
+        self._refuse_records("losses")
         self.sample_by_sample.add("f")
         return means.row_by_row(lambda *z: self.problem.f(x, (), *z), batch, "f" in self.problem.random)
 
@@ -330,8 +356,12 @@ class Client:
             "test; and it has loop, when, steps, mean and id."
         )
 
-    def _mean(self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C]) -> C:
-        """See `means.evaluate`. `name`: the loss's name."""
+    def _mean(
+        self, name: str, loss: Callable[..., Any], batch: Data, of: Callable[[Callable[..., Any]], C], *blocks: Block
+    ) -> C:
+        """See `means.evaluate`. `name`: the loss's name. `blocks`: for `Records.mean`."""
+        if isinstance(batch, Drawn):
+            return self._released(name, loss, batch, of, blocks)
         if not isinstance(batch, Batch | Chunks):
             raise TypeError(
                 "A client's oracles must be given a batch such as client.upper(key, size); got a value of type "
@@ -340,6 +370,27 @@ class Client:
         if means.is_row_by_row(batch):
             self.sample_by_sample.add(name)
         return means.evaluate(loss, batch, name in self.problem.random, of)
+
+    def _released(
+        self, name: str, loss: Callable[..., Any], drawn: Drawn, of: Callable[..., Any], blocks: tuple[Block, ...]
+    ) -> Any:
+        """The mean over records, private for each; the loss's terms without data are added as they are."""
+        assert self._records is not None
+        self.sample_by_sample.add(name)
+        free = None if name in ("mean", "r") else self.problem.free(name)
+        if free is not None:  # `loss` is that of the problem
+            loss = getattr(self.problem.without_penalty, name)
+        random = name in self.problem.random
+        one = lambda row, key: of(lambda *z: loss(*z, row, key if random else None))
+        value = self._records.mean(drawn, one, blocks)
+        return value if free is None else tree.add(value, of(free))
+
+    def _refuse_records(self, what: str) -> None:
+        if self._records is not None:
+            raise ValueError(
+                f"A method must use only means over samples in a run that is private for each record; this one uses "
+                f"client.{what}, single samples."
+            )
 
     # Loops and counting.
 
@@ -357,10 +408,10 @@ class Client:
         count, most = n - before, None if most is None else most - before
         if most is not None and most <= 0:
             return carry
-        for level in self._views:
+        for level in self._views if self._records is None else ():
             self._all(level)
         outside = self._counts, self._looped
-        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry), carry)
+        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry, most), carry)
         self._counts, self._looped = outside
         carry = turn.carry
         if self._debug:
@@ -389,9 +440,14 @@ class Client:
         self._looped = done if self._looped is None else ledger.add(self._looped, done)
         return carry
 
-    def _one_turn(self, body: Callable[[Any, C], C], i: Any, carry: C) -> tuple[C, Array]:
+    def _one_turn(self, body: Callable[[Any, C], C], i: Any, carry: C, most: int | None) -> tuple[C, Array]:
         self._counts, self._looped = [0] * len(WORK), None
+        if self._records is None:
+            carry = body(i, carry)
+            return carry, self.counts
+        before = self._records.enter(i, most)
         carry = body(i, carry)
+        self._records.leave(before)
         return carry, self.counts
 
     def when(self, condition: Any, compute: Callable[["Client"], C], otherwise: C) -> C:
@@ -404,7 +460,7 @@ class Client:
         clients, row = self._origin
 
         def both() -> tuple[C, Array]:
-            client = Client(self.problem, clients, row, self.id, self._debug, self._products)
+            client = Client(self.problem, clients, row, self.id, self._debug, self._products, self._records)
             value = compute(client)
             self.sample_by_sample |= client.sample_by_sample
             return value, client.counts

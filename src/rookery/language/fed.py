@@ -56,6 +56,8 @@ class Inputs(NamedTuple):
     identity: bool  # whether it reads the client's number
     key: bool  # whether it reads a key
     own: int  # how many of the client's values of earlier maps
+    noise: bool = False  # whether it reads a key from the client's own entropy
+    levels: bool = False  # whether it reads the noise multipliers of its releases
 
 
 class Fed(Exchanging):
@@ -89,15 +91,17 @@ class Fed(Exchanging):
         local, structure = jax.tree.flatten(values)
         rows = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in local]
 
-        def on_client(data: Clients, identity: Any, key: Array, local: list[Any]) -> Any:
-            client = Client(self.problem, data, 0, identity, self._tracing.debug, self._tracing.products)
+        def on_client(data: Clients, identity: Any, key: Array, noise: list[Any], local: list[Any]) -> Any:
+            records = self._tracing.records_of(noise)
+            client = Client(self.problem, data, 0, identity, self._tracing.debug, self._tracing.products, records)
             value = fn(client, key, *(v and v.rows for v in jax.tree.unflatten(structure, local)))
             self._tracing.sample_by_sample |= client.sample_by_sample
             return jax.tree.map(jaxprs.strong, value), client.counts
 
         like, data = jax.ShapeDtypeStruct((), key.dtype), self._clients.members(None)
-        traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, rows)
-        work, operands, inputs = self._work(traced, key, local)
+        noise = self._tracing.record_noise()
+        traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), rows)
+        work, operands, inputs = self._work(traced, key, noise, local)
         out = self._bind(
             primitives.client_map, self._ids, *operands,
             work=work, inputs=inputs, source=source_of(fn), repeats=self._repeats,
@@ -190,8 +194,9 @@ class Fed(Exchanging):
         channel = None if holder is None or keys is None else channels.chosen(self._tracing.channel, name)
         messages: list[tuple[ChannelExchange, Parts]] = []
 
-        def at_center(data: Clients, identity: Any, key: Array, _: list[Any]) -> Any:
-            client = Client(self.problem, data, None, identity, self._tracing.debug, self._tracing.products)
+        def at_center(data: Clients, identity: Any, key: Array, noise: list[Any], _: list[Any]) -> Any:
+            records = self._tracing.records_of(noise)
+            client = Client(self.problem, data, None, identity, self._tracing.debug, self._tracing.products, records)
             value = jax.tree.map(jaxprs.strong, fn(client, key))
             self._tracing.sample_by_sample |= client.sample_by_sample
             shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
@@ -204,9 +209,10 @@ class Fed(Exchanging):
                 value = channel.encode(exchange, updates, jax.random.fold_in(key, 1), state)[0], marked
             return value, client.counts
 
-        traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, jax.ShapeDtypeStruct((), key.dtype), [])
+        noise, like = self._tracing.record_noise(), jax.ShapeDtypeStruct((), key.dtype)
+        traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), [])
         exchange, parts = messages[-1]
-        work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), [])
+        work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), noise, [])
         record = parts.described(described(name, "center", [v.aval for v in work.outvars[:-1]]))
         out = self._bind(
             primitives.center, *operands,
@@ -269,17 +275,22 @@ class Fed(Exchanging):
 
     # Steps of the plan.
 
-    def _work(self, traced: Any, key: Array, local: list[Any]) -> tuple[Any, list[Any], Inputs]:
-        """A client's function with dead code removed, its operands, and their kinds."""
-        work, used = jaxprs.prune(jaxprs.open_up(traced))  # inputs: constants, data, the client's number, key, local
-        begin, end = len(traced.consts), len(used) - len(local)
+    def _work(self, traced: Any, key: Array, noise: list[Any], local: list[Any]) -> tuple[Any, list[Any], Inputs]:
+        """A client's function with dead code removed, its operands, and their kinds.
+
+        Its inputs are constants, data, the client's number, key, noise (a key and multipliers, or nothing), local.
+        """
+        work, used = jaxprs.prune(jaxprs.open_up(traced))
+        begin, last = len(traced.consts), len(used) - len(local)
+        end = last - len(noise)
         identity, with_key = used[end - 2 : end]
+        hiding = [v for v, is_used in zip(noise, used[end:last], strict=True) if is_used]
         sent = [c for c, is_used in zip(traced.consts, used, strict=False) if is_used]
-        kept = [v for v, is_used in zip(local, used[end:], strict=True) if is_used]
+        kept = [v for v, is_used in zip(local, used[last:], strict=True) if is_used]
         data = tuple(i for i, is_used in enumerate(used[begin : end - 2]) if is_used)
-        inputs = Inputs(len(sent), data, identity, with_key, len(kept))
+        inputs = Inputs(len(sent), data, identity, with_key, len(kept), *used[end:last])
         work = convolutions.rewrite(work) if self._tracing.products else work
-        return work, [*sent, *([key] if with_key else []), *kept], inputs
+        return work, [*sent, *([key] if with_key else []), *hiding, *kept], inputs
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -13,7 +13,7 @@ from rookery.data.rows import Batch, Chunks, Count
 from rookery.problems.problems import Problem
 
 C = TypeVar("C")
-Data = Batch | Chunks
+Data = Any  # a Batch, Chunks, or records.Drawn
 
 
 def count_of(batch: Data) -> Count:
@@ -92,7 +92,7 @@ def share_features(problem: Problem, x: tree.Tree, upper: Data, lower: Data) -> 
         return False
     if not all(isinstance(batch, Batch) and batch.mask is None for batch in (upper, lower)):
         return False
-    flat: Any = [jax.tree.flatten(batch.rows) for batch in (upper, lower)]  # type: ignore[union-attr]
+    flat: Any = [jax.tree.flatten(batch.rows) for batch in (upper, lower)]
     (first, structure), (second, other) = flat
     types = [[(a.shape[1:], a.dtype) for a in leaves] for leaves in (first, second)]
     numbers = lambda leaves: sum(jnp.size(leaf) for leaf in leaves)

@@ -7,6 +7,9 @@ import jax
 from jaxtyping import Array, PyTree
 
 from rookery.language.channel import ChannelExchange, Faults
+from rookery.language.records import Records
+
+_RECORDS = 0x7265636F  # separates the noise of clients' functions from that of exchanges
 
 
 @jax.tree_util.register_pytree_node_class
@@ -78,13 +81,26 @@ class Tracing:
         self.channel, self.faults, self.threaded = channel, faults, threaded or Threaded()
         self.exchanges: dict[str, ChannelExchange] = {}  # by name, those traced so far
         self.sample_by_sample: set[str] = set()  # the losses that are evaluated sample by sample
-        self._keys, self._drawn = keys, 0
+        self._keys, self._drawn, self._mapped = keys, 0, 0
+        self.levels: Any = None  # with a channel that is private for each record: the noise multipliers
         self.cohorts = 0  # how many have been resampled so far
 
     def next_keys(self) -> ExchangeKeys | None:
         """The keys of the next exchange; None if nothing in it is random."""
         self._drawn += 1
         return None if self._keys is None else self._keys.at(self._drawn)
+
+    def record_noise(self) -> list[Any]:
+        """The noise of the next client's function: a key and the multipliers; empty if oracles add no noise."""
+        if self.levels is None:
+            return []
+        assert self._keys is not None
+        self._mapped += 1
+        return [jax.random.fold_in(jax.random.fold_in(self._keys.noise, _RECORDS), self._mapped), self.levels]
+
+    def records_of(self, noise: list[Any]) -> Records | None:
+        """What makes a client's oracles private for each record; None without noise."""
+        return Records(self.channel.bound, *noise) if noise else None
 
     def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:
         """Enter a loop's body, in which keys depend on the turn i. Returns the argument of `leave`."""

@@ -48,11 +48,14 @@ class WorkCall(Call):
         sent: the server's values that the function closes over.
         key: the key that the client's own is derived from; None if the function draws nothing.
         local: the client's values of earlier maps.
-        work: the function. Its inputs are, in this order: `sent`, the data, the client's number, its key, `local`. Its
-            outputs are those of the call, and the counts of its work.
+        work: the function. Its inputs are, in this order: `sent`, the data, the client's number, its key, its noise,
+            `local`. Its outputs are those of the call, and the counts of its work.
         data: which leaves of the client's data the function reads.
         identity: whether it reads the client's number.
         source: the file and line of the function, for messages.
+        noise: if its oracles are private for each record: the key that stands for the client's own entropy, which a
+            site replaces by its own.
+        levels: the noise multipliers, which a site replaces, too.
     """
 
     sent: list[Atom]
@@ -62,14 +65,18 @@ class WorkCall(Call):
     data: tuple[int, ...]
     identity: bool
     source: str
+    noise: Atom | None
+    levels: Atom | None
 
     def arguments(
-        self, sent: Sequence[Any], data: Sequence[Any], identity: Any, key: Any, local: Sequence[Any] = ()
-    ) -> list[Any]:
+        self, sent: Sequence[Any], data: Sequence[Any], identity: Any, key: Any, local: Sequence[Any] = (),
+        noise: Any = None, levels: Any = None,
+    ) -> list[Any]:  # fmt: skip
         """Arrange the arguments of `work`, leaving out those that it does not read."""
         number = [identity] if self.identity else []
-        keys = [] if self.key is None else [key]
-        return [*sent, *(data[i] for i in self.data), *number, *keys, *local]
+        given = (self.key, key), (self.noise, noise), (self.levels, levels)
+        drawn = [value for operand, value in given if operand is not None]
+        return [*sent, *(data[i] for i in self.data), *number, *drawn, *local]
 
     @property
     def reply(self) -> list[Any]:
@@ -338,9 +345,9 @@ def _work(operands: list[Atom], params: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `WorkCall` that a `Call` does not have."""
     inputs = params["inputs"]
     sent, rest = operands[: inputs.sent], operands[inputs.sent :]
-    key = rest.pop(0) if inputs.key else None
+    key, noise, levels = (rest.pop(0) if is_read else None for is_read in (inputs.key, inputs.noise, inputs.levels))
     work = {"work": params["work"], "data": inputs.data, "identity": inputs.identity, "source": params["source"]}
-    return {"sent": sent, "key": key, "local": rest, **work}
+    return {"sent": sent, "key": key, "noise": noise, "levels": levels, "local": rest, **work}
 
 
 def with_literals_inside(jaxpr: Jaxpr) -> Jaxpr:

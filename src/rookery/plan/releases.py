@@ -1,12 +1,15 @@
 """What a plan reveals of a client: its releases, grouped by the cohort whose data they come from."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from rookery.base.compat import Literal
+from rookery.base import jaxprs
+from rookery.base.compat import Jaxpr, Literal
 from rookery.language.ledger import Exchange
+from rookery.language.records import release
 from rookery.plan import calls
 from rookery.plan.calls import Read, Visitor
 
@@ -26,17 +29,38 @@ class Event:
     releases: Counter[Exchange] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
+class RecordEvent:
+    """One draw of a client's records, and all that its oracles release of them.
+
+    Attributes:
+        level: the data set, "lower" or "upper".
+        chance: of a record to be drawn.
+        times: how often such a minibatch is drawn in a round.
+        releases: for one draw, how often each group of oracles is released together.
+    """
+
+    level: str
+    chance: float
+    times: int
+    releases: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+
 @dataclass(frozen=True)
 class Releases:
     """All releases of a plan.
 
     Attributes:
-        events: by cohort, in the order of their first exchange.
-        refused: why some releases cannot be accounted for, a sentence each.
+        events: of clients, by cohort, in the order of their first exchange.
+        refused: why some of them cannot be accounted for, a sentence each.
+        records: of records, by draw, if clients' oracles are private for each record.
+        refused_records: why some of those cannot be accounted for.
     """
 
     events: tuple[Event, ...]
     refused: tuple[str, ...]
+    records: tuple[RecordEvent, ...] = ()
+    refused_records: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -54,7 +78,9 @@ def releases(plan: Any) -> Releases:
     """Collect what a plan releases to anyone who sees the server's results."""
     walker = _Releases()
     walker.visit(plan.body, [_Value(0) for _ in plan.body.inputs])
-    return Releases(tuple(walker.events.values()), tuple(dict.fromkeys(walker.refused)))
+    unique = lambda reasons: tuple(dict.fromkeys(reasons))
+    records = tuple(walker.records.values())
+    return Releases(tuple(walker.events.values()), unique(walker.refused), records, unique(walker.refused_records))
 
 
 @dataclass(eq=False)
@@ -70,12 +96,23 @@ class _Value:
     carried: bool = False
 
 
+def _marks(jaxpr: Jaxpr) -> Iterator[dict[str, Any]]:
+    """The parameters of all `release`s in a client's function."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is release:
+            yield eqn.params
+        for inner in jaxprs.within(list(eqn.params.values())):
+            yield from _marks(inner)
+
+
 class _Releases(Visitor[_Value]):
     """Collects the exchanges by their cohorts. A cohort is the value of its ids."""
 
     def __init__(self) -> None:
         self.events: dict[_Value, Event] = {}
         self.refused: list[str] = []
+        self.records: dict[tuple[int, int], RecordEvent] = {}  # by call and draw
+        self.refused_records: list[str] = []
         self._lengths: list[int] = []  # of the loops around the current step
 
     def literal(self, literal: Literal) -> _Value:
@@ -90,11 +127,13 @@ class _Releases(Visitor[_Value]):
     def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
         if call.repeats:
             self.refused.append("A cohort is drawn with replacement, and a client may count twice in it.")
+        self._note_records(call)
         return self._new(call)
 
     def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
         if call.holder is not None:
             self.refused.append(f"The exchange {call.exchange.name!r} is with client {call.holder} alone, the centre.")
+        self._note_records(call)
         return self._new(call)
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
@@ -116,13 +155,25 @@ class _Releases(Visitor[_Value]):
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         if call.most is None:
-            self.refused.append("The number of turns of a loop with exchanges is known only during the run.")
+            why = "The number of turns of a loop with exchanges is known only during the run."
+            self.refused.append(why)
+            self.refused_records.append(why)
         self._lengths.append(1 if call.most is None else call.most)
         fixed, depth = read(call.fixed), len(self._lengths)
         turn_and_carry = [_Value(depth, carried=True) for _ in call.body.inputs[len(fixed) :]]
         self.visit(call.body, [*fixed, *turn_and_carry])
         self._lengths.pop()
         return self._new(call)
+
+    def _note_records(self, call: calls.WorkCall) -> None:
+        """Note what a client's function releases of its records."""
+        for mark in _marks(call.work):
+            drawn, times = mark["drawn"], mark["times"]
+            if drawn is None or times is None:
+                self.refused_records.append(f"The number of local steps at {call.source} has no bound before the run.")
+                drawn, times = drawn or 1, times or 1
+            event = RecordEvent(mark["level"], mark["chance"], prod(self._lengths) * drawn)
+            self.records.setdefault((call.number, mark["draw"]), event).releases[mark["oracles"]] += times
 
     def _new(self, step: Any) -> list[_Value]:
         return [_Value(len(self._lengths)) for _ in step.outputs]

@@ -1,12 +1,13 @@
 """The plan: an algorithm's `init` or `round` as one traced program, which engines interpret."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from rookery.base import draws, jaxprs
@@ -14,7 +15,7 @@ from rookery.base.arguments import kind_of
 from rookery.base.compat import Jaxpr
 from rookery.data.clients import Clients
 from rookery.language import channel as channels
-from rookery.language import hyperparameters
+from rookery.language import hyperparameters, records
 from rookery.language.fed import Fed
 from rookery.language.metrics import check_numbers
 from rookery.language.primitives import accumulator
@@ -157,17 +158,38 @@ class Plan:
         return words.in_words(self)
 
 
+LEVELS = "noise multipliers"  # among the hyperparameters: those of releases that are private for each record
+
+
+def with_levels(channel: Any, hyper: dict[str, Any]) -> dict[str, Any]:
+    """The hyperparameters, with a place for the noise multipliers of a channel that is private for each record."""
+    if not channels.is_private_for_records(channel):
+        return hyper
+    return {
+        **hyper,
+        LEVELS: np.array([dict(channel.levels).get(level, np.nan) for level in records.LEVELS], np.float32),
+    }
+
+
+def _with_hyper(setting: Setting, hyper: dict[str, Any], t: Any) -> tuple[Any, Any]:
+    """The algorithm in round t, and the noise multipliers, or None."""
+    hyper = dict(hyper)
+    levels = hyper.pop(LEVELS, None)
+    return hyperparameters.at_round(hyperparameters.join(setting.algorithm, hyper), t), levels
+
+
 def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any] = ((), ())) -> Plan:
     """The plan of `init`. `states`: the initial states of the channel's two sides: see `channel_states`."""
 
     def init(given: Given) -> tuple[Tracing, Made]:
-        algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), 0)
+        algorithm, levels = _with_hyper(setting, given.hyper, 0)
         x, y = given.carry
         keys = None
         if setting.channel is not None:
             keys = ExchangeKeys(given.chance, _public(given.key), _noise(given.noise, 0))
         rate = None if setting.rate is None else 1.0
         tracing = Tracing(setting.channel, None, keys, debug=setting.debug, products=setting.products, rate=rate)
+        tracing.levels = levels
         everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         if hasattr(algorithm, "memory"):
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
@@ -206,6 +228,7 @@ def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tupl
         channels.check(setting.channel, [*first.exchanges, *one_round.exchanges])
         if hasattr(setting.channel, "calibrated"):
             setting = setting._replace(channel=setting.channel.calibrated(first, one_round, setting))
+            first, one_round = (replace(plan, channel=setting.channel) for plan in (first, one_round))
         states = channel_states(setting, one_round)
         if states != ((), ()):
             first = start_plan(setting, start, hyper, states)
@@ -222,7 +245,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
 
     def one_round(given: Given) -> tuple[Tracing, Made]:
         name = type(setting.algorithm).__name__
-        algorithm = hyperparameters.at_round(hyperparameters.join(setting.algorithm, given.hyper), given.t)
+        algorithm, levels = _with_hyper(setting, given.hyper, given.t)
         state, *threaded, noise = given.carry
         present = None if setting.chance is None else given.present
         lossy = setting.faults is not None or present is not None
@@ -237,6 +260,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products, setting.rate,
             setting.chance,
         )  # fmt: skip
+        tracing.levels = levels
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded

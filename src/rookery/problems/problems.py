@@ -27,8 +27,21 @@ def unconstrained(x: tree.Tree) -> tree.Tree:
     return x
 
 
+class _Penalised:
+    """A problem that may have terms without data."""
+
+    def free(self, loss: str) -> Loss | None:
+        """Return the terms of f or g without data, as a function of x and y; None if there are none."""
+        return None
+
+    @property
+    def without_penalty(self) -> Any:
+        """The problem without these terms."""
+        return replace(self, penalty=None)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class Bilevel:
+class Bilevel(_Penalised):
     """min over x of mean f_i(x, y*(x)), where y*(x) minimises mean g_i(x, y).
 
     Arguments:
@@ -40,12 +53,15 @@ class Bilevel:
             A method that moves only y computes it once instead of at every step; one that moves both computes it for
             both levels' batches together.
         project_upper: keeps x in its set after each server step.
+        penalty: optional, penalty(x, y): a term of the lower loss without data. `rk.private` with records as the unit
+            neither clips it nor adds noise to it.
 
     Example:
         >>> import jax.numpy as jnp
         >>> ridge = Bilevel(
         ...     upper=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2),
-        ...     lower=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2) + jnp.exp(x) * jnp.sum(y**2),
+        ...     lower=lambda x, y, b: jnp.mean((b["a"] @ y - b["t"]) ** 2),
+        ...     penalty=lambda x, y: jnp.exp(x) * jnp.sum(y**2),
         ... )
         >>> ridge.lower_scope
         'global'
@@ -56,6 +72,7 @@ class Bilevel:
     lower_scope: Scope = "global"
     features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
     project_upper: Projection = unconstrained
+    penalty: Callable[..., Float[Array, ""]] | None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the upper loss on a batch."""
@@ -63,7 +80,7 @@ class Bilevel:
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the lower loss on a batch."""
-        return call(self.lower, x, y, batch if self.features is None else self.features(x, batch), key=key)
+        return self.g_seen(x, y, batch if self.features is None else self.features(x, batch), key)
 
     def f_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the upper loss on a batch after `features`."""
@@ -71,7 +88,11 @@ class Bilevel:
 
     def g_seen(self, x: tree.Tree, y: tree.Tree, seen: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the lower loss on a batch after `features`."""
-        return call(self.lower, x, y, seen, key=key)
+        value = call(self.lower, x, y, seen, key=key)
+        return value if self.penalty is None else value + self.penalty(x, y)
+
+    def free(self, loss: str) -> Loss | None:
+        return self.penalty if loss == "g" else None
 
     @property
     def random(self) -> frozenset[str]:
@@ -80,25 +101,34 @@ class Bilevel:
 
 
 @dataclass(frozen=True)
-class Minimax:
+class Minimax(_Penalised):
     """min over x, max over y of mean f_i(x, y); strongly concave in y for the theory to hold.
 
     Arguments:
         objective: f(x, y, batch), a scalar: the mean over the batch.
         project_upper: keeps x in its set after each server step.
+        penalty: optional, penalty(x, y): a term of the objective without data; see `Bilevel`.
     """
 
     objective: Loss
     project_upper: Projection = unconstrained
     features: None = None
+    penalty: Callable[..., Float[Array, ""]] | None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the objective, which x minimises."""
-        return call(self.objective, x, y, batch, key=key)
+        value = call(self.objective, x, y, batch, key=key)
+        return value if self.penalty is None else value + self.penalty(x, y)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return minus the objective, which y minimises."""
-        return -call(self.objective, x, y, batch, key=key)
+        return -self.f(x, y, batch, key)
+
+    def free(self, loss: str) -> Loss | None:
+        penalty = self.penalty
+        if penalty is None or loss == "f":
+            return penalty
+        return lambda x, y: -penalty(x, y)
 
     @property
     def random(self) -> frozenset[str]:
@@ -112,7 +142,7 @@ class Minimax:
 
 
 @dataclass(frozen=True)
-class Compositional:
+class Compositional(_Penalised):
     """min over x of h(x) + f(g(x)) with g = mean g_i (or, with client scope, of mean f_i(g_i(x))).
 
     Arguments:
@@ -169,21 +199,28 @@ class Compositional:
 
 
 @dataclass(frozen=True)
-class SingleLevel:
+class SingleLevel(_Penalised):
     """min over x of mean f_i(x), which FedAvg and FedSVRG solve.
 
     Arguments:
         loss: f(x, batch), a scalar: the mean over the batch.
         project_upper: keeps x in its set after each server step.
+        penalty: optional, penalty(x): a term of the loss without data; see `Bilevel`.
     """
 
     loss: Loss
     project_upper: Projection = unconstrained
     features: None = None
+    penalty: Callable[..., Float[Array, ""]] | None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the loss; there is no y."""
-        return call(self.loss, x, batch, key=key)
+        value = call(self.loss, x, batch, key=key)
+        return value if self.penalty is None else value + self.penalty(x)
+
+    def free(self, loss: str) -> Loss | None:
+        penalty = self.penalty
+        return None if penalty is None else lambda x, y: penalty(x)
 
     @property
     def random(self) -> frozenset[str]:
@@ -192,7 +229,7 @@ class SingleLevel:
 
 
 @dataclass(frozen=True)
-class WeightedNodes:
+class WeightedNodes(_Penalised):
     """min over w of L_0(θ(w)), where θ(w) minimises Σ w_k L_k(θ): which clients to learn from.
 
     x is w, one weight for each client, in the capped simplex: Σ w_k = 1 and 0 ≤ w_k ≤ cap. y is θ, the model. L_k is
@@ -201,6 +238,7 @@ class WeightedNodes:
     Arguments:
         loss: l(θ, batch), a scalar: the mean over the batch; strongly convex for the theory to hold.
         cap: b, the largest weight, from 1/K (only equal weights) to 1.
+        penalty: optional, penalty(θ): a term of the loss without data; see `Bilevel`.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -214,14 +252,20 @@ class WeightedNodes:
     loss: Loss
     cap: float = 1.0
     features: None = None
+    penalty: Callable[..., Float[Array, ""]] | None = None
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the loss of θ, on the centre's data; w does not matter."""
-        return call(self.loss, y, batch, key=key)
+        value = call(self.loss, y, batch, key=key)
+        return value if self.penalty is None else value + self.penalty(y)
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the loss of θ, on a client's data."""
-        return call(self.loss, y, batch, key=key)
+        return self.f(x, y, batch, key)
+
+    def free(self, loss: str) -> Loss | None:
+        penalty = self.penalty
+        return None if penalty is None else lambda x, y: penalty(y)
 
     @property
     def random(self) -> frozenset[str]:

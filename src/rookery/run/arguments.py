@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rookery.base.arguments import check_seed
-from rookery.channels.private import Private
+from rookery.channels.private import Budgeted
 from rookery.data.cohort import Draw, Poisson
 from rookery.engines import default_engine
 from rookery.engines.checks import check_function, check_run, start_values
@@ -30,7 +30,7 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
         sampling = _checked_sampling(job)
         wanted = sampling.places
     cohort = check_run(job.problem, job.clients, job.algorithm, x, y, rounds, wanted, every, job.seed)
-    if isinstance(job.channel, Private) and job.channel.rounds is None and rounds:
+    if isinstance(job.channel, Budgeted) and job.channel.rounds is None and rounds:
         job = replace(job, channel=replace(job.channel, rounds=int(rounds)))
     if job.faults is not None and job.faults.minimum > cohort:
         raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {job.faults.minimum}.")
@@ -59,7 +59,7 @@ def _checked_sampling(job: Job) -> Draw:
     return Draw.poisson(job.cohort, n)
 
 
-def check_publishes_nothing(channel: Private, measures: bool, sees_memory: bool, keep_best: str | None) -> None:
+def check_publishes_nothing(channel: Budgeted, measures: bool, sees_memory: bool, keep_best: str | None) -> None:
     """Raise ValueError if an evaluation of a private run would use the clients' data."""
     if channel.unit == "client" and measures:
         raise ValueError(

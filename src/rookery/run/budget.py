@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rookery.channels.private import Private
+from rookery.channels.private import Budgeted
 from rookery.engines.engine import Session
 
 
@@ -18,7 +18,7 @@ class Budget:
         repeated: rounds that count twice, because they may have been computed before a restart, with other noise.
     """
 
-    channel: Private
+    channel: Budgeted
     account: Any
     wanted: int
     repeated: int = 0
@@ -27,7 +27,7 @@ class Budget:
     @classmethod
     def of(cls, session: Session, rounds: int) -> "Budget | None":
         """Return the budget of a session; None if its run is not private. Raise ValueError if it allows no round."""
-        if not isinstance(getattr(session, "channel", None), Private):
+        if not isinstance(getattr(session, "channel", None), Budgeted):
             return None
         budget = cls(session.channel, session.account, rounds)
         if budget.rounds < min(rounds, 1):

@@ -17,7 +17,7 @@ import numpy as np
 
 from rookery.base import content
 from rookery.base.printable import without_address
-from rookery.channels.private import Private
+from rookery.channels.private import Budgeted
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines import checkpoints
@@ -125,7 +125,7 @@ def solve(
     functions, trackers = checked_callbacks(callbacks)
     _check_options(evaluate, checkpoint)
     record = Record(models, evaluate, keep_best, measure is not None, every, rounds, noise_seed, bool(functions))
-    if isinstance(job.channel, Private):
+    if isinstance(job.channel, Budgeted):
         check_publishes_nothing(job.channel, measure is not None, record.sees_memory, keep_best)
     if record.sees_memory and not engine.sees_memory and hasattr(algorithm, "memory"):
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from rookery.base.arguments import check_counts, is_integer, is_number
-from rookery.channels.private import Private
+from rookery.channels.private import Budgeted
 from rookery.data.clients import Clients
 from rookery.engines.checks import check_function
 from rookery.engines.engine import Job
@@ -202,7 +202,7 @@ def tune(
     models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, measure=measure)
-    if isinstance(channel, Private):
+    if isinstance(channel, Budgeted):
         raise ValueError(
             "tune must not be given rk.private: each candidate is a run that reveals something. Tune on public data, "
             "without it."

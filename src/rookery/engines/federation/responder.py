@@ -301,7 +301,7 @@ class Responder:
         if header["measures"] and study.measure is None:
             raise RefusedError("the coordinator asks for an evaluation, and its task has no evaluate_client.")
         measure = study.measure if header["measures"] else None
-        return plan.plans(setting, start, method.traced, measure), start
+        return plan.plans(setting, start, plan.with_levels(channel, method.traced), measure), start
 
     def _make_site(self, opened: Opened, described: Clients, guard: Guard, opening: str) -> Site:
         """Return the run's site, with plans traced for the shapes of its data."""

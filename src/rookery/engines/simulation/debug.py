@@ -114,8 +114,10 @@ class _Stepwise(Interpreter):
     def _on_one(self, mapped: Mapped, identity: Any, local: list[Any]) -> list[Any]:
         leaves = jax.tree.leaves(self._clients.members(identity[None]))
         data = [leaf if axis is None else leaf[0] for leaf, axis in zip(leaves, self._axes, strict=True)]
-        key = None if mapped.key is None else jax.random.fold_in(mapped.key, identity)
-        return jaxprs.run(mapped.call.work, *mapped.call.arguments(mapped.sent, data, identity, key, local))
+        own = lambda key: None if key is None else jax.random.fold_in(key, identity)
+        noise = own(mapped.noise), mapped.levels
+        arguments = mapped.call.arguments(mapped.sent, data, identity, own(mapped.key), local, *noise)
+        return jaxprs.run(mapped.call.work, *arguments)
 
     def _block_of(self, group: list[Mapped]) -> int:
         return 2**30
