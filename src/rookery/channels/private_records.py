@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rookery.channels.account import Account, Draws, Worst
-from rookery.channels.private import Budgeted, of_name, refuse
+from rookery.channels.budgeted import Budgeted, of_name, refuse
 from rookery.language.records import LEVELS, OVERFLOW
 from rookery.plan.releases import Releases, releases
 

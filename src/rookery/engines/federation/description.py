@@ -14,8 +14,7 @@ import rookery
 from rookery import algorithms
 from rookery.base.printable import printable
 from rookery.channels.privacy import Clip, Gaussian
-from rookery.channels.private import Private
-from rookery.channels.private_records import PrivateRecords
+from rookery.channels.private import Private, PrivateRecords
 from rookery.engines.federation import wire
 from rookery.language import channel, client
 from rookery.language.hyperparameters import is_array
