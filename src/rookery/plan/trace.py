@@ -92,6 +92,7 @@ class Plan:
         sample_by_sample: the losses ("f", "g", "r") that are evaluated on single samples.
         exchanges: its exchanges by name.
         channel: the channel; a private one is calibrated.
+        price: what privacy costs, if `rk.explain` was asked for it.
         derived: a cache for values that engines compute from the plan, such as its costs.
     """
 
@@ -104,6 +105,7 @@ class Plan:
     sample_by_sample: frozenset[str]
     exchanges: dict[str, channels.ChannelExchange]
     channel: Any = None
+    price: Any = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -155,7 +157,7 @@ class Plan:
         return jaxprs.digest(self.title, *lines)[:16]
 
     def __str__(self) -> str:
-        return words.in_words(self)
+        return words.in_words(self) + ("" if self.price is None else f"\n{self.price}")
 
 
 LEVELS = "noise multipliers"  # among the hyperparameters: those of releases that are private for each record
