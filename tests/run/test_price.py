@@ -44,7 +44,9 @@ def test_a_budget_that_the_noise_does_not_keep_to(epsilon, said):
 
 
 def test_without_rounds_there_is_no_noise_for_a_budget():
-    assert "the noise for ε = 8 depends on the number of rounds, which was not given" in str(price(rk.FedBiO, epsilon=8))
+    assert "the noise for ε = 8 depends on the number of rounds, which was not given" in str(
+        price(rk.FedBiO, epsilon=8)
+    )
 
 
 @pytest.mark.parametrize("cohort", [None, 4, rk.Poisson(4)])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def compare(
     runs: Runs,
     by: Annotated[
-        str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products or seconds.")
+        str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products, seconds or epsilon.")
     ] = "rounds",
     metric: Annotated[str | None, typer.Option(help="The metric. Default: the first run's main metric.")] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
@@ -125,6 +125,7 @@ def _summary(history: pd.DataFrame, goal: Direction) -> dict[str, Any]:
         **{name: int(last[name]) if name in history else None for name in counts},
         "bytes": round(last["bytes"] * 1e6) if "bytes" in history else None,
         "seconds": float(last["seconds"]) if "seconds" in history else None,
+        "epsilon": float(last["epsilon"]) if "epsilon" in history else None,
     }
 
 
@@ -151,6 +152,9 @@ def comparison_table(summaries: list[dict[str, Any]], title: str) -> Any:
                 row[name] = report.number(float(mean) if name == "seconds" else round(mean))
         rows.append(row)
     shown = pd.DataFrame(rows)
+    if frame["epsilon"].notna().any():
+        spent = frame.groupby("method", sort=False)["epsilon"].max()
+        shown.insert(3, "ε", ["none" if pd.isna(value) else report.number(float(value)) for value in spent])
     if not several and frame["seed"].isna().all():
         shown = shown.drop(columns="seed")
     return report.table(shown, f"{title}; means ± standard errors over runs" if several else title)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rookery as rk
+from rookery.cli.privacy import CODE, PUBLIC, Privacy
 from rookery.cli.request import Request
 from rookery.cli.run_folder import describe, first_schedule, repeating_config, run_folder
 from rookery.cli.terminal import complain, show, without_nonfinite_warnings
@@ -34,10 +35,11 @@ class RunOptions(NamedTuple):
     resume: bool = False
     quiet: bool = False
     json: bool = False
+    privacy: Privacy = PUBLIC
 
     def describe(self, request: Request) -> dict[str, Any]:
         """Return the contents of run.json before the run starts."""
-        return describe(request, self.rounds, self.cohort, self.every, self.seed)
+        return describe(request, self.rounds, self.cohort, self.every, self.seed, self.privacy)
 
 
 def execute(
@@ -53,17 +55,19 @@ def execute(
     from rookery.base import processes
     from rookery.language.metrics import direction
 
-    task, out = request.task, options.out
+    task, out, privacy = request.task, options.out, options.privacy
     first_every, comments = first_schedule(out) if options.resume else (None, [])
     every = next(number for number in (options.every, first_every, task.every) if number is not None)
     if first_every not in (None, every):
         comments = [*comments, f"# Resumed with --every {every}; the first rows have --every {first_every}."]
     description = options._replace(every=every).describe(request)
-    rounds, cohort, goal = description["rounds"], description["cohort"], direction(task.metric)
+    rounds, goal = description["rounds"], direction(task.metric)
+    cohort = task.cohort if options.cohort is None else options.cohort
     recorded = {
-        "rounds": rounds, "cohort": cohort, "every": every if first_every is None else first_every,
-        "seed": options.seed, **recorded,
+        "rounds": rounds, "cohort": cohort if privacy.poisson else description["cohort"],
+        "every": every if first_every is None else first_every, "seed": options.seed, **privacy.recorded, **recorded,
     }  # fmt: skip
+    best = task.metric if goal.higher_is_better else f"-{goal.name}"
     config = "".join(f"{line}\n" for line in dict.fromkeys(comments)) + repeating_config(request, recorded, {}, command)
     if request.note and not options.quiet and processes.lead():
         print(request.note, file=sys.stderr)
@@ -75,19 +79,22 @@ def execute(
                 request.method,
                 task.init,
                 rounds,
-                cohort=cohort,
+                cohort=privacy.cohort(cohort),
                 seed=options.seed,
                 evaluate=task.evaluate,
                 evaluate_client=task.evaluate_client,
                 every=every,
                 checkpoint=None if out is None else out / "checkpoint",
-                keep_best=task.metric if goal.higher_is_better else f"-{goal.name}",
+                channel=privacy.channel,
+                keep_best=best if privacy.epsilon is None else None,  # a choice by a metric reveals something
                 progress=False if options.quiet or options.json else None,
                 **solve_options,
             )
         if not processes.lead():
-            return 1 if result.stopped is not None else 130 if result.interrupted else 0
+            return 1 if result.stopped is not None else 130 if result.interrupted else CODE if result.spent else 0
         description["stopped"] = result.stopped
+        if description["private"] is not None:
+            description |= {"privacy": result.settings["privacy"], "spent": result.spent, "notes": result.notes}
         description["diverged"] = None if result.stopped is not None else divergence(result.history, goal)
         weights = _learnt_weights(task, result)
         if out is not None:
@@ -98,7 +105,7 @@ def execute(
                 picture = report.weights_picture(result.history, task.groups, request.title)
                 report.save(picture, out / "weights.png")
     data = {**description, **report.summary(result), "metric": task.metric, "out": out}
-    items = _tables(description, result)
+    items = [*_tables(description, result), *description.get("notes", ())]
     if weights is not None:
         data["weights"] = weights.to_dict("records")
         items.append(report.table(weights, "Who was trusted"))
@@ -121,7 +128,19 @@ def _exit_code(request: Request, description: dict[str, Any], result: rk.Run, re
     if description["diverged"] is not None:
         complain(f"{request.title}: {description['diverged']} {advice}")
         return 1
+    if result.spent:
+        complain(f"{request.title}: {spent(description, result.rounds)}")
+        return CODE
     return 0
+
+
+def spent(description: dict[str, Any], rounds: int) -> str:
+    """Say that the budget of privacy ended a run early."""
+    asked = description["private"]
+    return (
+        f"the budget of ε = {asked['epsilon']:g} at δ = {asked['delta']:g} is spent after round {rounds} of "
+        f"{description['rounds']}. More rounds need more noise, or a larger --private, in a new run."
+    )
 
 
 def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
@@ -139,9 +158,13 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
         "sent per round": f"{report.size(up)} up, {report.size(down)} down",
         "seconds": summary["seconds"],
     }
+    if summary["epsilon"] is not None:
+        costs = {f"ε at δ = {description['private']['delta']:g}": summary["epsilon"]} | costs
     rows += [{"": name, "first": "", "last": report.number(value)} for name, value in costs.items()]
     title = f"{description['algorithm']} on {description['task']}"
-    title += f", {result.rounds} rounds of {description['cohort']} clients"
+    cohort = description["cohort"]
+    cohort = cohort if isinstance(cohort, int) else f"about {cohort[len('Poisson(') : -1]}"
+    title += f", {result.rounds} rounds of {cohort} clients"
     exchanges = result.exchanges.assign(
         bytes_up=result.exchanges["bytes_up"].map(report.size),
         bytes_down=result.exchanges["bytes_down"].map(report.size),

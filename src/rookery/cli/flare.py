@@ -17,12 +17,13 @@ import typer
 import rookery as rk
 from rookery.base.printable import printable
 from rookery.cli import options as opt
-from rookery.cli.execution import RunOptions, execute
+from rookery.cli.execution import RunOptions, execute, spent
 from rookery.cli.lookup import split_names
+from rookery.cli.privacy import CODE, Privacy
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.run_folder import locked
-from rookery.cli.serve import channel_of, study_of
+from rookery.cli.serve import study_of
 from rookery.cli.site import fitting, read_module
 from rookery.cli.terminal import complain, locating_errors, show, writable
 
@@ -62,6 +63,10 @@ def submit(
     minimum: opt.Minimum = None,
     deadline: opt.Deadline = 300.0,
     patience: opt.Patience = None,
+    private: opt.Private = None,
+    delta: opt.Delta = None,
+    unit: opt.Unit = None,
+    poisson: opt.Poisson = False,
     clip: opt.Clip = None,
     noise: opt.Noise = None,
     again: Annotated[int, typer.Option(help="How often to resubmit a lost job.")] = 3,
@@ -80,11 +85,12 @@ def submit(
     if (out / "run.json").exists():
         raise ValueError(f"{out} holds a run already; give another --out.")
     name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    channel_of(clip, noise)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson)
+    privacy.channel  # noqa: B018  raises for options that do not belong together
     options: dict[str, Any] = {
         "task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort,
         "seed": seed, "every": every, "run": check_name(name), "minimum": minimum, "deadline": deadline,
-        "patience": patience, "clip": clip, "noise": noise, "allow_other_study": allow_other_study,
+        "patience": patience, "allow_other_study": allow_other_study, **privacy.recorded,
     }  # fmt: skip
     _check_files(options)
     logging.basicConfig(handlers=[logging.NullHandler()])  # hides the log of FLARE's client
@@ -112,6 +118,9 @@ def submit(
     if description.get("stopped"):
         complain(f"The run stopped: {description['stopped']}")
         raise typer.Exit(1)
+    if description.get("spent"):
+        complain(printable(f"{title}: {spent(description, int(history['round'].iloc[-1]))}"))
+        raise typer.Exit(CODE)
 
 
 def check_name(name: str) -> str:
@@ -204,12 +213,13 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         parameters = inspect.signature(find_task(options["task"]).target).parameters
         clients = len(options["sites"]) if "clients" in parameters else None
         task_options = TaskOptions(options["set"], clients, None, options["seed"])
-        request = resolve(options["task"], options["algorithm"], task_options)
+        privacy = Privacy.read(options)
+        request = privacy.fit(resolve(options["task"], options["algorithm"], task_options))
         numbers = {name: options[name] for name in ("rounds", "cohort", "every", "seed")}
         execute(
             request,
-            RunOptions(**numbers, out=folder, resume=folder.exists(), quiet=True),
-            {name: options[name] for name in ("minimum", "deadline", "patience", "clip", "noise")},
+            RunOptions(**numbers, out=folder, resume=folder.exists(), quiet=True, privacy=privacy),
+            {name: options[name] for name in ("minimum", "deadline", "patience")},
             command="flare submit",
             engine=rk.Federation(
                 transport=calls,
@@ -220,7 +230,6 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
                 study=study_of(request.named_task),
                 allow_other_study=options.get("allow_other_study", False),
             ),
-            channel=channel_of(options["clip"], options["noise"]),
             faults=None if options["minimum"] is None else rk.Faults(minimum=options["minimum"]),
         )
     for path in folder.iterdir():

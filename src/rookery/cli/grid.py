@@ -11,6 +11,7 @@ from rookery import report
 from rookery.base.arguments import check_counts
 from rookery.cli.compare import collect, comparison_table
 from rookery.cli.execution import BAD_START, RunOptions, bad_from_start, execute
+from rookery.cli.privacy import CODE
 from rookery.cli.registry import find_algorithm, find_task
 from rookery.cli.request import Request
 from rookery.cli.run_folder import check_same
@@ -90,12 +91,13 @@ def run_grid(
 
 
 def _is_finished(request: Request, options: RunOptions) -> bool:
-    """Return whether the folder holds this run, complete or stopped by values that are not finite."""
+    """Return whether the folder holds this run, complete or ended by its budget or by values that are not finite."""
     description = options.describe(request)
     assert options.out is not None
     check_same(options.out, description)
     before = report.read_description(options.out)
-    return before.get("stopped") is not None or before.get("rounds_done") == description["rounds"]
+    ended = before.get("stopped") is not None or before.get("spent")
+    return bool(ended) or before.get("rounds_done") == description["rounds"]
 
 
 def _show_means(folders: dict[str, list[Path]], out: Path, quiet: bool, json: bool) -> int:
@@ -118,4 +120,5 @@ def _show_means(folders: dict[str, list[Path]], out: Path, quiet: bool, json: bo
         names = ", ".join(f"{run['algorithm']} on {run['task']}, seed {run['seed']}" for run in bad)
         advice = BAD_START if all(map(bad_from_start, bad)) else "Try smaller steps."
         complain(f"{len(bad)} of {len(all_folders)} runs diverged: {names}. {advice}")
-    return 1 if bad else 0
+    spent = any(report.read_description(folder).get("spent") for folder in all_folders)
+    return 1 if bad else CODE if spent else 0

@@ -79,6 +79,29 @@ Runs = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else.")]
 
+# Of privacy.
+Private = Annotated[
+    float | None,
+    typer.Option(
+        "--private", help="A budget of differential privacy, ε, which all rounds share; exit code 3 if it ends the run."
+    ),
+]
+Delta = Annotated[float | None, typer.Option(help="With --private: δ, below 1 over the number of clients.")]
+Unit = Annotated[
+    str | None, typer.Option(help="With --private: what is protected, a client (the default) or a record.")
+]
+Poisson = Annotated[
+    bool, typer.Option("--poisson", help="With --private: draw each client with the same chance, --cohort on average.")
+]
+Clip = Annotated[float | None, typer.Option(help="The largest norm of what a client sends. Default with --private: 1.")]
+Noise = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise on each mean, as a multiple of one client's effect under --clip. Default with --private: as much "
+        "as the budget needs."
+    ),
+]
+
 # Of a run over a network.
 Minimum = Annotated[
     int | None,
@@ -87,10 +110,6 @@ Minimum = Annotated[
 Deadline = Annotated[float, typer.Option(help="Seconds that a site has for a reply.")]
 Patience = Annotated[
     float | None, typer.Option(help="Seconds to wait for sites that are needed. Default: until they are back.")
-]
-Clip = Annotated[float | None, typer.Option(help="The largest norm that a site's reply may have.")]
-Noise = Annotated[
-    float | None, typer.Option(help="Noise on each mean, as a multiple of one site's effect under --clip.")
 ]
 Address = Annotated[
     str | None, typer.Option(help="HOST:PORT. Default: the kit's. A coordinator may listen at 0.0.0.0.")

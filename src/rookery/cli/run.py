@@ -11,6 +11,7 @@ import rookery as rk
 from rookery.cli import options as opt
 from rookery.cli.distributed import Coordinator, Distributed, Process, Processes, join
 from rookery.cli.execution import RunOptions, execute
+from rookery.cli.privacy import Privacy
 from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, default_algorithm_of, resolve
 from rookery.cli.settings import parse_value
@@ -38,6 +39,12 @@ def run(
         ),
     ] = None,
     every: opt.Every = None,
+    private: opt.Private = None,
+    delta: opt.Delta = None,
+    unit: opt.Unit = None,
+    poisson: opt.Poisson = False,
+    clip: opt.Clip = None,
+    noise: opt.Noise = None,
     config: opt.ConfigFile = None,
     out: opt.Out = None,
     resume: opt.Resume = False,
@@ -68,11 +75,13 @@ def run(
         debug=debug, mesh=None if mesh is None else parse_value(mesh), precision=precision, remat=remat
     )
     recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
-    options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson)
+    options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy)
     settings = settings or []
 
     def request(task: str, algorithm: str | None, settings: Sequence[str], seed: int) -> Request:
-        return resolve(task, algorithm, TaskOptions(settings, clients, partition, seed), server_optimizer)
+        options = TaskOptions(settings, clients, partition, seed)
+        return privacy.fit(resolve(task, algorithm, options, server_optimizer))
 
     if len(task) == len(algorithm or [None]) == 1 and seeds is None:
         single = request(task[0], algorithm[0] if algorithm else None, settings, seed)

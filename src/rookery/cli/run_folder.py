@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import rookery as rk
 from rookery.cli.config import to_toml
+from rookery.cli.privacy import PUBLIC, Privacy
 from rookery.cli.settings import format_value, parse_value
 from rookery.cli.terminal import writable
 
@@ -24,7 +25,14 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def describe(request: Request, rounds: int | None, cohort: int | None, every: int | None, seed: int) -> dict[str, Any]:
+def describe(
+    request: Request,
+    rounds: int | None,
+    cohort: int | None,
+    every: int | None,
+    seed: int,
+    privacy: Privacy = PUBLIC,
+) -> dict[str, Any]:
     """Return the contents of run.json before a run starts; raise the errors that `solve` would."""
     from rookery.engines import checks
 
@@ -32,14 +40,19 @@ def describe(request: Request, rounds: int | None, cohort: int | None, every: in
     rounds, cohort = task.rounds if rounds is None else rounds, task.cohort if cohort is None else cohort
     every = task.every if every is None else every
     start = checks.start_values(task.problem, task.clients, task.init)
+    sampled = privacy.cohort(cohort)
+    fixed = None if privacy.poisson else cohort
+    size = checks.check_run(task.problem, task.clients, request.method, *start, rounds, fixed, every, seed)
+    privacy.check(request, sampled, rounds)
     return {
         "task": request.named_task.name,
         "task_settings": request.arguments,
         "algorithm": request.named_algorithm.name,
         "hyperparameters": request.hyperparameters,
         "seed": seed,
-        "cohort": checks.check_run(task.problem, task.clients, request.method, *start, rounds, cohort, every, seed),
+        "cohort": f"Poisson({sampled.expected:g})" if privacy.poisson else size,
         "rounds": rounds,
+        "private": privacy.describe(rounds),
         "version": rk.__version__,
     }
 
@@ -136,7 +149,7 @@ def check_same(out: Path, description: dict[str, Any]) -> None:
     from rookery import report
 
     before, now = report.read_description(out), report.plain(description)
-    for name in ("task", "algorithm", "seed", "cohort", "task_settings", "hyperparameters"):
+    for name in ("task", "algorithm", "seed", "cohort", "private", "task_settings", "hyperparameters"):
         old, new = before.get(name), now[name]
         pairs = [(name, old, new)]
         if isinstance(old, dict) and isinstance(new, dict):

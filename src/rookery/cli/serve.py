@@ -17,6 +17,7 @@ import rookery as rk
 from rookery.cli import options as opt
 from rookery.cli.execution import RunOptions, execute
 from rookery.cli.lookup import find, split_names
+from rookery.cli.privacy import Privacy
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.terminal import complain, logger
@@ -38,10 +39,14 @@ def serve(
     minimum: opt.Minimum = None,
     deadline: opt.Deadline = 300.0,
     patience: opt.Patience = None,
+    private: opt.Private = None,
+    delta: opt.Delta = None,
+    unit: opt.Unit = None,
     clip: opt.Clip = None,
     noise: opt.Noise = None,
     rounds: opt.Rounds = None,
     cohort: opt.Cohort = None,
+    poisson: opt.Poisson = False,
     seed: opt.Seed = 0,
     every: opt.Every = None,
     status: Annotated[int | None, typer.Option(help="Port of a web page that shows the run, on this machine.")] = None,
@@ -59,9 +64,10 @@ def serve(
     hint = " Continue with --resume, from the last completed round." if out is not None else ""
     with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
+        privacy = Privacy(private, delta, clip, noise, unit, poisson)
         if resume and out is not None:  # before any site is asked
             _check_options(out, {"clip": clip, "noise": noise}, minimum)
-        request = resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed))
+        request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed)))
         if insecure:
             print(INSECURE, file=sys.stderr)
         engine = rk.Federation(
@@ -78,16 +84,14 @@ def serve(
         )
         recorded = {
             "sites": sites, "kit": kit and str(kit), "address": address, "minimum": minimum, "deadline": deadline,
-            "patience": patience, "clip": clip, "noise": noise, "insecure": insecure or None,
-            "allow-other-study": allow_other_study or None,
+            "patience": patience, "insecure": insecure or None, "allow-other-study": allow_other_study or None,
         }  # fmt: skip
         code = execute(
             request,
-            RunOptions(rounds, cohort, every, seed, out, resume, quiet, json),
+            RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy),
             recorded,
             command="serve",
             engine=engine,
-            channel=channel_of(clip, noise),
             faults=None if minimum is None else rk.Faults(minimum=minimum),
             callbacks=[] if page is None else [page],
         )
@@ -161,15 +165,6 @@ def network_errors(hint: str = "") -> Iterator[None]:
     except KeyboardInterrupt:
         complain(f"Stopped.{hint}")
         raise typer.Exit(130) from None
-
-
-def channel_of(clip: float | None, noise: float | None) -> Any:
-    """Return the channel for --clip and --noise; None without them."""
-    if noise is not None and clip is None:
-        raise ValueError("--noise needs --clip, which bounds the effect of one site: give --clip, too.")
-    if clip is None:
-        return None
-    return rk.chain(rk.clip(clip), *([] if noise is None else [rk.gaussian(noise)]))
 
 
 def _watcher(page: StatusPage, rounds: int) -> Callable[[Any], None]:

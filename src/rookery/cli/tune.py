@@ -50,6 +50,7 @@ def tune(
     clients: opt.ClientCount = None,
     partition: opt.Partition = None,
     seed: opt.Seed = 0,
+    private: Annotated[float | None, typer.Option("--private", hidden=True)] = None,
     mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or a number.")] = None,
     config: opt.ConfigFile = None,
     out: Annotated[
@@ -61,6 +62,11 @@ def tune(
     """Search step sizes and other hyperparameters: many candidates together, the worse half stopped early."""
     from rookery import report
 
+    if private is not None:
+        raise ValueError(
+            "--private can't be kept by a search: each candidate is a run that reveals something. Tune on public data, "
+            "without --private."
+        )
     settings = settings or []
     request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
     made, method = request.task, request.method

@@ -1,5 +1,6 @@
 """Clients: the federation's data, as users make and describe them."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -279,6 +280,20 @@ class Clients(Layout):
                 "set where the data are: Clients.like(lower=sample, n=...), or a loader that gives only 'lower'."
             )
         return self._with_levels([both_levels(lower, upper), None, self._test], self._center)
+
+    def weighted(self, weights: Weights) -> "Clients":
+        """Return the same clients with other weights, as `Clients(weights=...)` takes them.
+
+        >>> clients = Clients(lower=[np.zeros(3), np.ones(1)], weights="size")
+        >>> clients.weighted(None).weights.tolist()
+        [0.5, 0.5]
+        """
+        clients = copy.copy(self)
+        clients.by_size = isinstance(weights, str) and weights == "size"
+        clients.weights = _check_weights(self.lower_sizes.astype(float) if clients.by_size else weights, self.n)
+        if self.digest is not None:
+            clients.digest = jaxprs.digest(self.digest, clients.weights)
+        return clients
 
     def _with_levels(self, levels: Sequence[ClientRows | None], center: ClientRows | None) -> "Clients":
         """Return the same clients with other data; weights in proportion to the sizes follow them."""

@@ -21,7 +21,8 @@ def in_words(plan: Any) -> str:
     ids, weights = plan.given.ids, plan.given.weights
     words = _Words()
     words.visit(plan.body, _inputs(plan))
-    return "\n".join([f"{plan.title}, {ids.shape[0]} of {weights.shape[0]} clients", *words.lines])
+    most = "at most " if jax.tree.leaves(plan.given.present) else ""  # Poisson cohorts
+    return "\n".join([f"{plan.title}, {most}{ids.shape[0]} of {weights.shape[0]} clients", *words.lines])
 
 
 @dataclass(eq=False)

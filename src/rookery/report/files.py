@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from rookery.base.drawing import save
-from rookery.base.printing import to_json
+from rookery.base.printing import number, to_json
 from rookery.report.pictures import picture
 from rookery.run.result import ALWAYS, Run, metrics_of
 
@@ -29,6 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
         "bytes_up_per_round": float(last["bytes_up"] - first["bytes_up"]) / rounds,
         "bytes_down_per_round": float(last["bytes_down"] - first["bytes_down"]) / rounds,
         "seconds": float(last["seconds"]),
+        "epsilon": float(last["epsilon"]) if "epsilon" in run.history else None,
         "exchanges": run.exchanges.to_dict("records"),
     }
 
@@ -80,7 +81,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
     """Name saved runs by the algorithm, the task if there are several, and the differing settings without the seed."""
     flat = [
-        {"cohort": d["cohort"]}
+        {"cohort": d["cohort"], **_private(d.get("private"))}
         | {name: value for name, value in d["task_settings"].items() if name != "seed"}
         | d["hyperparameters"]
         for d in descriptions
@@ -93,6 +94,15 @@ def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
         differing = [name for name in settings if any(other.get(name) != settings[name] for other in rivals)]
         names.append(", ".join([head, *(f"{name}={settings[name]}" for name in differing)]))
     return names
+
+
+def _private(asked: dict[str, Any] | None) -> dict[str, str]:
+    """Return the budget of a private run as one setting."""
+    if not asked:
+        return {}
+    usual = {"unit": "client", "clip": 1.0, "noise": None}
+    other = [f" {name} {asked[name]}" for name, value in usual.items() if asked.get(name, value) != value]
+    return {"private": f"({number(asked['epsilon'])}, {number(asked['delta'])}){''.join(other)}"}
 
 
 def named_arrays(value: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ ACROSS = {
     "gradients": "gradients computed, all clients together",
     "products": "Hessian- and Jacobian-vector products, all clients together",
     "seconds": "seconds",
+    "epsilon": "ε",
 }
 
 

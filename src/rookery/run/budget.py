@@ -30,12 +30,16 @@ class Budget:
         if not isinstance(getattr(session, "channel", None), Budgeted):
             return None
         budget = cls(session.channel, session.account, rounds)
-        if budget.rounds < min(rounds, 1):
-            raise ValueError(
-                f"epsilon must be large enough for one round; got {budget.channel.epsilon:g}, and a round costs "
-                f"{budget.epsilon(1):.3g} with this noise. Give more noise, or a larger epsilon."
-            )
+        budget.check()
         return budget
+
+    def check(self) -> None:
+        """Raise ValueError if the budget does not allow one round."""
+        if self.rounds < min(self.wanted, 1):
+            raise ValueError(
+                f"epsilon must be large enough for one round; got {self.channel.epsilon:g}, and a round costs "
+                f"{self.epsilon(1):.3g} with this noise. Give more noise, or a larger epsilon."
+            )
 
     @property
     def rounds(self) -> int:
@@ -48,6 +52,14 @@ class Budget:
         if count not in self._spent:
             self._spent[count] = self.channel.spent(self.account, count)
         return self._spent[count]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is promised, and how, as JSON values."""
+        channel = self.channel
+        named = {name: getattr(channel, name) for name in ("unit", "epsilon", "delta", "quantile")}
+        clip = channel.clip if isinstance(channel.clip, float) else dict(channel.clip)
+        return {**named, "clip": clip, "noise": dict(channel.levels)}
 
     def in_words(self) -> str:
         """Describe the budget in a sentence."""

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rookery.channels.account import Account
 from rookery.channels.private import Private
@@ -15,6 +14,9 @@ from rookery.plan.trace import Plan
 from rookery.run.arguments import checked
 
 _ROUNDS = 100  # for which ε is given
+
+
+_NOTHING = Releases((), ())
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class Price:
 
     channel: Private
     refused: str | None = None
-    start: Releases = Releases((), ())
-    round: Releases = Releases((), ())
+    start: Releases = _NOTHING
+    round: Releases = _NOTHING
     account: Account | None = None
     chosen: Account | None = None
     cohorts: str = ""
@@ -109,5 +111,5 @@ def explained(job: Job, private: Private) -> tuple[Plan, Price]:
     drawn = f"cohorts of {each} of {n} clients" if each < n else f"all {n} clients in each round"
     if found.setting.chance is not None:
         drawn = f"cohorts of about {found.setting.chance * n:g} of {n} clients (Poisson)"
-    both: list[Any] = [releases(plan) for plan in (found.start, found.round)]
+    both = releases(found.start), releases(found.round)
     return found.round, Price(channel, None, *both, found.account, chosen, drawn)

@@ -145,6 +145,7 @@ class Run:
         arrays = {"x": self.x, "y": self.y, "memory": self.memory, "best": best}
         save_weights(folder / "weights.safetensors", arrays)
         ended: dict[str, Any] = {"rounds": self.rounds, "interrupted": self.interrupted, "stopped": self.stopped}
+        ended |= {"spent": self.spent, "notes": list(self.notes)}
         ended["best"] = None if self.best is None else {"round": self.best.round, "value": self.best.value}
         (folder / "settings.json").write_text(json.dumps({**self.settings, **ended}, indent=2) + "\n")
         self.exchanges.to_csv(folder / "exchanges.csv", index=False)

@@ -255,9 +255,10 @@ def _settings(job: Job, engine: Engine, session: Session, record: Record) -> dic
         "engine": type(engine).__name__,
     }
     channel = getattr(session, "channel", job.channel)  # a private one is calibrated there
-    options = {"channel": channel, "faults": job.faults}
+    options = {"channel": None if record.budget is not None else channel, "faults": job.faults}
     settings |= {name: without_address(value) for name, value in options.items() if value is not None}
     cohort = job.cohort if job.chance is None else f"Poisson({job.chance * session.clients.n:g})"
+    settings |= {} if record.budget is None else {"privacy": record.budget.settings}
     settings |= {"cohort": cohort, "seed": job.seed, "rounds": record.rounds, "every": record.every}
     return settings | ({} if record.noise_seed is None else {"noise_seed": record.noise_seed})
 
@@ -276,7 +277,9 @@ def _notes(channel: Any, record: Record) -> tuple[str, ...]:
 
 
 def _metrics_text(row: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in row.items() if is_metric(name))
+    spent = {"ε": row["epsilon"]} if "epsilon" in row else {}
+    metrics = {name: value for name, value in row.items() if is_metric(name)}
+    return "  ".join(f"{name} {value:.4g}" for name, value in (spent | metrics).items())
 
 
 def _is_true(answer: Any) -> bool:

@@ -93,6 +93,7 @@ _ACROSS = [
     {"name": "gradients", "label": "gradients", "kind": "count"},
     {"name": "products", "label": "Hessian- and Jacobian-vector products", "kind": "count"},
     {"name": "seconds", "label": "seconds", "kind": "seconds"},
+    {"name": "epsilon", "label": "ε", "kind": None},
 ]
 
 
@@ -138,7 +139,7 @@ def higher_is_better(metric: str) -> bool | None:
 
 def _run(source: Source, line: int) -> dict[str, Any]:
     history = source.history
-    plain = ("round", "exchanges", "gradients", "products", "seconds")
+    plain = ("round", "exchanges", "gradients", "products", "seconds", "epsilon")
     columns = {name: history[name] for name in plain if name in history}
     for name, (up, down) in SUMS.items():
         if up in history and down in history:

@@ -103,6 +103,7 @@ def _from_run(folder: Path) -> tuple[dict[str, Any], Source]:
     settings = {name: description.get(name) for name in ("task", "algorithm", "cohort", "rounds", "seed", "version")}
     own = {name: value for name, value in description["task_settings"].items() if name != "seed"}
     settings |= flat({"task": own}) | description["hyperparameters"]
+    settings |= flat({"privacy": description.get("privacy") or {}})
     weights = folder / "weights.csv"
     return description, Source(
         name=str(folder),
@@ -122,6 +123,7 @@ def _from_saved(folder: Path) -> tuple[dict[str, Any], Source]:
     try:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         ended = {name: settings.pop(name) for name in ("stopped", "interrupted", "best")}
+        ended |= {name: settings.pop(name, None) for name in ("spent", "notes")}
         if not isinstance(settings["hyperparameters"], dict):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -210,11 +212,13 @@ def _from_entries(
     name: str, settings: dict[str, Any], history: pd.DataFrame, end: dict[str, Any]
 ) -> tuple[dict[str, Any], Source]:
     metrics = {name: history[name].astype(float) for name in map(str, history.columns) if name not in COLUMNS}
-    own = ("algorithm", "hyperparameters", "seed", "cohort", "rounds", "every")
+    own = ("algorithm", "hyperparameters", "seed", "cohort", "rounds", "every", "privacy")
+    privacy = settings.get("privacy") or {}
     description = {
         "task": "",
         "algorithm": settings.get("algorithm", "?"),
         "cohort": settings.get("cohort"),
+        "private": privacy if privacy.get("epsilon") is None else {**privacy, "noise": None},  # it follows from ε
         "hyperparameters": settings.get("hyperparameters", {}),
         "task_settings": {key: value for key, value in settings.items() if key not in own},
     }
@@ -223,8 +227,9 @@ def _from_entries(
         label="",
         seed=settings.get("seed"),
         history=history.assign(**metrics),
-        settings={name: value for name, value in settings.items() if name != "hyperparameters"}
-        | description["hyperparameters"],
+        settings={name: value for name, value in settings.items() if name not in ("hyperparameters", "privacy")}
+        | description["hyperparameters"]
+        | flat({"privacy": privacy}),
         exchanges=end.get("exchanges", []),
         stopped=end.get("stopped"),
     )

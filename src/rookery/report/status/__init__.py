@@ -83,7 +83,8 @@ class StatusPage:
         """Add a row of the history."""
         shown = {name: _number(value) for name, value in row.items() if name == "round" or is_metric(name)}
         band = {name: _number(value) for name, value in row.items() if name.endswith(_BAND)}
-        counts = {name: row[name] for name in ("exchanges", "bytes_up", "bytes_down", "missing") if name in row}
+        counts = {name: row.get(name) for name in ("exchanges", "bytes_up", "bytes_down", "missing", "epsilon")}
+        counts = {name: _number(value) for name, value in counts.items() if value is not None}
         with self._lock:
             self._rows.add(shown | band)
             self._progress |= counts | {"rounds_done": row["round"]}
@@ -117,6 +118,7 @@ class StatusPage:
     def end(self, run: Run | None) -> None:
         """End the run; the page stays until `close`."""
         state = "failed" if run is None else "interrupted" if run.interrupted else "stopped" if run.stopped else "done"
+        state = "spent" if state == "done" and run is not None and run.spent else state
         with self._lock:
             self._state, self._since, self._body = state, time.time(), None
         if run is not None and run.stopped:

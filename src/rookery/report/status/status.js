@@ -6,7 +6,8 @@ const shown = {};  // by part of the page: what it shows, as JSON
 let seen = null;  // when there was an answer
 
 const RUN = {waiting: ["waiting", ""], running: ["running", "good"], done: ["done", "good"], interrupted: ["interrupted", "warn"],
-  stopped: ["stopped: a value is not finite", "bad"], failed: ["broke off", "bad"]};
+  stopped: ["stopped: a value is not finite", "bad"], failed: ["broke off", "bad"],
+  spent: ["ended: its privacy budget is spent", "warn"]};
 const SITE = {connected: "good", late: "warn", gone: "bad", refused: "bad"};
 
 const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23"});
@@ -45,6 +46,7 @@ function tiles({progress, sites}) {
     ["bytes up", amount(progress.bytes_up ?? 0, "bytes")],
     ["bytes down", amount(progress.bytes_down ?? 0, "bytes")],
     ["missing replies", exact(missing ?? 0, "count")],
+    ...(progress.epsilon === undefined ? [] : [["ε spent", amount(progress.epsilon)]]),
   ];
   at("tiles").replaceChildren(...all.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
   at("bar").hidden = !rounds;

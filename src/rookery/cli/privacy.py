@@ -1,0 +1,103 @@
+"""`--private` and its options: the channel and the cohorts of a private run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import rookery as rk
+
+if TYPE_CHECKING:
+    from rookery.cli.request import Request
+
+CODE = 3  # the exit code of a run that its budget ended early
+_OPTIONS = ("private", "delta", "clip", "noise", "unit", "poisson")
+
+
+class Privacy(NamedTuple):
+    """The options that bound what a client sends, add noise, or keep to a budget of privacy."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    clip: float | None = None
+    noise: float | None = None
+    unit: str | None = None
+    poisson: bool = False
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> Privacy:
+        """Return the options that `recorded` gave."""
+        epsilon, delta, clip, noise, unit, poisson = map(options.get, _OPTIONS)
+        return cls(epsilon, delta, clip, noise, unit, bool(poisson))
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The options for run.toml, None where they were not given."""
+        return dict(zip(_OPTIONS, (*self[:5], self.poisson or None), strict=True))
+
+    @property
+    def channel(self) -> Any:
+        """The channel; None without one. Raise ValueError for options that do not belong together."""
+        if self.epsilon is None:
+            given = {"delta": self.delta, "unit": self.unit, "poisson": self.poisson or None}
+            alone = [name for name, value in given.items() if value is not None]
+            if alone:
+                raise ValueError(f"--{alone[0]} needs --private, the budget ε: give --private, e.g. --private 8.")
+            if self.noise is not None and self.clip is None:
+                raise ValueError("--noise needs --clip, which bounds the effect of one client: give --clip, too.")
+            noise = [] if self.noise is None else [rk.gaussian(self.noise)]
+            return None if self.clip is None else rk.chain(rk.clip(self.clip), *noise)
+        if self.delta is None:
+            raise ValueError(
+                "--private needs --delta, the chance that the promise fails, below 1 over the number of clients: give "
+                "--delta, e.g. --delta 1e-5."
+            )
+        clip = 1.0 if self.clip is None else self.clip
+        return rk.private(self.epsilon, self.delta, clip, unit=self.unit or "client", noise=self.noise)
+
+    def cohort(self, size: int | None) -> Any:
+        """Return the cohort of `rk.solve` for a number of clients."""
+        if self.channel is None or not self.poisson:
+            return size
+        if size is None:
+            raise ValueError("--poisson needs --cohort, the expected number of clients in a round: give --cohort, too.")
+        return rk.Poisson(size)
+
+    def describe(self, rounds: int) -> dict[str, Any] | None:
+        """Return what run.json says of a private run before it starts; None if it is not private."""
+        if self.epsilon is None:
+            return None
+        asked = self.channel
+        named = {name: getattr(asked, name) for name in ("epsilon", "delta", "clip", "unit", "noise")}
+        return named | {"budget_rounds": rounds if self.noise is None else None}
+
+    def check(self, request: Request, cohort: Any, rounds: int) -> None:
+        """Raise ValueError if the run would be refused. Where the data are elsewhere, the engine checks later."""
+        from rookery.problems.problems import required_arguments
+        from rookery.run.arguments import check_publishes_nothing
+        from rookery.run.budget import Budget
+
+        task, channel = request.task, self.channel
+        if self.epsilon is None or not task.clients.held or task.clients.here is not None:
+            return
+        asked = dataclasses.replace(channel, rounds=max(rounds, 1))
+        sees_memory = task.evaluate is not None and required_arguments(task.evaluate) >= 3
+        check_publishes_nothing(asked, task.evaluate_client is not None, sees_memory, None)
+        how = {"cohort": cohort, "private": asked}
+        price = rk.explain(task.problem, task.clients, request.method, task.init, **how).price
+        if price.refused is not None:
+            raise ValueError(price.refused)
+        Budget(price.channel, price.chosen, rounds).check()
+
+    def fit(self, request: Request) -> Request:
+        """Return the request with weights that may be published, and a note if that changes the problem."""
+        task = request.task
+        if self.epsilon is None or not task.clients.by_size:
+            return request
+        note = "The sizes of clients are not public: all clients have the same weight in this private run."
+        equal = dataclasses.replace(task, clients=task.clients.weighted(None))
+        return request._replace(task=equal, note=" ".join(filter(None, (request.note, note))))
+
+
+PUBLIC = Privacy()
