@@ -40,7 +40,7 @@ class Account:
         fixed: (n, size) if samples other than of all units have a fixed size and are drawn without replacement. Two
             runs are then neighbours if one unit's data are replaced, which has twice the effect of leaving it out.
             None: each unit is drawn independently of the others, and neighbours differ in one unit that is left out.
-        overflow: the probability that a sample has no place for a unit that was drawn. It is added to δ.
+        overflow: the probability that a sample has no place for one more unit. It is added to δ.
     """
 
     start: tuple[Draws, ...]

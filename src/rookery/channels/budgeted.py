@@ -1,5 +1,6 @@
 """What the private channels have in common: a budget, and noise calibrated to it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -61,5 +62,5 @@ def refuse(reasons: Iterable[str]) -> None:
 
 
 def of_name(given: ByName, name: str) -> float:
-    """Return the number for a name."""
-    return dict(given)[name] if isinstance(given, tuple) else given
+    """Return the number for a name; nan if it is missing, which `calibrated` refuses."""
+    return dict(given).get(name, math.nan) if isinstance(given, tuple) else given

@@ -32,8 +32,8 @@ def private(
     noise to the result. Cohorts are drawn from the server's own entropy. With `cohort=rk.Poisson(50)` the same ε needs
     less noise than with cohorts of fixed size. The threat is anyone who sees all results that the server computes, and
     knows the data of all clients but one. The server itself is trusted. Not covered are `Run.memory` and the counts of
-    samples in the history, which the server should keep to itself. Refused are methods that gather single replies,
-    bookkeeping without a bound, a centre held by a client, and weights from the clients' sizes.
+    work and of missing replies in the history, which the server should keep to itself. Refused are methods that gather
+    single replies, bookkeeping without a bound, a centre held by a client, and weights from the clients' sizes.
 
     **A record is the unit** (`unit="record"`). A client clips what each of its records contributes to an oracle (∇_y g,
     ∇²_y g·v, …), adds them up and adds the noise itself, before anything leaves it. All that it sends is made of such

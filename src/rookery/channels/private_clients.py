@@ -137,7 +137,8 @@ class Private(Budgeted):
         """Return bookkeeping with noise, in its bounds. `values`: what exceeds the lower bounds."""
 
         def hidden(i: int, mark: Bookkeeping, value: Array) -> Array:
-            assert mark.most is not None
+            if mark.most is None:  # the account refuses it
+                return value
             span = mark.most - mark.least
             scale = state["noise"] * span * math.sqrt(max(value.size, 1)) * exchange.share
             noise = noisy(value, scale, jax.random.fold_in(key, i)) if span else jnp.zeros_like(value)

@@ -62,10 +62,10 @@ class Draw(NamedTuple):
 
 
 def overflow(places: int, n: int, chance: float) -> float:
-    """Return the probability that a Poisson cohort has more clients than places."""
+    """Return the probability that the other clients of a Poisson cohort leave no place for one more client."""
     from scipy.stats import binom  # slow to import
 
-    return float(binom.sf(places, n, chance)) if places < n else 0.0
+    return float(binom.sf(places - 1, n - 1, chance)) if places < n else 0.0
 
 
 def sample_cohort(key: Array, n: int, size: int, chances: Float[Array, " n"] | None = None) -> Int[Array, " size"]:

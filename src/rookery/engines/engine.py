@@ -48,6 +48,11 @@ class Job:
     chance: float | None = None  # of a client to be in a Poisson cohort; None: cohorts of a fixed size
 
     @property
+    def minimum(self) -> int:
+        """The replies that an exchange needs. How many clients a Poisson cohort has is secret, so it needs none."""
+        return 0 if self.faults is None or self.chance is not None else self.faults.minimum
+
+    @property
     def draw(self) -> Draw:
         """How cohorts are drawn."""
         return Draw(self.cohort, self.chance, channels.is_private(self.channel))

@@ -231,7 +231,8 @@ class Faults:
 
     Arguments:
         dropout: the probability that a client's reply to an exchange is lost, independently of all others.
-        minimum: the round fails if fewer replies to an exchange arrive.
+        minimum: the round fails if fewer replies to an exchange arrive. The simulation ignores it for cohorts of
+            `rk.Poisson`, whose size is secret.
     """
 
     dropout: float = 0.0

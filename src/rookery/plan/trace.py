@@ -232,7 +232,7 @@ def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tupl
             setting = setting._replace(channel=setting.channel.calibrated(first, one_round, setting))
             first, one_round = (replace(plan, channel=setting.channel) for plan in (first, one_round))
         states = channel_states(setting, one_round)
-        if states != ((), ()):
+        if states != ((), ()) or hasattr(setting.channel, "calibrated"):
             first = start_plan(setting, start, hyper, states)
             one_round = round_plan(setting, first.made.carry, hyper)
     if measure is None:

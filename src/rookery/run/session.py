@@ -12,6 +12,7 @@ from rookery.language.ledger import Ledger
 from rookery.problems.problems import Problem
 from rookery.problems.variables import Adapted, adapt
 from rookery.run.arguments import checked, checked_engine
+from rookery.run.budget import Budget
 from rookery.run.record import copied
 
 
@@ -22,16 +23,23 @@ class Stepped:
         rounds: the rounds completed so far.
         stopped: why the run cannot be advanced any further; None if it can.
         counts: the cost of the rounds so far, by the columns of `Run.history`.
+        epsilon: the ε that a private run has spent so far; None if the run is not private.
     """
 
     def __init__(self, models: Adapted, session: Session, cohort: int) -> None:
         self._models, self._session, self._cohort, self._ledger = models, session, cohort, Ledger()
+        self._budget, self._spent = Budget.of(session, 1), False
         self._ledger.add([session.init()], session.clients.n)
 
     def advance(self, rounds: int = 1) -> int:
         """Compute more rounds and return how many were completed: fewer only if the run has stopped."""
         check_counts(0, rounds=rounds)
-        costs = self._session.advance(int(rounds)) if rounds and self._session.stopped is None else []
+        rounds = int(rounds)
+        if self._budget is not None:
+            self._budget.wanted = self.rounds + rounds
+            allowed = self._budget.rounds - self.rounds
+            rounds, self._spent = allowed, self._spent or allowed < rounds
+        costs = self._session.advance(rounds) if rounds and self._session.stopped is None else []
         self._ledger.add(costs, self._cohort)
         return len(costs)
 
@@ -43,12 +51,19 @@ class Stepped:
     @property
     def stopped(self) -> str | None:
         """Why the run cannot be advanced any further; None if it can."""
-        return None if self._session.stopped is None else self._session.stopped.reason
+        if self._session.stopped is None:
+            return "The budget of privacy is spent." if self._spent else None
+        return self._session.stopped.reason
 
     @property
     def counts(self) -> dict[str, int]:
         """The cost of the rounds so far."""
         return dict(self._ledger.counts)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The ε that a private run has spent so far; None if the run is not private."""
+        return None if self._budget is None else self._budget.epsilon(self.rounds)
 
     @property
     def state(self) -> Any:
@@ -87,7 +102,7 @@ def session(
     """Open a run that you advance by hand, in your own loop.
 
     The arguments and the numbers are those of `solve`. The run stops before the first round that makes a value infinite
-    or NaN, and before a round with too few replies.
+    or NaN, before a round with too few replies, and before a round that a budget of privacy does not allow.
 
     >>> import jax.numpy as jnp, rookery as rk
     >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))

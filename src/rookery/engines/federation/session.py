@@ -80,7 +80,7 @@ class Session:
     def advance(self, rounds: int) -> list[Amounts]:
         """See `engine.Session.advance`."""
         done: list[Amounts] = []
-        minimum = 0 if self._job.faults is None else self._job.faults.minimum
+        minimum = self._job.minimum
         for _ in range(rounds):
             carry = self._carry
             made, amounts = self.coordinator.round(self.rounds, carry.state, carry.server, carry.noise)

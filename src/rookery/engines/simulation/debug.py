@@ -69,8 +69,8 @@ class Session(device.Session):
                 check_finite(after.state, "the server, the state after the round")
             except NonFiniteError as error:
                 raise NonFiniteError(f"round {self.rounds + 1}, {error}") from None
-            if int(report["least"]) < device.minimum(job):
-                self.stopped = engine.too_few(self.rounds, int(report["least"]), device.minimum(job))
+            if int(report["least"]) < job.minimum:
+                self.stopped = engine.too_few(self.rounds, int(report["least"]), job.minimum)
                 break
             self._carry = device.put(program, job.clients.n, self._carry, ids, before, after, True)
             done.append(device.amounts(traced.round, report))
@@ -122,12 +122,15 @@ class _Stepwise(Interpreter):
     def _block_of(self, group: list[Mapped]) -> int:
         return 2**30
 
+    def _inside(self) -> Interpreter:
+        return _Stepwise(self._clients, self._axes, self._block)
+
     def loop(self, call: LoopCall, read: Read) -> list[Any]:
         count = int(call.turns(read))
         fixed, carry = ([self._array(value) for value in read(operands)] for operands in (call.fixed, call.carry))
         turns: dict[int, list[Any]] = {}
         for i in range(count):
-            inside = _Stepwise(self._clients, self._axes, self._block)
+            inside = self._inside()
             carry = inside.run(call.body, [*fixed, jnp.int32(i), *carry])
             self._worked_in_loops.append(inside.work)
             for number, n in inside.turns.items():

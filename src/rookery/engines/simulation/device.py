@@ -16,7 +16,7 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
-from rookery.engines.engine import Job, Stopped
+from rookery.engines.engine import Stopped
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
@@ -136,7 +136,7 @@ class Session:
     def advance(self, rounds: int) -> list[Amounts]:
         traced, job = self._traced, self._job
         limit = ROUNDS_AT_ONCE
-        program = self._program("rounds", traced.round, advance, job.draw, minimum(job), limit, together(), donate=(3,))
+        program = self._program("rounds", traced.round, advance, job.draw, job.minimum, limit, together(), donate=(3,))
         done: list[Amounts] = []
         while len(done) < rounds and self.stopped is None:
             count = min(rounds - len(done), limit)
@@ -169,8 +169,8 @@ class Session:
         costs = []
         for k in range(count):
             report = jax.tree.map(lambda a: a[k], reports)
-            if report["least"] < minimum(self._job):
-                self.stopped = engine.too_few(self.rounds, int(report["least"]), minimum(self._job))
+            if report["least"] < self._job.minimum:
+                self.stopped = engine.too_few(self.rounds, int(report["least"]), self._job.minimum)
                 break
             if not report["finite"].all():
                 reason = engine.not_finite(self.rounds, engine.where_not_finite(self._carry, report["finite"]))
@@ -212,11 +212,6 @@ def memory_estimate(traced: engine.Traced, devices: int, processes: Processes) -
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
     kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()
     return MemoryEstimate(limit, -(-data // among), kept, [traced.start, traced.round], axes)
-
-
-def minimum(job: Job) -> int:
-    """The replies that an exchange needs."""
-    return 0 if job.faults is None else job.faults.minimum
 
 
 def shapes(value: Any) -> Any:

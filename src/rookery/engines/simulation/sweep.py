@@ -48,7 +48,7 @@ class Sweep:
             traced = engine.traced(job, convolve=settings.convolutions)
         self._rest = {name: value for name, value in traced.hyper.items() if name not in searched}
         self._searched, self._draw, self._block = tuple(sorted(searched)), job.draw, block
-        self._minimum = device.minimum(job)
+        self._minimum = job.minimum
         if self._mesh is not None:
             every, first = NamedSharding(self._mesh, _ALL), self._mesh.devices[0]
             placed = lambda plan, where: replace(plan, consts=jax.device_put(plan.consts, where))

@@ -174,7 +174,7 @@ class Session(device.Session):
 
     def _rounds(self, clients: Clients) -> Any:
         of, job, block = self._staged.round, self._job, self._settings.block
-        fixed = job.draw, device.minimum(job), self._rounds_per_call, device.together()
+        fixed = job.draw, job.minimum, self._rounds_per_call, device.together()
         return engine.PROGRAMS.find(
             ("staged rounds", of.identity, device.shapes(clients), block, *fixed),
             lambda: engine.compiled(of, partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
