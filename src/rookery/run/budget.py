@@ -57,7 +57,8 @@ class Budget:
     def settings(self) -> dict[str, Any]:
         """What is promised, and how, as JSON values."""
         channel = self.channel
-        named = {name: getattr(channel, name) for name in ("unit", "epsilon", "delta", "quantile")}
+        named = {name: getattr(channel, name, None) for name in ("unit", "epsilon", "delta", "quantile")}
+        named = {name: value for name, value in named.items() if value is not None}
         clip = channel.clip if isinstance(channel.clip, float) else dict(channel.clip)
         return {**named, "clip": clip, "noise": dict(channel.levels)}
 
