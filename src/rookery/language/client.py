@@ -115,7 +115,7 @@ class Client:
             if size is not None:
                 check_counts(**{f"client.{level}: size": size})
             drawn = records.all(view, level) if size is None else records.minibatch(view, level, size, key, step)
-            self._count(f"samples_{level}", drawn.count)
+            self._count(f"samples_{level}", drawn.expected)  # how many were drawn stays here
             return self._keyed(drawn, key, step)
         if size is not None:
             check_counts(**{f"client.{level}: size": size})

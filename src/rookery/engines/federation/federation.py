@@ -17,10 +17,12 @@ from rookery.engines.engine import Job
 from rookery.engines.federation import meeting
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.coordinator import Coordinator
+from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
-from rookery.engines.federation.site import Site
+from rookery.engines.federation.site import Noise, Site
 from rookery.engines.federation.transports.memory import Memory, in_process
+from rookery.language.channel import is_private_for_records
 from rookery.plan import trace as plan
 
 _WASTE = 4  # sites are padded to the largest if that takes at most so many times the actual rows
@@ -94,7 +96,8 @@ class Federation:
                 "A Federation over a network leaves the data at the sites: give clients=rk.Clients.like(...), the form "
                 "of a sample."
             )
-        if job.noise_seed is not None and not isinstance(self.transport, Memory):
+        own_noise = is_private_for_records(job.channel) or not isinstance(self.transport, Memory)
+        if job.noise_seed is not None and own_noise:
             raise ValueError(
                 "noise_seed is for simulations, as noise from a seed can be drawn again. Leave it out over a network."
             )
@@ -137,7 +140,9 @@ def _sites(traced: engine.Traced, run: str) -> list[Site]:
             setting = traced.setting._replace(clients=clients.site_shapes(data))
             plans[shapes] = plan.plans(setting, traced.job.start, traced.hyper, traced.job.measure)
         center = clients.at_center() if clients.center_client == i else None
-        sites.append(Site(run, plans[shapes], i, data, center))
+        levels = traced.hyper.get(plan.LEVELS)
+        noise = None if levels is None else Noise(Entropy(), levels, traced.job.noise_seed is not None)
+        sites.append(Site(run, plans[shapes], i, data, center, noise=noise))
     return sites
 
 

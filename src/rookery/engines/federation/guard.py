@@ -65,7 +65,9 @@ class PlanGuard:
             self._refused(header, str(error))
             raise
 
-    def admit(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str) -> None:
+    def admit(
+        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, noises: dict[str, int] | None = None
+    ) -> None:
         """See `Guard`. The same request may come again, as its reply may get lost."""
         call = header["call"]
         times = 1 if call == NO_EXCHANGE else self._sources[moment[0]].times[call]

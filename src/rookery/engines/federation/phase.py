@@ -50,6 +50,7 @@ class Mapped:
     keys: Any  # one for each client of the cohort, or None
     local: list[Any]  # per-client values
     shapes: list[Any]
+    noise: Any = None  # in a simulation with a noise_seed: a key for each client; otherwise sites draw their own
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Phase(Visitor[Any]):
         self._entries: Entries = {}
         self._center = Cohort([])
         self._everyone = self._cohort(ids)
+        self._seeded = links.opening is None and self._job.noise_seed is not None  # with sites in this process only
         faults = self._job.faults
         # The replies that an exchange needs; None: all. The start needs all clients.
         self._least = None if faults is None or moment[0] == 0 else faults.minimum
@@ -156,6 +158,8 @@ class Phase(Visitor[Any]):
         ids, key, sent = read(call.ids), read(call.key), read(call.sent)
         keys = None if key is None else np.asarray(_client_keys(key.array, ids.array))
         cohort, mapped = self._cohort(ids), self._mapped(call, sent, keys, read(call.local))
+        if self._seeded and call.noise is not None:
+            mapped.noise = np.asarray(_client_keys(read(call.noise).array, ids.array))
         cohort.pending.append(mapped)
         cohort.down += self._new_bytes(cohort, sent) + (0 if key is None else 8)
         return [Computed(mapped, i) for i in range(len(call.outputs))]
@@ -192,13 +196,16 @@ class Phase(Visitor[Any]):
             entry.add(Entry(1, exchange.reply_bytes, self._new_bytes(self._center, sent) + (0 if key is None else 8)))
             keys = None if key is None else np.asarray(jax.random.key_data(key.array))[None]
             mapped = self._mapped(call, sent, keys, [])
+            if self._seeded and call.noise is not None:
+                mapped.noise = np.asarray(jax.random.key_data(read(call.noise).array))[None]
             wanted = Wanted(call.number, [Computed(mapped, i) for i in range(len(mapped.shapes))])
             self._center.ids = [call.holder]
             replies = self._ask_cohort(self._center, [mapped], wanted, exchange, None)
             return [ServerValue(jnp.asarray(a)) for a in replies[call.holder]]
         clients = self._job.clients
         data, number = jax.tree.leaves(clients.at_center()), jnp.int32(clients.n)
-        arguments = call.arguments([v.array for v in sent], data, number, None if key is None else key.array)
+        key, noise, levels = (None if v is None else v.array for v in (key, read(call.noise), read(call.levels)))
+        arguments = call.arguments([v.array for v in sent], data, number, key, (), noise, levels)
         *out, counts = client_program(self._plan, call)(*arguments)
         self._work[next(self._numbers)] = {clients.n: ledger.as_integers(counts)}
         return [ServerValue(a) for a in out]
@@ -337,7 +344,8 @@ class Phase(Visitor[Any]):
         number = self._links.number()
         header, shared = self._header(maps, wanted, values, number)
         last = [_arrays_for(maps, place) for place in places.values()]
-        size = sum(a.nbytes for a in (*shared, *last[0])) if last else 0
+        seeded = sum(m.noise[0].nbytes for m in maps if m.noise is not None)  # which no real run sends
+        size = sum(a.nbytes for a in (*shared, *last[0])) - seeded if last else 0
         messages = zip(places.items(), wire.encode_each(header, shared, last) if last else (), strict=True)
         whole = lambda place: partial(self._whole, maps, wanted, place)
         return {client: Request(number, message, whole(place)) for (client, place), message in messages}, size
@@ -356,7 +364,8 @@ class Phase(Visitor[Any]):
         described = []
         for m in maps:
             refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
-            described.append([m.number, m.call, refs, m.keys is not None, list(map(_reference, m.local))])
+            seeded = [] if m.noise is None else [True]
+            described.append([m.number, m.call, refs, m.keys is not None, list(map(_reference, m.local)), *seeded])
         header = {
             "do": "work",
             "number": number,
@@ -385,6 +394,7 @@ def _arrays_for(maps: list[Mapped], place: int) -> list[Any]:
     for m in maps:
         arrays += [] if m.keys is None else [m.keys[place]]
         arrays += [value.rows[place] for value in m.local if isinstance(value, Scattered)]
+        arrays += [] if m.noise is None else [m.noise[place]]
     return arrays
 
 

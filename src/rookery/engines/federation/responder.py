@@ -24,9 +24,10 @@ from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import asks_everyone
+from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.guard import PlanGuard, Rule
 from rookery.engines.federation.opening import check_opening, fingerprint, is_run_name, sample_of
-from rookery.engines.federation.site import Guard, RefusedError, Site
+from rookery.engines.federation.site import Guard, Noise, RefusedError, Site
 from rookery.engines.federation.store import Store, locked
 from rookery.language import hyperparameters
 from rookery.plan import trace as plan
@@ -117,6 +118,7 @@ class Responder:
         self._log: Audit = getattr(guard, "audit", None) or Audit()
         self._folder = None if folder is None else Path(folder)
         self._lock = None if folder is None else locked(folder)
+        self._entropy = Entropy(folder)
         self._run = ""
         self._site: Site | None = None
         self.done, self.reason = False, ""
@@ -275,8 +277,14 @@ class Responder:
             if source is None:
                 return None
             widest, narrowest, chunk = levels[name]
-            if int(source.sizes[0]) != header["sizes"].get(name):
+            size = int(source.sizes[0])
+            if size != header["sizes"].get(name):
                 raise RefusedError(f"its number of samples ({name}) has changed since it said hello.")
+            if not narrowest <= size <= widest:
+                raise RefusedError(
+                    f"the opening says that sites have from {narrowest} to {widest} samples ({name}), and it has "
+                    f"{size}."
+                )
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
             return ClientRows(rows, everyone, everyone, widest, narrowest, chunk)
 
@@ -324,8 +332,10 @@ class Responder:
                 raise RefusedError("it should hold the centre's data, but its module gives none.")
             center = study.data.at_center()
         folder = self._folder
-        held = "" if folder is None else digest(*jax.tree.leaves(study.data))
-        site = Site(header["run"], plans, header["client"], data, center, guard, held)
+        levels = plan.with_levels(plans[1].channel, {}).get(plan.LEVELS)
+        noise = None if levels is None else Noise(self._entropy, levels)
+        held = "" if folder is None and noise is None else digest(*jax.tree.leaves(study.data))
+        site = Site(header["run"], plans, header["client"], data, center, guard, held, noise)
         if folder is not None:
             agreed = fingerprint(opened.plans[:2])
             site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held, agreed, opening)

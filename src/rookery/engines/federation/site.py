@@ -2,7 +2,8 @@
 
 A request names the run, the phase, the round and the functions to compute, with the inputs that the site does not have
 yet. Asking twice changes nothing, and a site that has forgotten its inputs asks for them again. A site holds no seed
-and no values of other clients.
+and no values of other clients. Noise that hides its records comes from its own secret, and has the multipliers of the
+channel that it agreed to; no request can change either.
 
 What a site remembers from round to round stays with it. A request for a checkpoint has it open a folder, save, wait or
 restore there, and reply with the rounds that it has saved. A site on a network has a store instead, and writes to it
@@ -22,7 +23,8 @@ from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import PROGRAMS
-from rookery.engines.federation import wire
+from rookery.engines.federation import description, wire
+from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.store import Memory, Moment, Store, Version
 from rookery.language import ledger
 from rookery.plan.calls import CenterCall, WorkCall
@@ -58,15 +60,37 @@ class Guard(Protocol):
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
-    def admit(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str) -> None:
+    def admit(
+        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, noises: dict[str, int] | None = None
+    ) -> None:
         """Raise RefusedError if the request must not be computed. By now the site has all its inputs.
 
         `request` is a digest of everything that the reply depends on: functions, inputs, keys, memory and data. Two
-        requests with the same digest have the same reply.
+        requests with the same digest have the same reply. `noises` has the calls to be computed that release something
+        of the site's records, by a text that identifies the noise. With the same noise a call has the same values.
         """
 
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent) -> None:
-        """Note that the answer is about to be sent; RefusedError or OSError if it must not be."""
+    def replied(
+        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent
+    ) -> dict[str, Any] | None:
+        """Note that the answer is about to be sent; RefusedError or OSError if it must not be.
+
+        Returns further fields of the answer.
+        """
+
+
+class Noise(NamedTuple):
+    """How a site hides its records.
+
+    Attributes:
+        entropy: the source of its keys.
+        levels: the noise multipliers of the lower and of the upper data.
+        seeded: whether keys come with the requests instead, for a simulation with a `noise_seed`.
+    """
+
+    entropy: Entropy
+    levels: np.ndarray
+    seeded: bool = False
 
 
 class _Function(NamedTuple):
@@ -77,6 +101,7 @@ class _Function(NamedTuple):
     sent: list[Any]  # references to the server's values
     key: Any
     local: list[Any]  # references to the client's values, or rows of the server's
+    seeded: Any  # the key of its noise, if that comes from a `noise_seed`
 
 
 class Site:
@@ -90,6 +115,7 @@ class Site:
         center: the centre's data, if it holds them.
         guard: looks at requests and replies.
         held: a digest of its data, or "" if they can't change while the guard remembers what was answered.
+        noise: how it hides its records, if the plans release something of them; None: they don't.
     """
 
     def __init__(
@@ -101,10 +127,13 @@ class Site:
         center: Clients | None = None,
         guard: Guard | None = None,
         held: str = "",
+        noise: Noise | None = None,
     ) -> None:
         self._run, self._plans, self._identity = run, plans, jnp.int32(identity)
         self._data, self._center = jax.tree.leaves(data), None if center is None else jax.tree.leaves(center)
-        self._guard, self._held = guard, held
+        self._guard, self._held, self._noise = guard, held, noise
+        self._traces = guard is not None or noise is not None  # whether it needs to know what results depend on
+        self._hidden: dict[int, str] = {}  # by phase: a digest of what all noise depends on
         self._memory: Memory = {"memory": [], "client": []}  # as before the present moment
         self._since: Moment = (-1, 0)  # when it was written
         self._next: Memory | None = None  # the memory after the present moment
@@ -249,13 +278,14 @@ class Site:
         new = [function for function in functions if function.number not in self._results]
         if not self._has_all(functions, new, header):
             return _message(header, "resync")
-        request = ""
+        request = self._digest(new, header) if self._traces else ""
         if guard is not None:
-            request = self._digest(new, header)
-            guard.admit(plan, moment, header, request)
+            hiding = [function for function in new if _work(plan, function.call).noise is not None]
+            noises = {self._entropy().mark(self._hides(moment[0], f)): f.call for f in hiding}
+            guard.admit(plan, moment, header, request, noises)
         for function in functions:
             if function.number not in self._results:
-                self._compute(plan, function)
+                self._compute(moment[0], function)
         work = [[function.number, self._results[function.number][1]] for function in functions]
         reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
         finite = self._remember(plan, header)
@@ -263,23 +293,26 @@ class Site:
         self._results = {number: result for number, result in self._results.items() if number in keep}
         self._origins = {number: origin for number, origin in self._origins.items() if number in keep}
         self._values = {number: value for number, value in self._values.items() if number in held}
+        fields = {}
         if guard is not None:
             sent = Sent(sum(a.nbytes for a in reply), jaxprs.digest(*reply))
-            guard.replied(plan, moment, header, request, sent)
-        return _message(header, "value", reply, work=work, **finite)
+            fields = guard.replied(plan, moment, header, request, sent) or {}
+        return _message(header, "value", reply, work=work, **finite, **fields)
 
     def _take_inputs(self, header: dict[str, Any], arrays: list[Any]) -> list[_Function]:
         """Take the values that come with a request, and return the functions that it asks for."""
         numbers = header["values"]
-        digest = (lambda array: "") if self._guard is None else jaxprs.digest
+        digest = jaxprs.digest if self._traces else (lambda array: "")
         values = zip(numbers, arrays[: len(numbers)], strict=True)
         self._values.update({number: (array, digest(array)) for number, array in values})
         rest, functions = iter(arrays[len(numbers) :]), []
-        for number, call, sent, with_key, local in header["maps"]:
+        for number, call, sent, with_key, local, *seeded in header["maps"]:
+            if seeded and not (self._noise and self._noise.seeded):
+                raise RefusedError("it is sent noise, and it draws its own.")
             refs = [["v", ref] if isinstance(ref, int) else ref for ref in sent]
             key = next(rest) if with_key else None
             rows = [next(rest) if ref == "row" else ref for ref in local]
-            functions.append(_Function(number, call, refs, key, rows))
+            functions.append(_Function(number, call, refs, key, rows, next(rest) if seeded else None))
         return functions
 
     def _has_all(self, functions: list[_Function], new: list[_Function], header: dict[str, Any]) -> bool:
@@ -336,16 +369,55 @@ class Site:
             return self._results[number][0][ref[2]]
         return self._shown[kind][number]
 
-    def _compute(self, plan: Plan, function: _Function) -> None:
-        call = plan.calls[function.call]
-        assert isinstance(call, WorkCall)
+    def _entropy(self) -> Entropy:
+        if self._noise is None:
+            raise RefusedError("its plan hides records by noise, and it has none.")
+        return self._noise.entropy
+
+    def _hides(self, phase: int, function: _Function) -> str:
+        """Return a digest of everything that the values of a function depend on, except the site's secret.
+
+        Two functions with the same noise must have the same values: their difference would show the data without any.
+        """
+        if phase not in self._hidden:
+            assert self._noise is not None
+            plan, machine = self._plans[phase], jax.devices()[0].device_kind
+            fixed = self._held, str(self._identity), plan.fingerprint, *plan.consts, self._noise.levels
+            self._hidden[phase] = jaxprs.digest(*fixed, str(description.conditions()), jax.__version__, machine)
+        return jaxprs.digest(self._hidden[phase], self._origins[function.number])
+
+    def _compute(self, phase: int, function: _Function) -> None:
+        plan = self._plans[phase]
+        call = _work(plan, function.call)
         at_center = isinstance(call, CenterCall)
         data = self._center if at_center else self._data
         assert data is not None
         identity = jnp.int32(plan.given.weights.shape[0]) if at_center else self._identity
         sent, local = ([self._read(plan, ref) for ref in refs] for refs in (function.sent, function.local))
-        *out, counts = client_program(plan, call)(*call.arguments(sent, data, identity, function.key, local))
+        noise = levels = None
+        if call.noise is not None:
+            entropy, levels = self._entropy(), self._noise.levels if self._noise else None
+            noise = entropy.key(self._hides(phase, function)) if function.seeded is None else function.seeded
+        arguments = call.arguments(sent, data, identity, function.key, local, noise, levels)
+        if call.noise is not None and not _fit(call, arguments):
+            raise RefusedError(f"function {call.number} would be given other arrays than in the plan.")
+        *out, counts = client_program(plan, call)(*arguments)
         self._results[function.number] = out, ledger.as_integers(counts)
+
+
+def _work(plan: Plan, number: int) -> WorkCall:
+    call = plan.calls[number]
+    assert isinstance(call, WorkCall)
+    return call
+
+
+def _fit(call: WorkCall, arguments: list[Any]) -> bool:
+    """Return whether arguments have the shapes and types that the function was traced with."""
+    given = [jax.random.key_data(a) if is_key(a) else a for a in arguments]
+    traced: list[Any] = [
+        jax.eval_shape(jax.random.key_data, v.aval) if is_key(v.aval) else v.aval for v in call.work.invars
+    ]
+    return [(a.shape, a.dtype) for a in given] == [(v.shape, v.dtype) for v in traced]
 
 
 def _message(request: dict[str, Any], answer: str, arrays: list[Any] | tuple[()] = (), **fields: Any) -> wire.Message:
