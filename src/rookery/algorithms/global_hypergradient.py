@@ -88,7 +88,7 @@ class FedMBO:
             def product(c: Client, k: Array, slot: tuple[tree.Tree, Array]) -> tree.Tree:
                 p, count = slot
                 factor = lambda _, p: tree.step(p, self.hessian_step, c.g_yy(x, y, c.lower(k, self.batch_size), p))
-                return c.loop(_if(l < count), factor, p)
+                return c.loop(_if(l < count), factor, p, most=1)
 
             new, there = cohort.gather(cohort.map(product, noise, cohort.scatter(dealt)), name="Hp", replied=True)
             return jax.tree.map(lambda a, b: _where(there, a, b), new, dealt[0]), dealt[1]
@@ -168,8 +168,8 @@ class AggITD:
             """Return z_i of step t."""
             ku, kl = jax.random.split(k)
             product = lambda z: c.g_yy(x, y, c.lower(kl, self.batch_size, seen=local_features), z)
-            z = c.loop(_if(t > chosen), lambda _, z: tree.step(z, self.hessian_step, product(z)), z)
-            return c.loop(_if(t == chosen), lambda _, z: c.f_y(x, y, c.upper(ku, self.batch_size)), z)
+            z = c.loop(_if(t > chosen), lambda _, z: tree.step(z, self.hessian_step, product(z)), z, most=1)
+            return c.loop(_if(t == chosen), lambda _, z: c.f_y(x, y, c.upper(ku, self.batch_size)), z, most=1)
 
         def inner(t: Any, pair: tuple[tree.Tree, tree.Tree]) -> tuple[tree.Tree, tree.Tree]:
             y, z = pair

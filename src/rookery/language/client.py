@@ -401,17 +401,17 @@ class Client:
         """Compute carry = body(i, carry) for i = 0, …, n − before − 1 on this client, and count the work.
 
         n may differ by client. `before` is the number of steps taken before the loop. With `go_on` the loop ends as
-        soon as go_on(carry) is false. `most`: a bound on n, if n is drawn.
+        soon as go_on(carry) is false. `most`: a bound on n, if n is drawn: the account of a private run needs it.
         """
-        if most is None:
-            most = n if isinstance(n, int) else next((most for count, most in self._bounds if count is n), None)
+        bound, most = most, n if isinstance(n, int) else next((m for count, m in self._bounds if count is n), None)
+        bound = most if bound is None else bound
         count, most = n - before, None if most is None else most - before
         if most is not None and most <= 0:
             return carry
         for level in self._views if self._records is None else ():
             self._all(level)
         outside = self._counts, self._looped
-        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry, most), carry)
+        turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry, bound), carry)
         self._counts, self._looped = outside
         carry = turn.carry
         if self._debug:

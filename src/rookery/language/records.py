@@ -53,6 +53,14 @@ class Drawn:
     depth: int
     key: Any = None
 
+    @property
+    def rows(self) -> Any:
+        """Refused: only oracles see the records."""
+        raise ValueError(
+            "A method must use only means over samples in a run that is private for each record; this one uses "
+            "batch.rows, single samples."
+        )
+
 
 class Block(NamedTuple):
     """An oracle's part of a release. A product is bounded relative to the norm of the public vector `times`."""
