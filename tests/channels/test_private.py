@@ -16,7 +16,8 @@ import rookery as rk
 from rookery.data.cohort import Draw, overflow
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import device
+from rookery.engines.federation import session as federation
+from rookery.engines.simulation import debug, device
 from rookery.language.channel import ChannelExchange
 from rookery.plan.releases import releases
 from rookery.run.arguments import checked
@@ -47,7 +48,8 @@ class Everything:
     def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
         first = fed.mean(fed.map(lambda c, k: self.scale * c.f_x(x, (), c.upper(k, None)), key), "start")
         zero = jnp.zeros_like(x)
-        return State(x, {"start": first, "loop": [zero, zero], **dict.fromkeys(("x", "sum", "weights", "other"), zero)})
+        kinds = ("x", "sum", "weights", "other", "vector", "integers")
+        return State(x, {"start": first, "loop": [zero, zero], **dict.fromkeys(kinds, zero)})
 
     def round(self, fed: rk.Fed, state: State, key: Any) -> State:
         x, n = state.x, fed.n
@@ -58,7 +60,7 @@ class Everything:
             return (x - g - memory, 3 + g, (g > 0).astype(jnp.int32)), memory + g
 
         marks = (None, rk.Bookkeeping("a vector", most=5.0, least=1.0), rk.Bookkeeping("integers", most=1))
-        (moved, _, _), heard = fed.mean(
+        (moved, vector, integers), heard = fed.mean(
             fed.map_state(local, key), "x", around=(x, None, None), bookkeeping=marks, heard=True
         )
         values = fed.map(gradient, key)
@@ -68,7 +70,8 @@ class Everything:
         fresh = fed.resample(key)
         other = fresh.mean(fresh.map(gradient, key), "other")
         seen = {"start": state.seen["start"], "x": moved - x, "sum": total, "weights": weighted, "other": other}
-        return State(moved + 0 * heard.weight, {**seen, "loop": turns})
+        marked = {"vector": vector, "integers": jnp.asarray(integers, x.dtype)}
+        return State(moved + 0 * heard.weight, {**seen, **marked, "loop": turns})
 
 
 def squares(n: int = 4, dimension: int = 3, weights: Any = (1, 2, 1, 3), rows: Any = None) -> rk.Clients:
@@ -138,7 +141,7 @@ def check_effects(job: Job, it: testing.Case, weights: Any, monkeypatch: Any) ->
         again = run.again(clients, OTHER, left_out)
         most = 1 if left_out else 2
         for changes, precision in zip(run.changes(), [declared[0], *[declared[1]] * 2], strict=True):
-            assert np.sum(np.square(changes)) <= most**2 * precision * (1 + 1e-6), (how, changes)
+            assert np.sum(np.square(changes)) <= most**2 * precision * (1 + 1e-9), (how, changes)
             largest = max([largest, *changes])
         for before, after in zip(first, again, strict=True):
             same = np.testing.assert_array_equal
@@ -240,6 +243,8 @@ def noises() -> dict[str, tuple[Any, float]]:
     for t in range(3):
         session.advance(1)
         for name, result in session.state.seen.items():
+            if name in ("vector", "integers"):
+                continue  # clamped to their bounds
             for i, each in enumerate(result if name == "loop" else [result]):
                 if name != "start" or t == 0:
                     found[f"{name} {t} {i}"] = (np.array(each), shares[name])
@@ -306,6 +311,25 @@ def test_noise_and_cohorts_come_from_the_noise_seed_alone() -> None:
         assert drawn(1, 1) != drawn(1, 2)
         assert drawn(1, None) != drawn(1, None)
         assert len({str(each) for each in drawn(1, 1)}) > 3
+
+
+@pytest.mark.parametrize("cohort", [2, rk.Poisson(2)])
+def test_another_cohort_of_a_round_comes_from_the_noise_seed_alone(cohort: Any) -> None:
+    """Without noise, its mean tells who is in it."""
+    channel = rk.private(delta=1e-3, noise=1e-12, clip=1e3)
+    job = everything(squares(8, weights=None), cohort, channel)
+    found = engine.traced(job, debug=True)
+
+    def mean(seed: int, noise: int) -> float:
+        session = debug.Session(
+            replace(found, seed=jax.random.key(seed), noise=np.uint32([noise, 0])), device.Settings()
+        )
+        session.init()
+        session.advance(1)
+        return round(float(session.state.seen["other"][0]), 6)
+
+    assert mean(1, 1) == mean(2, 1)
+    assert len({mean(1, noise) for noise in range(4)}) > 1
 
 
 # Poisson cohorts.
@@ -481,6 +505,31 @@ def test_a_resumed_run_goes_on_with_its_account_and_its_noise(engine: Any, tmp_p
     assert (longer.rounds, longer.spent) == (6, True)
 
 
+def test_over_a_network_a_resume_is_charged_and_draws_other_noise(tmp_path: Any, monkeypatch: Any) -> None:
+    """The round that was under way may have been seen already, with replies that differ."""
+    opened: list[Any] = []
+    plain = federation.Session.__init__
+
+    def durable(self: Any, *given: Any) -> None:
+        plain(self, *given)
+        self.durable = True
+        opened.append(self)
+
+    monkeypatch.setattr(federation.Session, "__init__", durable)
+    monkeypatch.setattr(federation.Session, "close", lambda self: None)
+    channel, how = rk.private(2.0, 1e-3, rounds=6), {"engine": rk.Federation(), "checkpoint": tmp_path / "run"}
+    first = solved(channel, 2, **how)
+    solved(channel, 3, **how)
+    last = solved(channel, 6, **how)
+    account = opened[0].account
+    assert (last.rounds, last.spent) == (4, True)  # two of the six are charged for the two resumes
+    expected = [channel.spent(account, rounds) for rounds in (0, 1, 2, 4, 6)]
+    assert last.history["epsilon"].tolist() == pytest.approx(expected)
+    assert first.history["epsilon"].tolist() == pytest.approx(expected[:3])
+    roots = {tuple(np.asarray(session._carry.noise).tolist()) for session in opened}
+    assert len(roots) == 3
+
+
 def test_a_checkpoint_with_another_budget_is_refused(tmp_path: Any) -> None:
     solved(rk.private(2.0, 1e-3, rounds=6), 2, checkpoint=tmp_path / "run", noise_seed=5)
     for other in (rk.private(3.0, 1e-3, rounds=6), rk.private(2.0, 1e-3, rounds=7), rk.private(2.0, 1e-3, 2.0, 6)):
@@ -619,9 +668,9 @@ def test_all_engines_agree(name: str, kind: str, given: Any, cohort: str, faults
 @pytest.mark.slow
 @pytest.mark.parametrize("cohort", [2, rk.Poisson(2)])
 def test_rows_in_host_memory_make_no_difference(cohort: Any) -> None:
-    rows = [np.random.default_rng(i).normal(size=(3, 3)) for i in range(4)]
+    rows = np.random.default_rng(1).normal(size=(12, 3))
     device, host = (
-        solved(clients=rk.Clients(upper=rows, placement=where), cohort=cohort, noise_seed=3)
+        solved(clients=rk.Clients.from_arrays(rows, [2, 3, 3, 4], placement=where), cohort=cohort, noise_seed=3)
         for where in ("device", "host")
     )
     np.testing.assert_allclose(host.x, device.x, rtol=1e-12)

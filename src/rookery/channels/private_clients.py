@@ -104,9 +104,9 @@ class Private(Budgeted):
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         level = dict(self.levels).get(exchange.name, math.nan)
-        state = {"noise": jnp.asarray(level, jnp.float32)}
+        state = {"noise": jnp.asarray(level, float)}
         if self.quantile is not None:
-            state["bound"] = jnp.asarray(of_name(self.clip, exchange.name), jnp.float32)
+            state["bound"] = jnp.asarray(of_name(self.clip, exchange.name), float)
         return state, ()
 
     def public(self, state: Any) -> Any:
@@ -118,7 +118,7 @@ class Private(Budgeted):
             return Clip(of_name(self.clip, exchange.name)).encode(exchange, value, key, state)
         clipped, state = Clip(exchange.public).encode(exchange, value, key, state)
         within = jax.tree.map(lambda a, b: jnp.all(a == b), value, clipped)
-        return (clipped, jnp.all(jnp.stack(jax.tree.leaves(within))).astype(jnp.float32) - 0.5), state
+        return (clipped, jnp.all(jnp.stack(jax.tree.leaves(within))).astype(float) - 0.5), state
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         if self.quantile is None:
