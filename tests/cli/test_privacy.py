@@ -157,8 +157,32 @@ def test_weights_by_size_become_equal_and_said_so():
     assert fitted.task.clients.weights.tolist() == pytest.approx([0.2] * 5)
     assert "all clients have the same weight" in fitted.note
     assert Privacy(clip=1.0).fit(request) is request
+    assert Privacy(8, 1e-3, unit="record").fit(request) is request  # sizes are public there
 
 
 def test_options_are_read_as_they_were_recorded():
     for given in (Privacy(), Privacy(8, 1e-5, None, 1.0, "record", True), Privacy(clip=1.0, noise=1.0)):
         assert Privacy.read(given.recorded) == given
+
+
+def test_a_record_is_the_unit(tmp_path):
+    given = [
+        "run",
+        *FEDBIO,
+        "--private",
+        8,
+        "--delta",
+        1e-3,
+        "--unit",
+        "record",
+        "--rounds",
+        2,
+        "--out",
+        tmp_path / "r",
+    ]
+    result = invoke(*given)
+    assert result.exit_code == 0, result.output
+    assert "Private for each record: ε = 8 at δ = 0.001 after 2 rounds" in result.stdout
+    described = json.loads((tmp_path / "r" / "run.json").read_text())
+    assert described["privacy"]["unit"] == described["private"]["unit"] == "record"
+    assert '\nunit = "record"\n' in (tmp_path / "r" / "run.toml").read_text()

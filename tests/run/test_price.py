@@ -70,3 +70,16 @@ def test_what_is_wrong_without_privacy_is_raised():
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"private must be rk.private\(...\), without another channel; got 8."):
         rk.explain(TASK.problem, TASK.clients, TASK.algorithm(rk.FedBiO), TASK.init, private=8)
+
+
+def test_the_price_for_each_record():
+    """A client pays for what its oracles release; the lower and the upper data have accounts of their own."""
+    private = rk.private(8, DELTA, rounds=5, unit="record")
+    task = rk.tasks.quadratic(clients=2, samples=20)
+    price = rk.explain(task.problem, task.clients, task.algorithm(rk.FedBiO), task.init, private=private).price
+    shown = str(price)
+    assert price.count == 2
+    assert shown.startswith("Privacy for each record, at δ = 0.001, all 2 clients in each round\n")
+    assert "a client releases in a round, from all records of its upper data: f_x, f_y\n" in shown
+    assert "ε after 5 rounds with the noise below: 8\n    lower data: a noise multiplier of" in shown
+    assert price.epsilon(5, price.noise(8, 5)) == pytest.approx(8, rel=1e-3)

@@ -123,6 +123,10 @@ class Worst:
         """See `Account`."""
         return max(account.epsilon(noise, delta, rounds) for account in self.accounts)
 
+    def noise(self, epsilon: float, delta: float, rounds: int) -> float:
+        """See `Account`."""
+        return max(account.noise(epsilon, delta, rounds) for account in self.accounts)
+
     def rounds(self, noise: float, epsilon: float, delta: float, most: int) -> int:
         """See `Account`."""
         return min(account.rounds(noise, epsilon, delta, most) for account in self.accounts)

@@ -93,7 +93,7 @@ class Privacy(NamedTuple):
     def fit(self, request: Request) -> Request:
         """Return the request with weights that may be published, and a note if that changes the problem."""
         task = request.task
-        if self.epsilon is None or not task.clients.by_size:
+        if self.epsilon is None or self.unit == "record" or not task.clients.by_size:
             return request
         note = "The sizes of clients are not public: all clients have the same weight in this private run."
         equal = dataclasses.replace(task, clients=task.clients.weighted(None))

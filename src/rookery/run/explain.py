@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from rookery.channels.private import Private
+from rookery.channels.private import Budgeted
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines.engine import Job, traced
@@ -23,7 +23,7 @@ def explain(
     cohort: int | Poisson | None = None,
     channel: Any = None,
     faults: Faults | None = None,
-    private: Private | None = None,
+    private: Budgeted | None = None,
 ) -> Plan:
     """Return the plan of a round, without running it; print it to see every exchange. The arguments are as in `solve`.
 
@@ -44,7 +44,7 @@ def explain(
     models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, channel=channel, faults=faults)
     if private is not None:
-        if not isinstance(private, Private) or channel is not None:
+        if not isinstance(private, Budgeted) or channel is not None:
             got = f"got {private!r}" if channel is None else "got both"
             raise ValueError(f"private must be rk.private(...), without another channel; {got}.")
         plan, price = explained(job, private)

@@ -1,12 +1,12 @@
 """The price of privacy: what a round of a method releases, and the noise and the ε that follow."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rookery.channels.account import Account
-from rookery.channels.private import Private
+from rookery.channels.account import Account, Worst
+from rookery.channels.private import Budgeted
 from rookery.data.cohort import Poisson
 from rookery.engines.engine import Job, traced
 from rookery.plan.releases import Releases, released, releases
@@ -32,12 +32,12 @@ class Price:
         cohorts: how cohorts are drawn, in words.
     """
 
-    channel: Private
+    channel: Budgeted
     refused: str | None = None
     start: Releases = _NOTHING
     round: Releases = _NOTHING
-    account: Account | None = None
-    chosen: Account | None = None
+    account: Account | Worst | None = None
+    chosen: Account | Worst | None = None
     cohorts: str = ""
 
     def epsilon(self, rounds: int = _ROUNDS, noise: float = 1.0) -> float:
@@ -49,13 +49,19 @@ class Price:
         return math.inf if self.account is None else self.account.noise(epsilon, self.channel.delta, rounds)
 
     @property
+    def count(self) -> int:
+        """How many results a round releases: of a cohort, or of a client's minibatches."""
+        if self.channel.unit == "client":
+            return self.round.count
+        return sum(event.times * event.releases.total() for event in self.round.records)
+
+    @property
     def shares(self) -> dict[str, float]:
-        """The part of each exchange, by name, in what a round reveals."""
-        levels, parts = dict(self.channel.levels), Counter[str]()
-        for event in self.round.events:
+        """The part of each exchange, by name, in what a round reveals of a client."""
+        levels, parts = dict(self.channel.levels), defaultdict[str, float](float)
+        for event in self.round.events if self.channel.unit == "client" else ():
             for exchange, times in event.releases.items():
-                level = levels.get(exchange.name, 1.0)
-                parts[exchange.name] += event.times * times * released(exchange) / level**2  # type: ignore[assignment]
+                parts[exchange.name] += event.times * times * released(exchange) / levels.get(exchange.name, 1.0) ** 2
         return {name: part / sum(parts.values()) for name, part in parts.items()}
 
     def __str__(self) -> str:
@@ -63,8 +69,11 @@ class Price:
         if self.refused is not None:
             return f"{unit} is refused: {self.refused}"
         lines = [f"{unit}, at δ = {self.channel.delta:g}, {self.cohorts}"]
-        lines += _released(self.start, "the start releases", "all clients")
-        lines += _released(self.round, "a round releases", "its cohort")
+        if self.channel.unit == "client":
+            lines += _released(self.start, "the start releases", "all clients")
+            lines += _released(self.round, "a round releases", "its cohort")
+        else:
+            lines += [*_of_records(self.start, "in the start"), *_of_records(self.round, "in a round")]
         lines.append(f"  ε after {_ROUNDS} rounds with a noise multiplier of 1: {self.epsilon():.3g}")
         return "\n".join([*lines, *self._of_the_channel()])
 
@@ -81,21 +90,34 @@ class Price:
             until = f"ends the run after {most} round{'s' * (most > 1)}" if most > 0 else "does not allow one round"
             yield f"  the budget of ε = {channel.epsilon:g} {until}"
         for name, level in channel.levels:
-            part = f"{shares[name]:.0%} of what a round reveals" if name in shares else "in the start only"
-            yield f'    "{name}": a noise multiplier of {level:.3g}, {part}'
+            if channel.unit == "record":
+                yield f"    {name} data: a noise multiplier of {level:.3g}"
+            else:
+                part = f"{shares[name]:.0%} of what a round reveals" if name in shares else "in the start only"
+                yield f'    "{name}": a noise multiplier of {level:.3g}, {part}'
 
 
 def _released(found: Releases, what: str, whose: str) -> Iterator[str]:
     for event in found.events:
         named = [(f'"{e.name}"', times, released(e)) for e, times in event.releases.items()]
-        several = lambda times: "" if times == 1 else f" {times} times"
-        parts = [f"{name}{several(times)}{f' ({own} results)' if own > 1 else ''}" for name, times, own in named]
+        parts = [f"{name}{_times(times)}{f' ({own} results)' if own > 1 else ''}" for name, times, own in named]
         count = sum(times * own for _, times, own in named)
         cohort = whose if event.times == 1 else f"each of {event.times} cohorts"
         yield f"  {what} {count} result{'s' * (count > 1)} of {cohort}: {', '.join(parts)}"
 
 
-def explained(job: Job, private: Private) -> tuple[Plan, Price]:
+def _of_records(found: Releases, when: str) -> Iterator[str]:
+    for event in found.records:
+        drawn = "all records" if event.chance == 1 else f"a minibatch of {event.chance:.3g} of the records"
+        named = "; ".join(f"{', '.join(oracles)}{_times(times)}" for oracles, times in event.releases.items())
+        yield f"  a client releases {when}{_times(event.times)}, from {drawn} of its {event.level} data: {named}"
+
+
+def _times(count: int) -> str:
+    return "" if count == 1 else f" {count} times"
+
+
+def explained(job: Job, private: Budgeted) -> tuple[Plan, Price]:
     """Return the plan of a round, and the price of privacy for the job, which has no channel. Nothing is run."""
     try:
         found = traced(checked(replace(job, channel=replace(private, epsilon=None, noise=1.0, levels=()))))
