@@ -83,3 +83,13 @@ def test_the_price_for_each_record():
     assert "a client releases in a round, from all records of its upper data: f_x, f_y\n" in shown
     assert "ε after 5 rounds with the noise below: 8\n    lower data: a noise multiplier of" in shown
     assert price.epsilon(5, price.noise(8, 5)) == pytest.approx(8, rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_an_evaluation_on_the_clients_data_is_refused(unit):
+    evaluate = lambda client, x, y: {"loss": client.mean(lambda rows: rows["b"].sum(), client.upper())}
+    with pytest.raises(ValueError, match="evaluate_client must be left out of a private run"):
+        rk.solve(
+            TASK.problem, TASK.clients, TASK.algorithm(rk.FedBiO), TASK.init, 1, channel=rk.private(8, DELTA, unit=unit),
+            evaluate_client=evaluate,
+        )  # fmt: skip

@@ -61,7 +61,7 @@ def _checked_sampling(job: Job) -> Draw:
 
 def check_publishes_nothing(channel: Budgeted, measures: bool, sees_memory: bool, keep_best: str | None) -> None:
     """Raise ValueError if an evaluation of a private run would use the clients' data."""
-    if channel.unit == "client" and measures:
+    if measures:
         raise ValueError(
             "evaluate_client must be left out of a private run: its results come from the clients' data, without "
             "noise. Give evaluate=..., on public data."
