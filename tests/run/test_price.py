@@ -87,9 +87,7 @@ def test_the_price_for_each_record():
 
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_an_evaluation_on_the_clients_data_is_refused(unit):
-    evaluate = lambda client, x, y: {"loss": client.mean(lambda rows: rows["b"].sum(), client.upper())}
+    evaluate = lambda client, x, y: {"loss": client.f(x, y, client.upper())}
+    how = {"channel": rk.private(8, DELTA, unit=unit), "evaluate_client": evaluate, "progress": False}
     with pytest.raises(ValueError, match="evaluate_client must be left out of a private run"):
-        rk.solve(
-            TASK.problem, TASK.clients, TASK.algorithm(rk.FedBiO), TASK.init, 1, channel=rk.private(8, DELTA, unit=unit),
-            evaluate_client=evaluate,
-        )  # fmt: skip
+        rk.solve(TASK.problem, TASK.clients, TASK.algorithm(rk.FedBiO), TASK.init, 1, **how)
