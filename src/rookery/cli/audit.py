@@ -14,7 +14,8 @@ from rookery.cli.program import Command, app
 from rookery.cli.terminal import complain, show
 
 if TYPE_CHECKING:
-    from rookery.engines.federation.audit import Counts, Found
+    from rookery.engines.federation.audit import Audit, Counts, Found
+    from rookery.engines.federation.policy import Policy
 
 
 @app.command(cls=Command)
@@ -30,14 +31,18 @@ def audit(
     path = folder / FILE
     if not path.exists() and not path.with_suffix(".head").exists():
         raise ValueError(f"FOLDER must be a site's folder with {FILE} in it; {folder} has none.")
-    limits = {} if policy is None else Policy.read(policy).limits
+    rules = Policy() if policy is None else Policy.read(policy)
+    limits = rules.limits
     found, log = read(path)
+    privacy = _privacy(log, rules)
     data = {
         "log": path, "lines": found.lines, "broken": found.broken, "torn": found.torn, "head": found.head,
         "counts": asdict(log.counts), "limits": limits,
-        "runs": {name: asdict(run.counts) for name, run in log.runs.items()},
+        "runs": {name: asdict(run.counts) | privacy.get("runs", {}).get(name, {}) for name, run in log.runs.items()},
+        **({"privacy": privacy["all"]} if privacy else {}),
     }  # fmt: skip
-    show(False, json, data, _verdict(found), _totals(log.counts, limits), *_runs(log.runs))
+    spent = _spent(privacy)
+    show(False, json, data, _verdict(found), _totals(log.counts, limits), *spent, *_runs(log.runs, privacy))
     if found.broken is not None:
         complain(f"{path} differs from what was written, from line {found.broken} on; the rest is not counted.")
         raise typer.Exit(1)
@@ -52,6 +57,30 @@ def _verdict(found: Found) -> str:
     return text
 
 
+def _privacy(log: Audit, rules: Policy) -> dict[str, Any]:
+    """Return what the site has spent, of all runs and of each; empty if no run was private for each record."""
+    deltas = [run.delta for run in log.runs.values() if run.delta is not None]
+    if not deltas:
+        return {}
+    delta = min(deltas) if rules.delta is None else rules.delta
+    bare = [name for name, run in log.runs.items() if run.delta is None and run.counts.exchanges]
+    total = {"epsilon": log.spending.epsilon(delta), "delta": delta, "budget": rules.epsilon, "not private": bare}
+    private = {name: run for name, run in log.runs.items() if run.delta is not None}
+    return {"all": total, "runs": {name: {"epsilon": run.spending.epsilon(delta)} for name, run in private.items()}}
+
+
+def _spent(privacy: dict[str, Any]) -> list[str]:
+    if not privacy:
+        return []
+    total = privacy["all"]
+    budget = "" if total["budget"] is None else f" of {total['budget']:g}"
+    text = f"Privacy of each record: ε = {total['epsilon']:.3g}{budget} at δ = {total['delta']:g} is spent."
+    count = len(total["not private"])
+    if count:
+        text += f" It does not cover {count} run{'s that were' if count > 1 else ' that was'} not private."
+    return [text]
+
+
 def _totals(counts: Counts, limits: dict[str, int]) -> Table:
     from rookery.engines.federation.policy import LIMITS
 
@@ -63,7 +92,7 @@ def _totals(counts: Counts, limits: dict[str, int]) -> Table:
     return table
 
 
-def _runs(runs: dict[str, Any]) -> list[Table]:
+def _runs(runs: dict[str, Any], privacy: dict[str, Any]) -> list[Table]:
     from rookery.base.printable import printable
     from rookery.engines.federation.audit import Counts
     from rookery.engines.federation.policy import LIMITS
@@ -71,6 +100,10 @@ def _runs(runs: dict[str, Any]) -> list[Table]:
     table = Table("run", box=None, pad_edge=False)
     for name in asdict(Counts()):
         table.add_column(LIMITS.get(name, name), justify="right")
+    if privacy:
+        table.add_column("ε", justify="right")
     for name, run in runs.items():
-        table.add_row(printable(name, 64), *(f"{count:,}" for count in asdict(run.counts).values()))
+        spent = privacy.get("runs", {}).get(name)
+        last = [] if not privacy else ["not private" if spent is None else f"{spent['epsilon']:.3g}"]
+        table.add_row(printable(name, 64), *(f"{count:,}" for count in asdict(run.counts).values()), *last)
     return [table] if runs else []

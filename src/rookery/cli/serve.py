@@ -178,7 +178,8 @@ def _watcher(page: StatusPage, rounds: int) -> Callable[[Any], None]:
         page.sites(
             [
                 {"name": name, "state": site.state, "since": site.since, "rounds": links.rounds,
-                 "missing": site.missing, "bytes_up": site.received, "bytes_down": site.sent}
+                 "missing": site.missing, "bytes_up": site.received, "bytes_down": site.sent,
+                 **({} if site.epsilon is None else {"epsilon": site.epsilon})}
                 for name, site in zip(names, links.records, strict=True)
             ]
         )  # fmt: skip

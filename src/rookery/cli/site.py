@@ -21,6 +21,7 @@ from rookery.cli.terminal import complain, logger
 if TYPE_CHECKING:
     from rookery.engines.federation.policy import Policy
     from rookery.engines.federation.responder import Opened, Study
+    from rookery.engines.federation.spending import Spending
     from rookery.tasks.task import Task
 
 _LINE_LENGTH = 3000  # the longest line of text from the coordinator
@@ -40,7 +41,8 @@ def site(
         float | None, typer.Option(help="Seconds without a connection before giving up. Default: never give up.")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(help="A TOML file that says in which runs this site takes part.")
+        Path | None,
+        typer.Option(help="A TOML file: in which runs this site takes part, and its privacy budget."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print what the run asks of this site, without taking part.")
@@ -49,7 +51,7 @@ def site(
     quiet: Quiet = False,
 ) -> None:
     """Take part in a run with data that stay here, until the coordinator ends the run."""
-    from rookery.engines.federation.audit import FILE, Audit
+    from rookery.engines.federation.audit import FILE, Audit, read
     from rookery.engines.federation.kits import COORDINATOR, load_kit
     from rookery.engines.federation.policy import Policy, PolicyGuard
     from rookery.engines.federation.transports.grpc_site import JoinError
@@ -79,9 +81,10 @@ def site(
             tell(f"The coordinator opens a run of {type(algorithm).__name__}.")
             return fit_to(study, algorithm)
 
+        spent = None if folder is None or not explain else read(folder / FILE)[1].spending
         folder = None if explain else folder
         audit = None if folder is None else Audit(folder / FILE)
-        reading = Reading(rules)
+        reading = Reading(rules, spent)
         if explain:
             tell("Waiting for the coordinator, which opens the run when all sites are connected.")
         try:
@@ -115,15 +118,15 @@ def site(
 class Reading:
     """A guard that prints what a run asks, and refuses to take part."""
 
-    def __init__(self, rules: Policy) -> None:
-        self._rules, self.done = rules, False
+    def __init__(self, rules: Policy, spent: Spending | None = None) -> None:
+        self._rules, self._spent, self.done = rules, spent, False
 
     def __call__(self, opened: Opened) -> None:
         """Print the plan and the policy's verdict."""
         from rookery.engines.federation.in_words import in_words_for_a_site
         from rookery.engines.federation.site import RefusedError
 
-        print(in_words_for_a_site(opened))
+        print(in_words_for_a_site(opened, self._rules.budget, self._spent))
         try:
             self._rules.check(opened)
             print("This site's policy allows it.")

@@ -40,6 +40,7 @@ class Drawn:
         number: of the draw, in this function.
         chance: of a record to be drawn, at the client with the fewest.
         depth: the number of loops around the draw.
+        size: how many records are expected, if the client has so many; None: all.
         key: for a random loss.
     """
 
@@ -51,6 +52,7 @@ class Drawn:
     number: int
     chance: float
     depth: int
+    size: int | None
     key: Any = None
 
     @property
@@ -106,7 +108,7 @@ class Records:
         self._draws += 1
         index = jnp.arange(view.widest, dtype=jnp.int32)
         expected = jnp.asarray(view.size)
-        return Drawn(view, index, view.size, expected, level, self._draws, 1.0, len(self._loops))
+        return Drawn(view, index, view.size, expected, level, self._draws, 1.0, len(self._loops), None)
 
     def minibatch(self, view: View, level: str, size: int, key: Any, step: Any) -> Drawn:
         """Draw each record with the same probability, so that `size` are expected, from the client's own entropy.
@@ -129,7 +131,7 @@ class Records:
         count, expected = jnp.minimum(jnp.sum(coins, dtype=jnp.int32), places), jnp.minimum(size, view.size)
         self._draws += 1
         chance = min(1.0, size / view.narrowest)
-        drawn = Drawn(view, index, count, expected, level, self._draws, chance, len(self._loops))
+        drawn = Drawn(view, index, count, expected, level, self._draws, chance, len(self._loops), size)
         self._known.append(((level, size, key, step), drawn))
         return drawn
 
@@ -154,7 +156,7 @@ class Records:
         noisy = [a + level.astype(a.dtype) * draws.normals(k, a.shape, a.dtype) for a, k in pairs(leaves, keys)]
         inside = self._loops[drawn.depth :]
         marked = release.bind(
-            *noisy, level=drawn.level, draw=drawn.number, chance=drawn.chance, times=_product(inside),
+            *noisy, level=drawn.level, draw=drawn.number, chance=drawn.chance, size=drawn.size, times=_product(inside),
             drawn=_product(self._loops[: drawn.depth]), oracles=tuple(block.oracle for block in blocks),
         )  # fmt: skip
         restored = [

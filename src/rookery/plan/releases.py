@@ -37,12 +37,16 @@ class RecordEvent:
         level: the data set, "lower" or "upper".
         chance: of a record to be drawn.
         times: how often such a minibatch is drawn in a round.
+        size: how many records are expected, if the client has so many; None: all.
+        center: whether they are the centre's.
         releases: for one draw, how often each group of oracles is released together.
     """
 
     level: str
     chance: float
     times: int
+    size: int | None = None
+    center: bool = False
     releases: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
@@ -96,6 +100,18 @@ class _Value:
     carried: bool = False
 
 
+def records_of(call: calls.WorkCall) -> tuple[RecordEvent, ...]:
+    """Collect what a client's function releases of its records each time that it is computed.
+
+    Raises ValueError if that has no bound.
+    """
+    walker = _Releases()
+    walker.note_records(call)
+    if walker.refused_records:
+        raise ValueError(walker.refused_records[0])
+    return tuple(walker.records.values())
+
+
 def _marks(jaxpr: Jaxpr) -> Iterator[dict[str, Any]]:
     """The parameters of all `release`s in a client's function."""
     for eqn in jaxpr.eqns:
@@ -127,13 +143,13 @@ class _Releases(Visitor[_Value]):
     def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
         if call.repeats:
             self.refused.append("A cohort is drawn with replacement, and a client may count twice in it.")
-        self._note_records(call)
+        self.note_records(call)
         return self._new(call)
 
     def center(self, call: calls.CenterCall, read: Read) -> list[_Value]:
         if call.holder is not None:
             self.refused.append(f"The exchange {call.exchange.name!r} is with client {call.holder} alone, the centre.")
-        self._note_records(call)
+        self.note_records(call)
         return self._new(call)
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[_Value]:
@@ -165,14 +181,15 @@ class _Releases(Visitor[_Value]):
         self._lengths.pop()
         return self._new(call)
 
-    def _note_records(self, call: calls.WorkCall) -> None:
+    def note_records(self, call: calls.WorkCall) -> None:
         """Note what a client's function releases of its records."""
         for mark in _marks(call.work):
             drawn, times = mark["drawn"], mark["times"]
             if drawn is None or times is None:
                 self.refused_records.append(f"The number of local steps at {call.source} has no bound before the run.")
                 drawn, times = drawn or 1, times or 1
-            event = RecordEvent(mark["level"], mark["chance"], prod(self._lengths) * drawn)
+            often, at_center = prod(self._lengths) * drawn, isinstance(call, calls.CenterCall)
+            event = RecordEvent(mark["level"], mark["chance"], often, mark["size"], at_center)
             self.records.setdefault((call.number, mark["draw"]), event).releases[mark["oracles"]] += times
 
     def _new(self, step: Any) -> list[_Value]:

@@ -4,7 +4,7 @@ Each line is a JSON object with the SHA-256 of the line before it. A second file
 lines and the hash of the last one. Together they show whether any line was changed, removed or inserted. They protect
 against accidents, and against anyone who can't write to both files; someone who can, such as the owner, is able to
 make a consistent pair. The log holds no value of the data and no secret: it has the SHA-256 of requests and replies,
-and the size of replies.
+the size of replies, and what was released of the site's records, with how much noise.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rookery.engines.federation.site import Sent
+from rookery.engines.federation.spending import Release, Spending
 from rookery.engines.federation.store import Moment, locked
 
 FILE = "audit.jsonl"  # the file's name in a site's folder
@@ -54,6 +55,8 @@ class Answered:
         moment: the last start or round that was answered.
         evaluated: the number of rounds before the last evaluation; -1: there was none.
         requests: the digests of the requests at that moment and at the last evaluation, by exchange.
+        spending: what was released of the site's records with noise.
+        delta: the δ of the run's channel; None: the run is not private for each record.
     """
 
     opening: str = ""
@@ -61,6 +64,8 @@ class Answered:
     moment: Moment = (-1, 0)
     evaluated: int = -1
     requests: tuple[dict[Any, set[str]], dict[Any, set[str]]] = field(default_factory=lambda: ({}, {}))
+    spending: Spending = field(default_factory=Spending)
+    delta: float | None = None
 
     def is_new(self, moment: Moment) -> bool:
         """Return whether nothing was answered in this moment."""
@@ -98,12 +103,16 @@ class Audit:
     Attributes:
         runs: what was answered in each run, by the run's name.
         counts: the totals over all runs.
+        spending: what was released of the site's records, in all runs.
+        charged: identifies the noise of these releases.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.runs: dict[str, Answered] = {}
         self.counts = Counts()
+        self.spending = Spending()
+        self.charged: set[str] = set()
         self._last, self._lines, self._end, self._whole = _FIRST, 0, 0, True
         self._run, self._fingerprint = "", ""
         self._file = -1
@@ -128,9 +137,15 @@ class Audit:
             with suppress(OSError):
                 self._sync()
 
-    def opened(self, run: str, opening: str, fingerprint: str, clients: int, cohort: int) -> None:
-        """Log that the site takes part in a run; OSError if that can't be written."""
-        line = {"run": run, "opening": opening, "fingerprint": fingerprint, "clients": clients, "cohort": cohort}
+    def opened(
+        self, run: str, opening: str, fingerprint: str, clients: int, cohort: int, delta: float | None = None
+    ) -> None:
+        """Log that the site takes part in a run; OSError if that can't be written.
+
+        `delta` is the δ of a run that is private for each record.
+        """
+        line: dict[str, Any] = {"run": run, "opening": opening, "fingerprint": fingerprint, "clients": clients}
+        line |= {"cohort": cohort, "delta": delta}
         self._write({"event": "opened", **line}, sync=True)
         self._run, self._fingerprint = run, fingerprint
 
@@ -140,6 +155,16 @@ class Audit:
         what = {"open": "a run", "work": "a request"}.get(str(header.get("do")), "a message")
         line = {"run": run if isinstance(run, str) else "", "what": what, "why": why}
         self._write({"event": "refused", **{name: text[:500] for name, text in line.items()}}, sync=False)
+
+    def spent(self, data: str, noises: list[str], releases: dict[Release, int]) -> None:
+        """Log what is about to be released of the site's records; OSError if that can't be written.
+
+        It counts from now on, whether or not it is computed and sent. `noises` identifies its noise, and `data` the
+        data.
+        """
+        listed = [[*release, times] for release, times in releases.items()]
+        line = {"run": self._run, "data": data, "noises": noises, "releases": listed}
+        self._write({"event": "spent", **line}, sync=True)
 
     def replied(
         self, moment: Moment, call: int, exchange: str, kind: str, aggregated: bool, request: str, sent: Sent
@@ -187,6 +212,13 @@ class Audit:
         elif line["event"] == "opened":
             run = self.runs.setdefault(line["run"], Answered())
             run.opening = run.opening or line.get("opening", "")
+            run.delta = line.get("delta")
+        elif line["event"] == "spent":
+            run = self.runs.setdefault(line["run"], Answered())
+            releases = {Release(*release): int(times) for *release, times in line["releases"]}
+            for spending in (self.spending, run.spending):
+                spending.add(line["data"], releases)
+            self.charged.update(line["noises"])
         elif line["event"] == "reply":
             run = self.runs.setdefault(line["run"], Answered())
             before = run.counts.rounds, run.counts.evaluations

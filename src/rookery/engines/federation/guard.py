@@ -1,11 +1,13 @@
 """The guard that holds a coordinator to the plan."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import SENT, Operands, Source, Sources, exchange_of, sources
-from rookery.engines.federation.site import NO_EXCHANGE, RefusedError, Sent
+from rookery.engines.federation.site import NO_EXCHANGE, Hiding, RefusedError, Sent
+from rookery.engines.federation.spending import Prices, Release
 from rookery.engines.federation.store import Moment
 from rookery.plan.calls import CenterCall, ReduceCall, WorkCall
 from rookery.plan.trace import Plan
@@ -18,6 +20,12 @@ class Rule(Protocol):
 
     def check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
+
+    def afford(self, data: str, releases: Mapping[Release, int]) -> None:
+        """Raise RefusedError, with the reason, if this must not be released of the site's records."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return further fields of a reply."""
 
 
 class PlanGuard:
@@ -38,6 +46,7 @@ class PlanGuard:
         everyone: whether the site must have replied in every round of the run.
         also: a further rule for what the plan allows.
         refused: refused(header, why), called with every refusal.
+        prices: what the plan's functions release of the site's records, if the run is private for each of them.
     """
 
     def __init__(
@@ -47,8 +56,10 @@ class PlanGuard:
         everyone: bool = False,
         also: Rule | None = None,
         refused: Callable[[dict[str, Any], str], None] = lambda header, why: None,
+        prices: Prices | None = None,
     ) -> None:
         self._client, self._log, self._everyone, self._also, self._refused = client, log, everyone, also, refused
+        self._prices = prices
         self._sources: dict[int, Sources] = {}  # by phase
         # The moment and the call of each function's number; it has at least those whose results the site holds.
         self._functions: dict[int, tuple[Moment, int]] = {}
@@ -66,9 +77,12 @@ class PlanGuard:
             raise
 
     def admit(
-        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, noises: dict[str, int] | None = None
+        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, hiding: Hiding | None = None
     ) -> None:
-        """See `Guard`. The same request may come again, as its reply may get lost."""
+        """See `Guard`. The same request may come again, as its reply may get lost.
+
+        What it releases of the site's records is charged now, unless it was charged before with the same noise.
+        """
         call = header["call"]
         times = 1 if call == NO_EXCHANGE else self._sources[moment[0]].times[call]
         different = self._log.answered.asked(moment, call) | {request}
@@ -77,8 +91,28 @@ class PlanGuard:
             why = f"it is asked {what} more often than in the plan."
             self._refused(header, why)
             raise RefusedError(why)
+        if hiding is not None:
+            self._charge(plan, header, hiding)
 
-    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent) -> None:
+    def _charge(self, plan: Plan, header: dict[str, Any], hiding: Hiding) -> None:
+        new = {noise: call for noise, call in hiding.calls.items() if noise not in self._log.charged}
+        if not new:
+            return
+        assert self._prices is not None
+        releases: Counter[Release] = Counter()
+        for number in new.values():
+            call = plan.calls[number]
+            assert isinstance(call, WorkCall)
+            releases += self._prices.call(call)
+        if self._also is not None:
+            try:
+                self._also.afford(hiding.data, releases)
+            except RefusedError as error:
+                self._refused(header, str(error))
+                raise
+        self._log.spent(hiding.data, list(new), releases)
+
+    def replied(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, sent: Sent) -> dict[str, Any]:
         """See `Guard`."""
         call = header["call"]
         name, kind, aggregated = "finish", "finish", False
@@ -88,6 +122,7 @@ class PlanGuard:
         self._log.replied(moment, call, name, kind, aggregated, request, sent)
         keep = set(header["keep"])
         self._functions = {number: known for number, known in self._functions.items() if number in keep}
+        return {} if self._also is None else self._also.fields()
 
     def _check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         phase, t = moment

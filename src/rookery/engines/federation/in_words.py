@@ -10,8 +10,10 @@ from rookery.base.printable import printable
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.policy import bound_and_noise
 from rookery.engines.federation.responder import Opened
+from rookery.engines.federation.spending import Budget, Spending, epsilon, plus
 from rookery.language import channel as channels
 from rookery.language import ledger
+from rookery.language.channel import is_private_for_records
 from rookery.plan import words
 from rookery.plan.trace import Plan
 from rookery.plan.words import Exchanged, in_bytes
@@ -19,13 +21,20 @@ from rookery.plan.words import Exchanged, in_bytes
 _LINE = 10_000  # characters of a line, before it is wrapped
 
 
-def in_words_for_a_site(opened: Opened) -> str:
-    """Describe a run that a coordinator wants to open, before anything is computed: see `Responder.explain`."""
+def in_words_for_a_site(opened: Opened, budget: Budget | None = None, spending: Spending | None = None) -> str:
+    """Describe a run that a coordinator wants to open, before anything is computed: see `Responder.explain`.
+
+    Arguments:
+        opened: the run.
+        budget: the site's privacy budget, if it has one.
+        spending: what the site has spent of it.
+    """
     found = opened.fingerprint
     lines = [
         *_who(opened),
         *_method(opened.algorithm),
         *_channel(opened),
+        *_privacy(opened, budget, spending or Spending()),
         "",
         "Names are the method's own: x and y are the model's parameters, a key is a random number.",
         "",
@@ -85,6 +94,8 @@ def _of_channel(channel: Any) -> str:
         return "nothing is done to it; it is sent as it was computed."
     bound, noise = bound_and_noise(channel)
     if bound == float("inf"):
+        if is_private_for_records(channel):
+            return "nothing more is done to it; the noise is in it already."
         members = getattr(channel, "members", (channel,))
         known = "; ".join(type(member).__name__ for member in members if not isinstance(member, Clip | Gaussian))
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
@@ -95,6 +106,25 @@ def _of_channel(channel: Any) -> str:
         f"{clipped} The coordinator adds noise to the result, {noise:g} times what one client can move it by. (The "
         "coordinator draws the noise; it can't be checked here.)"
     )
+
+
+def _privacy(opened: Opened, budget: Budget | None, spending: Spending) -> list[str]:
+    if opened.prices is None:
+        return []
+    noise = ", ".join(f"{level:.3g} for the {name} data" for name, level in opened.prices.noise.items())
+    lines = [f"Private for each record: this site clips what each record contributes, and adds noise ({noise})."]
+    if budget is None:
+        return lines
+    start, each = (opened.prices.plan(plan) for plan in opened.plans[:2])
+    before, delta = spending.counts(), budget.delta
+    one = epsilon(plus(Spending().counts(), each), delta)
+    rounds = budget.rounds(before, start, each)
+    allowed = {None: "100,000 rounds or more", -1: "nothing of this run"}.get(rounds, f"{rounds} rounds")
+    return [
+        *lines,
+        f"A single round costs ε = {one:.3g} at δ = {delta:g}; further ones cost less each. Spent so far is ε = "
+        f"{epsilon(before, delta):.3g} of {budget.epsilon:g}, and the rest allows {allowed}.",
+    ]
 
 
 def _phase(opened: Opened, plan: Plan, title: str) -> list[str]:

@@ -5,6 +5,7 @@ late or reordered message changes nothing. A site that has not opened this run i
 that has forgotten its inputs is sent everything again. Nothing that a site says is shown unescaped.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -64,6 +65,7 @@ class Record:
         opened: whether it has opened this run on its present connection.
         owes: the number of the last message that it was sent.
         unanswered: how many requests in a row it has left unanswered: it was late, or left, or reconnected.
+        epsilon: what it says it has spent of its privacy budget; None: it does not say.
     """
 
     state: str = "gone"
@@ -76,6 +78,7 @@ class Record:
     opened: bool = False
     owes: int = -1
     unanswered: int = 0
+    epsilon: float | None = None
 
     def becomes(self, state: str) -> str:
         """Set the state, and return the state before."""
@@ -372,6 +375,9 @@ class _Collector:
         if wrong is not None:
             return self._reject(site, printable(wrong, _LINE))
         links.records[site].unanswered = 0
+        spent = reply.header.get("epsilon")
+        if isinstance(spent, float) and math.isfinite(spent):
+            links.records[site].epsilon = spent
         self._replies[site] = reply
         return None
 

@@ -2,25 +2,30 @@
 
 import dataclasses
 import difflib
+import importlib.util
 import math
+import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rookery.base.arguments import check_amounts, check_counts, check_positive
+from rookery.base.arguments import check_amounts, check_counts, check_positive, is_number
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
 from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.site import NO_EXCHANGE, RefusedError
+from rookery.engines.federation.spending import Budget, Release, bare
 from rookery.engines.federation.store import Moment
 from rookery.language import channel as channels
 from rookery.plan.calls import CenterCall, ExchangeCall, ReduceCall
 from rookery.plan.trace import Plan
 
 EVALUATIONS = ("none", "together", "own")
+_SHOWN_FOR = 10.0  # seconds for which a computed ε is shown
 LIMITS = {"rounds": "rounds", "evaluations": "evaluations", "exchanges": "exchanges", "bytes_up": "bytes sent"}
 
 
@@ -52,6 +57,11 @@ class Policy:
         clip: the largest bound of `rk.clip` on every exchange; None: no clipping is needed.
         evaluation: "none": the site is not evaluated; "together": it sends its numbers, and results show means, and
             quantiles of five sites or more; "own": results may show its numbers.
+        epsilon, delta: the budget of differential privacy for each of the site's records, over the life of the audit
+            log, in all runs together; None: there is no budget. With it, a run must hide single records
+            (`rk.private(..., unit="record")`). The site draws the noise itself, and stops answering when the budget is
+            spent.
+        show_epsilon: whether the coordinator is told with each reply what is spent.
     """
 
     plans: tuple[str, ...] | None = None
@@ -64,6 +74,9 @@ class Policy:
     least_noise: float = 0.0
     clip: float | None = None
     evaluation: str = "together"
+    epsilon: float | None = None
+    delta: float | None = None
+    show_epsilon: bool = False
 
     def __post_init__(self) -> None:
         texts = lambda value: isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
@@ -76,6 +89,17 @@ class Policy:
         check_amounts(least_noise=self.least_noise)
         if self.clip is not None:
             check_positive(clip=self.clip)
+        if (self.epsilon is None) != (self.delta is None):
+            missing = "delta" if self.delta is None else "epsilon"
+            raise ValueError(f"epsilon and delta must be given together; {missing} is missing.")
+        if self.epsilon is not None:
+            check_positive(epsilon=self.epsilon)
+        if self.delta is not None and not (is_number(self.delta) and 0 < self.delta < 1):
+            raise ValueError(f"delta must be a number between 0 and 1, such as 1e-5; got {self.delta!r}.")
+        if not isinstance(self.show_epsilon, bool):
+            raise ValueError(f"show_epsilon must be true or false; got {self.show_epsilon!r}.")
+        if self.show_epsilon and self.epsilon is None:
+            raise ValueError("show_epsilon must be false without epsilon and delta; got true.")
         if self.evaluation not in EVALUATIONS:
             raise ValueError(f"evaluation must be one of {', '.join(map(repr, EVALUATIONS))}; got {self.evaluation!r}.")
 
@@ -106,6 +130,11 @@ class Policy:
             limits["evaluations"] = self.rounds + 1
         return {name: limit for name, limit in limits.items() if limit is not None}
 
+    @property
+    def budget(self) -> Budget | None:
+        """The privacy budget; None if there is none."""
+        return None if self.epsilon is None or self.delta is None else Budget(self.epsilon, self.delta)
+
     def check(self, opened: Opened) -> None:
         """Raise RefusedError, with the reason, for a run that the policy does not allow."""
         if self.plans is not None and opened.fingerprint not in self.plans:
@@ -127,6 +156,22 @@ class Policy:
                         f"its policy limits rounds and not exchanges, and {plan.title} has an exchange that happens as "
                         "often as the run draws; the policy needs a limit of exchanges, too."
                     )
+        if self.epsilon is not None:
+            self._check_privacy(opened)
+
+    def _check_privacy(self, opened: Opened) -> None:
+        where = bare(opened.plans, opened.described, opened.header["client"])
+        if where is not None and opened.prices is None:
+            raise RefusedError(
+                'its policy has a privacy budget, so the run must hide single records: rk.private(..., unit="record").'
+            )
+        if where is not None:
+            raise RefusedError(f"its policy has a privacy budget, and {where} uses its records without noise.")
+        most = 0 if opened.prices is None else max(opened.prices.sizes.values())
+        if self.delta is not None and most and self.delta >= 1 / most:
+            raise RefusedError(
+                f"its policy's delta must be below 1/n for its n = {most} records; it is {self.delta:g}."
+            )
 
     def _check_size(self, opened: Opened) -> None:
         least, wanted = self.minimum_cohort, f"its policy wants at least {self.minimum_cohort} clients"
@@ -207,12 +252,16 @@ class PolicyGuard:
 
     Arguments:
         policy: the site's policy.
-        audit: its log. A policy with limits needs one, where they are counted.
+        audit: its log. A policy with limits or a privacy budget needs one, where they are counted.
     """
 
     def __init__(self, policy: Policy, audit: Audit | None = None) -> None:
-        if policy.limits and audit is None:
+        if (policy.limits or policy.budget) and audit is None:
             raise ValueError("A policy with limits needs an audit log, where they are counted: give the site a folder.")
+        if policy.budget and importlib.util.find_spec("dp_accounting") is None:
+            raise ValueError("A policy with epsilon needs dp-accounting, which computes ε. Install rookery[privacy].")
+        self._budget = policy.budget
+        self._shown, self._shown_at = 0.0, -math.inf
         self._policy, self.audit, self.evaluation = policy, audit, policy.evaluation
 
     def __call__(self, opened: Opened) -> Rule:
@@ -235,3 +284,16 @@ class PolicyGuard:
         for name, limit in self._policy.limits.items():
             if after[name] > limit:
                 raise RefusedError(f"its policy's limit of {limit} {LIMITS[name]} is reached.")
+
+    def afford(self, data: str, releases: Mapping[Release, int]) -> None:
+        """Raise RefusedError if this would exceed the privacy budget: see `Rule`."""
+        if self._budget is not None and self.audit is not None:
+            self._budget.check(self.audit.spending.counts(data), releases)
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is spent, if the coordinator may know it; ε is computed anew every ten seconds."""
+        if not self._policy.show_epsilon or self.audit is None or self._budget is None:
+            return {}
+        if time.monotonic() - self._shown_at >= _SHOWN_FOR:
+            self._shown, self._shown_at = self.audit.spending.epsilon(self._budget.delta), time.monotonic()
+        return {"epsilon": self._shown}

@@ -28,8 +28,10 @@ from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.guard import PlanGuard, Rule
 from rookery.engines.federation.opening import check_opening, fingerprint, is_run_name, sample_of
 from rookery.engines.federation.site import Guard, Noise, RefusedError, Site
+from rookery.engines.federation.spending import Prices, multipliers, prices
 from rookery.engines.federation.store import Store, locked
 from rookery.language import hyperparameters
+from rookery.language.channel import is_private_for_records
 from rookery.plan import trace as plan
 from rookery.plan.trace import Plan, Setting
 from rookery.problems.problems import Problem
@@ -73,6 +75,8 @@ class Opened:
         clients, cohort: the number of clients, and how many of them take part in a round.
         algorithm: the method.
         faults: how replies may be missing, or None.
+        described: the federation's clients, as the message describes them.
+        prices: what a run that is private for each record releases of this site's; None: it is not private for them.
     """
 
     header: dict[str, Any]
@@ -83,6 +87,8 @@ class Opened:
     cohort: int
     algorithm: Any = None
     faults: Any = None
+    described: Clients | None = None
+    prices: Prices | None = None
 
 
 class Responder:
@@ -207,10 +213,11 @@ class Responder:
             raise RefusedError("it knows this run, which was opened with a different message; begin a new run.")
         opened, described = self._understand(header)
         rule = self._guard(opened)
-        self._log.opened(header["run"], opening, opened.fingerprint, opened.clients, opened.cohort)
+        delta = None if opened.prices is None else opened.channel.delta
+        self._log.opened(header["run"], opening, opened.fingerprint, opened.clients, opened.cohort, delta)
         self._evaluation = getattr(rule, "evaluation", "together")
         everyone = opened.faults is None and opened.cohort == opened.clients and asks_everyone(opened.plans[1])
-        guard = PlanGuard(header["client"], self._log, everyone, rule, self._note_refusal)
+        guard = PlanGuard(header["client"], self._log, everyone, rule, self._note_refusal, opened.prices)
         return self._make_site(opened, described, guard, opening)
 
     def _refuse(self, number: int, header: dict[str, Any], why: str) -> bytes:
@@ -232,6 +239,8 @@ class Responder:
         self._study = self._fitted(self._unfitted, algorithm)
         channel = self._build("channel", header["channel"], classes)
         faults = description.build(header["faults"], classes)
+        if is_private_for_records(channel) and getattr(channel, "levels", ()):
+            multipliers(channel)
         clients = self._described(header)
         plans, _ = self._trace(header, clients, algorithm, channel, faults)
         ours, theirs = fingerprint(plans), header["fingerprint"]
@@ -243,7 +252,10 @@ class Responder:
                 f"its plan differs from the coordinator's ({ours} here, {theirs} there), {what}: problem, method, "
                 f"evaluation or constants differ.{versions if header['jax'] != jax.__version__ else ''}"
             )
-        return Opened(header, plans, ours, channel, header["clients"], header["cohort"], algorithm, faults), clients
+        priced = prices(plans, self._study.data, header["center_client"] == header["client"])
+        counts = header["clients"], header["cohort"]
+        channel = channel if priced is None else plans[1].channel  # calibrated
+        return Opened(header, plans, ours, channel, *counts, algorithm, faults, clients, priced), clients
 
     def _compare_studies(self, header: dict[str, Any]) -> None:
         self._apart = differences(self._declared, header["study"])

@@ -61,13 +61,13 @@ class Guard(Protocol):
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
     def admit(
-        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, noises: dict[str, int] | None = None
+        self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, hiding: "Hiding | None" = None
     ) -> None:
         """Raise RefusedError if the request must not be computed. By now the site has all its inputs.
 
         `request` is a digest of everything that the reply depends on: functions, inputs, keys, memory and data. Two
-        requests with the same digest have the same reply. `noises` has the calls to be computed that release something
-        of the site's records, by a text that identifies the noise. With the same noise a call has the same values.
+        requests with the same digest have the same reply. `hiding` has the functions to be computed that release
+        something of the site's records.
         """
 
     def replied(
@@ -77,6 +77,19 @@ class Guard(Protocol):
 
         Returns further fields of the answer.
         """
+
+
+class Hiding(NamedTuple):
+    """The functions of a request that release something of a site's records.
+
+    Attributes:
+        data: a text that identifies the data, and says nothing of them.
+        calls: their numbers in the plan, by a text that identifies the noise. With the same noise a function has the
+            same values.
+    """
+
+    data: str
+    calls: dict[str, int]
 
 
 class Noise(NamedTuple):
@@ -280,9 +293,7 @@ class Site:
             return _message(header, "resync")
         request = self._digest(new, header) if self._traces else ""
         if guard is not None:
-            hiding = [function for function in new if _work(plan, function.call).noise is not None]
-            noises = {self._entropy().mark(self._hides(moment[0], f)): f.call for f in hiding}
-            guard.admit(plan, moment, header, request, noises)
+            guard.admit(plan, moment, header, request, self._hiding(moment[0], new))
         for function in functions:
             if function.number not in self._results:
                 self._compute(moment[0], function)
@@ -373,6 +384,14 @@ class Site:
         if self._noise is None:
             raise RefusedError("its plan hides records by noise, and it has none.")
         return self._noise.entropy
+
+    def _hiding(self, phase: int, new: list[_Function]) -> Hiding | None:
+        """Return which of these functions release something of the site's records; None if none does."""
+        hiding = [function for function in new if _work(self._plans[phase], function.call).noise is not None]
+        if not hiding:
+            return None
+        mark = self._entropy().mark
+        return Hiding(mark(f"data {self._held}"), {mark(self._hides(phase, f)): f.call for f in hiding})
 
     def _hides(self, phase: int, function: _Function) -> str:
         """Return a digest of everything that the values of a function depend on, except the site's secret.

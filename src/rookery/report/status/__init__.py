@@ -101,7 +101,7 @@ class StatusPage:
         """Replace the list of sites.
 
         Each is a dict: `name`, `state` ("connected", "gone", "late" or "refused"), and, where known, `since` (seconds
-        since 1970), `rounds`, `missing`, `bytes_up` and `bytes_down`.
+        since 1970), `rounds`, `missing`, `bytes_up`, `bytes_down` and `epsilon` (what it has spent).
         """
         for site in sites:
             if site["state"] not in _STATES:

@@ -59,9 +59,12 @@ function tiles({progress, sites}) {
 function siteTable(sites) {
   if (!sites.length) return at("sites").replaceChildren(el("p", {class: "note"}, "No site is known yet."));
   const count = value => value === undefined ? "–" : exact(value, "count");
-  at("sites").replaceChildren(table(["site", "state", "rounds", "missing", "bytes up", "bytes down", "since"], sites.map(site => [
+  const spent = sites.some(site => site.epsilon !== undefined);  // which only sites whose policy allows it say
+  const names = ["site", "state", "rounds", "missing", "bytes up", "bytes down", ...(spent ? ["ε spent"] : []), "since"];
+  at("sites").replaceChildren(table(names, sites.map(site => [
     site.name, el("span", {class: `state ${SITE[site.state] || ""}`}, site.state), count(site.rounds), count(site.missing),
-    amount(site.bytes_up, "bytes"), amount(site.bytes_down, "bytes"), moment(site.since)]), {left: [1]}));
+    amount(site.bytes_up, "bytes"), amount(site.bytes_down, "bytes"),
+    ...(spent ? [site.epsilon === undefined ? "–" : amount(site.epsilon)] : []), moment(site.since)]), {left: [1]}));
 }
 
 function metricCharts(metrics) {
