@@ -239,7 +239,7 @@ class Responder:
         self._study = self._fitted(self._unfitted, algorithm)
         channel = self._build("channel", header["channel"], classes)
         faults = description.build(header["faults"], classes)
-        if is_private_for_records(channel) and getattr(channel, "levels", ()):
+        if is_private_for_records(channel) and channel.levels != ():
             multipliers(channel)
         clients = self._described(header)
         plans, _ = self._trace(header, clients, algorithm, channel, faults)
