@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rookery import cli
+from rookery.channels.account import Account, Draws
 from rookery.report import html
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +72,34 @@ def test_the_page_on_checkpoints_and_channels(capsys: pytest.CaptureFixture[str]
     rounds, x, exchanges = capsys.readouterr().out.split()
     assert abs(float(x) - 2) < 0.01
     assert rounds == exchanges
+
+
+@pytest.mark.slow
+def test_the_page_on_privacy(capsys: pytest.CaptureFixture[str]) -> None:
+    """The budgets are kept exactly; the accuracies are those of the page, up to rounding on another machine."""
+    names: dict[str, object] = {}
+    (spent, price), (accuracies, shown) = (blocks("docs/privacy.md", kind) for kind in ("python", "text"))
+    with jax.enable_x64(False):
+        exec(compile(spent, "privacy.md", "exec"), names)
+        found = re.findall(r"ε = (.*): accuracy (.*)", capsys.readouterr().out)
+        exec(compile(price, "privacy.md", "exec"), names)
+    assert capsys.readouterr().out == shown
+    expected = re.findall(r"ε = (.*): accuracy (.*)", accuracies)
+    assert [epsilon for epsilon, _ in found] == [epsilon for epsilon, _ in expected]
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        assert float(one) == pytest.approx(float(other), abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_page_on_privacy() -> None:
+    """Noise for cohorts of each kind, and ε by the number of results."""
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    drawn = {"`rk.Poisson(50)`": (None, 0.05, 50), "50": ((1000, 50), 0.05, 50), "all 1,000": ((1000, 1000), 1.0, 1000)}
+    for cohort, (fixed, chance, size) in drawn.items():
+        noise = Account((), (Draws(1, 1, chance),), fixed).noise(8, 1e-5, 200)
+        assert f"| {cohort} | {noise:.2g} | {noise / size:.2g} |" in text
+    one, three, ten = (Account((), (Draws(1, k, 0.05),)).epsilon(1.0, 1e-5, 100) for k in (1, 3, 10))
+    assert f"100 rounds with one result cost ε = {one:.2g}, with three {three:.2g}, with ten {ten:.2g}." in text
 
 
 @pytest.mark.slow

@@ -76,7 +76,8 @@ def gaussian(multiplier: float) -> Gaussian:
     """Add normal noise to every result; its standard deviation is `multiplier` times the largest effect of one client.
 
     It needs `rk.clip` before it. The server draws the noise from its own entropy, so that no participant can reproduce
-    it; see `noise_seed` in `rk.solve`. Bookkeeping gets no noise. The resulting privacy is not computed.
+    it; see `noise_seed` in `rk.solve`. Bookkeeping gets no noise. The resulting privacy is
+    not computed; `rk.private` keeps to a budget.
     """
     return Gaussian(_positive("gaussian", "multiplier", multiplier))
 
