@@ -25,7 +25,9 @@ import rookery as rk
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
+from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.kits import load_kit
+from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports import grpc_site
@@ -38,7 +40,9 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @functools.cache
-def job(name: str, center_client: int | None = None, faults: Any = None, seed: int = 25, **given: Any) -> Job:
+def job(
+    name: str, center_client: int | None = None, faults: Any = None, seed: int = 25, channel: Any = None, **given: Any
+) -> Job:
     """A method for three clients of unequal size and weight, on a few numbers."""
     it: Case = ragged(claims(name)[0])
     data = {level: each[:3] for level, each in it.data.items()}
@@ -46,7 +50,7 @@ def job(name: str, center_client: int | None = None, faults: Any = None, seed: i
     weights = None if equal else [1, 2, 1]
     clients = rk.Clients(**data, **it.center, weights=weights, center_client=center_client)
     start = start_values(it.problem, clients, it.init)
-    return Job(it.problem, clients, method(name, **given), start, 3, seed, None, faults)
+    return Job(it.problem, clients, method(name, **given), start, 3, seed, channel, faults)
 
 
 # ---------------------------------------------------------------------------------------------------- what a site does
@@ -205,18 +209,29 @@ def _site(pipe: Any, cache: str, log: str) -> None:
 
 
 def _join(
-    what: dict[str, Any], i: int, address: str, folder: Any, trick: Trick | None, kit: Any, patience: float | None
+    what: dict[str, Any],
+    i: int,
+    address: str,
+    folder: Any,
+    trick: Trick | None,
+    kit: Any,
+    patience: float | None,
+    rules: dict[str, Any] | None,
 ) -> dict[str, Any]:
     brings = study_of(job(**what), i)
     if trick is not None and trick.do == "other data":
         brings = dataclasses.replace(brings, data=study_of(job(**what), 1 - i).data)
-    responder = Responder(NAMES[i], brings, folder)
+    audit = None if rules is None else Audit(folder / "audit.jsonl")
+    guard = {} if rules is None else {"guard": PolicyGuard(Policy(**rules), audit)}
+    responder = Responder(NAMES[i], brings, folder, **guard)
     own = Attending(responder, trick)
     if trick is not None and trick.do in FRAMES:
         attend(own.frames, lambda: responder.done, NAMES[i], address)
     else:
         keys = None if kit is None else load_kit(Path(kit), address)
         grpc_site.join(own.handle, lambda: responder.done, NAMES[i], address, keys, print, patience=patience)
+    if audit is not None:
+        audit.close()
     return {"compiled": own.compiled, "reason": responder.reason, "memory": own.memory}
 
 
@@ -239,8 +254,9 @@ class Process:
         trick: Trick | None = None,
         kit: Path | None = None,
         patience: float | None = None,
+        rules: dict[str, Any] | None = None,
     ) -> None:
-        """Have it join a run."""
+        """Have it join a run, with a policy of these rules."""
         if self.process is None or not self.process.is_alive():
             self._pipe, theirs = FORK.Pipe()
             log = self._folder / f"{NAMES[self.i]}.log"
@@ -249,7 +265,7 @@ class Process:
         self.busy = True
         self._pipe.send(
             {"what": what, "i": self.i, "address": address, "folder": folder, "trick": trick, "kit": kit,
-             "patience": patience}
+             "patience": patience, "rules": rules}
         )  # fmt: skip
 
     def result(self) -> dict[str, Any]:

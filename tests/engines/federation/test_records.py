@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.contract.cases import claims, job, ragged
+from tests.engines.federation.processes import NAMES, Played, Process, Trick, federation, play, server
+from tests.engines.federation.processes import job as of_network
 from tests.engines.federation.studies import in_memory, responders, study, without_data
+from tests.engines.federation.test_faults import until
 from tests.engines.federation.test_limits import Ask, by_hand, elsewhere, of, shifted
 from tests.engines.federation.test_policy import opened as understood
 from typer.testing import CliRunner
@@ -84,7 +87,7 @@ def stopped(responder: Responder) -> None:
     responder._log.close()
 
 
-def federation(what: Job, first: Responder) -> Any:
+def with_site_0(what: Job, first: Responder) -> Any:
     """An engine in which site 0 is this one."""
     return in_memory([first, *responders(what)[1:]])
 
@@ -104,7 +107,7 @@ def tapped(engine: Any) -> list[tuple[int, dict[str, Any], list[Any], bytes]]:
 
 
 def asked_of_site_0(what: Job, responder: Responder, rounds: int = 2) -> list[tuple[Any, Any]]:
-    engine = federation(what, responder)
+    engine = with_site_0(what, responder)
     found = tapped(engine)
     session: Any = engine.open(without_data(what))
     session.init()
@@ -179,7 +182,7 @@ def test_a_charge_precedes_the_reply_and_a_crash_in_between_costs(
 def test_a_spent_budget_ends_the_answers_in_all_runs(tmp_path: Path) -> None:
     """Three releases fit. A second run begins with the same request as the first, which is free, and has one more."""
     what, most = of_three(), (price(3) + price(4)) / 2
-    run = lambda rounds: outcome(federation(what, own), without_data(what), rounds, responders=None)
+    run = lambda rounds: outcome(with_site_0(what, own), without_data(what), rounds, responders=None)
     own = site(tmp_path, what, epsilon=most)
     asked_of_site_0(what, own, 2)
     stopped(own)
@@ -201,7 +204,7 @@ def test_a_spent_budget_ends_the_answers_in_all_runs(tmp_path: Path) -> None:
 def test_with_faults_the_run_goes_on_without_the_site(tmp_path: Path) -> None:
     what = of_three(faults=rk.Faults(minimum=2))
     own = site(tmp_path, what, epsilon=(price(2) + price(3)) / 2, show_epsilon=True)
-    engine = federation(what, own)
+    engine = with_site_0(what, own)
     session: Any = engine.open(without_data(what))
     session.init()
     assert len(session.advance(4)) == 4
@@ -222,6 +225,49 @@ def test_two_levels_are_accounted_apart_unless_the_data_change() -> None:
     assert spending.epsilon(DELTA, "b") == pytest.approx(price(5))  # a lower record may be an upper one now
     spending.add("b", {upper: 2})
     assert spending.counts() == (Counter({(0.01, 1.0): 5}), Counter({(0.01, 1.0): 7}))
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("processes")
+def test_a_budget_of_a_real_process_outlives_kill_9(sites: list[Process], tmp_path: Path) -> None:
+    """ε = 1 pays for three rounds. The second is computed, and the site is killed before it replies: that is spent."""
+    noisy = rk.private(noise=6.5, delta=DELTA, unit="record")
+    assert price(3, 6.5) < 1 < price(4, 6.5)
+    what = {"name": "FedAvg", "local_steps": 1, "batch_size": None, "channel": noisy, "faults": rk.Faults(minimum=2)}
+    folders, rules = [tmp_path / name for name in NAMES], {"epsilon": 1.0, "delta": DELTA, "show_epsilon": True}
+    transport, played = server(), Played()
+    join = lambda site, trick=None: site.join(
+        what, transport.address, folders[site.i], trick, rules=rules if site.i == 1 else None
+    )
+    for site in sites:
+        join(site, Trick("killed after", at=0) if site.i == 1 else None)
+    spent: list[int] = []
+
+    def between(t: int) -> None:
+        spent.append(len(lines(folders[1])))
+        if t == 2:
+            sites[1].died()
+            join(sites[1])
+            until(lambda: transport._connections.get(1), "its return")
+
+    play(federation(transport, played), without_data(of_network(**what)), 5, played, between)
+    assert spent == [0, 1, 2, 3, 3]
+    why = f"berta refuses: its privacy budget is spent: ε = {price(3, 6.5):.3g} of 1 at δ = 1e-05"
+    assert played.says(why)
+    assert played.links.records[1].epsilon == pytest.approx(price(3, 6.5))
+    assert {site for _, site in played.lost} == {1}
+    for site in sites:
+        site.result()
+    transport, played = server(), Played()  # another run: the first request is the same, and free
+    for site in sites:
+        join(site)
+    play(federation(transport, played), without_data(of_network(**what)), 3, played)
+    for site in sites:
+        site.result()
+    assert played.says(why)
+    assert len(lines(folders[1])) == 3
+    assert verify(folders[1] / "audit.jsonl") is None
+    assert all("budget is spent" in line["why"] for line in lines(folders[1], "refused"))
 
 
 # ------------------------------------------------------------ runs that are refused
