@@ -1,5 +1,6 @@
 """Runs that are private for each record: a site's own noise, and its account over all runs."""
 
+import dataclasses
 import json
 import stat
 from collections import Counter
@@ -349,6 +350,21 @@ def test_the_chance_is_that_of_the_sites_own_number_of_records() -> None:
     assert run.prices.plan(run.plans[1]) == Counter({Release("both", 0.01, 0.1): 3})
     many = understood(of_three(method=rk.FedAvg(step=0.1, local_steps=3, batch_size=30)), 2)
     assert many.prices.plan(many.plans[1]) == Counter({Release("both", 0.01, 0.75): 3})
+
+
+def test_a_record_whose_loss_is_not_finite_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody learns that from a refusal, nor from a reply."""
+    rows = np.array(CLIENTS.client_data(0)["upper"][0])
+    rows[0] = 1e200  # its loss overflows
+    clients = rk.Clients(upper=[rows, *(np.asarray(CLIENTS.client_data(i)["upper"][0]) for i in (1, 2))])
+    loose = Job(PROBLEM, clients, METHOD, start_values(PROBLEM, CLIENTS, np.ones(2)), 3, 0)
+    with pytest.raises(ValueError, match="site-0 refuses: a loss or a metric"):
+        in_memory(responders(loose)).open(without_data(loose))
+    hidden = dataclasses.replace(loose, channel=QUIET)
+    caplog.clear()
+    found = outcome(in_memory(own := responders(hidden)), without_data(hidden), 1, responders=own)
+    assert np.all(np.isfinite(found.state.x))
+    assert "finite" in caplog.text  # in the site's own log
 
 
 # ------------------------------------------------------------ policies, the secret, and words

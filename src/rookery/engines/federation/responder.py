@@ -336,8 +336,9 @@ class Responder:
                 check_measure(study.problem, study.data, study.measure, (x, y), plans[0].made.carry.memory)
         except ValueError as error:  # its text has numbers that were computed from the data
             LOG.warning("%s", printable(error, _WHY))
-            why = "a loss or a metric of its task is not a mean over samples, or not finite at the start"
-            raise RefusedError(f"{why}; its log says more.") from error
+            if opened.prices is None:  # else even a refusal would tell something of single records
+                why = "a loss or a metric of its task is not a mean over samples, or not finite at the start"
+                raise RefusedError(f"{why}; its log says more.") from error
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
