@@ -267,6 +267,15 @@ def test_a_budget_of_a_real_process_outlives_kill_9(sites: list[Process], tmp_pa
         site.result()
     assert played.says(why)
     assert len(lines(folders[1])) == 3
+    transport, played = server(), Played()
+    what["faults"] = None  # the run can't go on, and does not wait for what will not come
+    for site in sites:
+        join(site)
+    with pytest.raises(RuntimeError, match=why):
+        play(federation(transport, played, patience=None), without_data(of_network(**what)), 3, played)
+    for site in sites:
+        assert why in site.result()["reason"]
+    assert len(lines(folders[1])) == 3
     assert verify(folders[1] / "audit.jsonl") is None
     assert all("budget is spent" in line["why"] for line in lines(folders[1], "refused"))
 

@@ -65,6 +65,7 @@ class Record:
         opened: whether it has opened this run on its present connection.
         owes: the number of the last message that it was sent.
         unanswered: how many requests in a row it has left unanswered: it was late, or left, or reconnected.
+        final: whether it has refused for good: asking again, or restarting it, changes nothing.
         epsilon: what it says it has spent of its privacy budget; None: it does not say.
     """
 
@@ -78,6 +79,7 @@ class Record:
     opened: bool = False
     owes: int = -1
     unanswered: int = 0
+    final: bool = False
     epsilon: float | None = None
 
     def becomes(self, state: str) -> str:
@@ -236,8 +238,9 @@ class _Collector:
             return True
         needed = len(self._requests) if self._least is None else self._least
         who = "; ".join(f"{links.name(site)} {why}" for site, why in self._away.items())
-        refusing = sum(links.records[site].state == "refused" for site in self._away)
-        hopeless = refusing and not links.transport.rejoins and good + missing - refusing < needed
+        refused = [r for r in (links.records[site] for site in self._away) if r.state == "refused"]
+        refusing = sum(record.final or not links.transport.rejoins for record in refused)
+        hopeless = refusing and good + missing - refusing < needed
         if hopeless or (links.patience is not None and time.monotonic() - self._begin >= links.patience):
             if self._least is None:
                 raise SiteError(who)
@@ -305,7 +308,7 @@ class _Collector:
             return self._lose(site, printable(bytes(event.message).decode(errors="replace")) or "is gone")
         before = record.becomes("connected")
         if event.kind == "here":
-            record.opened = False
+            record.opened = record.final = False
             self._note(site, "is connected")
             if site in self._requests and site not in self._replies and site not in self._wrong:
                 self._ask(site, self._requests[site])
@@ -363,6 +366,7 @@ class _Collector:
             return self._send(site, pending, pending.request.whole(pending.awaited))
         del self._pending[site]
         if answer == "refused":
+            links.records[site].final = reply.header.get("final") is True
             return self._leave_out(site, "refused", f"refuses: {printable(reply.header.get('why'))}")
         if answer == "stale":
             why = "is ahead of the coordinator: another coordinator has this run."

@@ -47,6 +47,10 @@ class RefusedError(Exception):
     """The site refuses a request."""
 
 
+class SpentError(RefusedError):
+    """The site refuses this and all further requests of its kind, until its owner allows more."""
+
+
 class Sent(NamedTuple):
     """What a guard sees of a reply: the bytes of its arrays, and their SHA-256."""
 
@@ -172,7 +176,8 @@ class Site:
                 raise RefusedError("it has another run open.")
             return self._answer_save(header) if header["do"] == "save" else self._answer_work(header, arrays)
         except RefusedError as error:
-            return _message(header, "refused", why=str(error))
+            final = {"final": True} if isinstance(error, SpentError) else {}
+            return _message(header, "refused", why=str(error), **final)
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rookery.channels.account import Account, Draws
 from rookery.channels.private import PrivateRecords
-from rookery.engines.federation.site import RefusedError
+from rookery.engines.federation.site import RefusedError, SpentError
 from rookery.language.channel import is_private_for_records
 from rookery.language.records import LEVELS, OVERFLOW
 from rookery.plan.calls import CenterCall, WorkCall
@@ -175,7 +175,7 @@ class Budget:
         self._within: Counts = tuple(Counter() for _ in LEVELS)  # releases that are within the budget
 
     def check(self, before: Counts, new: Mapping[Release, int]) -> None:
-        """Raise RefusedError, with what is spent, if further releases would exceed the budget."""
+        """Raise SpentError, with what is spent, if further releases would exceed the budget."""
         after = plus(before, new)
         if all(a <= b for a, b in zip(after, self._within, strict=True)):
             return
@@ -186,7 +186,7 @@ class Budget:
                 self._within = ahead
                 return
         spent = epsilon(before, self.delta)
-        raise RefusedError(
+        raise SpentError(
             f"its privacy budget is spent: ε = {spent:.3g} of {self.epsilon:g} at δ = {self.delta:g}, and this request "
             f"would make it {total:.3g}."
         )
