@@ -176,8 +176,7 @@ class Site:
                 raise RefusedError("it has another run open.")
             return self._answer_save(header) if header["do"] == "save" else self._answer_work(header, arrays)
         except RefusedError as error:
-            final = {"final": True} if isinstance(error, SpentError) else {}
-            return _message(header, "refused", why=str(error), **final)
+            return _message(header, "refused", why=str(error), final=isinstance(error, SpentError))
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 
