@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import rookery as rk
 from rookery.report.status import StatusPage
+from rookery.run.solve import _metrics_text
 from rookery.run.trackers import Tracker
 
 
@@ -85,6 +87,21 @@ def test_it_follows_a_run(page: StatusPage) -> None:
     for name in ("exchanges", "bytes_up", "bytes_down", "missing"):
         assert status["progress"][name] == last[name]
     assert status["progress"]["rounds_done"] == status["progress"]["rounds"] == 3
+
+
+def test_it_shows_what_a_private_run_has_spent(page: StatusPage) -> None:
+    """ε is a number beside the others, not a curve."""
+    clients = rk.Clients(upper=[np.array([1.0, 2.0])] * 4)
+    problem = rk.SingleLevel(lambda x, batch: jnp.mean((x - batch) ** 2))
+    how: dict[str, Any] = {"channel": rk.private(9, 1e-2, noise=1.0), "evaluate": lambda x, y: {"loss": x}}
+    run = rk.solve(problem, clients, rk.FedAvg(), jnp.zeros(()), 20, callbacks=[page], progress=False, **how)
+    status = shown(page)
+    assert status["progress"]["epsilon"] == pytest.approx(run.history["epsilon"].iloc[-1], rel=1e-6)
+    assert [metric["name"] for metric in status["metrics"]] == ["loss"]
+    assert status["settings"]["privacy.unit"] == "client"
+    assert status["state"] == "spent"
+    assert run.plot(x="epsilon").get_xlabel() == "ε"
+    assert "ε 9" in _metrics_text({"round": 1, "epsilon": 9.0, "loss": 1.0})
 
 
 def test_the_page_needs_nothing_else(page: StatusPage) -> None:

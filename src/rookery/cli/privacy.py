@@ -79,11 +79,13 @@ class Privacy(NamedTuple):
         from rookery.run.budget import Budget
 
         task, channel = request.task, self.channel
-        if self.epsilon is None or not task.clients.held or task.clients.here is not None:
+        if self.epsilon is None:
             return
         asked = dataclasses.replace(channel, rounds=max(rounds, 1))
         sees_memory = task.evaluate is not None and required_arguments(task.evaluate) >= 3
         check_publishes_nothing(asked, task.evaluate_client is not None, sees_memory, None)
+        if not task.clients.held or task.clients.here is not None:
+            return
         how = {"cohort": cohort, "private": asked}
         price = rk.explain(task.problem, task.clients, request.method, task.init, **how).price
         if price.refused is not None:

@@ -30,7 +30,7 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
         sampling = _checked_sampling(job)
         wanted = sampling.places
     cohort = check_run(job.problem, job.clients, job.algorithm, x, y, rounds, wanted, every, job.seed)
-    if isinstance(job.channel, Budgeted) and job.channel.rounds is None and rounds:
+    if isinstance(job.channel, Budgeted) and job.channel.rounds is None and job.channel.noise is None and rounds:
         job = replace(job, channel=replace(job.channel, rounds=int(rounds)))
     if job.faults is not None and job.faults.minimum > cohort:
         raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {job.faults.minimum}.")

@@ -150,7 +150,7 @@ class Record:
             interrupted=interrupted,
             rounds=session.rounds,
             memory=whole(memory),
-            spent=self.affordable < self.rounds and session.rounds >= self.affordable,
+            spent=self.affordable <= session.rounds < self.rounds,
         )
 
     def extra(self) -> dict[str, Any]:
