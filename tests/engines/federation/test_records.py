@@ -33,6 +33,7 @@ from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.in_words import in_words_for_a_site
 from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.responder import Responder
+from rookery.engines.federation.site import Sent
 from rookery.engines.federation.spending import Release, Spending
 from rookery.testing.runs import agree, outcome
 
@@ -196,7 +197,6 @@ def test_a_spent_budget_ends_the_answers_in_all_runs(tmp_path: Path) -> None:
     assert "budget is spent" in lines(tmp_path, "refused")[-1]["why"]
     stopped(own)
     own = site(tmp_path, what, epsilon=most)
-    assert run(1)  # the same request once more
     with pytest.raises(RuntimeError, match="site-0 refuses: its privacy budget is spent"):
         run(2)
     stopped(own)
@@ -352,6 +352,34 @@ def test_a_coordinator_that_claims_less_noise_or_more_records_pays_for_it(tmp_pa
     stopped(responder)
 
 
+@pytest.mark.slow
+def test_noise_is_never_used_for_two_functions(tmp_path: Path) -> None:
+    """The same request in runs with another bound, another number of the client, more noise, another loss or other data
+    has another noise. Otherwise the difference of two replies would have none."""
+    other = rk.SingleLevel(lambda x, rows: jnp.mean(jnp.square(2 * x - rows)))
+    doubled = rk.Clients(upper=[2 * np.asarray(CLIENTS.client_data(i)["upper"][0]) for i in range(3)])
+    runs = [
+        of_three(),
+        of_three(rk.private(noise=10.0, delta=1e-5, clip=2.0, unit="record")),
+        of_three(rk.private(noise=11.0, delta=1e-5, clip=1.0, unit="record")),
+        dataclasses.replace(of_three(), problem=other),
+        dataclasses.replace(of_three(), clients=doubled),
+    ]
+    for what in runs:
+        responder = site(tmp_path, what, epsilon=99.0)
+        asked_of_site_0(what, responder, 1)
+        stopped(responder)
+    responder = site(tmp_path, what, epsilon=99.0)
+    own = responders(what)
+    engine = in_memory([own[0], Responder("site-1", study(what, 0), tmp_path, responder._guard), own[2]])
+    session: Any = engine.open(without_data(what))  # the same data as client 1
+    session.init()
+    session.advance(1)
+    stopped(responder)
+    noises = [noise for line in lines(tmp_path) for noise in line["noises"]]
+    assert len(set(noises)) == len(noises) == len(runs) + 1
+
+
 def test_the_chance_is_that_of_the_sites_own_number_of_records() -> None:
     """The smallest site has 20 records, the third 40; four are expected in a minibatch."""
     what = of_three(method=rk.FedAvg(step=0.1, local_steps=3, batch_size=4))
@@ -465,16 +493,13 @@ def test_a_run_in_words_says_what_it_costs() -> None:
 
 
 def test_the_audit_shows_what_is_spent(tmp_path: Path) -> None:
-    what = of_three()
-    for _ in range(2):
-        own = site(tmp_path, what, epsilon=9.0)
-        asked_of_site_0(what, own, 2)
-        stopped(own)
-    own = Responder(
-        "site-0", study(of_three(None), 0), tmp_path, PolicyGuard(Policy(), Audit(tmp_path / "audit.jsonl"))
-    )
-    asked_of_site_0(of_three(None), own, 1)
-    stopped(own)
+    audit = Audit(tmp_path / "audit.jsonl")
+    for name, rounds, delta in (("ab" * 16, 2, DELTA), ("cd" * 16, 1, 1e-4), ("ef" * 16, 0, None)):
+        audit.opened(name, "", "", 3, 3, delta)
+        for t in range(rounds):
+            audit.spent("data", [f"{name} {t}"], {Release("both", 0.01, 1.0): 1})
+        audit.replied((1, 0), 0, "x", "mean", True, "", Sent(8, ""))
+    audit.close()
     (tmp_path / "policy.toml").write_text("epsilon = 9.0\ndelta = 1e-5\n")
     invoke = lambda *words: CliRunner().invoke(cli.app, ["audit", str(tmp_path), *words])
     result = invoke("--policy", str(tmp_path / "policy.toml"))
@@ -483,5 +508,5 @@ def test_the_audit_shows_what_is_spent(tmp_path: Path) -> None:
     assert f"ε = {price(3):.3g} of 9 at δ = 1e-05 is spent. It does not cover 1 run that was not private." in said
     told = json.loads(invoke("--json").output)
     assert told["privacy"]["epsilon"] == pytest.approx(price(3))
-    spent = [pytest.approx(price(2)), pytest.approx(price(1)), None]  # both runs begin with the same request
+    spent = [pytest.approx(price(2)), pytest.approx(price(1)), None]
     assert [run.get("epsilon") for run in told["runs"].values()] == spent
