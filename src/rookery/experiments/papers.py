@@ -35,4 +35,7 @@ PAPERS = {
     "asfbo": Paper("ASFBO", "Adaptive federated bilevel optimization with data and system heterogeneity."),
     "feddro": Paper("FedDRO", "Federated compositional optimization, for robust and fair training."),
     "weighted": Paper("Weighted nodes", "Federated learning on adaptively weighted nodes, anonymous, under review."),
+    "privacy": Paper(
+        "Privacy", "What privacy for each client costs nested methods: our own experiments, with claims of our own."
+    ),
 }

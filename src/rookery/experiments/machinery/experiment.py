@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rookery.data.cohort import Poisson
 from rookery.experiments.machinery.claims import Claim
 from rookery.experiments.machinery.grid import Grid
 from rookery.language.fed import Algorithm
@@ -28,6 +29,7 @@ class Config:
         seeds: the seeds of the task and of the run.
         labels: further columns of the results, e.g. the method or a swept value.
         float64: compute in double precision.
+        channel: as in `solve`, with the run's seed as `noise_seed`.
         engine: as in `solve`; it must not change the numbers, so the fingerprint leaves it out.
     """
 
@@ -36,11 +38,12 @@ class Config:
     algorithm: Algorithm
     rounds: int
     settings: dict[str, Any] = field(default_factory=dict)
-    cohort: int | None = None
+    cohort: int | Poisson | None = None
     every: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
     labels: dict[str, Any] = field(default_factory=dict)
     float64: bool = False
+    channel: Any = None
     engine: Any = None
 
     def but(self, **changes: Any) -> "Config":

@@ -34,6 +34,8 @@ def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callab
             config.rounds,
             cohort=config.cohort,
             seed=seed,
+            noise_seed=None if config.channel is None else seed,
+            channel=config.channel,
             evaluate=task.evaluate,
             evaluate_client=task.evaluate_client,
             every=config.every,
@@ -51,7 +53,8 @@ def fingerprint(config: Config, seed: int) -> str:
         "task": describe(config.task),
         "settings": describe(config.settings),
         "algorithm": describe(config.algorithm),
-        "run": [config.rounds, config.cohort, config.every, seed, config.float64],
+        "run": [config.rounds, describe(config.cohort), config.every, seed, config.float64],
+        "channel": describe(config.channel),
         "code": _package(),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,267 @@
+"""Run the experiments on privacy side by side: all budgets and seeds of a method in one compiled program.
+
+    python benchmarks/privacy.py noise noise.json              # needs dp-accounting: the noise for each budget
+    python benchmarks/privacy.py run noise.json lines.jsonl    # the search, and the runs with the values it chooses
+    python benchmarks/privacy.py choose lines.jsonl            # what the search chose, as Python
+    python benchmarks/privacy.py store lines.jsonl FOLDER      # the runs, where `rookery reproduce` finds them
+
+`run` needs neither dp-accounting nor a network. It writes a line for each run and continues from those it finds; after
+"--only" stand the tasks and methods to run. A run equals that of `rookery reproduce` up to rounding.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pandas as pd
+
+from rookery.base import draws
+from rookery.engines import engine
+from rookery.engines.engine import Job
+from rookery.engines.simulation import device
+from rookery.engines.simulation.device import Program
+from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery.one_run import describe, fingerprint, run_path, runs_folder, write
+from rookery.experiments.privacy import EXPERIMENTS, shared
+from rookery.language import hyperparameters
+from rookery.run.arguments import checked
+
+
+def budget_of(config: Config) -> str:
+    """The budget, as the file of the noise names it."""
+    return f"{config.labels['budget']:g}"
+
+
+def program_of(config: Config) -> str:
+    """The name of the program that runs a configuration."""
+    return f"{config.labels['task']}, {config.labels['method']}"
+
+
+@cache
+def task_of(make: Any, settings: tuple[tuple[str, Any], ...], data_dir: Any) -> Any:
+    """The task. Its data do not depend on the seed."""
+    return make(seed=0, **dict(settings), data_dir=data_dir)
+
+
+@cache
+def start_of(make: Any, settings: tuple[tuple[str, Any], ...], data_dir: Any, seed: int) -> Any:
+    """The start of the runs with a seed."""
+    if make is not shared.representation:
+        return task_of(make, settings, data_dir).init
+    return make(seed=seed, **dict(settings), data_dir=data_dir).init
+
+
+def traced(config: Config, start: Any, channel: Any, data_dir: Any) -> engine.Traced:
+    """The plans of a configuration."""
+    task = task_of(config.task, tuple(config.settings.items()), data_dir)
+    job = Job(task.problem, task.clients, config.algorithm, start, config.cohort, channel=channel)
+    return engine.traced(checked(job, config.rounds))
+
+
+class Lanes:
+    """Runs of one method on one task side by side, all with noise or all without.
+
+    Arguments:
+        config: one of their configurations.
+        levels: the noise multipliers of each budget, by exchange.
+        count: how many run side by side.
+    """
+
+    def __init__(self, config: Config, levels: dict[str, dict[str, float]], count: int, data_dir: Any) -> None:
+        self._of = (config.task, tuple(config.settings.items()), data_dir)
+        self._config, self._levels, self._count, self._data_dir = config, levels, count, data_dir
+        self._plans: dict[str, engine.Traced] = {}
+        first = self._plan(budget_of(config))
+        self._data = first.job.clients.without_names()
+        program = Program(first.round, self._data, first.job.cohort)
+        self._consts = first.round.consts
+        self._advance = engine.compiled(first.round, partial(_advance, program, first.job.draw), donate_argnums=3)
+        self._evaluate = jax.jit(jax.vmap(task_of(*self._of).evaluate))
+        self._starts: dict[str, Any] = {}
+
+    def _plan(self, budget: str) -> engine.Traced:
+        """The plans with the noise of a budget. If `init` has no exchange, those of any budget serve."""
+        if self._plans and not next(iter(self._plans.values())).start.exchanges:
+            return next(iter(self._plans.values()))
+        if budget not in self._plans:
+            channel = self._config.channel
+            if channel is not None:
+                channel = dataclasses.replace(channel, epsilon=None, noise=tuple(self._levels[budget].items()))
+            self._plans[budget] = traced(self._config, task_of(*self._of).init, channel, self._data_dir)
+        return self._plans[budget]
+
+    def _begin(self, config: Config, seed: int) -> Any:
+        """The carry before the first round."""
+        budget = budget_of(config)
+        plan = self._plan(budget)
+        if plan.start.fingerprint not in self._starts:
+            program = Program(plan.start, self._data, "auto")
+            self._starts[plan.start.fingerprint] = engine.compiled(plan.start, partial(device.start, program))
+        begin = self._starts[plan.start.fingerprint]
+        job = checked(dataclasses.replace(plan.job, start=start_of(*self._of, seed), cohort=config.cohort))
+        root = engine.noise_root(dataclasses.replace(plan.job, noise_seed=seed))
+        carry, _ = begin(plan.start.consts, self._data, _hyper(config), job.start, draws.seed_key(seed), root)
+        if config.channel is None:
+            return carry
+        levels = {name: jnp.float32(level) for name, level in self._levels[budget].items()}
+        return carry._replace(server={name: {**own, "noise": levels[name]} for name, own in carry.server.items()})
+
+    def run(self, runs: list[tuple[Config, int]]) -> list[list[dict[str, float]]]:
+        """The history of each run: its metrics at every evaluation."""
+        assert len(runs) <= self._count
+        began, padded = time.perf_counter(), [*runs, *[runs[-1]] * (self._count - len(runs))]
+        hyper = _stacked([_hyper(config) for config, _ in padded])
+        carry = _stacked([self._begin(*each) for each in padded])
+        seeds = jnp.stack([draws.seed_key(seed) for _, seed in padded])
+        histories: list[list[dict[str, float]]] = [[] for _ in runs]
+        done, config = 0, runs[0][0]
+        while True:
+            values = jax.device_get(self._evaluate(carry.state.x, carry.state.y))
+            seconds = (time.perf_counter() - began) / len(runs)
+            for k, history in enumerate(histories):
+                history += [{"round": done, "seconds": seconds, **{name: float(v[k]) for name, v in values.items()}}]
+            if done == config.rounds:
+                return histories
+            step = min(config.every, config.rounds - done)
+            carry = self._advance(self._consts, self._data, hyper, carry, seeds, done, step)
+            done += step
+
+
+def _advance(
+    program: Program, draw: Any, consts: Any, clients: Any, hyper: Any, carry: Any, seeds: Any, begin: Any, rounds: Any
+) -> Any:
+    def one(hyper: Any, carry: Any, seed: Any, t: Any) -> Any:
+        ids, before, after, _ = device.one_round(program, draw, consts, clients, hyper, carry, t, seed)
+        return device.put(program, clients.n, carry, ids, before, after, True)
+
+    body = lambda t, carries: jax.vmap(one, (0, 0, 0, None))(hyper, carries, seeds, t)
+    begin = jnp.asarray(begin, jnp.int32)
+    return jax.lax.fori_loop(begin, begin + rounds, body, carry)
+
+
+def _hyper(config: Config) -> Any:
+    return hyperparameters.split(config.algorithm).traced
+
+
+def _stacked(each: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *each)
+
+
+# The commands.
+
+
+def noise(path: Path, data_dir: Any, quick: bool) -> None:
+    """Write the noise multipliers of every method and budget."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for config in searched(quick):
+        levels = found.setdefault(program_of(config), {})
+        if config.channel is not None and budget_of(config) not in levels:
+            start = task_of(config.task, tuple(config.settings.items()), data_dir).init
+            levels[budget_of(config)] = dict(traced(config, start, config.channel, data_dir).job.channel.levels)
+            print(program_of(config), budget_of(config), levels[budget_of(config)], flush=True)
+    write(path, json.dumps(found, indent=1))
+
+
+def searched(quick: bool) -> list[Config]:
+    """The configurations of all searches."""
+    return [config for experiment in EXPERIMENTS if experiment.search for config in experiment.search(quick)]
+
+
+def run(noise: Path, lines: Path, data_dir: Any, quick: bool, only: list[str], count: int) -> None:
+    """Run the search of each method, and its runs with the chosen values."""
+    levels, done = json.loads(noise.read_text()), stored(lines)
+    groups: dict[tuple[str, bool], list[Config]] = {}
+    for config in searched(quick):
+        if not only or set(config.labels.values()) & set(only):
+            groups.setdefault((program_of(config), config.channel is None), []).append(config)
+    for (name, noiseless), search in groups.items():
+        lanes = None
+        for chosen in (False, True):
+            wanted = [(config, shared.SEARCH_SEED) for config in search]
+            if chosen:
+                best = choices(pd.DataFrame([row for key, row in done.items() if key[0].startswith("search: ")]))
+                wanted = [(config, seed) for config in finals(search, best, quick) for seed in config.seeds]
+            wanted = [pair for pair in wanted if (pair[0].name, pair[1]) not in done]
+            for at in range(0, len(wanted), count):
+                began, some = time.perf_counter(), wanted[at : at + count]
+                lanes = lanes or Lanes(some[0][0], levels[name], count, data_dir)
+                with lines.open("a") as file:
+                    for (config, seed), history in zip(some, lanes.run(some), strict=True):
+                        row = {"run": config.name, **config.labels, "seed": seed}
+                        row |= {"algorithm": describe(config.algorithm), "history": history}
+                        file.write(json.dumps(row) + "\n")
+                        done[config.name, seed] = row
+                words = f"{name}{', no noise' if noiseless else ''}, {'runs' if chosen else 'search'}"
+                print(f"{words}: {len(some)} in {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def stored(lines: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The runs in a file of lines."""
+    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    return {(row["run"], row["seed"]): row for row in rows}
+
+
+def choices(search: pd.DataFrame) -> dict[Any, tuple[float, float]]:
+    """What the search chose, by task, method and budget."""
+    ends = pd.DataFrame([row["history"][-1] for row in search.to_dict("records")])
+    whole = pd.concat([search, ends], axis=1)
+    found: dict[Any, tuple[float, float]] = {}
+    for experiment in EXPERIMENTS:
+        own = whole[whole["task"].isin({config.labels["task"] for config in experiment.runs(False)})]
+        if len(own) and experiment.grid:
+            best = experiment.grid.best(own.reset_index(drop=True))
+            found |= {key: (values["upper"], values["lower"]) for key, values in best.items()}
+    return found
+
+
+def finals(search: list[Config], best: dict[Any, tuple[float, float]], quick: bool) -> list[Config]:
+    """The configurations of the runs with the chosen values."""
+    keys = dict.fromkeys((c.labels["task"], c.labels["method"], c.labels["budget"]) for c in search)
+    return [shared.config(quick, *key, best[key]) for key in keys]
+
+
+def choose(lines: Path) -> None:
+    """Print what the search chose."""
+    best = choices(pd.DataFrame([row for key, row in stored(lines).items() if key[0].startswith("search: ")]))
+    for task, method in dict.fromkeys(key[:2] for key in best):
+        print(f"    ({task!r}, {method!r}): {[best[key] for key in best if key[:2] == (task, method)]},")
+
+
+def store(lines: Path, folder: Path, quick: bool) -> None:
+    """Write the runs where `rookery reproduce NAME --out FOLDER/NAME` finds them."""
+    done, missing = stored(lines), 0
+    for experiment in EXPERIMENTS:
+        configs = [*experiment.runs(quick), *(experiment.search(quick) if experiment.search else [])]
+        for config, seed in [(c, s) for c in configs for s in c.seeds]:
+            if done.get((config.name, seed), {}).get("algorithm") != describe(config.algorithm):
+                missing += 1  # or with other steps
+                continue
+            where = runs_folder(experiment, folder / experiment.name)
+            history = pd.DataFrame(done[config.name, seed]["history"])
+            write(run_path(where, config, seed, fingerprint(config, seed)), history.to_csv(index=False))
+    print(f"{missing} runs are missing.")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("noise", "run", "choose", "store"))
+    parser.add_argument("paths", nargs="+", type=Path)
+    parser.add_argument("--data-dir")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--count", type=int, default=30)
+    given = parser.parse_args()
+    if given.command == "noise":
+        noise(*given.paths, given.data_dir, given.quick)
+    elif given.command == "run":
+        run(*given.paths, given.data_dir, given.quick, given.only, given.count)
+    elif given.command == "choose":
+        choose(*given.paths)
+    else:
+        store(*given.paths, given.quick)

@@ -1,0 +1,5 @@
+"""What privacy costs nested methods: our own experiments."""
+
+from rookery.experiments.privacy import accuracy, groups
+
+EXPERIMENTS = (accuracy.accuracy, groups.groups)

@@ -1,0 +1,224 @@
+"""What the experiments on privacy share: the tasks, the methods, and runs with a budget for each client."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float
+from matplotlib.axes import Axes
+
+from rookery.algorithms import ASFBO, FedAvg, FedBiO, FedDRO, FedNest, LFedNest, SimFBO
+from rookery.base.draws import seed_key
+from rookery.channels.private import private
+from rookery.data.clients import Clients
+from rookery.data.cohort import Poisson
+from rookery.experiments.machinery.curves import ends, values
+from rookery.experiments.machinery.drawing import spread
+from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery.grid import Grid
+from rookery.language.fed import Algorithm
+from rookery.tasks.data_cleaning import data_cleaning
+from rookery.tasks.hyperrep import hidden, hyperrep, layers
+from rookery.tasks.images import digit_images, mnist_images
+from rookery.tasks.linear import scores, zeros
+from rookery.tasks.task import Task
+from rookery.tasks.worst_group import plain_problem, robust_problem
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # infinity: neither noise nor bounds
+DELTA, QUANTILE, FIRST_BOUND = 1e-5, 0.5, 0.3
+CLIENTS, COHORT, ROUNDS, WIDTH, LOCAL = 1000, 100, 100, 32, 5
+SEEDS, SEARCH_SEED = (0, 1, 2, 3, 4), 9
+BAD, GRAIN, TEMPERATURE, PENALTY = 0.2, 0.3, 0.1, 1e-3  # of `two_groups`
+NESTED: dict[str, Any] = {"FedNest": FedNest, "LFedNest": LFedNest}
+SINGLE_LOOP: dict[str, Any] = {"FedBiO": FedBiO, "ASFBO": ASFBO, "SimFBO": SimFBO}
+
+
+# The tasks. The data are the same for every seed, so that runs with several seeds can share a compiled program.
+
+
+def representation(seed: int, clients: int, plain: bool, data: str, data_dir: Any = None) -> Task:
+    """Hyper-representation; `plain`: both layers trained together, for FedAvg."""
+    task = hyperrep(clients, width=WIDTH, data=data, equal=True, data_dir=data_dir)
+    start = layers(seed_key(seed), task.init[0]["w"].shape[0], WIDTH, 10)
+    both = lambda x, y, images: scores(y, hidden(x, {"image": images}))
+    score = (lambda z, _, images: both(*z, images)) if plain else both
+    return _evaluated(task, plain, start, score, data, data_dir)
+
+
+def cleaning(seed: int, clients: int, plain: bool, data: str, data_dir: Any = None) -> Task:
+    """Data cleaning, with two fifths of the labels wrong; `plain`: no weights, for FedAvg."""
+    task = data_cleaning(clients, data=data, equal=True, data_dir=data_dir)
+    score = lambda x, y, images: scores(x if plain else y, {"image": images})
+    return _evaluated(task, plain, task.init[1] if plain else task.init, score, data, data_dir)
+
+
+def two_groups(seed: int, clients: int, plain: bool, data: str, data_dir: Any = None) -> Task:
+    """Good and bad scanners, as in the task `worst-group`; `plain`: the mean loss, for FedAvg."""
+    images, labels, test, test_labels = _images(data, data_dir)
+    rng = np.random.default_rng(1)
+    parts = rng.permutation(len(labels))[: len(labels) // clients * clients].reshape(clients, -1)
+    kinds = rng.permutation(clients) < round(BAD * clients)
+    side = round(images.shape[1] ** 0.5)
+
+    def scanned(images: np.ndarray, bad: bool) -> np.ndarray:
+        if not bad:
+            return images
+        turned = np.rot90(images.reshape(-1, side, side), axes=(1, 2)).reshape(len(images), -1)
+        return (turned + GRAIN * rng.normal(size=turned.shape)).astype(np.float32)
+
+    rows = lambda own, bad: {
+        "image": scanned(images[own], bad),
+        "label": labels[own],
+        "group": np.full(len(own), bad, np.int32),
+    }
+    federation = Clients(upper=[rows(own, bool(bad)) for own, bad in zip(parts, kinds, strict=True)])
+    tests = [jnp.asarray(scanned(test, bad)) for bad in (False, True)]
+
+    def evaluate(x: Any, _: Any) -> dict[str, Any]:
+        good, bad = (_right(scores(x, {"image": own}), test_labels) for own in tests)
+        return _named("accuracy", (1 - BAD) * good + BAD * bad) | _named("worst", jnp.minimum(good, bad))
+
+    shares, start = (1 - BAD, BAD), zeros(images.shape[1], 10)
+    robust = robust_problem(shares, TEMPERATURE, PENALTY)
+    task = Task("two-groups", robust, federation, (start, None), evaluate, "accuracy")
+    return replace(task, problem=plain_problem(shares, "samples", PENALTY), init=start) if plain else task
+
+
+def _images(data: str, data_dir: Any) -> Any:
+    return (digit_images if data == "digits" else mnist_images)(0, data_dir)
+
+
+def _evaluated(task: Task, plain: bool, start: Any, score: Any, data: str, data_dir: Any) -> Task:
+    """The task from this start with public weights, evaluated on both halves of the test images."""
+    _, _, images, labels = _images(data, data_dir)
+    images, whole, own = jnp.asarray(images), task.evaluate, task.single_level if plain else task
+    assert own is not None
+    weighted = not plain and task.name == "data-cleaning"
+
+    def evaluate(x: Any, y: Any) -> dict[str, Any]:
+        weights = {"auc": whole(x, y)["auc"]} if weighted else {}
+        return _named("accuracy", _right(score(x, y, images), labels)) | weights
+
+    levels = {name: getattr(own.clients, name) for name in ("lower", "upper")}
+    rows = {name: (level.rows, level.sizes) for name, level in levels.items()}
+    clients = Clients.from_arrays(*rows["upper"]) if plain else Clients.from_arrays(*rows["lower"], upper=rows["upper"])
+    return replace(own, clients=clients, init=start, evaluate=evaluate)
+
+
+def _right(score: Float[Array, "n classes"], labels: Any) -> Float[Array, " 2"]:
+    """The share of right answers in the first half of the images, which the search uses, and in the second."""
+    right, half = jnp.argmax(score, axis=1) == labels, len(labels) // 2
+    return jnp.stack([jnp.mean(right[:half]), jnp.mean(right[half:])])
+
+
+def _named(name: str, halves: Float[Array, " 2"]) -> dict[str, Any]:
+    return {f"search_{name}": halves[0], name: halves[1]}
+
+
+TASKS: dict[str, Any] = {"representation": representation, "cleaning": cleaning, "groups": two_groups}
+SAMPLES = 48_000  # that have a weight in `cleaning`, on MNIST
+
+
+# The runs.
+
+
+def algorithm(task: str, method: str, upper: float, lower: float) -> Algorithm:
+    """A method on full batches, with five local steps. In `cleaning`, `upper` is over the number of samples."""
+    upper = upper * SAMPLES if task == "cleaning" else upper
+    if method == "FedAvg":
+        return FedAvg(step=lower, local_steps=LOCAL)
+    if method == "FedDRO":
+        return FedDRO(step=lower, momentum=upper, local_steps=LOCAL)
+    if method in NESTED:
+        own: dict[str, Any] = {"lower_local_steps": LOCAL, "neumann_terms": 5, "hessian_step": min(lower, 0.1)}
+        return NESTED[method](upper_step=upper, lower_step=lower, **own)
+    steps: dict[str, Any] = {"upper_step": upper / LOCAL, "lower_step": lower, "linear_step": lower}
+    if method != "FedBiO":
+        steps |= {f"server_{name}": value for name, value in steps.items()}
+    if method == "ASFBO":
+        steps["bounds"] = tuple((value / 10, value) for name, value in steps.items() if name.startswith("server_"))
+    return SINGLE_LOOP[method](**steps, local_steps=LOCAL)
+
+
+def config(quick: bool, task: str, method: str, epsilon: float, values: tuple[float, float], **changes: Any) -> Config:
+    """One method on one task with one budget; `values`: see `algorithm`."""
+    clients, cohort, rounds = (60, 20, 3) if quick else (CLIENTS, COHORT, ROUNDS)
+    budget = (
+        private(epsilon, 1e-3 if quick else DELTA, FIRST_BOUND, rounds, quantile=QUANTILE) if epsilon < np.inf else None
+    )
+    return Config(
+        name=f"{task}, {method}, ε = {epsilon:g}",
+        labels={"task": task, "method": method, "budget": epsilon},
+        task=TASKS[task],
+        settings={"clients": clients, "plain": method == "FedAvg", "data": "digits" if quick else "mnist"},
+        algorithm=algorithm(task, method, *values),
+        cohort=cohort if budget is None else Poisson(cohort),
+        channel=budget,
+        rounds=rounds,
+        every=max(1, rounds // 10),
+        seeds=(0,) if quick else SEEDS,
+    ).but(**changes)
+
+
+UPPERS: dict[str, tuple[float, ...]] = {
+    "representation": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "cleaning": (0.001, 0.1, 1.0, 10.0, 100.0),
+    "groups": (0.1, 0.3, 0.5, 0.7, 0.9),
+}
+LOWERS: dict[str, tuple[float, ...]] = {
+    "representation": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "cleaning": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+    "groups": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+}
+
+
+def tried(quick: bool, task: str, method: str, epsilon: float, upper: float, lower: float) -> Config:
+    """Both values of a method at one budget, on a seed that is not reported."""
+    name = f"search: {task}, {method}, ε = {epsilon:g}, upper {upper:g}, lower {lower:g}"
+    return config(quick, task, method, epsilon, (upper, lower), name=name, seeds=(SEARCH_SEED,))
+
+
+def search(quick: bool, task: str, methods: tuple[str, ...]) -> list[Config]:
+    """All values at every budget."""
+    lowers, epsilons = (LOWERS[task][-1:], EPSILONS[3:4]) if quick else (LOWERS[task], EPSILONS)
+    uppers = lambda method: (
+        (0.0,) if method == "FedAvg" else UPPERS[task][1 : 2 if quick else None] if quick else UPPERS[task]
+    )
+    return [tried(quick, task, m, e, u, low) for m in methods for e in epsilons for u in uppers(m) for low in lowers]
+
+
+def against_budget(ax: Axes, results: pd.DataFrame, metric: str, lines: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw the metric after the last round against ε, a line for each entry, as in `drawing.draw`."""
+    budgets = values(results, "budget")
+    for name, labels in lines.items():
+        own = {label: value for label, value in labels.items() if label != "look"}
+        each = [ends(results, metric, **own, budget=budget) for budget in budgets]
+        spread(ax, np.arange(len(budgets)), each, label=name, **labels["look"])
+    ax.set_xticks(np.arange(len(budgets)), [f"{e:g}" if np.isfinite(e) else "none" for e in budgets])
+
+
+def grid(score: str) -> Grid:
+    """How the search chooses: by the first half of the test images, after the last round."""
+    return Grid(
+        r"upper (?P<upper>\S+), lower (?P<lower>\S+)$", ("task", "method", "budget"), lambda found: found[score]
+    )
+
+
+SETUP = (
+    f"MNIST on {CLIENTS:,} clients of 60 images, i.i.d.; {ROUNDS} rounds, a cohort of {COHORT} clients expected, drawn by "
+    f"`rk.Poisson`; full batches, {LOCAL} local steps. δ = {DELTA:g}. The bound of each exchange follows the median of the "
+    f"updates' norms from {FIRST_BOUND:g} on (`quantile={QUANTILE:g}`, which the account includes), and the noise is divided "
+    "among a method's exchanges as `rk.private` does. *None*: neither noise nor bounds, cohorts of a fixed size. Both steps "
+    "of every method (of FedDRO the step and β, of FedAvg the step) were searched for each task and budget on one seed that "
+    "is not reported, by the accuracy after the last round on the first half of the test images; accuracies are those on the "
+    "second half, after the last round."
+)
+LIMITS = (
+    "The search itself is not private: each of its runs spends the budget anew. It compares the methods at their best.",
+    "The seeds differ in the start, the cohorts and the noise; the clients' data are the same.",
+    "One bound covers all that a client sends in an exchange. A method with one exchange of several variables could bound "
+    "each of them, by `clip` and scales of its own, and this was not tried.",
+)
