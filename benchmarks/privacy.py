@@ -13,8 +13,10 @@ import argparse
 import dataclasses
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax
@@ -31,6 +33,8 @@ from rookery.experiments.machinery.one_run import describe, fingerprint, run_pat
 from rookery.experiments.privacy import EXPERIMENTS, shared
 from rookery.language import hyperparameters
 from rookery.run.arguments import checked
+
+NOISY, NOISELESS = 40, 16  # runs side by side
 
 
 def budget_of(config: Config) -> str:
@@ -173,32 +177,39 @@ def searched(quick: bool) -> list[Config]:
     return [config for experiment in EXPERIMENTS if experiment.search for config in experiment.search(quick)]
 
 
-def run(noise: Path, lines: Path, data_dir: Any, quick: bool, only: list[str], count: int) -> None:
-    """Run the search of each method, and its runs with the chosen values."""
-    levels, done = json.loads(noise.read_text()), stored(lines)
+def run(noise: Path, lines: Path, data_dir: Any, quick: bool, only: list[str], threads: int) -> None:
+    """Run the search of each method, and its runs with the chosen values; several methods at a time."""
+    levels, done, lock = json.loads(noise.read_text()), stored(lines), Lock()
     groups: dict[tuple[str, bool], list[Config]] = {}
     for config in searched(quick):
         if not only or set(config.labels.values()) & set(only):
             groups.setdefault((program_of(config), config.channel is None), []).append(config)
-    for (name, noiseless), search in groups.items():
-        lanes = None
+
+    def one(name: str, noiseless: bool) -> None:
+        search, lanes, count = groups[name, noiseless], None, NOISELESS if noiseless else NOISY
         for chosen in (False, True):
             wanted = [(config, shared.SEARCH_SEED) for config in search]
             if chosen:
-                best = choices(pd.DataFrame([row for key, row in done.items() if key[0].startswith("search: ")]))
+                names = {config.name for config in search}
+                best = choices([row for (run, _), row in list(done.items()) if run in names])
                 wanted = [(config, seed) for config in finals(search, best, quick) for seed in config.seeds]
             wanted = [pair for pair in wanted if (pair[0].name, pair[1]) not in done]
             for at in range(0, len(wanted), count):
                 began, some = time.perf_counter(), wanted[at : at + count]
                 lanes = lanes or Lanes(some[0][0], levels[name], count, data_dir)
-                with lines.open("a") as file:
-                    for (config, seed), history in zip(some, lanes.run(some), strict=True):
-                        row = {"run": config.name, **config.labels, "seed": seed}
-                        row |= {"algorithm": describe(config.algorithm), "history": history}
+                for (config, seed), history in zip(some, lanes.run(some), strict=True):
+                    row = {"run": config.name, **config.labels, "seed": seed, "algorithm": describe(config.algorithm)}
+                    done[config.name, seed] = row = {**row, "history": history}
+                    with lock, lines.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-                        done[config.name, seed] = row
                 words = f"{name}{', no noise' if noiseless else ''}, {'runs' if chosen else 'search'}"
                 print(f"{words}: {len(some)} in {time.perf_counter() - began:.1f} s", flush=True)
+
+    for search in groups.values():  # in one thread, so that each is made once
+        task_of(search[0].task, tuple(search[0].settings.items()), data_dir)
+    with ThreadPoolExecutor(threads) as pool:
+        for finished in [pool.submit(one, *group) for group in groups]:
+            finished.result()
 
 
 def stored(lines: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -207,10 +218,9 @@ def stored(lines: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return {(row["run"], row["seed"]): row for row in rows}
 
 
-def choices(search: pd.DataFrame) -> dict[Any, tuple[float, float]]:
+def choices(rows: list[dict[str, Any]]) -> dict[Any, tuple[float, float]]:
     """What the search chose, by task, method and budget."""
-    ends = pd.DataFrame([row["history"][-1] for row in search.to_dict("records")])
-    whole = pd.concat([search, ends], axis=1)
+    whole = pd.DataFrame([{**row, **row["history"][-1]} for row in rows])
     found: dict[Any, tuple[float, float]] = {}
     for experiment in EXPERIMENTS:
         own = whole[whole["task"].isin({config.labels["task"] for config in experiment.runs(False)})]
@@ -228,7 +238,7 @@ def finals(search: list[Config], best: dict[Any, tuple[float, float]], quick: bo
 
 def choose(lines: Path) -> None:
     """Print what the search chose."""
-    best = choices(pd.DataFrame([row for key, row in stored(lines).items() if key[0].startswith("search: ")]))
+    best = choices([row for (run, _), row in stored(lines).items() if run.startswith("search: ")])
     for task, method in dict.fromkeys(key[:2] for key in best):
         print(f"    ({task!r}, {method!r}): {[best[key] for key in best if key[:2] == (task, method)]},")
 
@@ -255,12 +265,12 @@ if __name__ == "__main__":
     parser.add_argument("--data-dir")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=8)
     given = parser.parse_args()
     if given.command == "noise":
         noise(*given.paths, given.data_dir, given.quick)
     elif given.command == "run":
-        run(*given.paths, given.data_dir, given.quick, given.only, given.count)
+        run(*given.paths, given.data_dir, given.quick, given.only, given.threads)
     elif given.command == "choose":
         choose(*given.paths)
     else:
