@@ -1,0 +1,70 @@
+"""The experiments on privacy: their claims on invented results, and both scaled down."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rookery.experiments.machinery import one_run
+from rookery.experiments.privacy import accuracy, groups, shared
+
+
+def invented(experiment, value):
+    """Results in which each metric is value(task, method, budget, metric)."""
+    rows = []
+    for config in experiment.runs(False):
+        of = config.labels
+        metrics = {m: value(of["task"], of["method"], of["budget"], m) for m in ("accuracy", "worst", "auc")}
+        for seed in shared.SEEDS:
+            rows += [{"run": config.name, **of, "seed": seed, "round": t, **metrics} for t in (0, shared.ROUNDS)]
+    return pd.DataFrame(rows)
+
+
+def by_exchanges(task, method, budget, metric):
+    """Noise costs accuracy in proportion to a method's exchanges, and the worst group twice; it hides the weights."""
+    if metric == "auc":
+        return 0.5 if budget < np.inf else 0.9
+    lost = (2 if metric == "worst" else 1) * {"FedNest": 10, "LFedNest": 2}.get(method, 1) * 0.1 / budget
+    cleaned = task == "cleaning" and method != "FedAvg"
+    gain = 0.05 * (cleaned and budget == np.inf) - 0.01 * (cleaned and budget < np.inf)
+    return 0.85 + gain + 0.05 * (method == "FedDRO" and metric == "worst") - lost
+
+
+@pytest.mark.parametrize("experiment", [accuracy.accuracy, groups.groups])
+def test_claims_hold_where_results_are_as_they_say_and_fail_where_all_are_the_same(experiment):
+    good = invented(experiment, by_exchanges)
+    assert all(claim(good).holds for claim in experiment.claims)
+    flat = invented(experiment, lambda task, method, budget, metric: 0.9)
+    strict = [claim for claim in experiment.claims if "stays within" not in claim.text]
+    assert not any(claim(flat).holds for claim in strict)
+    assert experiment.picture(good).axes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["privacy-accuracy", "privacy-groups"])
+def test_scaled_down(quick, name):
+    results, _ = quick(name)
+    assert set(results["budget"]) == {8.0, np.inf}
+    assert (results.groupby("run")["epsilon"].max().dropna() <= 8).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "method"), [("representation", "FedBiO"), ("groups", "FedDRO")])
+@pytest.mark.parametrize("epsilon", [8.0, np.inf])
+def test_runs_side_by_side_equal_those_of_solve(task, method, epsilon):
+    """The driver, `benchmarks/privacy.py`, which the results come from."""
+    path = Path(__file__).parents[3] / "benchmarks" / "privacy.py"
+    spec = importlib.util.spec_from_file_location("privacy_driver", path)
+    driver = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(driver)
+    pair = [shared.config(True, task, method, epsilon, values) for values in ((0.1, 0.01), (0.3, 0.03))]
+    start = driver.task_of(pair[0].task, tuple(pair[0].settings.items()), None).init
+    levels = {} if epsilon == np.inf else dict(driver.traced(pair[0], start, pair[0].channel, None).job.channel.levels)
+    wanted = [(config, seed) for config in pair for seed in (0, 3)]
+    found = driver.Lanes(pair[0], {"8": levels}, 5, None).run(wanted)
+    for (config, seed), history in zip(wanted, found, strict=True):
+        alone = one_run.run(config, seed, None, lambda run: None).history
+        assert [row["accuracy"] for row in history] == pytest.approx(alone["accuracy"].tolist(), abs=1e-2)
+        assert history[-1]["accuracy"] != history[0]["accuracy"]
