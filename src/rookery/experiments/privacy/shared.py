@@ -214,9 +214,9 @@ SETUP = (
     f"batches, {LOCAL} local steps. δ = {DELTA:g}. The bound of each exchange follows the median of the updates' "
     f"norms, from {FIRST_BOUND:g} on (`quantile={QUANTILE:g}`, which the account includes), and the noise is divided "
     "among the exchanges as `rk.private` does. *None*: neither noise nor bounds, and cohorts of a fixed size. Both "
-    "steps of every method (of FedDRO the step and β, of FedAvg the step) were searched for each task and ε, on one seed that is not "
-    "reported, by the accuracy (with groups: of the worst one) on the first half of the test images. Accuracies are those on the "
-    "second half after the last round."
+    "steps of every method (of FedDRO the step and β, of FedAvg the step) were searched for each task and ε, on one "
+    "seed that is not reported, by the accuracy (with groups: of the worst one) on the first half of the test images. "
+    "Accuracies are those on the second half after the last round."
 )
 LIMITS = (
     "The search itself is not private: each of its runs spends the budget anew. It shows each method at its best.",
