@@ -23,8 +23,8 @@ CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
 
 def runs(quick: bool) -> list[Config]:
-    """Every method on both tasks at every budget; two budgets when quick."""
-    budgets = (3, 5) if quick else range(len(shared.EPSILONS))
+    """Every method on both tasks at every budget; three when quick."""
+    budgets = (3, 4, 5) if quick else range(len(shared.EPSILONS))
     steps = lambda task, method, i: (0.1, 0.01) if quick or not CHOSEN else CHOSEN[task, method][i]
     return [
         shared.config(quick, task, method, shared.EPSILONS[i], steps(task, method, i))

@@ -20,8 +20,8 @@ CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
 
 def runs(quick: bool) -> list[Config]:
-    """Both methods at every budget; two budgets when quick."""
-    budgets = (3, 5) if quick else range(len(shared.EPSILONS))
+    """Both methods at every budget; three when quick."""
+    budgets = (2, 3, 5) if quick else range(len(shared.EPSILONS))
     steps = lambda method, i: (0.5, 0.01) if quick or not CHOSEN else CHOSEN["groups", method][i]
     return [shared.config(quick, "groups", m, shared.EPSILONS[i], steps(m, i)) for m in METHODS for i in budgets]
 
