@@ -240,7 +240,7 @@ def choose(lines: Path) -> None:
     """Print what the search chose."""
     best = choices([row for (run, _), row in stored(lines).items() if run.startswith("search: ")])
     for task, method in dict.fromkeys(key[:2] for key in best):
-        print(f"    ({task!r}, {method!r}): {[best[key] for key in best if key[:2] == (task, method)]},")
+        print(f"    ({task!r}, {method!r}): {[best[task, method, budget] for budget in shared.EPSILONS]},")
 
 
 def store(lines: Path, folder: Path, quick: bool) -> None:

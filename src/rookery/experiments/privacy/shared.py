@@ -167,14 +167,14 @@ def config(quick: bool, task: str, method: str, epsilon: float, values: tuple[fl
 
 # What the search tries: `upper` and `lower` of `algorithm`, of FedAvg `lower` alone.
 UPPERS: dict[str, tuple[float, ...]] = {
-    "representation": (0.1, 0.3, 1.0, 3.0),
-    "cleaning": (0.001, 0.1, 1.0, 10.0),
-    "groups": (0.1, 0.3, 0.5, 0.9),
+    "representation": (0.03, 0.1, 0.3, 1.0, 3.0),
+    "cleaning": (0.001, 0.1, 1.0, 10.0, 100.0),
+    "groups": (0.03, 0.1, 0.3, 0.5, 0.9),
 }
 LOWERS: dict[str, tuple[float, ...]] = {
-    "representation": (0.03, 0.1, 0.3, 1.0),
-    "cleaning": (0.003, 0.01, 0.03, 0.1),
-    "groups": (0.001, 0.003, 0.01, 0.03),
+    "representation": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "cleaning": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "groups": (0.01, 0.03, 0.1, 0.3, 1.0),
 }
 
 
