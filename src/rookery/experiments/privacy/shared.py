@@ -28,7 +28,7 @@ from rookery.tasks.task import Task
 from rookery.tasks.worst_group import plain_problem, robust_problem
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # infinity: neither noise nor bounds
-DELTA, QUANTILE, FIRST_BOUND = 1e-5, 0.5, 1.0
+DELTA, QUANTILE, FIRST_BOUND = 1e-5, 0.5, 0.3
 CLIENTS, COHORT, ROUNDS, WIDTH, LOCAL = 1000, 100, 100, 32, 5
 SEEDS, SEARCH_SEED = (0, 1, 2, 3, 4), 9
 BAD, GRAIN, TEMPERATURE, PENALTY = 0.2, 0.3, 0.1, 1e-3  # of `two_groups`
