@@ -16,7 +16,10 @@ from rookery.experiments.privacy.accuracy import loss
 
 METHODS = ("FedDRO", "FedAvg")
 # β of FedDRO and the step for each budget, by the search.
-CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {}
+CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {
+    ("groups", "FedAvg"): [(0.0, 0.03), (0.0, 0.03), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)],
+    ("groups", "FedDRO"): [(0.1, 0.03), (0.5, 0.1), (0.5, 0.1), (0.5, 0.1), (0.5, 0.1), (0.9, 0.1)],
+}
 
 
 def runs(quick: bool) -> list[Config]:
