@@ -82,7 +82,7 @@ def write(folder: Path, page: Path) -> None:
         lines += [_line(name, own[name], headlines[name]) for name in shown]
         others[paper] = [_other(name, claims) for name, claims in own.items() if name not in shown]
     lines += [_VERDICTS, "Theory and our own set-ups:", ""]
-    lines += [f"- {PAPERS[paper].name}: {'; '.join(each)}." for paper, each in others.items()]
+    lines += [f"- {PAPERS[paper].name}: {'; '.join(each)}." for paper, each in others.items() if each]
     toctree = [":hidden:", "", *(f"reproduction/{paper}" for paper in PAPERS), "reproduction/errata"]
     text = "\n".join([*lines, "", _FOOT, "```{toctree}", *toctree, "```"])
     page.write_text(text + "\n", encoding="utf-8")

@@ -223,6 +223,6 @@ LIMITS = (
     "The seeds differ in the start, the cohorts and the noise; the clients' data are the same.",
     "One bound covers all that a client sends in an exchange. A method that sends several variables in one exchange "
     "could scale them first, so that a large one leaves room for the others; this was not tried.",
-    "The claims were stated first. The grids were set after a few short trials, and widened once after a first pass of all "
-    "runs whose choices lay at their edges; some choices still do.",
+    "The claims were stated first. The grids were set after a few short trials, and widened once after a first pass of "
+    "all runs whose choices lay at their edges; some choices still do.",
 )
