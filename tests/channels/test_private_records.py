@@ -13,6 +13,7 @@ import pytest
 from tests.contract import cases
 
 import rookery as rk
+from rookery.channels.account import Account, Draws
 from rookery.data.rows import View
 from rookery.engines.engine import traced
 from rookery.engines.simulation import debug
@@ -316,3 +317,27 @@ def test_bad_input_is_refused_in_one_line(given: dict[str, Any], message: str) -
     with pytest.raises(ValueError, match=message) as error:
         solved(channel=channel(**given))
     assert "\n" not in str(error.value)
+
+
+TRIALS, RATE, DELTA = 20_000, 0.2, 1e-3
+
+
+@pytest.mark.parametrize(("true_share", "holds"), [(1.0, True), (0.5, False)])
+def test_an_attack_on_one_record_succeeds_no_more_often_than_allowed(true_share: float, holds: bool) -> None:
+    """A record that is as large as a bound allows, in a minibatch with noise; half of that noise is caught."""
+    noise = 1.2
+    view = lambda last: View({"a": jnp.zeros((10, 1)).at[9, 0].set(last)}, 0, 10, 10, 10, None)
+
+    def seen(last: float, seed: Any) -> Any:
+        made = Records(lambda _: 1.0, jax.random.key(seed), jnp.full(2, true_share * noise))
+        batch = made.minibatch(view(last), "lower", round(10 * RATE), None, 0)
+        return made.mean(batch, lambda row, key: row["a"][0], (Block("g_y"),))[0] * 10 * RATE
+
+    attack = jax.jit(jax.vmap(seen, (None, 0)))
+    there, absent = np.asarray(attack(1e9, jnp.arange(TRIALS))), np.asarray(attack(math.nan, -jnp.arange(1, TRIALS)))
+    epsilon = Account((), (Draws(1, 1 / noise**2, RATE),)).epsilon(1.0, DELTA, 1)
+    thresholds = np.linspace(-4, 5, 40)
+    hits, alarms = (np.mean(values[:, None] > thresholds, axis=0) for values in (there, absent))
+    error = np.sqrt((hits * (1 - hits) + np.exp(2 * epsilon) * alarms * (1 - alarms)) / TRIALS)
+    excess = (hits - np.exp(epsilon) * alarms - DELTA) / np.maximum(error, 1 / TRIALS)
+    assert bool(excess.max() < 4) == holds, excess.max()
