@@ -163,7 +163,7 @@ def attacked(method: Any, kind: str, cohort: str, channel: Any = BY_HAND) -> tup
     return (job if cohort != "all" else replace(job, cohort=it.n)), it, weights
 
 
-@pytest.mark.parametrize(("cohort", "quantile"), [("fixed", None), ("poisson", 0.5)])
+@pytest.mark.parametrize(("cohort", "quantile"), [slow("fixed", None), ("poisson", 0.5)])
 def test_one_client_changes_every_kind_of_result_of_a_round_by_at_most_what_is_declared(
     cohort: str, quantile: float | None, monkeypatch: Any
 ) -> None:
@@ -461,6 +461,7 @@ def test_the_calibrated_noise_spends_the_budget_at_the_last_round(cohort: Any) -
     assert (longer.rounds, longer.spent) == (2, True)
 
 
+@pytest.mark.slow
 def test_noise_by_name_is_the_noise_of_that_exchange(monkeypatch: Any) -> None:
     job, _, _ = attacked(cases.method("FedBiOAcc"), "Bilevel", "fixed")
     names = list(engine.traced(job).round.exchanges)

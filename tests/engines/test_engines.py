@@ -428,9 +428,9 @@ def test_sites_see_neither_the_seed_nor_the_servers_keys() -> None:
     key, own = draws.seed_key(seed), []
     root = jax.random.fold_in(draws.seed_key(123_456_789), engine._NOISE)
     noise = [jax.random.fold_in(root, t) for t in range(rounds + 1)]
-    secret = [key, root, *noise, *(jax.random.fold_in(k, 1) for k in noise), *engine.start_keys(key, 3)[1:]]
+    secret = [key, root, *noise, *(jax.random.fold_in(k, 1) for k in noise), *engine.start_keys(key, 3)[1:3]]
     for t in range(rounds):
-        ids, algorithm, servers = engine.round_keys(key, t, 3, 2)
+        ids, algorithm, servers, _ = engine.round_keys(key, t, 3, 2)
         at_round = jax.random.fold_in(key, t + 1)
         secret += [at_round, *jax.random.split(at_round), algorithm, servers, jax.random.fold_in(servers, 1)]
         own += [(int(i), words(jax.random.fold_in(algorithm, i))) for i in ids]

@@ -37,7 +37,7 @@ def product(v: Any, n: Any) -> Any:
     return as_tree(H @ flat(v))
 
 
-def loop(n: Any, body: Any, carry: Any) -> Any:
+def loop(n: Any, body: Any, carry: Any, most: int | None = None) -> Any:
     return jax.lax.fori_loop(0, n, body, carry)
 
 
