@@ -81,8 +81,8 @@ class Private(Budgeted):
         n = setting.clients.n
         if self.delta >= 1 / n:
             raise ValueError(
-                f"rk.private: delta must be below 1/n, the chance that would allow to publish one of n = {n} clients; "
-                f"got {self.delta!r}."
+                "rk.private: delta must be below 1/n, because a larger one would let a run publish a client's data, "
+                f"for n = {n} clients; got {self.delta!r}."
             )
         if setting.clients.by_size:
             raise ValueError(
