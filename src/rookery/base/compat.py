@@ -78,9 +78,17 @@ _FUSED = _named("""
 """)
 
 
+_ADD_ANY = "add_any"  # of gradients; it has no public name
+
+
+def adds(eqn: Any) -> bool:
+    """Return whether an equation adds two values of the same shape."""
+    return eqn.primitive is lax.add_p or eqn.primitive.name == _ADD_ANY
+
+
 def is_fused(eqn: Any) -> bool:
     """Return whether the compiler fuses an equation into its readers."""
-    return eqn.primitive in _FUSED or eqn.primitive.name == "add_any"  # which has no public name
+    return eqn.primitive in _FUSED or eqn.primitive.name == _ADD_ANY
 
 
 LOOPS = _named("scan while")

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from rookery.base.compat import ClosedJaxpr, Jaxpr, Literal, Var, eval_jaxpr, has_custom_derivative
-from rookery.base.jaxprs import within
+from rookery.base.compat import ClosedJaxpr, Jaxpr, eval_jaxpr, has_custom_derivative
+from rookery.base.jaxprs import inlined, within
 
 CHOICES = ("auto", "products", "xla")
 _MOST_SLICES = 128  # convolutions and poolings that would need more are left as they are
@@ -74,12 +74,12 @@ def _rewritten(eqn: Any) -> list[Any]:
     """Return the equations that replace an equation."""
     replacement = _replacement(eqn)
     if replacement is not None:
-        return _inlined(eqn, replacement)
+        return inlined(eqn, replacement)
     if not any(map(_concerned, within(eqn.params))):
         return [eqn]
     if has_custom_derivative(eqn):  # derivatives have been taken: only the function itself is needed
         body = eqn.params["call_jaxpr"]
-        return _inlined(eqn, lambda *a: eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
+        return inlined(eqn, lambda *a: eval_jaxpr(rewrite(body.jaxpr), body.consts, *a))
     return [eqn.replace(params={name: _rewritten_param(value) for name, value in eqn.params.items()})]
 
 
@@ -89,22 +89,6 @@ def _rewritten_param(value: Any) -> Any:
     if isinstance(value, Jaxpr):
         return rewrite(value)
     return tuple(map(_rewritten_param, value)) if type(value) is tuple else value
-
-
-def _inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:
-    """Return fn's equations, from the equation's inputs to its outputs."""
-    like = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
-    closed = jax.make_jaxpr(fn)(*(like(v.aval) for v in eqn.invars))
-    body = closed.jaxpr
-    computed = {v for new in body.eqns for v in new.outvars}
-    if closed.consts or len({v for v in body.outvars if v in computed}) < len(body.outvars):
-        return [eqn]
-    names: dict[Var, Any] = dict(zip([*body.invars, *body.outvars], [*eqn.invars, *eqn.outvars], strict=True))
-    rename = lambda v: v if isinstance(v, Literal) else names.get(v, v)
-    return [
-        new.replace(invars=[*map(rename, new.invars)], outvars=[*map(rename, new.outvars)], source_info=eqn.source_info)
-        for new in body.eqns
-    ]
 
 
 def _replacement(eqn: Any) -> Callable[..., Any] | None:

@@ -4,6 +4,7 @@
 draw. These functions compute with 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -53,12 +54,14 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
 def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
     """Draw normal numbers of 24 random bits each; they are the same for every `dtype` up to rounding.
 
-    In float32 they are those of `jax.random.normal`. Its rounding may differ between compiled programs, so float64
+    A hash of the key has two words, and both are used, which takes half the time of `jax.random.normal`. float64
     numbers are computed in float64.
     """
-    low = np.nextafter(np.float32(-1), np.float32(0))
-    uniform = jax.random.uniform(key, shape, jnp.float32, low, np.float32(1))
-    return (np.sqrt(2) * jax.lax.erf_inv(uniform.astype(dtype))).astype(dtype)
+    count = math.prod(shape)
+    words = jnp.stack(_words(key, (-(-count // 2),)), axis=-1).reshape(-1)[:count].reshape(shape)
+    signed = jax.lax.bitcast_convert_type(words, jnp.int32) >> 8
+    uniform = (2 * signed + 1).astype(dtype) * 2.0**-24  # between −1 and 1, exact in float32
+    return (np.sqrt(2) * jax.lax.erf_inv(uniform)).astype(dtype)
 
 
 def _words(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:

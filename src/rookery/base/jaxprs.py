@@ -88,6 +88,22 @@ def within(value: Any) -> list[Jaxpr]:
     return [jaxpr for v in each for jaxpr in within(v)]
 
 
+def inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:
+    """Return the equations of fn, which computes the same as an equation, from its inputs to its outputs."""
+    like = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+    closed = jax.make_jaxpr(fn)(*(like(v.aval) for v in eqn.invars))
+    body = closed.jaxpr
+    computed = {v for new in body.eqns for v in new.outvars}
+    if closed.consts or len({v for v in body.outvars if v in computed}) < len(body.outvars):
+        return [eqn]
+    names: dict[Var, Any] = dict(zip([*body.invars, *body.outvars], [*eqn.invars, *eqn.outvars], strict=True))
+    rename = lambda v: v if isinstance(v, Literal) else names.get(v, v)
+    return [
+        new.replace(invars=[*map(rename, new.invars)], outvars=[*map(rename, new.outvars)], source_info=eqn.source_info)
+        for new in body.eqns
+    ]
+
+
 def literal(v: Literal) -> Array:
     """A literal's value in its declared type: JAX may hold a Python number."""
     return jnp.asarray(v.val, getattr(v.aval, "dtype", None))

@@ -3,7 +3,7 @@
 All that a client computes from its data then comes from such sums, and reveals no more than they do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import compat, draws, tree
+from rookery.base.factors import Values
 from rookery.data.rows import Count, View
 
 LEVELS = ("lower", "upper")  # a record belongs to one of them; the centre's data count as upper ones
 OVERFLOW = 1e-12  # the probability that a minibatch has more records than there are places
-_TOGETHER = 16  # records whose values are computed side by side
+_NUMBERS = 2**21  # that are kept of records whose values are computed side by side
 
 # Marks what is released of a client's records, so that the account can find it in the plan. It changes no value.
 release = compat.Primitive("release")
@@ -142,14 +143,12 @@ class Records:
         record changes the sum by at most 1, and the noise is in the same units.
         """
         units, pairs = [self._unit(block) for block in blocks], partial(zip, strict=True)
-        parts = (lambda value: (value,)) if len(blocks) == 1 else (lambda value: tuple(value))
 
         def of_record(row: Any, key: Any) -> Any:
-            value = parts(one(jax.tree.map(lambda a: a[None], row), key))
-            scaled = [jax.tree.map(lambda a, u=unit: a / u.astype(a.dtype), v) for v, unit in pairs(value, units)]
-            return tree.clipped(scaled, 1.0)
+            value = one(jax.tree.map(lambda a: a[None], row), key)
+            return (value,) if len(blocks) == 1 else tuple(value)
 
-        total = _total(drawn, of_record)
+        total, like = _total(drawn, of_record, units)
         level = self._levels[LEVELS.index(drawn.level)]
         leaves, structure = jax.tree.flatten(total)
         keys = jax.random.split(self._next_key(), len(leaves))
@@ -160,8 +159,8 @@ class Records:
             drawn=_product(self._loops[: drawn.depth]), oracles=tuple(block.oracle for block in blocks),
         )  # fmt: skip
         restored = [
-            jax.tree.map(lambda a, u=unit: a * (u / drawn.expected).astype(a.dtype), part)
-            for part, unit in pairs(jax.tree.unflatten(structure, marked), units)
+            jax.tree.map(lambda a, to, u=unit: (a * (u / drawn.expected).astype(a.dtype)).astype(to.dtype), *both)
+            for *both, unit in pairs(jax.tree.unflatten(structure, marked), like, units)
         ]
         return restored[0] if len(blocks) == 1 else tuple(restored)
 
@@ -173,27 +172,28 @@ class Records:
         return bound * jnp.where((size > 0) & jnp.isfinite(size), size, 1)
 
 
-def _total(drawn: Drawn, one: Callable[[Any, Any], Any]) -> Any:
-    """Return the sum of one(row, key) over the records drawn, some of them side by side."""
+def _total(drawn: Drawn, one: Callable[[Any, Any], Any], units: Sequence[Array]) -> tuple[Any, Any]:
+    """Return the sum over the records drawn of one(row, key), in units, clipped to a norm of 1; and its types."""
     places = drawn.index.shape[0]
-    together = min(_TOGETHER, places)
+    row = jax.tree.map(lambda a: a[0], drawn.view.take(drawn.index[:1]))
+    values = Values(one, row, drawn.key)
+    per_leaf = [u for unit, part in zip(units, values.shapes, strict=True) for u in [unit] * len(jax.tree.leaves(part))]
+    together = min(places, max(1, _NUMBERS // max(1, values.numbers)))
 
     def piece(i: Any) -> Any:
         place = i * together + jnp.arange(together, dtype=jnp.int32)
         rows = drawn.view.take(drawn.index[jnp.minimum(place, places - 1)])
-        if drawn.key is None:
-            values = jax.vmap(lambda row: one(row, None))(rows)
-        else:
-            values = jax.vmap(one)(rows, jax.vmap(lambda j: jax.random.fold_in(drawn.key, j))(place))
-        valid = place < drawn.count
-        masked = lambda a: jnp.where(valid.reshape(-1, *(1,) * (a.ndim - 1)), a, 0)
-        return jax.tree.map(lambda a: jnp.sum(masked(a), axis=0), values)
+        keys = None if drawn.key is None else jax.vmap(lambda j: jax.random.fold_in(drawn.key, j))(place)
+        found = values.of(rows, keys)
+        norms = values.norms(found, per_leaf)
+        valid = (place < drawn.count) & jnp.isfinite(norms)
+        return values.sums(found, per_leaf, jnp.where(valid, 1 / jnp.maximum(norms, 1), 0))
 
     if places <= together:
-        return piece(jnp.int32(0))
+        return piece(jnp.int32(0)), values.shapes
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(piece, jnp.int32(0)))
     pieces = -(-jnp.asarray(drawn.count, jnp.int32) // together)
-    return jax.lax.fori_loop(0, pieces, lambda i, total: tree.add(total, piece(i)), zeros)
+    return jax.lax.fori_loop(0, pieces, lambda i, total: tree.add(total, piece(i)), zeros), values.shapes
 
 
 def _product(bounds: list[int | None]) -> int | None:
@@ -212,7 +212,11 @@ def _equal(a: Any, b: Any) -> bool:
 
 @cache
 def _places(size: int, widest: int) -> int:
-    """How many places a minibatch of this expected size needs. A binomial has lighter tails than a Poisson variable."""
-    from scipy.stats import poisson  # slow to import
+    """How many places a minibatch of this expected size needs.
 
-    return int(min(widest, poisson.isf(OVERFLOW, size) + 1))
+    A client with n records draws Binomial(n, size/n) of them; its tail is heaviest for the client with the most
+    (Anderson and Samuels, 1967).
+    """
+    from scipy.stats import binom  # slow to import
+
+    return int(min(widest, binom.isf(OVERFLOW, widest, min(1.0, size / widest)) + 1))

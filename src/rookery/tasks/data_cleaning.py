@@ -31,14 +31,16 @@ def cleaning_problem(penalty: float) -> Bilevel:
     """Return the problem: weighted loss and penalty/2·‖y‖² at the lower level, plain cross-entropy at the upper."""
     return Bilevel(
         upper=lambda x, y, batch: jnp.mean(cross_entropies(y, batch)),
-        lower=lambda x, y, batch: weighted_loss(x, y, batch) + penalty * half_square(y),
+        lower=weighted_loss,
         project_upper=lambda x: jnp.clip(x, -LARGEST, LARGEST),
+        penalty=lambda x, y: penalty * half_square(y),
     )
 
 
 @cache
 def _unweighted_problem(penalty: float) -> SingleLevel:
-    return SingleLevel(lambda y, batch: jnp.mean(cross_entropies(y, batch)) + penalty * half_square(y))
+    loss = lambda y, batch: jnp.mean(cross_entropies(y, batch))
+    return SingleLevel(loss, penalty=lambda y: penalty * half_square(y))
 
 
 class _Setting(NamedTuple):

@@ -50,20 +50,22 @@ def few_shot_problem(episodes: int, penalty: float) -> Bilevel:
 
     It is a sum and not a mean, so that steps that suit one episode suit any number; the solution is the same.
     """
-
-    def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        return episodes * _cross_entropy(x, y, batch) + penalty * half_square(y)
-
-    return Bilevel(upper=_cross_entropy, lower=lower, lower_scope="client", features=representation)
+    return Bilevel(
+        upper=_cross_entropy,
+        lower=lambda x, y, batch: episodes * _cross_entropy(x, y, batch),
+        lower_scope="client",
+        features=representation,
+        penalty=lambda x, y: penalty * half_square(y),
+    )
 
 
 @cache
 def _one_model(penalty: float) -> SingleLevel:
     def loss(z: Any, batch: Any) -> Float[Array, ""]:
         x, y = z
-        return _cross_entropy(x, y, representation(x, batch)) + penalty * half_square(y)
+        return _cross_entropy(x, y, representation(x, batch))
 
-    return SingleLevel(loss)
+    return SingleLevel(loss, penalty=lambda z: penalty * half_square(z[1]))
 
 
 class _Pool(NamedTuple):

@@ -35,15 +35,17 @@ def group_problem(shares: tuple[float, ...], temperature: float, penalty: float)
 
     def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
         weights = (jax.nn.softmax(x) / share)[batch["group"]]
-        return jnp.mean(weights * log_losses(y, batch)) + penalty * _half_square(y)
+        return jnp.mean(weights * log_losses(y, batch))
 
     start = np.log(share)
-    return Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, start - FARTHEST, start + FARTHEST))
+    near = lambda x: jnp.clip(x, start - FARTHEST, start + FARTHEST)
+    return Bilevel(upper, lower, project_upper=near, penalty=lambda x, y: penalty * _half_square(y))
 
 
 @cache
 def _plain_problem(penalty: float) -> SingleLevel:
-    return SingleLevel(lambda y, batch: jnp.mean(log_losses(y, batch)) + penalty * _half_square(y))
+    loss = lambda y, batch: jnp.mean(log_losses(y, batch))
+    return SingleLevel(loss, penalty=lambda y: penalty * _half_square(y))
 
 
 class _Tables(NamedTuple):

@@ -56,11 +56,11 @@ def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]
 def representation_problem(penalty: float = 0.0, l1: float = 0.0, scope: Scope = "global") -> Bilevel:
     """Return the problem: cross-entropy at both levels, plus penalty/2·‖y‖² + l1·‖y‖₁ at the lower level."""
 
-    def lower(x: Any, y: Any, batch: Any) -> Float[Array, ""]:
-        loss = _cross_entropy(x, y, batch) + 0.5 * penalty * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
-        return loss + l1 * (jnp.sum(jnp.abs(y["w"])) + jnp.sum(jnp.abs(y["b"]))) if l1 else loss
+    def of_size(x: Any, y: Any) -> Float[Array, ""]:
+        square = 0.5 * penalty * (jnp.sum(y["w"] ** 2) + jnp.sum(y["b"] ** 2))
+        return square + l1 * (jnp.sum(jnp.abs(y["w"])) + jnp.sum(jnp.abs(y["b"]))) if l1 else square
 
-    return Bilevel(upper=_cross_entropy, lower=lower, lower_scope=scope, features=hidden)
+    return Bilevel(_cross_entropy, _cross_entropy, lower_scope=scope, features=hidden, penalty=of_size)
 
 
 class _Setting(NamedTuple):

@@ -70,14 +70,14 @@ def tuning_problem(penalty: float = 0.0) -> Bilevel:
 
     log ω stays in [−3, 3], l in [−5, 5] and Δ in [0.2, 5].
     """
-
-    lower = lambda x, y, batch: vs_loss(x, y, batch) + 0.5 * penalty * _square(y)
-    return Bilevel(upper=balanced_loss, lower=lower, project_upper=_bounded)
+    of_size = lambda x, y: 0.5 * penalty * _square(y)
+    return Bilevel(upper=balanced_loss, lower=vs_loss, project_upper=_bounded, penalty=of_size)
 
 
 @cache
 def _untuned_problem(penalty: float) -> SingleLevel:
-    return SingleLevel(lambda y, batch: jnp.mean(_cross_entropies(y, batch)) + 0.5 * penalty * _square(y))
+    loss = lambda y, batch: jnp.mean(_cross_entropies(y, batch))
+    return SingleLevel(loss, penalty=lambda y: 0.5 * penalty * _square(y))
 
 
 class _Setting(NamedTuple):

@@ -38,9 +38,9 @@ def plain_problem(shares: tuple[float, ...], count: str, penalty: float) -> Sing
 
     def loss(x: Any, rows: Any) -> Float[Array, ""]:
         losses = cross_entropies(x, rows)
-        return jnp.mean(jnp.asarray(weights, losses.dtype)[rows["group"]] * losses) + penalty * half_square(x)
+        return jnp.mean(jnp.asarray(weights, losses.dtype)[rows["group"]] * losses)
 
-    return SingleLevel(loss)
+    return SingleLevel(loss, penalty=lambda x: penalty * half_square(x))
 
 
 def worst_group(
