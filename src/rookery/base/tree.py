@@ -50,13 +50,12 @@ def clipped(a: Tree, bound: Scalar) -> Tree:
     leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(a) if leaf.size]
     if not leaves:
         return a
-    finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(leaf)) for leaf in leaves))
-    sizes = [jnp.where(finite, jnp.abs(leaf), 0) for leaf in leaves]
-    largest = functools.reduce(jnp.maximum, (jnp.max(leaf) for leaf in sizes))  # so that no square overflows
-    scale = jnp.where(largest > 0, largest, 1)
-    most = float(jnp.finfo(scale.dtype).max) / 8  # above it, 1/scale is flushed to zero
-    scale = jnp.clip(scale, 1 / most, most)
-    size = scale * jnp.sqrt(functools.reduce(jnp.add, (jnp.sum(jnp.square(leaf / scale)) for leaf in sizes)))
+    largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(leaf)) for leaf in leaves))
+    most = float(jnp.finfo(largest.dtype).max) / 8  # above it, 1/scale is flushed to zero
+    scale = jnp.where(largest > 0, jnp.clip(largest, 1 / most, most), 1)  # so that no square overflows
+    squares = (jnp.sum(jnp.square(jnp.abs(leaf) / scale.astype(leaf.real.dtype))) for leaf in leaves)
+    size = scale * jnp.sqrt(functools.reduce(jnp.add, squares))
+    finite = jnp.isfinite(size)
     factor = jnp.where(size > bound, bound / jnp.where(size > bound, size, 1), 1)
 
     def shrunk(leaf: Array) -> Array:

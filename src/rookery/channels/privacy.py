@@ -49,17 +49,8 @@ class Gaussian(Plain):
 def noisy(total: Any, scale: Array, key: Array) -> Any:
     """Add normal noise with this standard deviation to every number."""
     leaves, structure = jax.tree.flatten(total)
-    keys = jax.random.split(key, max(len(leaves), 1))
-
-    def one(a: Array, k: Array) -> Array:
-        if jnp.issubdtype(a.dtype, jnp.complexfloating):
-            noise: Any = draws.normals(k, (2, *a.shape), jnp.finfo(a.dtype).dtype)
-            noise = jax.lax.complex(noise[0], noise[1])
-        else:
-            noise = draws.normals(k, a.shape, _precise(a))
-        return (a + scale.astype(noise.real.dtype) * noise).astype(a.dtype)
-
-    return jax.tree.unflatten(structure, [one(a, k) for a, k in zip(leaves, keys, strict=False)])
+    pairs = zip(leaves, draws.normals_like(key, leaves), strict=True)
+    return jax.tree.unflatten(structure, [(a + scale.astype(n.real.dtype) * n).astype(a.dtype) for a, n in pairs])
 
 
 def clip(bound: float) -> Clip:
@@ -98,7 +89,3 @@ def _numbers(exchange: ChannelExchange, value: Any, owner: str) -> list[Array]:
                 "that part of the message in the method with bookkeeping=(None, rk.Bookkeeping(...))."
             )
     return leaves
-
-
-def _precise(a: Array) -> Any:
-    return jnp.promote_types(a.dtype, jnp.float32)

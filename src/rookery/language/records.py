@@ -151,8 +151,7 @@ class Records:
         total, like = _total(drawn, of_record, units)
         level = self._levels[LEVELS.index(drawn.level)]
         leaves, structure = jax.tree.flatten(total)
-        keys = jax.random.split(self._next_key(), len(leaves))
-        noisy = [a + level.astype(a.dtype) * draws.normals(k, a.shape, a.dtype) for a, k in pairs(leaves, keys)]
+        noisy = [a + level.astype(a.dtype) * n for a, n in pairs(leaves, draws.normals_like(self._next_key(), leaves))]
         inside = self._loops[drawn.depth :]
         marked = release.bind(
             *noisy, level=drawn.level, draw=drawn.number, chance=drawn.chance, size=drawn.size, times=_product(inside),
