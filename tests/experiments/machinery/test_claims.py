@@ -11,15 +11,15 @@ from rookery import report
 from rookery.algorithms import FedNest
 from rookery.experiments import Claim, Config, Experiment, Finding, Verdict
 from rookery.experiments.machinery import running, summary
-from rookery.experiments.machinery.claims import Claims, judge, lead
+from rookery.experiments.machinery.claims import FAILURES, Claims, judge, lead
 from rookery.experiments.machinery.grid import Grid
 from rookery.tasks import quadratic
 
 NOTHING = pd.DataFrame()
 
 
-def claim(holds, **why):
-    return Claims()("It is so.", "Fig. 1", **why)(lambda results: Finding(holds, {"end": math.inf}, "Measured."))
+def claim(holds):
+    return Claims()("It is so.", "Fig. 1")(lambda results: Finding(holds, {"end": math.inf}, "Measured."))
 
 
 def test_a_claim_that_holds_is_reproduced_and_one_within_the_tolerance_undecided():
@@ -31,9 +31,9 @@ def test_a_claim_that_holds_is_reproduced_and_one_within_the_tolerance_undecided
 
 
 def test_a_claim_that_fails_has_the_verdict_that_was_given_for_it_or_is_refused():
-    row = judge(claim(False, budget="12 of 120 epochs."), NOTHING)
+    row = judge(claim(False), NOTHING, otherwise=FAILURES["budget"]._replace(why="12 of 120 epochs."))
     assert (row["verdict"], row["cause"], row["note"]) == ("differs, ours", "budget", "12 of 120 epochs. Measured.")
-    row = judge(claim(False, paper="It cannot."), NOTHING)
+    row = judge(claim(False), NOTHING, otherwise=FAILURES["the paper's"]._replace(why="It cannot."))
     assert (row["verdict"], row["cause"]) == ("differs, the paper's", "")
     with pytest.raises(ValueError, match=r"“It is so.” does not hold or is not run: give the reason"):
         judge(claim(False), NOTHING)
@@ -41,11 +41,11 @@ def test_a_claim_that_fails_has_the_verdict_that_was_given_for_it_or_is_refused(
 
 
 def test_a_claim_without_a_check_is_not_run():
-    absent = Claim("On ImageNet.", "Table 3", None, otherwise=Verdict("not run", "No data."))
+    absent = Claim("On ImageNet.", "Table 3", None)
     for whole in (True, False):
-        assert judge(absent, NOTHING, whole)["verdict"] == "not run"
+        assert judge(absent, NOTHING, whole, Verdict("not run", "No data."))["verdict"] == "not run"
     with pytest.raises(ValueError, match="is not run: give the reason"):
-        judge(Claim("On ImageNet.", "Table 3", None), NOTHING)
+        judge(absent, NOTHING)
 
 
 def test_a_lead_is_by_seeds_where_they_pair():

@@ -8,13 +8,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.asfbo.representation import DIFFERENCES, FAMILY, SETUP, algorithm, representation
+from rookery.experiments.asfbo import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
 from rookery.experiments.machinery.curves import averages, select
 from rookery.experiments.machinery.drawing import draw, name_lines
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import listed, means
-from rookery.experiments.papers import ASFBO_PAPER
+from rookery.experiments.machinery.texts import description
 
 DIRECTIONS, AGGREGATIONS, SERVERS = ("gradient", "momentum", "storm"), ("sum", "reweighted"), ("fixed", "adaptive")
 MOMENTA = (0.1, 0.25, 0.5, 0.9)
@@ -25,8 +25,8 @@ def ablated(quick: bool, direction: str, aggregation: str, server: str, momentum
     labels: Any = {"direction": direction, "aggregation": aggregation, "server": server, "momentum": momentum}
     name = f"{direction}, {aggregation}, {server}, β = {momentum:g}"
     rounds = 20 if quick else 300
-    own = algorithm("ASFBO", quick, **labels)
-    return representation(quick, "ASFBO", "non-i.i.d.", own, name=name, labels=labels, rounds=rounds)
+    own = shared.algorithm("ASFBO", quick, **labels)
+    return shared.representation(quick, "ASFBO", "non-i.i.d.", own, name=name, labels=labels, rounds=rounds)
 
 
 def ablation_runs(quick: bool) -> list[Config]:
@@ -92,17 +92,9 @@ def storm_brings(results: pd.DataFrame) -> Finding:
 
 
 ablation = Experiment(
-    name="asfbo-ablation",
-    title="what each switch of ASFBO brings",
-    paper=f"{ASFBO_PAPER} (which has no ablation).",
-    setup=(
-        f"{SETUP}Here: non-i.i.d., 300 rounds, every combination of the local direction (gradient, "
-        "momentum, STORM), the aggregation (sum, re-weighted) and the server's step (fixed, adaptive) at β = .25, and "
-        "the two momenta at other β (in `results.csv`). *Gain*: of the mean test accuracy over the rounds."
-    ),
+    **description("asfbo-ablation", globals()),
     runs=ablation_runs,
     picture=ablation_picture,
     claims=tuple(claim),
-    differences=DIFFERENCES,
-    family=FAMILY,
+    family=shared.FAMILY,
 )

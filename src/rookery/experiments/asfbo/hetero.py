@@ -13,7 +13,7 @@ from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
 from rookery.experiments.machinery.curves import last
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.papers import ASFBO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.tasks import hyperrep
 from rookery.tasks.hyperrep import digit_images, mnist_images, test_metrics
 from rookery.tasks.task import Task
@@ -123,26 +123,10 @@ def reweighting_helps(results: pd.DataFrame) -> Finding:
 
 
 hetero = Experiment(
-    name="asfbo-hetero",
-    title="hyper-representation with unequal local work",
-    paper=f"{ASFBO_PAPER}, Sec. 6.1 (which names the data; no figure shows the runs).",
-    setup=(
-        f"{shared.SETUP}Here: the first 2000 training and 1000 test images; ten clients with two label shards each, "
-        f"all in every round; τ_i drawn from 5..15, or fixed at {UNEQUAL}; 300 rounds, evaluated every 5. The model is "
-        f"chosen by its accuracy on the {HELD_OUT} training images after these, which no client has, and so is the "
-        f"factor of γ: {chosen_words(HETERO_CHOSEN)}."
-    ),
+    **description("asfbo-hetero", globals(), chosen=chosen_words(HETERO_CHOSEN)),
     runs=hetero_runs,
     picture=hetero_picture,
     claims=tuple(claim),
-    differences=(
-        *shared.DIFFERENCES[:1],
-        "The paper names only the images of this experiment, and claims nothing about it. All else is ours. All "
-        "methods overfit, so that the last model says little. With drawn τ_i no lead over SimFBO exceeds its margin; "
-        "of 15 runs each, 1 of SimFBO and 4 of ShroFBO diverge.",
-        "The server steps of SimFBO and ShroFBO were searched on two seeds that are not reported, by the accuracy on "
-        "the held-out images.",
-    ),
     family=shared.FAMILY,
     search=hetero_search,
     grid=shared.scale_grid(("method", "work"), "chosen_validation", hetero_tried),

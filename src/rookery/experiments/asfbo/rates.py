@@ -17,7 +17,7 @@ from rookery.experiments.machinery.curves import last, reached, select, values
 from rookery.experiments.machinery.drawing import spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed, mean, means, power
-from rookery.experiments.papers import ASFBO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
@@ -211,21 +211,9 @@ def the_limits(results: pd.DataFrame) -> Finding:
 
 
 rates = Experiment(
-    name="asfbo-rates",
-    title="clients, local steps, and which optimum, on quadratics",
-    paper=f"{ASFBO_PAPER}, Thm 1, Cor. 1 and Sec. 5 (which has no such run).",
-    setup=(
-        f"Bilevel quadratics with known optimum and hypergradient. *Cohort* and *τ*: {CLIENTS} clients that differ, "
-        f"{SAMPLES} noisy samples each, batches of 1, ASFBO with β = .9, fixed server step γ and local steps 10⁻⁴; the "
-        "floor is the mean of ‖∇Φ‖² over the second half of 5,000 rounds. Rounds to ε are at the best γ of six, from "
-        f"τ̄γ = .2 down by factors of 2.5; ε = {EPSILON:g}, averaged over the seeds and 40 rounds. *Limit*: five "
-        f"clients with exact oracles, τ_i = {LIMIT_STEPS}, local steps .01 and server steps .02, then half and a "
-        "quarter of both; three problems. `results.csv` holds the last row of every run, and of the runs about τ those "
-        "until ε is reached."
-    ),
+    **description("asfbo-rates", globals()),
     runs=rates_runs,
     thinned=thinned,
     picture=rates_picture,
     claims=tuple(claim),
-    differences=("The server's step is fixed: the theory only asks that it stays between two bounds.",),
 )

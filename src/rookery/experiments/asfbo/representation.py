@@ -59,21 +59,3 @@ def scale_grid(keys: tuple[str, str], score: str, tried: Callable[..., Config]) 
         lambda search: search[score].where(np.isfinite(search["loss"]), 0.0),
         wider=lambda key, values: [tried(False, *key, *values.values())],
     )
-
-
-SETUP = (
-    "An MLP 784-200-10 with ReLU on MNIST: the hidden layer is the upper variable, the output layer the lower one; "
-    f"cross-entropy at both levels, and {L1:g}·‖y‖₁ + ½·10⁻³‖y‖² at the lower. 100 clients of 600 images, 450 to train "
-    "and 150 to validate; i.i.d., or non-i.i.d.: two shards of 300 images, sorted by label, for each client. Ten "
-    "clients a round, batches of 64. ASFBO, LA-ASFBO: τ_i drawn from 5..15 for each client and round, local steps "
-    "(.01, .03, .02) for (x, y, z), server steps γ = (.03, .03, .05) over s + .001 within (.01, .1), (.03, .3), (.02, "
-    ".2), decay .75, β = .25, z⁰ = 0. SimFBO, ShroFBO: the same local steps and τ_i, fixed γ. FedNest, LFedNest: five "
-    "local epochs, N = 5, T = 1, τ = 1, 1/ℓ = .01. Accuracy and loss are those on the test images and on up to 10,000 "
-    "training images. *End* is the mean over the last tenth of the rounds. "
-)
-DIFFERENCES = (
-    "The paper does not give the batch size (64 here), the rounds, the weight of the L1 term "
-    f"({L1:g} here, on y), the seeds, z⁰, or any step of the baselines. ½·10⁻³‖y‖² is ours: it makes the lower level "
-    "strongly convex.",
-    "ρ^t is taken over the cohort: clients that sit out have no τ_i.",
-)

@@ -7,14 +7,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedAvg, FedBiO, FedBiOAcc, FedNest
-from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
 from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
 from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.papers import FEDBIO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.task import Task
@@ -113,27 +112,10 @@ def cleaning_helps(results: pd.DataFrame) -> Finding:
 
 
 cleaning_experiment = Experiment(
-    name="fedbio-cleaning",
-    title="data cleaning on MNIST with corrupted labels",
-    paper=f"{FEDBIO_PAPER}, NeurIPS 2023: the application of its introduction.",
-    setup=(
-        "MNIST on 10 clients, i.i.d., 80 % to train and 20 % to validate. A fraction ρ of the training labels is "
-        "replaced by another class at random. Upper level: a weight σ(x_j) for each of the 48,000 training images, "
-        "judged by the clean validation loss; lower level: a linear classifier with ½·10⁻³‖y‖² on the weighted images, "
-        f"one for all clients. Batches of 128, all clients, five local steps a round (FedNest: five inner "
-        f"ones, N = 5), 1000 rounds. The upper step of a round over the number of images, and the lower "
-        f"step: {chosen_words(CLEANING_CHOSEN)} (FedBiOAcc: times α_t = 5/(125 + t)^{{1/3}}). *FedAvg*: the same "
-        f"classifier on the images as they are labelled. {ENDS}"
-    ),
+    **description("fedbio-cleaning", globals(), chosen=chosen_words(CLEANING_CHOSEN)),
     runs=cleaning_runs,
     picture=cleaning_picture,
     claims=tuple(claim),
-    differences=(
-        OURS_TO_SET,
-        "Both steps of every method were searched at ρ = .4 on a seed that is not reported, by the clean validation "
-        "loss at the end. In accuracy a smaller step of FedAvg does better at ρ = .4 and .8 (.893 and .789 at .01), "
-        "and FedBiOAcc ends 3 points below FedBiO at ρ = .95.",
-    ),
     search=cleaning_search,
     grid=Grid(
         r"upper (?P<upper>\S+), lower (?P<lower>\S+)$",

@@ -7,14 +7,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import AFL, DRFA, FedAvg, FedBiO, FedBiOAcc, QFedAvg
-from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
 from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead
 from rookery.experiments.machinery.curves import ends, ends_by, select
 from rookery.experiments.machinery.drawing import draw, name_lines
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.papers import FEDBIO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.group_weights import group_weights
 from rookery.tasks.task import Task
@@ -121,27 +120,10 @@ def worst_group_gains(results: pd.DataFrame) -> Finding:
 
 
 fair_experiment = Experiment(
-    name="fedbio-fair",
-    title="group-fair training on Adult by learnt group weights",
-    paper=f"{FEDBIO_PAPER}, NeurIPS 2023: the application of its conclusion.",
-    setup=(
-        "Adult, 20 clients, 75 % of the training file to train and 25 % to validate, the official test file to test. "
-        "Four groups: sex by income. Upper level: the groups' weights (a softmax), judged by the mean over the groups "
-        "of the validation loss, tilted towards the worse served (3·(e^{ℓ/3} − 1)); lower level: a logistic regression "
-        "with ½·10⁻³‖y‖² on the weighted training loss. Full batches, all clients, five local steps of .3 (FedBiOAcc: "
-        f"times 2/(8 + t)^{{1/3}}); 900 rounds. Clients *mixed*: i.i.d.; *by group*: sorted by group, two "
-        "shards each. *FedAvg*: the plain training loss. *AFL* (one step of 1 a round, the last model), *DRFA* and "
-        "*q-FedAvg* are fair over clients, and are run where clients hold groups. Upper step, step of the weights "
-        f"(AFL, DRFA) or q, searched by the validation loss: {chosen_words(FAIR_CHOSEN)}. {ENDS}"
-    ),
+    **description("fedbio-fair", globals(), chosen=chosen_words(FAIR_CHOSEN)),
     runs=lambda quick: [fair(quick, method, split) for method, split in PAIRS],
     picture=fair_picture,
     claims=tuple(claim),
-    differences=(
-        OURS_TO_SET,
-        "The searches used a seed that is not reported. Of FedBiOAcc's leads for the worst group over AFL, DRFA and "
-        "q-FedAvg (.003, .041, .034) only the last exceeds its margin.",
-    ),
     search=fair_search,
     grid=Grid(r"(?P<value>\S+)$", ("method", "split"), lambda search: -search["validation_loss"]),
     headlines=lambda results: [

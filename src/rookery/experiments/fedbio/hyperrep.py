@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedBiOAccLocal, FedBiOLocal
-from rookery.experiments.fedbio.words import ENDS, OURS_TO_SET
 from rookery.experiments.machinery.claims import Claims, Finding
 from rookery.experiments.machinery.curves import average, ends, reached
 from rookery.experiments.machinery.drawing import by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words, listed
-from rookery.experiments.papers import FEDBIO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.tasks.few_shot import few_shot
 
 LOCAL = {"FedBiOLocal": FedBiOLocal, "FedBiOAccLocal": FedBiOAccLocal}
@@ -68,11 +67,7 @@ def episodes_picture(results: pd.DataFrame) -> Figure:
 claim = Claims()
 
 
-@claim(
-    "FedBiOAccLocal reaches 70 to 88 % in fewer communications than FedBiOLocal.",
-    set_up="A round of FedBiOAccLocal has two exchanges, one of FedBiOLocal one. In rounds they are alike up to 80 %, "
-    "then FedBiOLocal is ahead; FedBiOAccLocal ends higher. The theory is about small ε (fedbio-rates).",
-)
+@claim("FedBiOAccLocal reaches 70 to 88 % in fewer communications than FedBiOLocal.")
 def fewer_communications(results: pd.DataFrame) -> Finding:
     """FedBiOAccLocal's mean over the seeds reaches every level that either reaches with fewer communications."""
     runs = {m: average(results, across="exchanges", method=m) for m in LOCAL}
@@ -84,25 +79,10 @@ def fewer_communications(results: pd.DataFrame) -> Finding:
 
 
 hyperrep_experiment = Experiment(
-    name="fedbio-hyperrep",
-    title="few-shot characters, a shared representation and local heads",
-    paper=f"{FEDBIO_PAPER}, NeurIPS 2023: the application of its introduction.",
-    setup=(
-        "Omniglot at 21×21: 100 clients, four 5-way 5-shot episodes each, 25 support images (the lower level's data) "
-        "and 50 query images (the upper's) an episode. Upper level: an MLP 441-128-64, shared; lower level: a linear "
-        "head for each episode with ½·10⁻¹‖y‖², which never leaves the client. 20 clients a round, five local steps, "
-        f"batches of 25, Q = 10; lower step and τ .1, upper steps {chosen_words(SHOT_STEPS)} (FedBiOAccLocal: times "
-        "the cube root of 1/(8 + t)); 500 rounds. *Accuracy*: on 200 fresh episodes of alphabets that no client has; a "
-        f"head is fitted to each one's support images by 50 gradient steps. {ENDS}"
-    ),
+    **description("fedbio-hyperrep", globals(), chosen=chosen_words(SHOT_STEPS)),
     runs=lambda quick: [episodes(quick, method) for method in LOCAL],
     picture=episodes_picture,
     claims=tuple(claim),
-    differences=(
-        OURS_TO_SET,
-        "The upper steps were searched on two seeds that are not reported, by the accuracy after 200 rounds on fresh "
-        "episodes of the test alphabets: there are no others to judge by.",
-    ),
     search=episodes_search,
     grid=Grid(r"upper step (?P<upper>\S+)$", ("method",), lambda search: search["accuracy"]),
     headlines=lambda results: [Headline(m, "", ends(results, method=m)) for m in LOCAL],

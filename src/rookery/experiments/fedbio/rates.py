@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Container
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from rookery.experiments.machinery.curves import last, select, values
 from rookery.experiments.machinery.drawing import name_lines, ticks
 from rookery.experiments.machinery.experiment import Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean, means, power
-from rookery.experiments.papers import FEDBIO_PAPER
+from rookery.experiments.machinery.texts import description
 
 SLOPES = {  # the theory's against ε
     "exchanges": {"FedBiO": -1.5, "FedBiOAcc": -1.0, "FedBiOAccLocal": -1.0, "FedNest": -2.0},
@@ -256,10 +256,6 @@ def falls(results: pd.DataFrame, study: str) -> Finding:
 
 claim = Claims()
 theory = partial(claim, kind="theory")
-RISES = (
-    "It is a little steeper over these ε: communications times ε² rise by 18 % from ε = .08 to .0025, and no more from "
-    ".005 on."
-)
 EXPONENTS = {
     ("FedBiO", "Thm 1, Table 1"): ("-3/2", "-5/2"),
     ("FedBiOAcc", "Thm 2, Table 1"): ("-1", "-3/2"),
@@ -268,10 +264,9 @@ EXPONENTS = {
 }
 for (name, where), exponents in EXPONENTS.items():
     log = ", up to a logarithm" if name in quadratics.ACCELERATED else ""
-    reason: Any = {"undecided": RISES} if name == "FedNest" else {}
     for cost, exponent in zip(quadratics.COSTS, exponents, strict=True):
         text = f"{name}: {WORDS[cost]} grow no faster than ε^{{{exponent}}}{log}."
-        theory(text, where, **reason)(partial(rate, name=name, cost=cost))
+        theory(text, where)(partial(rate, name=name, cost=cost))
 theory("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1")(acc_is_cheapest)
 for name, where in (("FedBiOAcc", "Thm 2, Table 1"), ("FedBiOAccLocal", "Thm 4")):
     fall = partial(over_clients, name=name, cost="exchanges")
@@ -283,13 +278,7 @@ theory("FedBiO: the error falls with the clients, at least like M^{-1/2}.", "Thm
 theory("Local lower levels: it does so for upper-level samples …", "Thm 3")(partial(falls, study="upper"))
 
 
-@claim(
-    "… but not for lower-level ones.",
-    "Thm 3",
-    "theory",
-    set_up="On quadratics it falls as well: y_i enters the hypergradient linearly, so that the clients' errors in y_i "
-    "average out. The theory bounds ‖y_i − y_i*‖², which does not shrink with M.",
-)
+@claim("… but not for lower-level ones.", "Thm 3", "theory")
 def lower_does_not(results: pd.DataFrame) -> Finding:
     fall = falls(results, "lower")
     return Finding(None if fall.holds is None else not fall.holds, fall.figures)
@@ -314,28 +303,9 @@ def drift_remains(results: pd.DataFrame) -> Finding:
 
 
 rates = Experiment(
-    name="fedbio-rates",
-    title="communications to reach ε, on stochastic quadratics",
-    paper=f"{FEDBIO_PAPER}, Thm 1–4 and Table 1 (which has no such run).",
-    setup=(
-        f"Bilevel quadratics, M clients that differ, {quadratics.SAMPLES} noisy samples each, drawn with replacement. "
-        "*Rates*: communications until the mean of ‖∇Φ(x_t)‖² over the rounds so far, which the theorems bound, is ε "
-        "relative to the start's, averaged over the seeds; the fewest over a grid of steps, each 2^{1/4} of the one "
-        "before. An ε whose best step is at the edge of its grid is left out. All else follows the theorems: FedBiO "
-        f"I = {quadratics.LOCAL}, b = 0.96/(Mε); FedBiOAcc b = ε^{{-1/2}}, I ∝ M^{{-2/3}} ({quadratics.ACC_LOCAL} at "
-        f"M = {quadratics.FEDERATIONS[0]}), b_1 = I^{{3/2}}b, c = 80/(bM), u₀ = 64b²/M, steps .1 α_t, a grid of α_1; "
-        "FedBiOAccLocal the same with b_y = bM, Q = 8, τ = 1/3; FedNest b = 1. Noise .1 (FedBiO: .03). x* = y* = u* = "
-        "0 (local lower levels: y_i* = 0 and ∇_y f_i = 0 there); the start is .008 (FedNest: .03) away in every entry, "
-        "on alternate sides for alternate seeds. A slope agrees with an upper bound if it is flatter, or if its 95 % "
-        f"interval holds the bound and reaches at most {MARGIN:g} beyond it. The proofs of Theorems 2 and 4 end at ln "
-        "T/(bMT)^{2/3} for T local steps (App. B.2.5, C.2.5): these costs are divided by (ln T)^{3/2} first. *Floors*: "
-        "the mean over the second half of 4,000 rounds, FedBiO at step .02 and b = 1, FedBiOLocal with noisy samples "
-        "at one level, or full gradients. `results.csv` holds the last row of every run and the two rows between which "
-        "the mean so far comes to ε."
-    ),
+    **description("fedbio-rates", globals()),
     runs=quadratics.runs,
     thinned=thinned,
     picture=picture,
     claims=tuple(claim),
-    differences=("The paper's experiments are not in its text at hand; this set-up is ours.",),
 )

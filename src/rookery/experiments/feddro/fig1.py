@@ -17,7 +17,7 @@ from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import Figures, listed, mean
-from rookery.experiments.papers import FEDDRO_PAPER
+from rookery.experiments.machinery.texts import description
 
 LONG, LONG_STEPS = "CIFAR10-ST, 60 epochs", 12_000
 # The steps that were run for 60 epochs; the first is the best.
@@ -146,35 +146,17 @@ def _compared(
 claim, k32_claim = Claims(), Claims()
 HIGHER = "FedDRO and DS-FedDRO reach a higher training accuracy than every baseline."
 higher = partial(_compared, better=IMAGES[:2], worse=IMAGES[2:], metrics=("train_accuracy",))
-claim(
-    HIGHER,
-    "Fig. 1",
-    set_up="With the cap PDSGD is ahead of both by .07 to .10 at 12 epochs, with (4), λ = 5, by .012 ± .007 (FedDRO) "
-    "and .030 ± .019 (DS-FedDRO). With (4), λ = 10, no baseline is ahead by more than the margin. Both λ are ours.",
-)(higher)
-claim(
-    "Their test accuracy is comparable or better: at most a point below every baseline's.",
-    "Fig. 1",
-    budget="In the short runs with the cap PDSGD is ahead by 4.4 to 5.7 points, on CIFAR100-ST MBSGD by 1.7 to 2.7. "
-    "With (4) FedDRO is at most .5 points below a baseline, DS-FedDRO 1.4 (λ = 5) and 1.2 (λ = 10) below PDSGD. At 60 "
-    "epochs, half of the paper's, the claim holds.",
-)(partial(_compared, better=IMAGES[:2], worse=IMAGES[2:], metrics=("accuracy",), slack=0.01))
-claim(
-    "DS-FedDRO is above FedDRO.",
-    "Fig. 1",
-    set_up="With the cap on CIFAR100-ST it is (by .018 ± .007 and .0107 ± .0007). With (4) it is below, in test "
-    "accuracy at λ = 5 (.0085 ± .0070) and in training accuracy at λ = 10 (.0145 ± .0131); the other six differences "
-    "are within the margin.",
-)(partial(_compared, better=IMAGES[1:2], worse=IMAGES[:1], metrics=ACCURACIES))
-claim(
-    "FedAvg is significantly worse: with I = 5 below every other method.",
-    "Fig. 1",
-    set_up="FastDRO is below it on CIFAR100-ST and with (4), λ = 5; FedDRO and DS-FedDRO are above it in 18 of 20 "
-    "comparisons, two are within the margin. With I = 1, FedAvg is within the margin of FedDRO everywhere.",
-)(partial(_compared, better=IMAGES, worse=IMAGES[-1:], metrics=ACCURACIES))
-k32_claim(HIGHER, set_up="PDSGD is ahead, with the cap of both (by .13), with (4) of DS-FedDRO (by .060 ± .048).")(
-    higher
+claim(HIGHER, "Fig. 1")(higher)
+claim("Their test accuracy is comparable or better: at most a point below every baseline's.", "Fig. 1")(
+    partial(_compared, better=IMAGES[:2], worse=IMAGES[2:], metrics=("accuracy",), slack=0.01)
 )
+claim("DS-FedDRO is above FedDRO.", "Fig. 1")(
+    partial(_compared, better=IMAGES[1:2], worse=IMAGES[:1], metrics=ACCURACIES)
+)
+claim("FedAvg is significantly worse: with I = 5 below every other method.", "Fig. 1")(
+    partial(_compared, better=IMAGES, worse=IMAGES[-1:], metrics=ACCURACIES)
+)
+k32_claim(HIGHER)(higher)
 
 
 def headlines(results: pd.DataFrame) -> list[Headline]:
@@ -185,24 +167,10 @@ def headlines(results: pd.DataFrame) -> list[Headline]:
 
 
 fig1 = Experiment(
-    name="feddro-fig1",
-    title="robust training on imbalanced images, with the paper's objective (4) and with KL-DRO with a cap",
-    paper=f"{FEDDRO_PAPER}: Figure 1.",
-    setup=f"8 clients, I = 1, and FedAvg (case II) with I = 5, too. {shared.SETUP}*(4)*, λ = {listed(FOUR)}: the step, "
-    "β and PDSGD's dual step are chosen by the accuracy on every tenth training image of a client, held out of a run "
-    f"with the seed {SEARCH_SEED}; PDSGD's weights end with a standard deviation of 14 % of their mean, 37 % with λ = "
-    f"10. *With a cap*: the step by the training accuracy of {shared.SEARCH_STEPS} steps on CIFAR10-ST with the seed "
-    f"9; for 60 epochs ({LONG_STEPS:,} steps) of the run itself with the seed 0. {shared.ENDS}",
+    **description("feddro-fig1", globals(), penalties=listed(FOUR)),
     runs=fig1_runs,
     picture=fig1_picture,
     claims=tuple(claim),
-    differences=(
-        *shared.IMAGE_DIFFERENCES,
-        "At 60 epochs the step was chosen by a run that is reported; PDSGD, FastDRO and FedAvg with I = 5 have one "
-        "step. With (4) the step .001 was not tried, and FastDRO, whose training has no λ, not repeated for λ = 10.",
-        "PDSGD's dual step, of {.0001, .0005, .001}, is not in the paper's grid; at .01, which is, it diverged in a "
-        "trial run that is not recorded here.",
-    ),
     family="feddro-images",
     search=fig1_search,
     grid=Grid(
@@ -215,15 +183,10 @@ fig1 = Experiment(
 )
 
 k32 = Experiment(
-    name="feddro-k32",
-    title="the same with 32 clients",
-    paper=f"{FEDDRO_PAPER}: Section 6 (its figure is in an appendix that is not in the text at hand).",
-    setup=f"32 clients, CIFAR10-ST, {shared.STEPS // 4} steps (the same 12 epochs). {shared.SETUP}The values chosen "
-    f"in `feddro-fig1`, not searched again. {shared.ENDS}",
+    **description("feddro-k32", globals(), steps=shared.STEPS // 4),
     runs=k32_runs,
     picture=fig1_picture,
     claims=tuple(k32_claim),
-    differences=shared.IMAGE_DIFFERENCES,
     family="feddro-images",
     headlines=headlines,
 )

@@ -18,7 +18,6 @@ from rookery.tasks.dro_imbalanced import SETTINGS, cross_entropies, dro_imbalanc
 from rookery.tasks.task import Task
 
 GRID = (0.001, 0.01, 0.05, 0.1)  # the paper's learning rates
-ENDS = "*End*: the mean over the last tenth of the run, then over the seeds."
 
 
 @dataclass(frozen=True)
@@ -143,21 +142,3 @@ def images(
         every=max(1, rounds // evaluations),
         seeds=(0,) if quick else (0, 1, 2),
     ).but(**changes)
-
-
-SETUP = (
-    "CIFAR10-ST: the last 100 images of each of the first five classes, all 5,000 of the others (CIFAR100-ST: 50 "
-    "classes with 100, 50 with 500). Equal random shares, batches of 16 a client, ResNet-20 with group normalisation, "
-    f"no augmentation; {STEPS:,} local steps, the step a tenth in the last quarter. FastDRO (χ² ball, ρ = 1) and PDSGD "
-    "(KL, the same λ) weight the samples themselves. Two objectives: the paper's (4), λ log mean exp(ℓ/λ); and, unless "
-    f"(4) is named, KL-DRO with a level, λ = {PENALTY:g} and no sample counted more than {CAP:g} times, β = .5 and "
-    "PDSGD's dual step 5·10⁻⁴. "
-)
-IMAGE_DIFFERENCES = (
-    f"{STEPS:,} local steps are 12 epochs of CIFAR10-ST (10 of CIFAR100-ST); the paper's source trains for 120 and "
-    "divides the step by ten after 90.",
-    "Not given: λ, β, the number of rounds, weight decay, augmentation (none of both here), the normalisation layer, "
-    "FastDRO's uncertainty set, PDSGD's dual step.",
-    "λ = 5 and 10 for (4) are ours. With λ = 1, trial runs that are not recorded here left the finite numbers within "
-    "50 rounds at three of the paper's four steps, .01, .05 and .1.",
-)

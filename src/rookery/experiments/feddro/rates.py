@@ -17,7 +17,7 @@ from rookery.experiments.machinery.claims import Claims, Finding
 from rookery.experiments.machinery.curves import area, curves, late, select
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, mean
-from rookery.experiments.papers import FEDDRO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
 
@@ -190,22 +190,9 @@ for _method, _power, _where in (("FedDRO", "−3/2", "Cor. 4.4"), ("DS-FedDRO", 
 
 
 rates = Experiment(
-    name="feddro-rates",
-    title="linear speed-up and communications, on a stochastic composition",
-    paper=f"{FEDDRO_PAPER}: Theorems 4.3 and 5.2, Corollaries 4.4 and 5.3 (which have no such run).",
-    setup=f"h = .05‖x‖², g = Ax + s with {VALUES} entries, f(v) = Σ√(1 + v²), x of {DIMENSION} entries. K clients "
-    f"whose A_k and s_k differ, with the same mean for every K; {SAMPLES} noisy samples each, drawn one at a time. As "
-    "in the theorems (`rookery.theory`): FedDRO η = √(K/T), β = 4η, I = T^{1/4}/K^{3/4}; DS-FedDRO η = .5/√(IT), β = "
-    "4η, I = √(T/K), γ_x = √(KI), γ_y = γ_x/2. The error is the mean of ‖∇Φ‖² over a run, relative to the start's. "
-    f"*Communications*: K = {COUNTED}, seven T; ε is the error of a run, T/I its synchronisations of x, "
-    f"FedDRO's I {MORE_LOCAL} times as large. `results.csv` has the first ten evaluations, then every 20th.",
+    **description("feddro-rates", globals()),
     runs=rates_runs,
     picture=rates_picture,
     claims=tuple(claim),
-    differences=(
-        "Theorem 5.2 prints γ_x = O(√(K/T)), with which a long run does not leave its start ([errata](../errata.md)): "
-        "γ_x = √(KI) makes γ_x·η the step of Theorem 4.3.",
-        "FedDRO also exchanges the inner value at every local step, ε^{−2} times (Remark 4.5): not counted.",
-    ),
     thinned=thinned,
 )

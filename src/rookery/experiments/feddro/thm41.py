@@ -17,7 +17,7 @@ from rookery.experiments.machinery.curves import select, values
 from rookery.experiments.machinery.drawing import name_lines, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed
-from rookery.experiments.papers import FEDDRO_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
@@ -184,14 +184,7 @@ def ds_converges(results: pd.DataFrame) -> Finding:
     return Finding(falls and errors[0] < 0.02 and min(fixed) > 0.3, figures)
 
 
-@claim(
-    "FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well, under Assumptions 3.2–3.4.",
-    "Section 4.1",
-    "theory",
-    undecided="One problem cannot refute it. On this one, which meets the assumptions, their error vanishes with the "
-    "step: FedMBO has none, SimFBO's and FedBiOAcc's falls like η², Fed-DR-SCGD's like η. At every constant step these "
-    "three do stay away (.15, .03 and .80 at η = .11), and so does FedBiO with its inner steps fixed at .5.",
-)
+@claim("FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well, under Assumptions 3.2–3.4.", "Section 4.1", "theory")
 def nested_fail(results: pd.DataFrame) -> Finding:
     """FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD end at least .1 from x* at every step."""
     methods = [method for method in NESTED if method != "FedBiO"]
@@ -222,19 +215,9 @@ def printed_order(results: pd.DataFrame) -> Finding:
 
 
 thm41 = Experiment(
-    name="feddro-thm41",
-    title="where FedAvg and others end on a compositional problem with a known answer",
-    paper=f"{FEDDRO_PAPER}: Theorems 4.1 and 4.2, Section 4.1 (the paper has no such run).",
-    setup="Two clients, everything exact. *One inner value*: f(v) = √(1 + v²), g₁ = 3x + 2, g₂ = −x − 2, so that g = x "
-    "and x* = 0; Assumptions 3.2–3.4 hold. *Two*: f(v) = √(1 + v₁²) + √(1 + v₂²), g₁ = (3x − 1, 1), g₂ = (−1, 2x + 1), "
-    "x* = .25869. B_g = 3 and L_f = 1, so that Theorem 4.3's β = 4B_g⁴L_f²η is 324η. Start 1.5; "
-    f"{HORIZON:g}/(ηI) rounds of I local steps, twice as many for Fed-DR-SCGD and the bilevel methods, which minimise "
-    "½‖y − g(x)‖² below. All steps are η, and β = η; FedDRO β = .5, DS-FedDRO server steps 1, FedBiOAcc α_t = 1 and "
-    "momenta .5, FedMBO an upper step Iη and I lower rounds with the step .5. Two lines keep the inner step at .5. "
-    "`results.csv` has the end of every run.",
+    **description("feddro-thm41", globals()),
     runs=thm41_runs,
     picture=thm41_picture,
     claims=tuple(claim),
-    differences=("The paper's counterexample is in an appendix that is not in the text at hand; this one is ours.",),
     thinned=lambda results: results.groupby("run", sort=False).tail(1),
 )

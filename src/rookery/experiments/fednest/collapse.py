@@ -22,7 +22,7 @@ from rookery.experiments.machinery.curves import best, curves, ends, reached, se
 from rookery.experiments.machinery.drawing import legend
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import mean, means
-from rookery.experiments.papers import FEDNEST_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.language.client import Client
 from rookery.language.fed import Epochs, Fed
 from rookery.parts import inverse_hessian
@@ -321,28 +321,14 @@ def fednest_stands(results: pd.DataFrame) -> Finding:
 
 
 collapse = Experiment(
-    name="fednest-collapse",
-    title="LFedNest's failure on non-i.i.d. MNIST",
-    paper=f"{FEDNEST_PAPER}, ICML 2022: about Fig. 2a and 5.",
-    setup=(
-        "Hyper-representation on non-i.i.d. MNIST as in `fednest-fig2a`. The authors' code differs from their paper: "
-        + "; ".join(f"*{name}*, {words}" for name, words in HABITS.items())
-        + f". Each is switched on alone, and off alone. Steps are written upper/lower/1/ℓ: {SCRIPT.words()} in the "
-        "authors' script, where 1/ℓ is the upper step; then, with none and with all the habits, smaller ones. "
-        "*Curvature*: the largest eigenvalue of a client's lower Hessian, the largest of 20 clients. A run has failed "
-        "if it ends below half of the highest accuracy it had. *End*: the mean over the last tenth of the rounds. "
-        f"*{AUTHORS.capitalize()}*: its LFedNest command for Fig. 2a with PyTorch 2.13, the seed set before it starts, "
-        "and stand-ins for torchvision and cv2 with the same data (`authors.csv`; every tenth epoch in `results.csv`)."
+    **description(
+        "fednest-collapse",
+        globals(),
+        habits="; ".join(f"*{name}*, {words}" for name, words in HABITS.items()),
+        script=SCRIPT.words(),
     ),
     runs=collapse_runs,
     picture=collapse_picture,
     claims=tuple(claim),
-    differences=(
-        "Their dropout has a new mask for every pass; here the parts of one hypergradient share it.",
-        "Not among the habits: [their inverse Hessian of FedNest](../errata.md#the-authors-inverse-hessian).",
-        "A transcription of the authors' light methods apart from this library (`benchmarks/lfednest_transcribed.py`, "
-        "`transcribed.csv`, ten seeds) does as here: with .01 LFedNest fails in 8 of 10 runs and LFedNestSVRG in all, "
-        "with .003 for the upper step and 1/ℓ none does.",
-    ),
     family=FAMILY,
 )

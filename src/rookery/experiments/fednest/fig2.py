@@ -10,8 +10,9 @@ from rookery import report
 from rookery.experiments.fednest import representation as shared
 from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
 from rookery.experiments.machinery.curves import best, curves, ends, ends_by, moves, reached, select
-from rookery.experiments.machinery.experiment import Config, Headline
+from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
+from rookery.experiments.machinery.texts import description
 
 
 def printed(results: pd.DataFrame) -> pd.DataFrame:
@@ -73,12 +74,7 @@ def lfednest_below(results: pd.DataFrame) -> Finding:
     return Finding(lead(full - 0.02, best(own, method="LFedNest")).holds, figures)
 
 
-@fig2a_claims(
-    "Non-i.i.d., LFedNest ends at about 87.5 % (within 2 points).",
-    "Fig. 2a",
-    set_up="With the script's steps it reaches that and then fails; so do most runs with the habits of the authors' "
-    "code. With these and .003 for the upper step and 1/ℓ it ends at 87.8 % (`fednest-collapse`).",
-)
+@fig2a_claims("Non-i.i.d., LFedNest ends at about 87.5 % (within 2 points).", "Fig. 2a")
 def lfednest_level(results: pd.DataFrame) -> Finding:
     own = select(shared.scripts(results), split="non-i.i.d.")
     end = ends(own, method="LFedNest")
@@ -101,11 +97,9 @@ def implicit_part(results: pd.DataFrame) -> Finding:
     return Finding(max(short) < 1 / 8 and min(series) > 1 / 2 and min(exact) > 1, figures, note)
 
 
-fig2a = shared.experiment(
-    "fednest-fig2a",
-    "FedNest and LFedNest",
-    "Fig. 2a and Sec. 4.1",
-    setup="*1/ℓ from the Hessian*: half the inverse of its norm, estimated as it changes.",
+fig2a = Experiment(
+    **description("fednest-fig2a", globals()),
+    family=shared.FAMILY,
     runs=fig2a_runs,
     picture=lambda results: picture(shared.scripts(results), "round", shared.by_split("method", TWO), 0.6),
     claims=tuple(fig2a_claims),
@@ -146,11 +140,9 @@ def svrg_is_stabler(results: pd.DataFrame) -> Finding:
     return Finding(less.holds, figures)
 
 
-fig2b = shared.experiment(
-    "fednest-fig2b",
-    "SVRG or SGD in the inner optimizer",
-    "Fig. 2b and Sec. 4.1",
-    setup="By communications (FedNest has 10 a round, FedNestSGD 9), up to the printed 4,000.",
+fig2b = Experiment(
+    **description("fednest-fig2b", globals()),
+    family=shared.FAMILY,
     runs=fig2b_runs,
     picture=lambda results: picture(printed(results), "exchanges", shared.by_split("method", shared.INNER), 0.84),
     claims=tuple(fig2b_claims),
@@ -195,11 +187,9 @@ def tau_improves_accuracy(results: pd.DataFrame) -> Finding:
     return all_lead(leads, "lead of τ = 5")
 
 
-fig2c = shared.experiment(
-    "fednest-fig2c",
-    "local steps in the outer optimizer",
-    "Fig. 2c and Sec. 4.1",
-    setup="By communications, up to the printed 4,000. τ = 1 and 5 are the authors' scripts'.",
+fig2c = Experiment(
+    **description("fednest-fig2c", globals()),
+    family=shared.FAMILY,
     runs=fig2c_runs,
     picture=lambda results: picture(printed(results), "exchanges", shared.by_split("tau", TAUS, "τ = {}"), 0.84),
     claims=tuple(fig2c_claims),

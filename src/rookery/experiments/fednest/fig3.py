@@ -15,7 +15,7 @@ from rookery.experiments.machinery.curves import best, ends, ends_by, moves, sel
 from rookery.experiments.machinery.drawing import draw, legend
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import SPLITS, mean, means
-from rookery.experiments.papers import FEDNEST_PAPER
+from rookery.experiments.machinery.texts import description
 
 # Where the printed curves end, by eye, and where the printed lines are.
 THEIRS_3A = {"FedNest": 0.91}  # and LFedNest
@@ -96,12 +96,7 @@ def above_no_tuning(results: pd.DataFrame) -> Finding:
     return Finding(together(parts), {f"end, {', '.join(end)}": means(end)})
 
 
-@fig3a_claims(
-    "The curves of FedNest and LFedNest coincide (within 2 points).",
-    "Fig. 3a",
-    set_up="At equal steps one of five runs of LFedNest fails, and the others end at .85 to .90, below FedNest's .915. "
-    "With searched steps they are within 2 points only at the end of 3,000 rounds.",
-)
+@fig3a_claims("The curves of FedNest and LFedNest coincide (within 2 points).", "Fig. 3a")
 def coincide(results: pd.DataFrame) -> Finding:
     """They are within 2 points of each other, on average over the rounds and at the end."""
     pair = lambda measure, own: [mean(measure(own, method=m)) for m in tuning.TWO]
@@ -122,13 +117,10 @@ def lfednest_tunes(results: pd.DataFrame) -> Finding:
 
 
 fig3a = Experiment(
-    name="fednest-fig3a",
-    title="loss tuning on long-tailed MNIST, FedNest and LFedNest",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 3a and Sec. 4.2.",
+    **description("fednest-fig3a", globals()),
     runs=fig3a_runs,
     picture=fig3a_picture,
     claims=tuple(fig3a_claims),
-    differences=tuning.TUNING_DIFFERENCES,
     search=lambda quick: tuning.search(quick, tuning.FIG3A),
     headlines=lambda results: [
         Headline(f"{m}, 1,000 rounds", told, ends(tuning.printed(results, "round"), method=m))
@@ -161,12 +153,7 @@ def _converges_better(results: pd.DataFrame, splits: Iterable[str]) -> Finding:
     return all_lead({words: lead(own, 0 * own) for words, own in ahead.items()})
 
 
-@fig3b_claims(
-    "SVRG in FedInn provides better convergence.",
-    "Fig. 3b, caption",
-    set_up="Non-i.i.d. it does. I.i.d. FedNest is ahead at the end, and FedNestSGD (9 communications a round, FedNest "
-    "10) on average; by rounds FedNest is ahead in both.",
-)
+@fig3b_claims("SVRG in FedInn provides better convergence.", "Fig. 3b, caption")
 def svrg_tunes_better(results: pd.DataFrame) -> Finding:
     return _converges_better(tuning.printed(results, "exchanges"), SPLITS)
 
@@ -209,19 +196,10 @@ def by_rounds(results: pd.DataFrame) -> Finding:
 
 
 fig3b = Experiment(
-    name="fednest-fig3b",
-    title="loss tuning on long-tailed MNIST, SVRG or SGD in the inner optimizer",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 3b and Sec. 4.2.",
+    **description("fednest-fig3b", globals(), seeds=len(tuning.MORE_SEEDS)),
     runs=fig3b_runs,
     picture=fig3b_picture,
     claims=tuple(fig3b_claims),
-    differences=(
-        f"{len(tuning.MORE_SEEDS)} seeds of FedNest and FedNestSGD, a number fixed before the last eight were run.",
-        "The equal steps non-i.i.d., (.2, .01), were picked after a search had shown FedNest ahead with them; the "
-        "validation loss prefers (.2, .003).",
-        "The authors draw FedNest, i.i.d., [with other steps, N and τ](../errata.md#the-authors-inverse-hessian).",
-        *tuning.TUNING_DIFFERENCES,
-    ),
     search=lambda quick: tuning.search(quick, tuning.FIG3B),
     headlines=lambda results: [
         Headline(f"{m}, {split}, at 6,000 communications", f"≈ {told:.2f}".replace("0.", "."), end)

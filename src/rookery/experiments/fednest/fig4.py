@@ -18,7 +18,7 @@ from rookery.experiments.machinery.curves import curves, reached, select
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed
-from rookery.experiments.papers import FEDNEST_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Fed
 from rookery.problems.problems import Minimax
 from rookery.tasks import minimax_quadratic
@@ -192,13 +192,7 @@ def lfednest_stalls(results: pd.DataFrame) -> Finding:
     return _stalls(results, "LFedNest", FRESH)
 
 
-@claim(
-    "FedNest significantly improves the convergence of LFedNest.",
-    "Sec. 4.3",
-    paper="The two take the same steps, with any sampling: every client has the Hessian I in y and λI in x, so that "
-    "the mean of the clients' local steps on one variable is the step on their mean objective. There is no drift for "
-    "SVRG to correct. The notebook leaves b_i out of FedNest alone.",
-)
+@claim("FedNest significantly improves the convergence of LFedNest.", "Sec. 4.3")
 def fednest_beats_lfednest(results: pd.DataFrame) -> Finding:
     """With all clients or fresh cohorts, the two curves differ by more than a hundredth."""
     apart = []
@@ -220,29 +214,10 @@ def fednest_sampled_stalls(results: pd.DataFrame) -> Finding:
 
 
 fig4 = Experiment(
-    name="fednest-fig4",
-    title="a minimax quadratic, distance to the saddle point against rounds",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Fig. 4 and Sec. 4.3.",
-    setup=(
-        "f_i = −[½‖y‖² − b_iᵀy + yᵀA_i x] + (λ/2)‖x‖² with λ = 10, A_i = t_i I, t_i ~ U(0, 0.1), b_i = b'_i − mean b', "
-        "b'_i ~ N(0, s²I); the saddle point is the origin. Ten dimensions, both variables start at (10, …, 10), both "
-        "steps .001, full gradients. FedNest and LFedNest: T = 10 inner rounds of 50 local steps, then 500 outer ones; "
-        "FedAvg-S: 500 steps on both variables at once. *All clients* in every round; *fresh cohorts*: 50 of 1,000, "
-        "drawn again for each inner round and for x, as in the authors' notebook (FedAvg-S: one a round, there too); "
-        "*one cohort a round*. *Floor*: the mean of ‖x‖² + ‖y‖² over the last quarter of the rounds, then over the "
-        f"seeds (three with all clients, else ten). *Converged*: {CONVERGED:g}. Curves are compared above {ROUNDING:g}."
-    ),
+    **description("fednest-fig4", globals()),
     runs=fig4_runs,
     picture=fig4_picture,
     claims=tuple(claim),
-    differences=(
-        "The paper gives λ, A_i and b_i, but neither s, nor whether clients are sampled, nor any other number: those "
-        "are the notebook's (s = 5 is ours). Its sampling is *fresh cohorts*; each claim says with which it holds.",
-        "The notebook leaves b_i out of FedNest alone: that is why its FedNest converges and LFedNest stalls. It has "
-        "λ = 0.1, centres b_i over coordinates and draws an s for each client. Here all four are as in the text.",
-        "The printed curves fall by a factor of 10^.09 a round, those with the notebook's 10·50 inner steps by 10^.43: "
-        "the figure seems to have been made with about a fifth of them.",
-    ),
     headlines=lambda results: [
         Headline(
             "FedNest, s = 1, all clients, rounds to 1e-12",

@@ -18,7 +18,7 @@ from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, ma
 from rookery.experiments.machinery.curves import area, curves, select, values
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import listed, power
-from rookery.experiments.papers import FEDNEST_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task
@@ -245,28 +245,8 @@ def rates_picture(results: pd.DataFrame) -> Figure:
 
 
 rates = Experiment(
-    name="fednest-rates",
-    title="rates in K and bias in N, on quadratics",
-    paper=f"{FEDNEST_PAPER}, ICML 2022, Theorems 3.1 and 3.2, Corollaries 3.1–3.3, Lemma 2.2. The paper has no such "
-    "run.",
-    setup=(
-        f"Quadratics in {quadratics.DIM} dimensions at either level, {quadratics.CLIENTS} clients, all in every round, "
-        f"with Hessians of their own and τ_i = {listed(quadratics.LOCAL_STEPS)} local steps; {quadratics.SAMPLES} "
-        f"samples a client, which differ in their vectors (standard deviation {NOISE:g} a coordinate), drawn one by "
-        "one. Steps and N by `rk.theory`, as in the theorems; ᾱ, which is free, is such that α is at its cap for the "
-        f"smallest K (an eighth of it at the single level). T = {quadratics.LOWER_ROUNDS} (bilevel, minimax), 1 "
-        f"(compositional). The upper losses are scaled by {quadratics.SCALE:g} ({quadratics.MINIMAX_SCALE:g}, "
-        "minimax), because the theory's constants are not scale-free. Each K is a run of its own; ‖∇Φ‖² is the closed "
-        "form's. *No flatter*: the slope, fitted for each seed, is at most −1/2 plus the margin, for the mean over all "
-        "rounds (80 to 99 % of which is the decay from the start) and for the *floor*, the mean over the second half."
-        "\n\nBias: a bilevel quadratic without noise, at (x, y*(x)); the summed series from one round, the random one "
-        f"as the mean over {DRAWS} rounds a seed whose steps of {STILL:g} leave x where it is. N counts terms."
-    ),
+    **description("fednest-rates", globals(), local=listed(quadratics.LOCAL_STEPS)),
     runs=rates_runs,
     picture=rates_picture,
     claims=tuple(claim),
-    differences=(
-        "The paper has no experiment of this kind: problems, sizes and seeds are ours, and so are ᾱ, T and N, of which "
-        "the theorem gives orders of magnitude. Read otherwise than printed: see `rookery.theory`.",
-    ),
 )

@@ -1,6 +1,6 @@
 """What the figures of FedNest on MNIST share: the hyper-representation task, its methods and its set-up in words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,8 @@ from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
 from rookery.experiments.machinery.curves import averages, ends
 from rookery.experiments.machinery.drawing import draw, legend, zoom
-from rookery.experiments.machinery.experiment import Config, Experiment
+from rookery.experiments.machinery.experiment import Config
 from rookery.experiments.machinery.numbers import SPLITS
-from rookery.experiments.papers import FEDNEST_PAPER
 from rookery.language.fed import Epochs
 from rookery.tasks import hyperrep
 
@@ -53,36 +52,6 @@ def representation(
         cohort=10,
         every=10,
         seeds=(0,) if quick else (0, 1, 2),
-    )
-
-
-REPRESENTATION = (
-    "An MLP 784-200-10 on MNIST: the hidden layer is the upper variable, the output layer the lower one; cross-entropy "
-    "at both levels, and ½·10⁻³‖y‖² at the lower. 100 clients of 300 training and 300 validation images, i.i.d. or in "
-    "two label shards each. Ten clients a round, batches of 64, N = 5, T = 1, five local epochs in the inner "
-    "optimizer, τ = 1 step in the outer one, both steps and 1/ℓ .01, 500 rounds (the paper's epochs), unless said "
-    "otherwise. *End*: the mean test accuracy over the last tenth of the rounds, then over the seeds."
-)
-REPRESENTATION_DIFFERENCES = (
-    "Steps, 1/ℓ and rounds, which the paper does not give, are the scripts'; the lower regulariser and the seeds ours.",
-    "The authors' code differs from the paper's text, which is followed here: see `fednest-collapse` and the "
-    "[errata](../errata.md#the-authors-inverse-hessian).",
-    "The anchor of FedInn is the client's full gradient, as in the authors' code (the paper's is stochastic).",
-)
-
-
-def experiment(
-    name: str, title: str, where: str, setup: str = "", differences: Sequence[str] = (), **parts: Any
-) -> Experiment:
-    """An experiment on this task: its name and title, the place in the paper, and what is added to the set-up."""
-    return Experiment(
-        name=name,
-        title=f"hyper-representation on MNIST, {title}",
-        paper=f"{FEDNEST_PAPER}, ICML 2022, {where}.",
-        setup=f"{REPRESENTATION} {setup}".strip(),
-        differences=(*REPRESENTATION_DIFFERENCES, *differences),
-        family=FAMILY,
-        **parts,
     )
 
 

@@ -106,30 +106,10 @@ GRID = Grid(
 )
 
 
-TUNING = (
-    "Long-tailed MNIST: class k keeps min(its size, 6000·0.01^{k/9}) images, 14,814 in all, on 100 clients, i.i.d. or "
-    "in two label shards each; 80/20 into training and validation. Lower level: an MLP 784-200-100-10 trained with the "
-    "VS-loss (Kini et al. 2021); upper level: its 30 parameters, judged by the class-balanced validation loss. Ten "
-    "clients a round, batches of 64, N = 5, T = 1, five local epochs in the inner optimizer, τ = 1 in the outer, 1/ℓ "
-    "the lower step. *Centralised*: one client holds all data; SGD on batches of 640, ten steps a round. *No tuning*: "
-    "FedSVRG with plain cross-entropy, i.i.d. *End*: the mean over the last tenth. A run has failed if it ends below "
-    "half of the highest accuracy it had. *Equal steps*: upper and lower one 2 and .01 (i.i.d.) or .2 and .01 "
-    "(non-i.i.d.) for all methods, up to where the printed axes end: 1,000 rounds in Fig. 3a, 6,000 communications in "
-    f"Fig. 3b. *Searched steps*, our own: {ROUNDS:,} rounds, and for each method the pair with the lowest validation "
-    "loss at the end, on average over two other seeds (`search.csv`). Stars: the printed ends, by eye."
-)
-TUNING_DIFFERENCES = (
-    "The paper gives neither steps nor rounds. The authors' script has the same steps for all methods, a lower one of "
-    ".01 and an upper one of .02 for a hypergradient without the factor 1/ℓ (with 1/ℓ = .01: our 2). It stops after "
-    "3,000 communications.",
-    "The script has batches of 10, N = 3 and T = 3; here they are the paper's 64, 5 and 1.",
-    "Centralised and no tuning are our own runs; the paper's lines are at 92.37 and 87.38 %.",
-    "log ω, l and Δ are kept within [−3, 3], [−5, 5] and [0.2, 5].",
-)
 KEPT = ["run", "method", "split", "steps", "seed", "round", "exchanges", "seconds", "accuracy", "tail_accuracy",
         "validation_loss"]  # fmt: skip
 SHARED: dict[str, Any] = {
-    "setup": TUNING, "family": "fednest-tuning", "grid": GRID, "thinned": lambda results: results[KEPT],
+    "family": "fednest-tuning", "grid": GRID, "thinned": lambda results: results[KEPT],
 }  # fmt: skip
 
 

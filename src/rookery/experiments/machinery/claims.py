@@ -25,6 +25,15 @@ class Verdict(NamedTuple):
     cause: str = ""
 
 
+FAILURES = {  # by their words in texts.md
+    "set-up": Verdict(OURS, cause="set-up"),
+    "budget": Verdict(OURS, cause="budget"),
+    "the paper's": Verdict(PAPERS),
+    "undecided": Verdict(UNDECIDED),
+    "not run": Verdict(NOT_RUN),
+}
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a check measured.
@@ -52,14 +61,12 @@ class Claim:
         where: the place in the paper, or "ours".
         check: measures it and says whether it holds; None: not run.
         kind: the paper's experiment or theory, or our own statement.
-        otherwise: the verdict if it does not hold or is not run.
     """
 
     text: str
     where: str
     check: Check | None
     kind: Kind = "experiment"
-    otherwise: Verdict | None = None
 
     def __call__(self, results: pd.DataFrame) -> Finding:
         if self.check is None:
@@ -71,51 +78,32 @@ class Claim:
         return dataclasses.replace(self, check=lambda results: self(selected(results)))
 
 
-_REASONS = {
-    "set_up": (OURS, "set-up"),
-    "budget": (OURS, "budget"),
-    "paper": (PAPERS, ""),
-    "undecided": (UNDECIDED, ""),
-    "not_run": (NOT_RUN, ""),
-}
-
-
 class Claims(list[Claim]):
     """The claims of an experiment, in order; calling it makes a decorator that adds a check as a claim.
 
     >>> claim = Claims()
-    >>> @claim("It converges.", "Fig. 1", budget="The runs are short.")
+    >>> @claim("It converges.", "Fig. 1")
     ... def converges(results):
     ...     return Finding(False, {})
-    >>> len(claim), converges.otherwise.name, converges(None).holds
-    (1, 'differs, ours', False)
+    >>> len(claim), converges(None).holds
+    (1, False)
     """
 
-    def __call__(
-        self, text: str, where: str = "ours", kind: Kind | None = None, **why: str
-    ) -> Callable[[Check | None], Claim]:
-        """Decorate a check.
-
-        `why` is the reason if the claim does not hold. Its keyword is the verdict: set_up or budget (our set-up or
-        budget may be the cause), paper (the paper's statement fails), undecided or not_run.
-        """
-        otherwise = None
-        for key, reason in why.items():
-            name, cause = _REASONS[key]
-            otherwise = Verdict(name, reason, cause)
+    def __call__(self, text: str, where: str = "ours", kind: Kind | None = None) -> Callable[[Check | None], Claim]:
+        """Decorate a check."""
 
         def add(check: Check | None) -> Claim:
-            self.append(Claim(text, where, check, kind or ("own" if where == "ours" else "experiment"), otherwise))
+            self.append(Claim(text, where, check, kind or ("own" if where == "ours" else "experiment")))
             return self[-1]
 
         return add
 
 
-def judge(claim: Claim, results: pd.DataFrame, whole: bool = True) -> dict[str, Any]:
+def judge(claim: Claim, results: pd.DataFrame, whole: bool = True, otherwise: Verdict | None = None) -> dict[str, Any]:
     """Check a claim and return its entry in claims.json.
 
-    `whole` is False where the runs are scaled down or fewer: a claim that does not hold is then undecided. Otherwise it
-    needs a verdict of its own, or a ValueError is raised.
+    `whole` is False where the runs are scaled down or fewer: a claim that does not hold is then undecided. Else it has
+    the verdict `otherwise`; without one a ValueError is raised.
     """
     finding = claim(results)
     note = finding.note
@@ -124,9 +112,9 @@ def judge(claim: Claim, results: pd.DataFrame, whole: bool = True) -> dict[str, 
     elif finding.holds is None:
         verdict, note = Verdict(UNDECIDED, note or "The difference is within the tolerance."), ""
     elif whole or claim.check is None:
-        if claim.otherwise is None:
-            raise ValueError(f"The claim “{claim.text}” does not hold or is not run: give the reason.")
-        verdict = claim.otherwise
+        if otherwise is None:
+            raise ValueError(f"The claim “{claim.text}” does not hold or is not run: give the reason in texts.md.")
+        verdict = otherwise
     else:
         verdict = Verdict(UNDECIDED, "Scaled down: it does not hold here.")
     return {

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery.data.cohort import Poisson
-from rookery.experiments.machinery.claims import Claim
+from rookery.experiments.machinery.claims import Claim, Verdict
 from rookery.experiments.machinery.grid import Grid
 from rookery.language.fed import Algorithm
 from rookery.tasks.task import Task
@@ -67,12 +67,13 @@ class Experiment:
         name: as in `rookery reproduce NAME`.
         title: one line.
         paper: the reference, with the figure or table.
-        setup: the set-up in words (Markdown).
+        setup: the set-up in words (Markdown). `texts.description` reads this and the other words.
         runs: runs(quick) gives the configurations; with quick the same ones, scaled down.
         picture: a figure of the results.
         more: further figures, by their titles.
         claims: what is checked.
         differences: every known difference from the paper, in words.
+        reasons: the verdicts on claims that do not hold, by their text.
         family: experiments of one family share their stored runs.
         search: search(quick) gives the configurations that chose a value the paper does not give. Where each of them
             ended is written to `search.csv` and into the summary.
@@ -89,6 +90,7 @@ class Experiment:
     picture: Callable[[pd.DataFrame], Figure]
     claims: tuple[Claim, ...]
     differences: tuple[str, ...] = ()
+    reasons: Mapping[str, Verdict] = field(default_factory=dict)
     family: str | None = None
     search: Callable[[bool], list[Config]] | None = None
     grid: Grid | None = None

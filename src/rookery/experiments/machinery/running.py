@@ -155,7 +155,7 @@ def write_down(
     """
     search = pd.read_csv(out / "search.csv", low_memory=False) if (out / "search.csv").exists() else None
     made = json.loads((out / "made.json").read_text(encoding="utf-8"))
-    claims = [judge(claim, results, whole) for claim in experiment.claims]
+    claims = [judge(claim, results, whole, experiment.reasons.get(claim.text)) for claim in experiment.claims]
     write(out / "claims.json", json.dumps(claims, indent=2, ensure_ascii=False) + "\n")
     write(out / "summary.md", summary(experiment, results, claims, made, quick, search))
     return claims

@@ -12,6 +12,7 @@ from rookery.experiments.machinery.curves import ends
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed
+from rookery.experiments.machinery.texts import description
 from rookery.experiments.privacy import shared
 
 TASKS = {"representation": "hyper-representation", "cleaning": "data cleaning"}
@@ -82,11 +83,7 @@ def fedavg_bears_it(results: pd.DataFrame) -> Finding:
     )
 
 
-@claim(
-    f"At ε = 8 {listed(ONE)}, with one exchange a round, each lose less accuracy than FedNest, on both tasks.",
-    set_up="FedBiO fails in data cleaning: it sends x, y and u under one bound, and x, with a number for each image, "
-    "takes it up.",
-)
+@claim(f"At ε = 8 {listed(ONE)}, with one exchange a round, each lose less accuracy than FedNest, on both tasks.")
 def one_exchange(results: pd.DataFrame) -> Finding:
     leads: dict[str, Lead] = {}
     for task, words in TASKS.items():
@@ -102,10 +99,7 @@ def fewer_exchanges(results: pd.DataFrame) -> Finding:
     return all_lead(leads, "FedNest's loss less LFedNest's")
 
 
-@claim(
-    f"FedNest loses more than {100 * NEAR:g} points of hyper-representation even at ε = 16.",
-    set_up="It loses 3.5 points, and as many as 5 at ε = 8.",
-)
+@claim(f"FedNest loses more than {100 * NEAR:g} points of hyper-representation even at ε = 16.")
 def fednest_needs_more(results: pd.DataFrame) -> Finding:
     lost = loss(results, "representation", "FedNest", 16.0)
     own = lead(lost, np.full_like(lost, NEAR))
@@ -131,23 +125,10 @@ def weights_are_hidden(results: pd.DataFrame) -> Finding:
 
 
 accuracy = Experiment(
-    name="privacy-accuracy",
-    title="accuracy against ε, six methods on two tasks",
-    paper="Our own: differential privacy for each client with `rk.private`.",
-    setup=(
-        f"{shared.SETUP} Hyper-representation: an MLP 784-{shared.WIDTH}-10, half of a client's 60 images for each "
-        "level. Data cleaning: a linear classifier and a weight for each of 48,000 training images, two fifths of them "
-        "with a wrong label; 12 images of each client validate. FedAvg trains both layers on all of the client's "
-        "images, and in data cleaning the classifier on the labels as they are. FedNest has 10 exchanges a round (T = "
-        "1, N = 5), LFedNest 2, the others 1."
-    ),
+    **description("privacy-accuracy", globals()),
     runs=runs,
     picture=picture,
     claims=tuple(claim),
-    differences=(
-        *shared.LIMITS,
-        "One of ASFBO's five runs of hyper-representation without noise ends at .48, the others at .965 to .971.",
-    ),
     search=lambda quick: [c for task in TASKS for c in shared.search(quick, task, METHODS)],
     grid=shared.grid("search_accuracy"),
     headlines=lambda results: [

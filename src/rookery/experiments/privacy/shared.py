@@ -207,22 +207,3 @@ def grid(score: str) -> Grid:
     return Grid(
         r"upper (?P<upper>\S+), lower (?P<lower>\S+)$", ("task", "method", "budget"), lambda found: found[score]
     )
-
-
-SETUP = (
-    f"MNIST on {CLIENTS:,} clients of 60 images, i.i.d.; {ROUNDS} rounds; cohorts by `rk.Poisson({COHORT})`; full "
-    f"batches, {LOCAL} local steps. δ = {DELTA:g}. The bound of each exchange follows the median of the updates' "
-    f"norms, from {FIRST_BOUND:g} on (`quantile={QUANTILE:g}`, which the account includes), and the noise is divided "
-    "among the exchanges as `rk.private` does. *None*: neither noise nor bounds, and cohorts of a fixed size. Both "
-    "steps of every method (of FedDRO the step and β, of FedAvg the step) were searched for each task and ε, on one "
-    "seed that is not reported, by the accuracy (with groups: of the worst one) on the first half of the test images. "
-    "Accuracies are those on the second half after the last round."
-)
-LIMITS = (
-    "The search itself is not private: each of its runs spends the budget anew. It shows each method at its best.",
-    "The seeds differ in the start, the cohorts and the noise; the clients' data are the same.",
-    "One bound covers all that a client sends in an exchange. A method that sends several variables in one exchange "
-    "could scale them first, so that a large one leaves room for the others; this was not tried.",
-    "The claims were stated first. The grids were set after a few short trials, and widened once after a first pass of "
-    "all runs whose choices lay at their edges; some choices still do.",
-)

@@ -6,7 +6,7 @@ import pandas as pd
 
 from rookery.experiments.machinery.claims import Claims
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.papers import WEIGHTED_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.experiments.weighted import nodes, table3
 from rookery.tasks.weighted_nodes import KINDS
 
@@ -33,30 +33,12 @@ claim(table3.TRUSTED)(nodes.similar_trusted)
 
 
 covtype = Experiment(
-    name="weighted-covtype",
-    title="whom to learn from, on Covertype",
-    paper=f"{WEIGHTED_PAPER}: Figure 3.",
-    setup=(
-        "15 nodes, 5 of the minority; 40,000 samples each, 5,000 at the centre, 50,000 to test; multi-class logistic "
-        "regression on 54 columns, ten of them standardised; batches of 400, T_s = 500, q = 1/100. "
-        "100 outer iterations; the others as many exchanges. The last model is scored: the paper shows curves, and "
-        f"Local-train learns from the validation data. {nodes.PERSONAL} The first picture shows the three best, "
-        "enlarged. `results.csv` holds every fourth evaluation."
-    ),
+    **description("weighted-covtype", globals(), seeds=len(COVTYPE_SEEDS), fewer=len(nodes.SEEDS)),
     runs=covtype_runs,
     thinned=every_fourth,
     picture=partial(nodes.accuracies_picture, near=0.007),
-    more={
-        "all methods": nodes.accuracies_picture,
-        "the nodes' weights": nodes.weights_picture,
-    },
+    more={"all methods": nodes.accuracies_picture, "the nodes' weights": nodes.weights_picture},
     claims=tuple(claim),
-    differences=(
-        "The paper's text says nothing about Figure 3: what it says about its other figures is checked here.",
-        f"{len(COVTYPE_SEEDS)} seeds, of pFedMe {len(nodes.SEEDS)}; the paper's figure is of one. A random fifth of "
-        "the data is the test set.",
-        nodes.NOT_GIVEN,
-    ),
     family="weighted",
     search=partial(nodes.search_in, data="covtype", setting=1),
     grid=nodes.SEARCH_GRID,

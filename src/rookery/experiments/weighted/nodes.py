@@ -282,24 +282,3 @@ def weights_picture(results: pd.DataFrame) -> Figure:
             ax.plot(own[f"weight_{k}"].mean(), color=colour, label=words if k in (0, 14) else None)
     below(fig, fig.axes[0], 2)
     return fig
-
-
-# Words.
-
-PERSONAL = "Ditto's and pFedMe's accuracy is the mean over the personal models of the nodes of the centre's group."
-SCORED = f"The scored model is the first with the highest validation accuracy. {PERSONAL}"
-IMAGE_RUNS = (
-    "15 nodes, 5 of the minority; 4,000 images each, 500 at the centre, 5,000 to test; the paper's CNN with batch "
-    "statistics; b = 1/3, batches of 50, T_s = 400, q = 1/50. 20 outer iterations; the others as many exchanges."
-)
-NOT_GIVEN = (
-    "The paper does not give the outer iterations, w⁰ (1/K here), θ⁰, whose personal model is scored, or what ± means "
-    "(standard deviation here)."
-)
-IMAGE_DIFFERENCES = (
-    NOT_GIVEN,
-    "Steps and λ were chosen on validation data, once for each data set, in setting 2, with a seed of its own; the "
-    "paper does not say for which runs it chose them. The step of pFedMe's inner descent is ours (.05).",
-    "In settings 3 and 4 the majority's validation and test images are turned like its nodes'.",
-    "Down-sampled ImageNet, the paper's fourth data set, was not run.",
-)

@@ -13,7 +13,7 @@ from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, ma
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import Figures, mean, two_errors
-from rookery.experiments.papers import WEIGHTED_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.experiments.weighted import nodes
 from rookery.experiments.weighted.nodes import METHODS, ahead, cells, named, over_cells, scores
 from rookery.tasks.weighted_nodes import KINDS
@@ -75,8 +75,8 @@ def table_picture(results: pd.DataFrame) -> Figure:
             for setting in settings:
                 place, own = setting + 0.16 * (j - 2), scores(results, method, name, setting, center)
                 ax.errorbar(place, mean(own), two_errors(own), label=method if setting == settings[0] else None, **look)
-                if told := TABLE.get((setting, name, center)):
-                    middle, deviation = told[method]
+                if published := TABLE.get((setting, name, center)):
+                    middle, deviation = published[method]
                     ax.errorbar(place + 0.05, middle, 2 * deviation / len(nodes.SEEDS) ** 0.5, **look, mfc="white")
         ax.set_xticks(settings)
         y = "test accuracy" if center == KINDS[0] else ""
@@ -129,11 +129,11 @@ def alike_on_both(results: pd.DataFrame) -> Finding:
 def _agree(results: pd.DataFrame, methods: Sequence[str]) -> Finding:
     """In nine of ten cells the mean is within the margin of the paper's, from both deviations."""
     found: dict[str, list[Lead]] = {method: [] for method in methods}
-    for (setting, data, center), told in TABLE.items():
+    for (setting, data, center), published in TABLE.items():
         if (data, setting) not in cells(results):
             continue
         for method in methods:
-            own, (middle, deviation) = scores(results, method, data, setting, center), told[method]
+            own, (middle, deviation) = scores(results, method, data, setting, center), published[method]
             error = np.hypot(deviation, np.std(own, ddof=1)) / len(own) ** 0.5
             found[method].append(Lead(mean(own) - middle, margin(len(own)) * error))
     within = [more.holds is None for leads in found.values() for more in leads]
@@ -147,16 +147,12 @@ MINORITY = "Minority: Bi-level is best on all data sets, in all settings."
 MAJORITY = "Majority: Bi-level is overall the best (in most cells)."
 DROP = "Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority."
 TRUSTED = "The weights of similar nodes rise, of dissimilar ones fall."
-SHORT = (
-    "pFedMe and Local-train process a tenth of Bi-level's data points, and end here after its second outer iteration; "
-    "longer runs of theirs were not made."
-)
 
 claim = Claims()
 claim(MINORITY, "Section 5, Table 3")(partial(nodes.best, center="minority"))
 claim(MAJORITY, "Section 5, Table 3")(partial(nodes.best, center="majority", most=True))
 for number, text, most in (("8", MINORITY, False), ("9", MAJORITY, True)):
-    claim(f"At equal data points. {text}", f"Fig. {number}", budget=SHORT)(
+    claim(f"At equal data points. {text}", f"Fig. {number}")(
         partial(nodes.best, center=text.split(":")[0].lower(), most=most, by=nodes.at_equal_points)
     )
 claim("FedAvg is below Local-train on the minority, in most cells of settings 2–4.", "Section 5")(fedavg_below_local)
@@ -164,33 +160,17 @@ claim(DROP, "Section 5")(personal_drop)
 claim("FedAvg, Ditto and pFedMe are better on the majority than on the minority (in most cells).", "Section 5")(
     better_on_majority
 )
-claim(
-    "Bi-level performs similarly on both groups (within the margin, in most cells).",
-    "Section 5",
-    paper="They are apart by more than the margin in 10 of 12 cells of the paper's own Table 3, too: by .05 to .08 on "
-    "F-MNIST and CIFAR-10. So are Local-train's there: the groups' classes are not equally hard.",
-)(alike_on_both)
+claim("Bi-level performs similarly on both groups (within the margin, in most cells).", "Section 5")(alike_on_both)
 claim(TRUSTED, "Fig. 2, 4–6")(nodes.similar_trusted)
 claim("Bi-level's, Local-train's and FedAvg's accuracies agree within the margin, in nine cells of ten.", "Table 3")(
     partial(_agree, methods=METHODS[:3])
 )
-claim(
-    "Ditto's and pFedMe's do.",
-    "Table 3",
-    set_up="Ditto is five points better here on average, pFedMe one point worse. The paper does not say whose personal "
-    "model it scores, nor the step of pFedMe's inner descent.",
-)(partial(_agree, methods=METHODS[3:]))
-claim("Down-sampled ImageNet, all rows.", "Table 3", not_run="We do not have the data set.")(None)
+claim("Ditto's and pFedMe's do.", "Table 3")(partial(_agree, methods=METHODS[3:]))
+claim("Down-sampled ImageNet, all rows.", "Table 3")(None)
 
 
 table3 = Experiment(
-    name="weighted-table3",
-    title="whom to learn from: MNIST, Fashion-MNIST and CIFAR-10, four settings",
-    paper=f"{WEIGHTED_PAPER}: Table 3; Figures 1, 2 and 4–9 come from the same runs.",
-    setup=(
-        f"{nodes.IMAGE_RUNS} {nodes.SCORED} *At equal data points*: Bi-level against each method "
-        "after the largest number of data points that both reach, on a straight line between evaluations."
-    ),
+    **description("weighted-table3", globals()),
     runs=table3_runs,
     picture=table_picture,
     more={
@@ -199,11 +179,6 @@ table3 = Experiment(
         "the nodes' weights (Fig. 2, 4–6)": nodes.weights_picture,
     },
     claims=tuple(claim),
-    differences=(
-        *nodes.IMAGE_DIFFERENCES,
-        "All methods have the same number of exchanges: on MNIST Ditto, Local-train and pFedMe process 2.8, 1 and .8 "
-        "million data points, Bi-level and FedAvg 8.6. Beyond their ends nothing is compared.",
-    ),
     family="weighted",
     search=table3_search,
     grid=nodes.SEARCH_GRID,
@@ -230,18 +205,9 @@ claim(DROP)(personal_drop)
 claim(TRUSTED)(nodes.similar_trusted)
 
 digits = Experiment(
-    name="weighted-digits",
-    title="whom to learn from, on the bundled digits",
-    paper=f"{WEIGHTED_PAPER}: the set-up of Section 5, on other data.",
-    setup=(
-        "15 nodes, 5 of the minority; 60 images each of scikit-learn's digits, 100 at the centre, 1,000 test draws; "
-        "multi-class logistic regression; b = 1/3. Settings: 1, class distributions; 2, the majority's labels permuted "
-        "as well; 3, its images turned; 4, both. 60 outer iterations of Bi-level (Alg. 3); the others as many "
-        f"exchanges, with steps and λ chosen by the validation accuracy of seeds 0 to 2. {nodes.SCORED}"
-    ),
+    **description("weighted-digits", globals()),
     runs=digits_runs,
     picture=table_picture,
     more={"the nodes' weights": nodes.weights_picture},
     claims=tuple(claim),
-    differences=("Not the paper's data: a version that runs anywhere, and three seeds.",),
 )

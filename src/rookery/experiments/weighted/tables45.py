@@ -8,9 +8,9 @@ from rookery.experiments.machinery.claims import Claims, Finding, lead
 from rookery.experiments.machinery.curves import values
 from rookery.experiments.machinery.drawing import below, spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.numbers import means
-from rookery.experiments.papers import WEIGHTED_PAPER
-from rookery.experiments.weighted.nodes import IMAGE_DIFFERENCES, IMAGE_RUNS, IMAGES, node_run, over_cells, scores
+from rookery.experiments.machinery.numbers import listed, means
+from rookery.experiments.machinery.texts import description
+from rookery.experiments.weighted.nodes import IMAGES, node_run, over_cells, scores
 from rookery.tasks.weighted_nodes import KINDS
 
 SIZES = (100, 200, 500, 1000)  # n_valid of Tables 4 and 5
@@ -81,21 +81,10 @@ def largest_is_best(results: pd.DataFrame) -> Finding:
 
 
 sizes = Experiment(
-    name="weighted-tables4-5",
-    title="the size of the validation set",
-    paper=f"{WEIGHTED_PAPER}: Tables 4 and 5.",
-    setup=(
-        f"Bi-level, setting 2; {', '.join(map(str, SIZES))} samples at the centre; otherwise as in Table 3: "
-        f"{IMAGE_RUNS} The scored model is the last, so that the size does not decide which model is scored, too."
-    ),
+    **description("weighted-tables4-5", globals(), sizes=listed(SIZES)),
     runs=sizes_runs,
     picture=sizes_picture,
     claims=tuple(claim),
-    differences=(
-        "Five seeds; the paper's tables are of seed 1 alone. The last model is scored; the paper scores that with the "
-        "highest validation accuracy, by which the claim is undecided, too.",
-        *IMAGE_DIFFERENCES,
-    ),
     family="weighted",
     headlines=lambda results: [
         Headline(

@@ -20,7 +20,7 @@ from rookery.experiments.machinery.curves import last, values
 from rookery.experiments.machinery.drawing import below, spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed, means
-from rookery.experiments.papers import WEIGHTED_PAPER
+from rookery.experiments.machinery.texts import description
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import WeightedNodes
 from rookery.tasks.task import Task
@@ -193,34 +193,13 @@ def _beats(results: pd.DataFrame, other: str, furthest: float = math.inf) -> Fin
 claim("Better than Local-train when the dissimilarity is small (distances up to .3).", "Cor. 1", "theory")(
     partial(_beats, other="local", furthest=0.3)
 )
-claim(
-    "Preferable to equal weights at any dissimilarity.",
-    "Section 3, Prop. 2",
-    "theory",
-    undecided="The paper compares upper bounds, which do not order the risks. Where the nodes hardly differ, equal "
-    "weights use the samples of all of them evenly, and learnt ones follow the noise of the centre's.",
-)(partial(_beats, other="equal"))
+claim("Preferable to equal weights at any dissimilarity.", "Section 3, Prop. 2", "theory")(
+    partial(_beats, other="equal")
+)
 
 theory_experiment = Experiment(
-    name="weighted-theory",
-    title="how far learnt weights are from the best, on linear regression",
-    paper=f"{WEIGHTED_PAPER}: Theorem 2, Corollaries 1 and 2, Proposition 2, on the example of Appendix B.",
-    setup=(
-        f"x ~ N(0, I) with {DIMENSION} entries, y = xᵀθ_k + ε, ε ~ N(0, 1) and l = ½(xᵀθ − y)² at every node. J nodes "
-        "have the centre's θ_0; the θ_k of the other K − J are at the given distance from it, at an angle of arccos "
-        f"{SPREAD:g} to one common direction, so that no mixture of them makes θ_0. W* is (4), the weights in Δ_b that "
-        f"are 0 on them. One number at a time is varied from J = {BASE['similar']}, K − J = {BASE['others']}, distance "
-        f"{BASE['distance']:g}, n_valid = {BASE['valid']}, n_train = {BASE['train']}, b = {BASE['cap']:g}. ŵ is found "
-        "by 1000 rounds of `WeightedNodesABA` with exact gradients; `gap`, which bounds what is left of F̂, ends below "
-        "a hundredth of the excess risk ½‖θ − θ_0‖². 30 seeds."
-    ),
+    **description("weighted-theory", globals()),
     runs=theory_runs,
     picture=theory_picture,
     claims=tuple(claim),
-    differences=(
-        "The paper has no such run; the set-up is ours.",
-        "Assumption 1 asks for losses in [0, 1], which squares of normal variables are not; Appendix B passes over it.",
-        "(10), with r = 2 here, is the sum of a term in n_valid^{-1/4} and one in n_train^{-1/8}: with one of the two "
-        "held fixed Dist need not go to 0.",
-    ),
 )
