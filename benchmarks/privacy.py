@@ -2,7 +2,7 @@
 
     python benchmarks/privacy.py noise noise.json              # needs dp-accounting: the noise for each budget
     python benchmarks/privacy.py run noise.json lines.jsonl    # the search, and the runs with the values it chooses
-    python benchmarks/privacy.py choose lines.jsonl            # what the search chose, as Python
+    python benchmarks/privacy.py choose lines.jsonl            # what the search chose: chosen.csv
     python benchmarks/privacy.py store lines.jsonl FOLDER      # the runs, where `rookery reproduce` finds them
 
 `run` needs neither dp-accounting nor a network. It writes a line for each run and continues from those it finds; after
@@ -239,8 +239,9 @@ def finals(search: list[Config], best: dict[Any, tuple[float, float]], quick: bo
 def choose(lines: Path) -> None:
     """Print what the search chose."""
     best = choices([row for (run, _), row in stored(lines).items() if run.startswith("search: ")])
-    for task, method in dict.fromkeys(key[:2] for key in best):
-        print(f"    ({task!r}, {method!r}): {[best[task, method, budget] for budget in shared.EPSILONS]},")
+    print("task,method,budget,upper,lower")
+    for key, values in best.items():
+        print(*key[:2], *(f"{value:g}" for value in (key[2], *values)), sep=",")
 
 
 def store(lines: Path, folder: Path, quick: bool) -> None:

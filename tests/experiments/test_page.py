@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,9 +14,7 @@ from rookery.experiments.feddro import adult, images
 from rookery.experiments.feddro import fig1 as feddro_fig1
 from rookery.experiments.fednest import fig5, tuning
 from rookery.experiments.machinery.claims import REPRODUCED, VERDICTS
-from rookery.experiments.privacy import accuracy as private_accuracy
-from rookery.experiments.privacy import groups as private_groups
-from rookery.experiments.privacy.shared import EPSILONS
+from rookery.experiments.privacy import shared
 from rookery.experiments.weighted import nodes
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -80,13 +77,13 @@ CHOSEN = {
     "fedbio-hyperrep": lambda method: (hyperrep.SHOT_STEPS[method],),
     "fedbio-fair": lambda method, split: (fair.FAIR_CHOSEN[method, split],),
     "feddro-fig1": lambda data, method: _of_images(data, method),
-    "feddro-fig2": lambda study, method, setting, local: adult.FAIR_CHOSEN.get((method, setting), (0.1, 0.0)),
-    "feddro-fig4": lambda study, method, setting, local: adult.SWEEP_CHOSEN[study, method, local],
+    "feddro-fig2": lambda *key: adult.CHOSEN[key],
+    "feddro-fig4": lambda *key: adult.CHOSEN[key],
     "fednest-fig3a": lambda method, split: tuning.CHOSEN[method, split],
     "fednest-fig3b": lambda method, split: tuning.CHOSEN[method, split],
     "fednest-fig5": lambda split: fig5.FIG5_STEPS,
-    "privacy-accuracy": lambda task, method, budget: _of_budget(private_accuracy.CHOSEN, task, method, budget),
-    "privacy-groups": lambda task, method, budget: _of_budget(private_groups.CHOSEN, task, method, budget),
+    "privacy-accuracy": lambda *key: shared.CHOSEN[key],
+    "privacy-groups": lambda *key: shared.CHOSEN[key],
     "weighted-table3": lambda data, method: _of_weighted(data, method),
     "weighted-covtype": lambda data, method: _of_weighted(data, method),
 }
@@ -100,10 +97,6 @@ def _of_images(data: str, method: str) -> tuple[float, ...]:
     own = feddro_fig1.FOUR[float(data.rpartition(" ")[2])][method]
     others = {"FedDRO": (own.momentum,), "DS-FedDRO": (own.momentum,), "PDSGD": (own.dual,)}
     return (own.step, *others.get(method, ()))
-
-
-def _of_budget(chosen: Any, task: str, method: str, budget: float) -> tuple[float, ...]:
-    return chosen[task, method][EPSILONS.index(budget)]
 
 
 def _of_weighted(data: str, method: str) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw, spread, ticks
 from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.grid import Grid
-from rookery.experiments.machinery.numbers import Figures, listed, mean, means
+from rookery.experiments.machinery.numbers import Figures, keyed, listed, mean, means
 from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.fairness import fairness
@@ -34,21 +35,7 @@ ANCHOR = 50  # GCIVR's steps from one full batch to the next
 SERVER = 1.4
 FAIR_MOMENTA = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # β
 SWEEP = (1, 2, 5, 10, 20, 50)  # I
-Chosen = tuple[float, float]  # the step and β
-# Chosen by the search: for each reading, and in Fig. 4 for each I; GCIVR and the unconstrained run have the step .1.
-FAIR_CHOSEN: dict[tuple[str, str], Chosen] = {
-    ("FedDRO", "all"): (0.1, 0.9),
-    ("FedDRO", "positives"): (0.1, 0.01),
-    ("DS-FedDRO", "all"): (0.1, 0.9),
-    ("DS-FedDRO", "positives"): (0.1, 0.0001),
-}
-_SWEPT: dict[tuple[str, str], tuple[Chosen, ...]] = {  # in the order of SWEEP
-    ("rounds", "FedDRO"): ((0.1, 0.03), (0.1, 0.1), (0.1, 0.1), (0.1, 0.03), (0.1, 0.03), (0.05, 0.01)),
-    ("rounds", "DS-FedDRO"): ((0.1, 0.003), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.05, 0.001)),
-    ("steps", "FedDRO"): ((0.1, 0.01), (0.1, 0.03), (0.1, 0.03), (0.1, 0.03), (0.1, 0.03), (0.05, 0.03)),
-    ("steps", "DS-FedDRO"): ((0.1, 0.0001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001), (0.1, 0.001)),
-}
-SWEEP_CHOSEN = {(*key, i): pair for key, own in _SWEPT.items() for i, pair in zip(SWEEP, own, strict=True)}
+CHOSEN = keyed(Path(__file__).with_name("adult.csv"), 4)  # the step and β, by the search
 
 
 def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorithm:
@@ -61,9 +48,13 @@ def fair_method(method: str, step: Any, momentum: float, local: int) -> Algorith
 
 
 def fair(
-    quick: bool, method: str, setting: str, chosen: Chosen, local: int = 1, study: str = "steps", **changes: Any
+    quick: bool, method: str, setting: str, local: int = 1, study: str = "steps", given: Any = None, **changes: Any
 ) -> Config:
-    """One method with the local steps, or the synchronisations, that all runs of its study have."""
+    """One method with the local steps, or the synchronisations, that all runs of its study have.
+
+    `given` are the step and β, instead of the chosen ones.
+    """
+    step, momentum = given or CHOSEN[study, method, setting, local]
     if study == "rounds":
         rounds = QUICK_ROUNDS if quick else ROUNDS
     else:
@@ -73,7 +64,7 @@ def fair(
         labels={"method": method, "setting": setting, "local": local, "study": study},
         task=fairness,
         settings={**SETTINGS[setting], "data": "synthetic" if quick else "adult", "equal": True},
-        algorithm=fair_method(method, Drop(chosen[0], rounds), chosen[1], local),
+        algorithm=fair_method(method, Drop(step, rounds), momentum, local),
         rounds=rounds,
         every=max(1, rounds // 50),
         seeds=(0,) if quick else (0, 1, 2, 3, 4),
@@ -89,7 +80,7 @@ def _tried(quick: bool, method: str, setting: str, local: int = 1, study: str = 
     words = f"search: {method}, {setting}, I = {local}, {study}"
     pairs = product(grid, momenta if "DRO" in method else (0.0,))
     run = partial(fair, quick, method, setting, local=local, study=study, seeds=(9,))
-    return [run(pair, name=f"{words}, step {pair[0]:g}, β = {pair[1]:g}") for pair in pairs]
+    return [run(given=pair, name=f"{words}, step {pair[0]:g}, β = {pair[1]:g}") for pair in pairs]
 
 
 def _score(search: pd.DataFrame) -> pd.Series:
@@ -186,7 +177,7 @@ def locals_help(results: pd.DataFrame) -> Finding:
 
 fig2 = Experiment(
     **description("feddro-fig2", globals()),
-    runs=lambda quick: [fair(quick, *pair, FAIR_CHOSEN.get(pair, (0.1, 0.0))) for pair in PAIRS],
+    runs=lambda quick: [fair(quick, *pair) for pair in PAIRS],
     picture=fig2_picture,
     claims=tuple(claim_2),
     family="feddro-adult",
@@ -199,10 +190,7 @@ fig2 = Experiment(
 
 fig4 = Experiment(
     **description("feddro-fig4", globals(), locals=listed(SWEEP)),
-    runs=lambda quick: [
-        fair(quick, method, setting, SWEEP_CHOSEN[study, method, local], local, study)
-        for method, setting, local, study in _swept(quick)
-    ],
+    runs=lambda quick: [fair(quick, *run) for run in _swept(quick)],
     picture=fig4_picture,
     claims=tuple(claim_4),
     family="feddro-adult",

@@ -1,10 +1,12 @@
-"""Means, slopes and lists of numbers."""
+"""Means, slopes, lists and tables of numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.special import stdtrit
 
 SPLITS = {"i.i.d.": "iid", "non-i.i.d.": "shards"}
@@ -44,6 +46,12 @@ def chosen_words(chosen: Mapping[Any, Any]) -> str:
     """
     several = lambda value: listed(value if isinstance(value, tuple) else (value,))
     return "; ".join(f"{several(key)}: {several(value)}" for key, value in chosen.items())
+
+
+def keyed(path: Path, keys: int) -> dict[tuple[Any, ...], tuple[float, ...]]:
+    """The numbers in the rows of a CSV file, by its first columns, as many as `keys`."""
+    rows = pd.read_csv(path, engine="python").itertuples(index=False, name=None)  # it reads floats exactly
+    return {row[:keys]: row[keys:] for row in rows}
 
 
 def power(x: Numbers, y: Numbers) -> float:

@@ -19,40 +19,13 @@ TASKS = {"representation": "hyper-representation", "cleaning": "data cleaning"}
 ONE = ("FedBiO", "ASFBO", "SimFBO")  # with one exchange a round
 METHODS = ("FedNest", "LFedNest", *ONE, "FedAvg")
 NEAR = 0.05  # of accuracy
-# The upper and the lower step for each budget, by the search.
-CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {
-    ("representation", "LFedNest"): [(0.1, 0.01), (0.3, 0.01), (0.1, 0.1), (0.3, 0.1), (1.0, 0.01), (3.0, 0.01)],
-    ("representation", "FedBiO"): [(0.1, 0.01), (0.1, 0.01), (0.3, 0.1), (3.0, 0.3), (3.0, 0.3), (3.0, 0.1)],
-    ("representation", "ASFBO"): [(0.3, 0.03), (1.0, 0.03), (1.0, 0.1), (1.0, 0.3), (1.0, 0.3), (3.0, 0.3)],
-    ("representation", "FedNest"): [(0.03, 0.01), (0.03, 0.01), (0.03, 0.01), (0.1, 0.01), (0.1, 0.03), (3.0, 0.01)],
-    ("representation", "SimFBO"): [(0.1, 0.01), (0.1, 0.03), (1.0, 0.3), (1.0, 0.3), (1.0, 1.0), (3.0, 0.1)],
-    ("representation", "FedAvg"): [(0.0, 0.03), (0.0, 0.3), (0.0, 0.3), (0.0, 0.3), (0.0, 1.0), (0.0, 0.3)],
-    ("cleaning", "FedNest"): [
-        (0.001, 0.01),
-        (0.001, 0.003),
-        (0.001, 0.003),
-        (0.001, 0.003),
-        (0.001, 0.003),
-        (1.0, 0.1),
-    ],
-    ("cleaning", "LFedNest"): [(0.001, 0.01), (0.001, 0.01), (0.001, 0.01), (0.001, 0.01), (0.001, 0.01), (0.1, 0.1)],
-    ("cleaning", "FedBiO"): [(0.001, 1.0), (0.001, 0.3), (0.001, 0.3), (0.001, 0.3), (0.001, 0.3), (100.0, 0.3)],
-    ("cleaning", "ASFBO"): [(100.0, 0.03), (100.0, 0.03), (100.0, 0.03), (100.0, 0.03), (100.0, 0.03), (0.1, 0.1)],
-    ("cleaning", "SimFBO"): [(100.0, 0.003), (100.0, 0.01), (100.0, 0.01), (10.0, 0.01), (100.0, 0.03), (0.1, 0.3)],
-    ("cleaning", "FedAvg"): [(0.0, 0.003), (0.0, 0.003), (0.0, 0.01), (0.0, 0.01), (0.0, 0.01), (0.0, 0.03)],
-}
 
 
 def runs(quick: bool) -> list[Config]:
     """Every method on both tasks at every budget; three when quick."""
     budgets = (3, 4, 5) if quick else range(len(shared.EPSILONS))
-    steps = lambda task, method, i: (0.1, 0.01) if quick or not CHOSEN else CHOSEN[task, method][i]
-    return [
-        shared.config(quick, task, method, shared.EPSILONS[i], steps(task, method, i))
-        for task in TASKS
-        for method in METHODS
-        for i in budgets
-    ]
+    keys = [(task, method, shared.EPSILONS[i]) for task in TASKS for method in METHODS for i in budgets]
+    return [shared.config(quick, *key, (0.1, 0.01) if quick else shared.CHOSEN[key]) for key in keys]
 
 
 def picture(results: pd.DataFrame) -> Figure:

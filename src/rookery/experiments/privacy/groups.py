@@ -16,18 +16,13 @@ from rookery.experiments.privacy import shared
 from rookery.experiments.privacy.accuracy import loss
 
 METHODS = ("FedDRO", "FedAvg")
-# β of FedDRO and the step for each budget, by the search.
-CHOSEN: dict[tuple[str, str], list[tuple[float, float]]] = {
-    ("groups", "FedAvg"): [(0.0, 0.03), (0.0, 0.03), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)],
-    ("groups", "FedDRO"): [(0.1, 0.03), (0.5, 0.1), (0.5, 0.1), (0.5, 0.1), (0.5, 0.1), (0.9, 0.1)],
-}
 
 
 def runs(quick: bool) -> list[Config]:
     """Both methods at every budget; three when quick."""
     budgets = (2, 3, 5) if quick else range(len(shared.EPSILONS))
-    steps = lambda method, i: (0.5, 0.01) if quick or not CHOSEN else CHOSEN["groups", method][i]
-    return [shared.config(quick, "groups", m, shared.EPSILONS[i], steps(m, i)) for m in METHODS for i in budgets]
+    keys = [("groups", method, shared.EPSILONS[i]) for method in METHODS for i in budgets]
+    return [shared.config(quick, *key, (0.5, 0.01) if quick else shared.CHOSEN[key]) for key in keys]
 
 
 def picture(results: pd.DataFrame) -> Figure:

@@ -1,7 +1,8 @@
 """What the experiments on privacy share: the tasks, the methods, and runs with a budget for each client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from rookery.experiments.machinery.curves import ends, values
 from rookery.experiments.machinery.drawing import spread
 from rookery.experiments.machinery.experiment import Config
 from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery.numbers import keyed
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.hyperrep import hidden, hyperrep, layers
@@ -31,6 +33,7 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0, np.inf)  # infinity: neither noise nor bou
 DELTA, QUANTILE, FIRST_BOUND = 1e-5, 0.5, 0.3
 CLIENTS, COHORT, ROUNDS, WIDTH, LOCAL = 1000, 100, 100, 32, 5
 SEEDS, SEARCH_SEED = (0, 1, 2, 3, 4), 9
+CHOSEN = keyed(Path(__file__).with_name("chosen.csv"), 3)  # `upper` and `lower` of `algorithm`, by the search
 BAD, GRAIN, TEMPERATURE, PENALTY = 0.2, 0.3, 0.1, 1e-3  # of `two_groups`
 NESTED: dict[str, Any] = {"FedNest": FedNest, "LFedNest": LFedNest}
 SINGLE_LOOP: dict[str, Any] = {"FedBiO": FedBiO, "ASFBO": ASFBO, "SimFBO": SimFBO}
@@ -145,7 +148,7 @@ def algorithm(task: str, method: str, upper: float, lower: float) -> Algorithm:
     return SINGLE_LOOP[method](**steps, local_steps=LOCAL)
 
 
-def config(quick: bool, task: str, method: str, epsilon: float, values: tuple[float, float], **changes: Any) -> Config:
+def config(quick: bool, task: str, method: str, epsilon: float, values: Sequence[float], **changes: Any) -> Config:
     """One method on one task with one budget; `values`: see `algorithm`."""
     clients, cohort, rounds = (60, 20, 3) if quick else (CLIENTS, COHORT, ROUNDS)
     budget = (
