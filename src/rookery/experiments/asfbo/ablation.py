@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.asfbo import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import averages, select
 from rookery.experiments.machinery.drawing import draw, name_lines
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import listed, means
-from rookery.experiments.machinery.texts import description
 
 DIRECTIONS, AGGREGATIONS, SERVERS = ("gradient", "momentum", "storm"), ("sum", "reweighted"), ("fixed", "adaptive")
 MOMENTA = (0.1, 0.25, 0.5, 0.9)

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.asfbo import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import Lead, all_lead, lead, together
 from rookery.experiments.machinery.curves import average, averages, ends, ends_by, reached, select
 from rookery.experiments.machinery.drawing import by_method, draw, name_lines
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import SPLITS, Figures, chosen_words, listed, mean, means
-from rookery.experiments.machinery.texts import description
 
 # What the paper leaves open: the server steps of SimFBO and ShroFBO, as a multiple of the paper's γ, and the rate of
 # FedNest and LFedNest. By the search, for each method and split.
@@ -62,16 +61,6 @@ def fig1_tried(quick: bool, method: str, split: str, scale: float) -> Config:
     if quick:
         size = {"seeds": shared.SEARCH_SEEDS[-1:], "rounds": 10, "every": 10}
     return shared.representation(quick, method, split, shared.algorithm(method, quick, scale), name=name, **size)
-
-
-def fig1_search(quick: bool) -> list[Config]:
-    """The baselines' free steps."""
-    return [
-        fig1_tried(quick, method, split, scale)
-        for method in BASELINES
-        for scale in ((shared.FACTORS if method in shared.BASE else RATES)[: 1 if quick else None])
-        for split in SPLITS
-    ]
 
 
 def _with(results: pd.DataFrame, steps: str) -> pd.DataFrame:
@@ -228,7 +217,12 @@ fig1 = Experiment(
     picture=fig1_picture,
     claims=tuple(claim),
     family=shared.FAMILY,
-    search=fig1_search,
+    search=lambda quick: [
+        fig1_tried(quick, method, split, scale)
+        for method in BASELINES
+        for scale in ((shared.FACTORS if method in shared.BASE else RATES)[: 1 if quick else None])
+        for split in SPLITS
+    ],
     grid=shared.scale_grid(("method", "split"), "train_accuracy", fig1_tried),
     thinned=fig1_thinned,
     headlines=lambda results: [

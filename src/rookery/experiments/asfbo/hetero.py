@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.asfbo import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import last
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.machinery.texts import description
 from rookery.tasks import hyperrep
 from rookery.tasks.hyperrep import digit_images, mnist_images, test_metrics
 from rookery.tasks.task import Task

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import ASFBO
 from rookery.experiments.asfbo.representation import OURS, SERVER, SINGLE_LOOP
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import last, reached, select, values
 from rookery.experiments.machinery.drawing import spread, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed, mean, means, power
-from rookery.experiments.machinery.texts import description
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task

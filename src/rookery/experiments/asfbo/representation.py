@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from rookery.algorithms import ASFBO, LAASFBO, FedNest, LFedNest, ShroFBO, SimFBO
-from rookery.experiments.machinery.experiment import Config
-from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery import Config, Grid
 from rookery.experiments.machinery.numbers import SPLITS
 from rookery.language.fed import Algorithm, Epochs
 from rookery.tasks import hyperrep

@@ -7,16 +7,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedAvg, FedBiO, FedBiOAcc, FedNest
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
+from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
-from rookery.tasks.task import Task
 
 FRACTIONS = (0.1, 0.4, 0.8, 0.95)  # ρ
 CLEANERS = ("FedBiOAcc", "FedBiO", "FedNest", "FedAvg")
@@ -27,11 +24,9 @@ UPPER_GRID, LOWER_GRID = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), (0.003, 
 NUMBER, QUICK_NUMBER = 48_000, 1_100  # of training samples
 
 
-def plain_training(seed: int, clients: int, data: str, corrupted: float, equal: bool, data_dir: Any = None) -> Task:
+def plain_training(data_dir: Any = None, **settings: Any) -> Any:
     """The same classifier on the same labels, without weights."""
-    task = data_cleaning(clients, seed=seed, data=data, corrupted=corrupted, equal=equal, data_dir=data_dir)
-    assert task.single_level is not None
-    return task.single_level
+    return data_cleaning(data_dir=data_dir, **settings).single_level
 
 
 def cleaner(method: str, quick: bool, factor: float, lower: float) -> Algorithm:
@@ -94,8 +89,7 @@ def cleaning_picture(results: pd.DataFrame) -> Figure:
     for ax, fraction in zip(axes[0], fractions, strict=True):
         own = select(results[results["round"] > 0], fraction=fraction)
         draw(ax, own, "exchanges", "accuracy", by_method(CLEANERS), markevery=8)
-        ax.set_xscale("log")
-        ax.set_ylim(0.8, 0.94)
+        ax.set(xscale="log", ylim=(0.8, 0.94))
         report.label(ax, "communications", "test accuracy, from .8", f"{fraction:.0%} of the labels wrong")
     below(fig, axes[0, 0], 4)
     return fig

@@ -7,16 +7,13 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import AFL, DRFA, FedAvg, FedBiO, FedBiOAcc, QFedAvg
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
+from rookery.experiments.machinery.claims import Lead, all_lead, lead
 from rookery.experiments.machinery.curves import ends, ends_by, select
 from rookery.experiments.machinery.drawing import draw, name_lines
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words
-from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.group_weights import group_weights
-from rookery.tasks.task import Task
 
 FAIR = ("FedBiO", "FedBiOAcc", "FedAvg")
 ACROSS = ("AFL", "DRFA", "q-FedAvg")  # fair over clients: on the split by groups
@@ -41,11 +38,9 @@ FAIR_SEARCH = {
 }
 
 
-def plain_groups(seed: int, data: str, groups: str | None, equal: bool, partition: str, data_dir: Any = None) -> Task:
+def plain_groups(data_dir: Any = None, **settings: Any) -> Any:
     """The same classifier on the plain loss."""
-    task = group_weights(seed=seed, data=data, groups=groups, equal=equal, partition=partition, data_dir=data_dir)
-    assert task.single_level is not None
-    return task.single_level
+    return group_weights(data_dir=data_dir, **settings).single_level
 
 
 def fair_method(method: str, scale: float) -> Algorithm:
@@ -79,15 +74,6 @@ def fair(quick: bool, method: str, split: str, scale: float | None = None, **cha
         every=5 if quick else 20,
         seeds=(0,) if quick else (0, 1, 2),
     ).but(**changes)
-
-
-def fair_search(quick: bool) -> list[Config]:
-    """The free value of each method, on a seed that is not reported."""
-    return [
-        fair(quick, m, split, scale, name=f"search: {m}, {split}, {scale:g}", seeds=(9,), every=20 if quick else 300)
-        for m, split in FAIR_CHOSEN
-        for scale in (FAIR_SEARCH[m][-2:-1] if quick else FAIR_SEARCH[m])
-    ]
 
 
 PANELS = {"worst_accuracy": "accuracy of the worst group", "accuracy": "accuracy"}
@@ -124,7 +110,11 @@ fair_experiment = Experiment(
     runs=lambda quick: [fair(quick, method, split) for method, split in PAIRS],
     picture=fair_picture,
     claims=tuple(claim),
-    search=fair_search,
+    search=lambda quick: [
+        fair(quick, m, split, scale, name=f"search: {m}, {split}, {scale:g}", seeds=(9,), every=20 if quick else 300)
+        for m, split in FAIR_CHOSEN
+        for scale in (FAIR_SEARCH[m][-2:-1] if quick else FAIR_SEARCH[m])
+    ],
     grid=Grid(r"(?P<value>\S+)$", ("method", "split"), lambda search: -search["validation_loss"]),
     headlines=lambda results: [
         Headline(f"{m}, worst group", "", ends(results, "worst_accuracy", method=m, split="mixed")) for m in FAIR

@@ -8,13 +8,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import FedBiOAccLocal, FedBiOLocal
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
 from rookery.experiments.machinery.curves import average, ends, reached
 from rookery.experiments.machinery.drawing import by_method, draw
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import chosen_words, listed
-from rookery.experiments.machinery.texts import description
 from rookery.tasks.few_shot import few_shot
 
 LOCAL = {"FedBiOLocal": FedBiOLocal, "FedBiOAccLocal": FedBiOAccLocal}

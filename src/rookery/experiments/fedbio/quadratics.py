@@ -9,7 +9,7 @@ import numpy as np
 
 from rookery.algorithms import FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal, FedNest
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery import Config
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Scope
 from rookery.tasks import quadratic

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fedbio import quadratics
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, margin, together
+from rookery.experiments.machinery import Claims, Experiment, Finding, description
+from rookery.experiments.machinery.claims import all_lead, lead, margin, together
 from rookery.experiments.machinery.curves import last, select, values
 from rookery.experiments.machinery.drawing import name_lines, ticks
-from rookery.experiments.machinery.experiment import Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean, means, power
-from rookery.experiments.machinery.texts import description
 
 SLOPES = {  # the theory's against ε
     "exchanges": {"FedBiO": -1.5, "FedBiOAcc": -1.0, "FedBiOAccLocal": -1.0, "FedNest": -2.0},

@@ -12,13 +12,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import GCIVR, ParallelSGD
 from rookery.experiments.feddro.images import GRID, Drop, helps_then_saturates, paper_method
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import ends, ends_by, select, values
 from rookery.experiments.machinery.drawing import below, by_method, draw, spread, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import Figures, keyed, listed, mean, means
-from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.tasks.fairness import fairness
 

@@ -11,13 +11,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.experiments.feddro import images as shared
 from rookery.experiments.feddro.images import ACCURACIES, IMAGES, Tuned
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import ends, select
 from rookery.experiments.machinery.drawing import below, by_method, draw
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import Figures, listed, mean
-from rookery.experiments.machinery.texts import description
 
 LONG, LONG_STEPS = "CIFAR10-ST, 60 epochs", 12_000
 # The steps that were run for 60 epochs; the first is the best.

@@ -10,12 +10,10 @@ from rookery import report
 from rookery.experiments.feddro import images as shared
 from rookery.experiments.feddro.fig1 import with_four
 from rookery.experiments.feddro.images import IMAGES, Tuned
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
 from rookery.experiments.machinery.curves import last, select, values
 from rookery.experiments.machinery.drawing import draw
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed
-from rookery.experiments.machinery.texts import description
 
 SWEEP, SYNCS = (1, 5, 20), 240  # I, and synchronisations of x
 FOUR_SWEEP, FOUR_SYNCS, FOUR_STEP = (*SWEEP, 50, 100), 120, 0.05  # with the paper's objective (4)

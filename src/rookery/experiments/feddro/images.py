@@ -9,8 +9,8 @@ import numpy as np
 
 from rookery.algorithms import MBSGD, PDSGD, CompositionalFedAvg, DSFedDRO, FastDRO, FedDRO
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Finding, lead, together
-from rookery.experiments.machinery.experiment import Config
+from rookery.experiments.machinery import Config, Finding
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.numbers import Figures, listed, means
 from rookery.language.fed import Algorithm
 from rookery.problems.objectives import kl_risk

@@ -13,11 +13,9 @@ from matplotlib.figure import Figure
 from rookery import report, theory
 from rookery.algorithms import DSFedDRO, FedDRO
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
 from rookery.experiments.machinery.curves import area, curves, late, select
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, mean
-from rookery.experiments.machinery.texts import description
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
 

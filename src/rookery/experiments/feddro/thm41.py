@@ -12,12 +12,10 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import CompositionalFedAvg, DSFedDRO, FedBiO, FedBiOAcc, FedDRO, FedDRSCGD, FedMBO, SimFBO
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Claims, Finding
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
 from rookery.experiments.machinery.curves import select, values
 from rookery.experiments.machinery.drawing import name_lines, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed
-from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Compositional
 from rookery.tasks.task import Task
@@ -135,9 +133,7 @@ def thm41_picture(results: pd.DataFrame) -> Figure:
     fig, axes = report.figure(1, 2, width=12.0, height=5.2)
     looks = report.styles(list(select(results, study="step")["method"].unique()))
     for ax, study, direction in zip(axes[0], ("step", "local"), (-1, 1), strict=True):
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_ylim(ZERO / 3, 30)
+        ax.set(xscale="log", yscale="log", ylim=(ZERO / 3, 30))
         for method in select(results, study=study)["method"].unique():
             places, errors = _over(results, study, method)
             ax.plot(places[::direction], np.maximum(errors, ZERO)[::direction], **looks[method], label=method)

@@ -2,15 +2,5 @@
 
 from rookery.experiments.fednest import collapse, fig2, fig3, fig4, fig5, fig6, rates
 
-EXPERIMENTS = (
-    fig4.fig4,
-    fig2.fig2a,
-    fig2.fig2b,
-    fig2.fig2c,
-    collapse.collapse,
-    fig5.fig5,
-    fig6.fig6,
-    fig3.fig3a,
-    fig3.fig3b,
-    rates.rates,
-)
+FIGURES = (fig4.fig4, fig2.fig2a, fig2.fig2b, fig2.fig2c, fig5.fig5, fig6.fig6, fig3.fig3a, fig3.fig3b)
+EXPERIMENTS = (*FIGURES, collapse.collapse, rates.rates)

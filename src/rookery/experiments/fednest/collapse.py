@@ -17,12 +17,11 @@ from rookery import report
 from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_out, local_inner, local_outer
 from rookery.base import tree
 from rookery.experiments.fednest.representation import FAMILY, METHODS
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import all_lead, lead, together
 from rookery.experiments.machinery.curves import best, curves, ends, reached, select
 from rookery.experiments.machinery.drawing import legend
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import mean, means
-from rookery.experiments.machinery.texts import description
 from rookery.language.client import Client
 from rookery.language.fed import Epochs, Fed
 from rookery.parts import inverse_hessian
@@ -226,8 +225,7 @@ def collapse_picture(results: pd.DataFrame) -> Figure:
         for seed, run in select(own, habits=habits, steps=tried.words()).groupby("seed"):
             line = None if seed else f"habits: {habits}, 1/ℓ = {tried.series:g}"
             right.plot(run["round"], run["curvature"], color=colour, alpha=0.7, label=line)
-    right.set_yscale("log")
-    right.set_ylim(1, 1000)
+    right.set(yscale="log", ylim=(1, 1000))
     right.axhline(LIMIT, color=report.GREY, linestyle="--")
     report.label(right, "rounds", "", "Lower curvature (dashes: 2ℓ at 1/ℓ = .01)")
     legend(right, 2)

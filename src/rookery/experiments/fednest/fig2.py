@@ -8,11 +8,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fednest import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import all_lead, lead, together
 from rookery.experiments.machinery.curves import best, curves, ends, ends_by, moves, reached, select
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import SPLITS, Figures, mean, means
-from rookery.experiments.machinery.texts import description
 
 
 def printed(results: pd.DataFrame) -> pd.DataFrame:

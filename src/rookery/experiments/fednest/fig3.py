@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.experiments.fednest import tuning
 from rookery.experiments.fednest.representation import ACROSS, INNER, MEASURES, over_sgd
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import all_lead, lead, together
 from rookery.experiments.machinery.curves import best, ends, ends_by, moves, select
 from rookery.experiments.machinery.drawing import draw, legend
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import SPLITS, mean, means
-from rookery.experiments.machinery.texts import description
 
 # Where the printed curves end, by eye, and where the printed lines are.
 THEIRS_3A = {"FedNest": 0.91}  # and LFedNest

@@ -13,12 +13,11 @@ from rookery import report
 from rookery.algorithms import FedAvgSaddle, FedNest, LFedNest
 from rookery.algorithms.fednest import State, fed_inn, fed_out, lfed_inn, lfed_out
 from rookery.engines.simulation import Simulation
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import Lead, lead, together
 from rookery.experiments.machinery.curves import curves, reached, select
 from rookery.experiments.machinery.drawing import below
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed
-from rookery.experiments.machinery.texts import description
 from rookery.language.fed import Fed
 from rookery.problems.problems import Minimax
 from rookery.tasks import minimax_quadratic

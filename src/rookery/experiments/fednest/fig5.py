@@ -8,12 +8,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fednest import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import ends
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import mean
-from rookery.experiments.machinery.texts import description
 
 LIGHT = ("LFedNest", "LFedNestSVRG", "LFedNestNonAlt")
 FIG5_STEPS = (0.003, 0.03)  # the upper step, which is also 1/ℓ, and the lower one, by the search
@@ -42,11 +40,6 @@ def fig5_search(quick: bool) -> list[Config]:
     """Both steps, the same for all three."""
     uppers, lowers = ((0.1,), (0.1,)) if quick else ((0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03, 0.1))
     return [light_tried(quick, m, upper, lower) for m in LIGHT for upper in uppers for lower in lowers]
-
-
-def fig5_runs(quick: bool) -> list[Config]:
-    """The three light methods, non-i.i.d., with the steps of the search."""
-    return [light(quick, m, *((0.1, 0.1) if quick else FIG5_STEPS)) for m in LIGHT]
 
 
 def _common(results: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +91,7 @@ def svrg_helps_light(results: pd.DataFrame) -> Finding:
 fig5 = Experiment(
     **description("fednest-fig5", globals()),
     family=shared.FAMILY,
-    runs=fig5_runs,
+    runs=lambda quick: [light(quick, m, *((0.1, 0.1) if quick else FIG5_STEPS)) for m in LIGHT],
     picture=fig5_picture,
     claims=tuple(claim),
     search=fig5_search,

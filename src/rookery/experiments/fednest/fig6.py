@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.experiments.fednest import representation as shared
-from rookery.experiments.machinery.claims import Claims, Finding, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import together
 from rookery.experiments.machinery.curves import ends, ends_by, values
 from rookery.experiments.machinery.drawing import below, by_method, draw
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed, means
-from rookery.experiments.machinery.texts import description
 
 RATES = (0.06, 0.03, 0.01, 0.003)
 QUICK_RATES = (0.3, 0.1, 0.03, 0.01)

@@ -14,11 +14,10 @@ from rookery import report, theory
 from rookery.algorithms import FedNest
 from rookery.data.clients import Clients
 from rookery.experiments.fednest import quadratics
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, margin, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import Lead, lead, margin, together
 from rookery.experiments.machinery.curves import area, curves, select, values
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import listed, power
-from rookery.experiments.machinery.texts import description
 from rookery.tasks import quadratic
 from rookery.tasks.quadratic import solution
 from rookery.tasks.task import Task

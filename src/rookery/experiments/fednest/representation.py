@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 
 from rookery import report
 from rookery.algorithms import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
+from rookery.experiments.machinery import Config
 from rookery.experiments.machinery.curves import averages, ends
 from rookery.experiments.machinery.drawing import draw, legend, zoom
-from rookery.experiments.machinery.experiment import Config
 from rookery.experiments.machinery.numbers import SPLITS
 from rookery.language.fed import Epochs
 from rookery.tasks import hyperrep

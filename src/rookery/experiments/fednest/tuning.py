@@ -1,19 +1,16 @@
 """Loss tuning on long-tailed MNIST: the runs of Fig. 3, the search for their steps, and the set-up in words."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from rookery.algorithms import FedNestSGD, FedSVRG
 from rookery.experiments.fednest.representation import INNER, METHODS
-from rookery.experiments.machinery.experiment import Config
-from rookery.experiments.machinery.grid import Grid
+from rookery.experiments.machinery import Config, Grid
 from rookery.experiments.machinery.numbers import SPLITS
 from rookery.language.fed import Epochs
 from rookery.tasks import loss_tuning
-from rookery.tasks.task import Task
 
 CENTRAL, UNTUNED = "centralised", "no tuning"
 ROUNDS, EVERY = 3000, 30
@@ -44,11 +41,9 @@ FIG3A = tuple((method, "i.i.d.") for method in (*TWO, *BESIDE))
 FIG3B = (*((method, split) for method in INNER for split in SPLITS), *((method, "i.i.d.") for method in BESIDE))
 
 
-def untuned(seed: int, partition: str, data: str, equal: bool = False, data_dir: str | Path | None = None) -> Task:
+def untuned(data_dir: Any = None, **settings: Any) -> Any:
     """The same training with the loss as it is."""
-    task = loss_tuning(partition=partition, seed=seed, data=data, equal=equal, data_dir=data_dir).single_level
-    assert task is not None
-    return task
+    return loss_tuning(data_dir=data_dir, **settings).single_level
 
 
 def config(quick: bool, method: str, split: str, steps: Steps | None = None, **changes: Any) -> Config:

@@ -7,12 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import Lead, all_lead, lead
 from rookery.experiments.machinery.curves import ends
 from rookery.experiments.machinery.drawing import below
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import listed
-from rookery.experiments.machinery.texts import description
 from rookery.experiments.privacy import shared
 
 TASKS = {"representation": "hyper-representation", "cleaning": "data cleaning"}

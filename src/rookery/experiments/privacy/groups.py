@@ -7,11 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.machinery.claims import Claims, Finding, all_lead, lead
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import ends, values
 from rookery.experiments.machinery.drawing import below
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.texts import description
 from rookery.experiments.privacy import shared
 from rookery.experiments.privacy.accuracy import loss
 

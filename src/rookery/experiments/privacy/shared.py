@@ -16,10 +16,9 @@ from rookery.base.draws import seed_key
 from rookery.channels.private import private
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
+from rookery.experiments.machinery import Config, Grid
 from rookery.experiments.machinery.curves import ends, values
 from rookery.experiments.machinery.drawing import spread
-from rookery.experiments.machinery.experiment import Config
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import keyed
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning

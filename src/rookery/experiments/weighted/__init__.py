@@ -2,11 +2,4 @@
 
 from rookery.experiments.weighted import covtype, rates, table3, tables45, theory
 
-EXPERIMENTS = (
-    theory.theory_experiment,
-    rates.rates_experiment,
-    table3.table3,
-    table3.digits,
-    tables45.sizes,
-    covtype.covtype,
-)
+EXPERIMENTS = (theory.theory, rates.rates, table3.table3, table3.digits, tables45.sizes, covtype.covtype)

@@ -4,9 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from rookery.experiments.machinery.claims import Claims
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
-from rookery.experiments.machinery.texts import description
+from rookery.experiments.machinery import Claims, Config, Experiment, Headline, description
 from rookery.experiments.weighted import nodes, table3
 from rookery.tasks.weighted_nodes import KINDS
 

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 
 from rookery import report
 from rookery.algorithms import Ditto, LocalSVRG, LocalTrain, PFedMe, WeightedNodesProx
-from rookery.experiments.machinery.claims import Finding, Lead, lead, together
+from rookery.experiments.machinery import Config, Finding, Grid
+from rookery.experiments.machinery.claims import Lead, lead, together
 from rookery.experiments.machinery.curves import curves, select
 from rookery.experiments.machinery.drawing import below, spread
-from rookery.experiments.machinery.experiment import Config
-from rookery.experiments.machinery.grid import Grid
 from rookery.experiments.machinery.numbers import Figures, mean
 from rookery.language.fed import Algorithm
 from rookery.tasks.task import Task
@@ -264,8 +263,7 @@ def accuracies_picture(results: pd.DataFrame, across: str = "exchanges", near: f
                 shown = own[own["round"] > 0] if points else own
                 report.band(ax, shown, across, f"{center}_accuracy", method, marker="")
         low, high = (min(ends) - 0.04, 0.03) if near is None else (max(ends) - near, near / 4)
-        ax.set_ylim(low, max(ends) + high)
-        ax.set_xscale("log" if points else "linear")
+        ax.set(ylim=(low, max(ends) + high), xscale="log" if points else "linear")
     below(fig, fig.axes[0], 5)
     return fig
 

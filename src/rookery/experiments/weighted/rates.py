@@ -13,12 +13,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import WeightedNodesABA, WeightedNodesProx
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import curves, last, select, values
 from rookery.experiments.machinery.drawing import draw, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, fitted_power, listed, mean
-from rookery.experiments.machinery.texts import description
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import WeightedNodes
 from rookery.tasks.task import Task
@@ -200,7 +199,7 @@ def drift_remains(results: pd.DataFrame) -> Finding:
     return Finding(together([max(ends) < 1.01 * min(ends), above.holds, fall.holds]), figures)
 
 
-rates_experiment = Experiment(
+rates = Experiment(
     **description("weighted-rates", globals()),
     runs=rates_runs,
     picture=rates_picture,

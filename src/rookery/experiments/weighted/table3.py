@@ -10,11 +10,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.machinery.claims import Claims, Finding, Lead, lead, margin
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import Lead, lead, margin
 from rookery.experiments.machinery.drawing import below
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import Figures, keyed, mean, two_errors
-from rookery.experiments.machinery.texts import description
 from rookery.experiments.weighted import nodes
 from rookery.experiments.weighted.nodes import METHODS, ahead, cells, named, over_cells, scores
 from rookery.tasks.weighted_nodes import KINDS
@@ -30,11 +29,6 @@ def table3_runs(quick: bool) -> list[Config]:
     """Five methods, four settings, for each data set."""
     pairs = [("mnist", 2)] if quick else [(data, setting) for data in nodes.IMAGES for setting in nodes.FOUR]
     return [config for data, setting in pairs for config in nodes.all_methods(quick, data, setting)]
-
-
-def table3_search(quick: bool) -> list[Config]:
-    """In setting 2."""
-    return [config for data in (("mnist",) if quick else nodes.IMAGES) for config in nodes.search_in(quick, data, 2)]
 
 
 def table_picture(results: pd.DataFrame) -> Figure:
@@ -153,7 +147,9 @@ table3 = Experiment(
     },
     claims=tuple(claim),
     family="weighted",
-    search=table3_search,
+    search=lambda quick: [
+        c for data in (("mnist",) if quick else nodes.IMAGES) for c in nodes.search_in(quick, data, 2)
+    ],
     grid=nodes.SEARCH_GRID,
     headlines=lambda results: [
         Headline(

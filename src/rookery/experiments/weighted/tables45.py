@@ -6,28 +6,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rookery import report
-from rookery.experiments.machinery.claims import Claims, Finding, lead
+from rookery.experiments.machinery import Claims, Experiment, Finding, Headline, description
+from rookery.experiments.machinery.claims import lead
 from rookery.experiments.machinery.curves import values
 from rookery.experiments.machinery.drawing import below, spread, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment, Headline
 from rookery.experiments.machinery.numbers import keyed, listed, means
-from rookery.experiments.machinery.texts import description
 from rookery.experiments.weighted.nodes import IMAGES, node_run, over_cells, scores
 from rookery.tasks.weighted_nodes import KINDS
 
 SIZES = (100, 200, 500, 1000)  # n_valid of Tables 4 and 5
 SIZE_SEEDS = (1, 2, 3, 4, 5)  # the paper's is 1
 BY_SIZE = keyed(Path(__file__).with_name("tables45.csv"), 2)  # the paper's test accuracy at these sizes
-
-
-def sizes_runs(quick: bool) -> list[Config]:
-    """Bi-level, setting 2, over the size of the validation set."""
-    return [
-        node_run(quick, "Bi-level", data, 2, center, validation=size, seeds=SIZE_SEEDS[:1] if quick else SIZE_SEEDS)
-        for data in (("mnist",) if quick else IMAGES)
-        for size in ((40, 80) if quick else SIZES)
-        for center in KINDS
-    ]
 
 
 def sizes_picture(results: pd.DataFrame) -> Figure:
@@ -76,7 +65,12 @@ def largest_is_best(results: pd.DataFrame) -> Finding:
 
 sizes = Experiment(
     **description("weighted-tables4-5", globals(), sizes=listed(SIZES)),
-    runs=sizes_runs,
+    runs=lambda quick: [
+        node_run(quick, "Bi-level", data, 2, center, validation=size, seeds=SIZE_SEEDS[:1] if quick else SIZE_SEEDS)
+        for data in (("mnist",) if quick else IMAGES)
+        for size in ((40, 80) if quick else SIZES)
+        for center in KINDS
+    ],
     picture=sizes_picture,
     claims=tuple(claim),
     family="weighted",

@@ -15,12 +15,11 @@ from matplotlib.figure import Figure
 from rookery import report
 from rookery.algorithms import WeightedNodesABA
 from rookery.data.clients import Clients
-from rookery.experiments.machinery.claims import Claims, Finding, lead, together
+from rookery.experiments.machinery import Claims, Config, Experiment, Finding, description
+from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import last, values
 from rookery.experiments.machinery.drawing import below, spread, ticks
-from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.numbers import Figures, listed, means
-from rookery.experiments.machinery.texts import description
 from rookery.parts.projection import capped_simplex
 from rookery.problems.problems import WeightedNodes
 from rookery.tasks.task import Task
@@ -197,7 +196,7 @@ claim("Preferable to equal weights at any dissimilarity.", "Section 3, Prop. 2",
     partial(_beats, other="equal")
 )
 
-theory_experiment = Experiment(
+theory = Experiment(
     **description("weighted-theory", globals()),
     runs=theory_runs,
     picture=theory_picture,
