@@ -63,14 +63,9 @@ def fig1_tried(quick: bool, method: str, split: str, scale: float) -> Config:
     return shared.representation(quick, method, split, shared.algorithm(method, quick, scale), name=name, **size)
 
 
-def _with(results: pd.DataFrame, steps: str) -> pd.DataFrame:
+def _with(results: pd.DataFrame, steps: str = BY_SEARCH) -> pd.DataFrame:
     """The runs of our methods, and of the baselines with these steps."""
     return results[results["steps"].isin([GIVEN, steps])]
-
-
-def _searched(results: pd.DataFrame) -> pd.DataFrame:
-    """The runs of our methods, and of the baselines with searched steps."""
-    return _with(results, BY_SEARCH)
 
 
 PANELS = {  # and what part of the axis is shown
@@ -83,7 +78,7 @@ PANELS = {  # and what part of the axis is shown
 
 def fig1_picture(results: pd.DataFrame) -> Figure:
     """I.i.d. above, non-i.i.d. below: losses and accuracies by rounds."""
-    results = _searched(results)
+    results = _with(results)
     results = results[(results["round"] > 0) & (results["round"] % 20 == 0)]
     panels = {metric: panel for metric, panel in PANELS.items() if metric in results}
     fig, axes = report.figure(2, len(panels), width=4.8 * len(panels), height=7.2)
@@ -120,7 +115,7 @@ claim = Claims()
 
 @claim("I.i.d., all six converge (they end at 85 % or more); searched steps.", "Sec. 6.2")
 def all_converge(results: pd.DataFrame) -> Finding:
-    own = means(ends_by(_searched(results), "method", shared.METHODS, split="i.i.d."))
+    own = means(ends_by(_with(results), "method", shared.METHODS, split="i.i.d."))
     return Finding(min(own) >= CONVERGED, {"lowest end": min(own), f"end, {listed(shared.METHODS)}": own})
 
 
@@ -145,7 +140,7 @@ def highest(results: pd.DataFrame, split: str) -> Finding:
     """Both end above every baseline by more than the margin, on training and on test images."""
     leads: dict[str, Lead] = {}
     for metric in ("accuracy", "train_accuracy"):
-        own = ends_by(_searched(results), "method", shared.METHODS, metric, split=split)
+        own = ends_by(_with(results), "method", shared.METHODS, metric, split=split)
         leads |= {f"{PANELS[metric][0]}, {m} over {b}": lead(own[m], own[b]) for m in shared.OURS for b in BASELINES}
     return all_lead(leads)
 
@@ -166,7 +161,7 @@ for split in SPLITS:
 def generalize(results: pd.DataFrame) -> Finding:
     leads: dict[str, Lead] = {}
     for split in SPLITS:
-        own = partial(ends_by, _searched(results), "method", shared.METHODS, split=split)
+        own = partial(ends_by, _with(results), "method", shared.METHODS, split=split)
         test, train = own("accuracy"), own("train_accuracy")
         gaps = {m: train[m] - test[m] for m in shared.METHODS}
         leads |= {f"{split}, {m} and {b}": lead(gaps[b], gaps[m]) for m in shared.OURS for b in BASELINES}

@@ -15,7 +15,7 @@ from rookery.experiments.machinery import Claims, Config, Experiment, Finding, G
 from rookery.experiments.machinery.claims import lead, together
 from rookery.experiments.machinery.curves import ends, select
 from rookery.experiments.machinery.drawing import below, by_method, draw
-from rookery.experiments.machinery.numbers import Figures, listed, mean
+from rookery.experiments.machinery.numbers import Figures, listed, mean, two_errors
 
 LONG, LONG_STEPS = "CIFAR10-ST, 60 epochs", 12_000
 # The steps that were run for 60 epochs; the first is the best.
@@ -101,9 +101,8 @@ def fig1_picture(results: pd.DataFrame) -> Figure:
         report.label(axes[row, 0], "local steps", words, first * (not row))
         for ax, (data, ended) in zip(axes[row, 1:], _image_ends(results, metric).items(), strict=True):
             for method, values in ended.items():
-                width = 2 * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else 0
                 look = {"fmt": "o", "color": report.style(method)["color"], "capsize": 3}
-                ax.errorbar(mean(values), -IMAGES.index(method), xerr=width, **look)
+                ax.errorbar(mean(values), -IMAGES.index(method), xerr=two_errors(values), **look)
             methods = list(results["method"].unique())
             ax.set_yticks(-np.arange(len(methods)), methods if ax is axes[row, 1] else [""] * len(methods))
             title = data.replace("CIFAR10-ST, ", "") + ", cap" * ("(4)" not in data)

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from rookery.experiments.machinery.numbers import Numbers
+
 Kind = Literal["experiment", "theory", "own"]
 KINDS: dict[Kind, str] = {"experiment": "the paper's experiments", "theory": "the paper's theory", "own": "our own"}
 REPRODUCED, OURS, PAPERS = "reproduced", "differs, ours", "differs, the paper's"
@@ -163,10 +165,10 @@ class Lead(NamedTuple):
         return f"{self.mean:+.4f} ± {self.error:.4f}"
 
 
-def lead(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, paired: bool = True) -> Lead:
+def lead(a: Numbers | float, b: Numbers | float = 0.0, paired: bool = True) -> Lead:
     """How much higher a is than b over the seeds, seed by seed if `paired` and both have the same number of seeds.
 
-    Unpaired, the margin is that of the smaller number of seeds.
+    Unpaired, the margin is that of the smaller number of seeds. One of the two may be a number.
 
     >>> lead([0.91, 0.93, 0.92], [0.90, 0.92, 0.91]).holds
     True
@@ -174,6 +176,8 @@ def lead(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, paire
     True
     """
     first, second = np.asarray(a, float), np.asarray(b, float)
+    if first.ndim != second.ndim:
+        first, second = np.broadcast_arrays(first, second)
     parts = [first - second] if paired and first.shape == second.shape else [first, second]
     seeds = min(len(part) for part in parts)
     if seeds < 2:

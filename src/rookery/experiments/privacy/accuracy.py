@@ -50,9 +50,7 @@ claim = Claims()
 @claim(f"At ε = 8 FedAvg stays within {100 * NEAR:g} points of its accuracy without noise, on both tasks.")
 def fedavg_bears_it(results: pd.DataFrame) -> Finding:
     near = {words: loss(results, task, "FedAvg", 8.0) for task, words in TASKS.items()}
-    return all_lead(
-        {words: lead(np.full_like(own, NEAR), own) for words, own in near.items()}, "5 points less its loss"
-    )
+    return all_lead({words: lead(NEAR, own) for words, own in near.items()}, "5 points less its loss")
 
 
 @claim(f"At ε = 8 {listed(ONE)}, with one exchange a round, each lose less accuracy than FedNest, on both tasks.")
@@ -73,8 +71,7 @@ def fewer_exchanges(results: pd.DataFrame) -> Finding:
 
 @claim(f"FedNest loses more than {100 * NEAR:g} points of hyper-representation even at ε = 16.")
 def fednest_needs_more(results: pd.DataFrame) -> Finding:
-    lost = loss(results, "representation", "FedNest", 16.0)
-    own = lead(lost, np.full_like(lost, NEAR))
+    own = lead(loss(results, "representation", "FedNest", 16.0), NEAR)
     return Finding(own.holds, {"its loss less 5 points, and the margin": own})
 
 
@@ -93,7 +90,7 @@ def cleaning_is_hidden(results: pd.DataFrame) -> Finding:
 @claim("In data cleaning at ε = 8, no method's weights tell wrong labels from right ones: the AUC is below .6.")
 def weights_are_hidden(results: pd.DataFrame) -> Finding:
     found = {m: ends(results, "auc", task="cleaning", method=m, budget=8.0) for m in METHODS[:-1]}
-    return all_lead({m: lead(np.full_like(own, 0.6), own) for m, own in found.items()}, ".6 less the AUC")
+    return all_lead({m: lead(0.6, own) for m, own in found.items()}, ".6 less the AUC")
 
 
 accuracy = Experiment(
