@@ -48,7 +48,7 @@ def test_fig2c_takes_the_runs_that_fig2a_left(fig2a, out, monkeypatch):
     computed = []
     solve = one_run.solve
     monkeypatch.setattr(one_run, "solve", lambda *given, **named: computed.append(given) or solve(*given, **named))
-    runs = [config for config in fig2.fig2c_runs(True) if config.labels["tau"] == 1]
+    runs = [config for config in fig2.fig2c.runs(True) if config.labels["tau"] == 1]
     alone = dataclasses.replace(
         EXPERIMENTS["fednest-fig2c"], runs=lambda quick: runs, claims=(), picture=EXPERIMENTS["fednest-fig2b"].picture
     )

@@ -88,9 +88,7 @@ def rates_runs(quick: bool) -> list[Config]:
     """The cohort's size at one step; rounds to ε over steps, for τ̄ with all clients and with few; the limits."""
     sizes, local_steps, steps = (COHORTS[::4], LOCAL[1:2], STEPS[:2]) if quick else (COHORTS, LOCAL, STEPS)
     configs = [rated(quick, size, 4, STEPS[2], "cohort") for size in sizes]
-    configs += [
-        rated(quick, cohort, local, step, "τ") for cohort in (FEW, CLIENTS) for local in local_steps for step in steps
-    ]
+    configs += [rated(quick, p, local, step, "τ") for p in (FEW, CLIENTS) for local in local_steps for step in steps]
     return configs + [limit(quick, method, fineness) for method in SINGLE_LOOP for fineness in FINENESS]
 
 
@@ -156,10 +154,10 @@ def rates_picture(results: pd.DataFrame) -> Figure:
     return fig
 
 
-claim = Claims()
+claim = Claims("theory")
 
 
-@claim("The error falls with P.", "Thm 1", "theory")
+@claim("The error falls with P.", "Thm 1")
 def error_falls(results: pd.DataFrame) -> Finding:
     """The floor falls from each size of the cohort to the next, by more than the margin."""
     floors = _floors(results)
@@ -172,7 +170,6 @@ def error_falls(results: pd.DataFrame) -> Finding:
 @claim(
     "τ̄ = 16 for 1 at least halves the rounds when all clients take part, and saves at most half as much when few do.",
     "Cor. 1, remarks",
-    "theory",
 )
 def local_steps_save(results: pd.DataFrame) -> Finding:
     """Counts are known up to the rounds between two evaluations: the first statement has to hold for the least gain
@@ -188,11 +185,7 @@ def local_steps_save(results: pd.DataFrame) -> Finding:
     return Finding(bool(np.isfinite([*every, *few]).all() and least >= 2 and most <= least / 2), figures)
 
 
-@claim(
-    "With unequal τ_i SimFBO tends to the optimum of the weights p_i τ_i, the others to that of p_i.",
-    "Sec. 4.3",
-    "theory",
-)
+@claim("With unequal τ_i SimFBO tends to the optimum of the weights p_i τ_i, the others to that of p_i.", "Sec. 4.3")
 def the_limits(results: pd.DataFrame) -> Finding:
     """With a quarter of the steps the distance to a method's own optimum is below a fifth of what it was, and below a
     tenth of that to the other."""

@@ -38,9 +38,8 @@ COSTS = ("exchanges", "samples")
 @functools.cache
 def _problem(clients: int, scope: Scope) -> Task:
     """A quadratic whose metric is ‖∇Φ‖² relative to the start's."""
-    task = quadratic(
-        clients, samples=SAMPLES, noise=NOISE, heterogeneity=HETEROGENEITY, seed=7, replace=True, scope=scope
-    )
+    noisy: dict[str, Any] = {"samples": SAMPLES, "noise": NOISE, "heterogeneity": HETEROGENEITY, "replace": True}
+    task = quadratic(clients, **noisy, seed=7, scope=scope)
     start = task.evaluate(*task.init)["gradient"]
     return dataclasses.replace(task, evaluate=lambda x, y: {"relative": task.evaluate(x, y)["gradient"] / start})
 

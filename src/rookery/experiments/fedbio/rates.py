@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Container
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -253,8 +252,7 @@ def falls(results: pd.DataFrame, study: str) -> Finding:
     return Finding(together([found.holds, exponent < -0.5]), figures | dict(found.figures))
 
 
-claim = Claims()
-theory = partial(claim, kind="theory")
+claim = Claims("theory")
 EXPONENTS = {
     ("FedBiO", "Thm 1, Table 1"): ("-3/2", "-5/2"),
     ("FedBiOAcc", "Thm 2, Table 1"): ("-1", "-3/2"),
@@ -265,19 +263,19 @@ for (name, where), exponents in EXPONENTS.items():
     log = ", up to a logarithm" if name in quadratics.ACCELERATED else ""
     for cost, exponent in zip(quadratics.COSTS, exponents, strict=True):
         text = f"{name}: {WORDS[cost]} grow no faster than ε^{{{exponent}}}{log}."
-        theory(text, where)(partial(rate, name=name, cost=cost))
-theory("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1")(acc_is_cheapest)
+        claim(text, where, name=name, cost=cost)(rate)
+claim("As ε falls FedBiOAcc's communications grow least, FedNest's most.", "Table 1")(acc_is_cheapest)
 for name, where in (("FedBiOAcc", "Thm 2, Table 1"), ("FedBiOAccLocal", "Thm 4")):
-    fall = partial(over_clients, name=name, cost="exchanges")
-    theory(f"{name}: communications fall with the clients like M^{{-1/3}}.", where)(fall)
-fall = partial(over_clients, name="FedBiOAcc", cost="samples")
-theory("FedBiOAcc: samples of a client fall like M^{-1}.", "Thm 2, Table 1")(fall)
-fall = partial(falls, study="noise")
-theory("FedBiO: the error falls with the clients, at least like M^{-1/2}.", "Thm 1, linear speed-up")(fall)
-theory("Local lower levels: it does so for upper-level samples …", "Thm 3")(partial(falls, study="upper"))
+    text = f"{name}: communications fall with the clients like M^{{-1/3}}."
+    claim(text, where, name=name, cost="exchanges")(over_clients)
+text = "FedBiOAcc: samples of a client fall like M^{-1}."
+claim(text, "Thm 2, Table 1", name="FedBiOAcc", cost="samples")(over_clients)
+text = "FedBiO: the error falls with the clients, at least like M^{-1/2}."
+claim(text, "Thm 1, linear speed-up", study="noise")(falls)
+claim("Local lower levels: it does so for upper-level samples …", "Thm 3", study="upper")(falls)
 
 
-@claim("… but not for lower-level ones.", "Thm 3", "theory")
+@claim("… but not for lower-level ones.", "Thm 3")
 def lower_does_not(results: pd.DataFrame) -> Finding:
     fall = falls(results, "lower")
     return Finding(None if fall.holds is None else not fall.holds, fall.figures)
@@ -286,7 +284,6 @@ def lower_does_not(results: pd.DataFrame) -> Finding:
 @claim(
     "Exact oracles do not help: with I > 1 drift alone leaves a floor like the step to the power 2 (± .3).",
     "Thm 1, remark",
-    "theory",
 )
 def drift_remains(results: pd.DataFrame) -> Finding:
     """And I = 1 has no floor, or one below a thousandth of that."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -142,18 +143,14 @@ def _compared(
 
 claim, k32_claim = Claims(), Claims()
 HIGHER = "FedDRO and DS-FedDRO reach a higher training accuracy than every baseline."
-higher = partial(_compared, better=IMAGES[:2], worse=IMAGES[2:], metrics=("train_accuracy",))
-claim(HIGHER, "Fig. 1")(higher)
-claim("Their test accuracy is comparable or better: at most a point below every baseline's.", "Fig. 1")(
-    partial(_compared, better=IMAGES[:2], worse=IMAGES[2:], metrics=("accuracy",), slack=0.01)
-)
-claim("DS-FedDRO is above FedDRO.", "Fig. 1")(
-    partial(_compared, better=IMAGES[1:2], worse=IMAGES[:1], metrics=ACCURACIES)
-)
-claim("FedAvg is significantly worse: with I = 5 below every other method.", "Fig. 1")(
-    partial(_compared, better=IMAGES, worse=IMAGES[-1:], metrics=ACCURACIES)
-)
-k32_claim(HIGHER)(higher)
+both: Any = {"better": IMAGES[:2], "worse": IMAGES[2:]}
+claim(HIGHER, "Fig. 1", **both, metrics=("train_accuracy",))(_compared)
+text = "Their test accuracy is comparable or better: at most a point below every baseline's."
+claim(text, "Fig. 1", **both, metrics=("accuracy",), slack=0.01)(_compared)
+claim("DS-FedDRO is above FedDRO.", "Fig. 1", better=IMAGES[1:2], worse=IMAGES[:1], metrics=ACCURACIES)(_compared)
+text = "FedAvg is significantly worse: with I = 5 below every other method."
+claim(text, "Fig. 1", better=IMAGES, worse=IMAGES[-1:], metrics=ACCURACIES)(_compared)
+k32_claim(HIGHER, **both, metrics=("train_accuracy",))(_compared)
 
 
 def headlines(results: pd.DataFrame) -> list[Headline]:

@@ -41,7 +41,7 @@ HORIZON = 100.0  # ηI times the rounds, for the gradient flow to be at e^{−10
 FAILS, SHARES = ("FedAvg, case I", "FedAvg, case II"), ("FedAvg, modified", "FedDRO")
 NESTED = ("FedMBO", "SimFBO", "FedBiOAcc", "FedBiO", "Fed-DR-SCGD")
 FIXED = {"DS-FedDRO": "DS-FedDRO, β = .5", "FedBiO": "FedBiO, inner steps .5"}
-claim = Claims()
+claim = Claims("theory")
 
 
 def example(seed: int, which: str, bilevel: bool = False) -> Task:
@@ -146,7 +146,7 @@ def thm41_picture(results: pd.DataFrame) -> Figure:
     return fig
 
 
-@claim(f"FedAvg, cases I and II, stays at least .6 from x* at every step size η (I = {LOCAL}).", "Thm 4.1", "theory")
+@claim(f"FedAvg, cases I and II, stays at least .6 from x* at every step size η (I = {LOCAL}).", "Thm 4.1")
 def fedavg_stalls(results: pd.DataFrame) -> Finding:
     """Cases I and II end at least .6 from x* at every step, and by no more than a tenth closer as the step falls."""
     figures = _distances(results, "step", FAILS)
@@ -155,7 +155,7 @@ def fedavg_stalls(results: pd.DataFrame) -> Finding:
     return Finding(holds, {"least distance to x* over both cases and all η": min(map(min, each))} | figures)
 
 
-@claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1", "theory")
+@claim("It needs I > 1: case II converges at I = 1 (case I does not).", "Thm 4.1")
 def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
     """Case I at every I; case II converges at I = 1 and at no other."""
     figures = _distances(results, "local", reversed(FAILS))
@@ -163,7 +163,7 @@ def fedavg_stalls_beyond_one(results: pd.DataFrame) -> Finding:
     return Finding(bool(one.min() > 0.6 and two[0] < 1e-10 and two[1:].min() > 0.6), figures)
 
 
-@claim("The modified FedAvg and FedDRO converge.", "Thm 4.2, 4.3", "theory")
+@claim("The modified FedAvg and FedDRO converge.", "Thm 4.2, 4.3")
 def shared_converges(results: pd.DataFrame) -> Finding:
     """The modified version and FedDRO end within 1e-10 of x* at every step and every I."""
     each = [own for study in ("step", "local") for own in _distances(results, study, SHARES).values()]
@@ -171,7 +171,7 @@ def shared_converges(results: pd.DataFrame) -> Finding:
     return Finding(largest < 1e-10, {"largest distance to x* of both, over all η and I": largest})
 
 
-@claim("DS-FedDRO converges as β falls with the step.", "Thm 5.2", "theory")
+@claim("DS-FedDRO converges as β falls with the step.", "Thm 5.2")
 def ds_converges(results: pd.DataFrame) -> Finding:
     """DS-FedDRO with β = η ends ever closer to x* as the step falls, at last within .02, but not with β fixed."""
     figures = _distances(results, "step", ("DS-FedDRO", FIXED["DS-FedDRO"]))
@@ -180,7 +180,7 @@ def ds_converges(results: pd.DataFrame) -> Finding:
     return Finding(falls and errors[0] < 0.02 and min(fixed) > 0.3, figures)
 
 
-@claim("FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well, under Assumptions 3.2–3.4.", "Section 4.1", "theory")
+@claim("FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD fail as well, under Assumptions 3.2–3.4.", "Section 4.1")
 def nested_fail(results: pd.DataFrame) -> Finding:
     """FedMBO, SimFBO, FedBiOAcc and Fed-DR-SCGD end at least .1 from x* at every step."""
     methods = [method for method in NESTED if method != "FedBiO"]

@@ -305,9 +305,8 @@ def as_in_the_figures(results: pd.DataFrame) -> Finding:
     between 75 and 85 %."""
     end = {m: ends(_of(results, OUTER, m), habits="all") for m in ("LFedNest", "LFedNestSVRG", "LFedNestNonAlt")}
     light, svrg, joint = end.values()
-    leads = all_lead(
-        {"LFedNestSVRG over LFedNest": lead(svrg, light), "LFedNest over LFedNestNonAlt": lead(light, joint)}
-    )
+    pairs = {"LFedNestSVRG over LFedNest": lead(svrg, light), "LFedNest over LFedNestNonAlt": lead(light, joint)}
+    leads = all_lead(pairs)
     near = abs(mean(light) - THEIRS) <= 0.01 and 0.75 <= mean(joint) <= 0.85
     return Finding(together([near, leads.holds]), {f"end, {', '.join(end)}": means(end), **leads.figures})
 

@@ -36,12 +36,6 @@ def picture(results: pd.DataFrame, across: str, lines: dict[str, Any], bottom: f
 TWO = {"FedNest": report.BLUE, "LFedNest": report.VERMILION}
 
 
-def fig2a_runs(quick: bool) -> list[Config]:
-    """Two methods, two splits, both 1/ℓ."""
-    each = itertools.product((shared.HESSIAN_STEP, shared.AUTO), TWO, SPLITS)
-    return [shared.representation(quick, m, split, hessian_step=step) for step, m, split in each]
-
-
 fig2a_claims = Claims()
 
 
@@ -99,7 +93,10 @@ def implicit_part(results: pd.DataFrame) -> Finding:
 fig2a = Experiment(
     **description("fednest-fig2a", globals()),
     family=shared.FAMILY,
-    runs=fig2a_runs,
+    runs=lambda quick: [
+        shared.representation(quick, m, split, hessian_step=step)
+        for step, m, split in itertools.product((shared.HESSIAN_STEP, shared.AUTO), TWO, SPLITS)
+    ],
     picture=lambda results: picture(shared.scripts(results), "round", shared.by_split("method", TWO), 0.6),
     claims=tuple(fig2a_claims),
     headlines=lambda results: [
@@ -157,11 +154,6 @@ fig2b = Experiment(
 TAUS = {1: report.BLUE, 5: report.VERMILION}
 
 
-def fig2c_runs(quick: bool) -> list[Config]:
-    """FedNest with one and with five outer steps, two splits."""
-    return [shared.representation(quick, "FedNest", split, tau) for tau in TAUS for split in SPLITS]
-
-
 fig2c_claims = Claims()
 
 
@@ -189,7 +181,7 @@ def tau_improves_accuracy(results: pd.DataFrame) -> Finding:
 fig2c = Experiment(
     **description("fednest-fig2c", globals()),
     family=shared.FAMILY,
-    runs=fig2c_runs,
+    runs=lambda quick: [shared.representation(quick, "FedNest", split, tau) for tau in TAUS for split in SPLITS],
     picture=lambda results: picture(printed(results), "exchanges", shared.by_split("tau", TAUS, "τ = {}"), 0.84),
     claims=tuple(fig2c_claims),
     headlines=lambda results: [

@@ -71,12 +71,6 @@ def fig3b_picture(results: pd.DataFrame) -> Figure:
 # Fig. 3a.
 
 
-def fig3a_runs(quick: bool) -> list[Config]:
-    """FedNest and LFedNest, i.i.d., with both steps, and the two lines beside them."""
-    equal = [tuning.at_equal_steps(quick, method, "i.i.d.", tuning.SEEDS) for method in tuning.TWO]
-    return [tuning.config(quick, *key) for key in tuning.FIG3A] + equal
-
-
 fig3a_claims = Claims()
 
 
@@ -117,7 +111,10 @@ def lfednest_tunes(results: pd.DataFrame) -> Finding:
 
 fig3a = Experiment(
     **description("fednest-fig3a", globals()),
-    runs=fig3a_runs,
+    runs=lambda quick: [
+        *(tuning.config(quick, *key) for key in tuning.FIG3A),
+        *(tuning.at_equal_steps(quick, method, "i.i.d.", tuning.SEEDS) for method in tuning.TWO),
+    ],
     picture=fig3a_picture,
     claims=tuple(fig3a_claims),
     search=lambda quick: tuning.search(quick, tuning.FIG3A),

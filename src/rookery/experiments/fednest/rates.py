@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from functools import partial
 from typing import Any
 
 import jax
@@ -145,7 +144,7 @@ def slope(table: pd.DataFrame) -> Lead:
     return lead([power(table.columns.to_numpy(float), row) for row in table.to_numpy(float)])
 
 
-claim = Claims()
+claim = Claims("theory")
 
 
 def _no_flatter(results: pd.DataFrame, problem: str) -> Finding:
@@ -164,7 +163,7 @@ for name, symbol, where in (
     ("Single level", "f", "Thm 3.2"),
 ):
     text = f"{name}: mean ‖∇{symbol}‖² falls no flatter than K^(−1/2)."
-    claim(text, where, "theory")(partial(_no_flatter, problem=name.lower()))
+    claim(text, where, problem=name.lower())(_no_flatter)
 
 
 def _biases(results: pd.DataFrame, neumann: str) -> pd.DataFrame:
@@ -175,7 +174,7 @@ def _biases(results: pd.DataFrame, neumann: str) -> pd.DataFrame:
     return table.assign(error=groups["bias"].sem())
 
 
-@claim("The hypergradient's bias is geometric in N, no slower than (κ − 1)/κ.", "Lemma 2.2", "theory")
+@claim("The hypergradient's bias is geometric in N, no slower than (κ − 1)/κ.", "Lemma 2.2")
 def bias_is_geometric(results: pd.DataFrame) -> Finding:
     """From each N to the next the summed series' bias falls by (κ − 1)/κ or more a term."""
     table = _biases(results, "sum")
@@ -185,7 +184,7 @@ def bias_is_geometric(results: pd.DataFrame) -> Finding:
     return Finding(holds, {"largest factor a term, and (κ − 1)/κ": [factors.max(), rate]})
 
 
-@claim("The mean of the random hypergradient has this bias (within the margin).", "Lemma 2.2, (16)", "theory")
+@claim("The mean of the random hypergradient has this bias (within the margin).", "Lemma 2.2, (16)")
 def random_has_that_bias(results: pd.DataFrame) -> Finding:
     table, seeds = _biases(results, "random"), select(results, neumann="random")["seed"].nunique()
     away = ((table["bias"] - table["closed_form"]) / table["error"]).abs()

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -83,6 +84,8 @@ class Claim:
 class Claims(list[Claim]):
     """The claims of an experiment, in order; calling it makes a decorator that adds a check as a claim.
 
+    `kind` is that of the paper's claims.
+
     >>> claim = Claims()
     >>> @claim("It converges.", "Fig. 1")
     ... def converges(results):
@@ -91,11 +94,18 @@ class Claims(list[Claim]):
     (1, False)
     """
 
-    def __call__(self, text: str, where: str = "ours", kind: Kind | None = None) -> Callable[[Check | None], Claim]:
-        """Decorate a check."""
+    def __init__(self, kind: Kind = "experiment") -> None:
+        super().__init__()
+        self.kind = kind
 
-        def add(check: Check | None) -> Claim:
-            self.append(Claim(text, where, check, kind or ("own" if where == "ours" else "experiment")))
+    def __call__(
+        self, text: str, where: str = "ours", kind: Kind | None = None, **settings: Any
+    ) -> Callable[[Callable[..., Finding] | None], Claim]:
+        """Decorate a check; it is called with the results and these settings."""
+
+        def add(check: Callable[..., Finding] | None) -> Claim:
+            given = partial(check, **settings) if check else None
+            self.append(Claim(text, where, given, kind or ("own" if where == "ours" else self.kind)))
             return self[-1]
 
         return add

@@ -62,9 +62,7 @@ class Grid:
     def best(self, search: pd.DataFrame) -> dict[Key, dict[str, float]]:
         """The values with the highest score, for each key."""
         rows = {key: own.iloc[int(own["score"].argmax())] for key, own in self._means(search).items()}
-        return {
-            key: {str(name): float(row[name]) for name in row.index if name != "score"} for key, row in rows.items()
-        }
+        return {key: {str(n): float(value) for n, value in row.drop("score").items()} for key, row in rows.items()}
 
     def edges(self, search: pd.DataFrame) -> list[Edge]:
         """The best values at the edge of those tried, where more than one was tried."""

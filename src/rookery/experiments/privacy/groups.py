@@ -55,9 +55,8 @@ def still_robust(results: pd.DataFrame) -> Finding:
 def worst_first(results: pd.DataFrame) -> Finding:
     lost = partial(loss, results, "groups", "FedDRO")
     budgets = [budget for budget in values(results, "budget") if budget <= 4]
-    return all_lead(
-        {f"ε = {e:g}": lead(lost(e, "worst"), lost(e)) for e in budgets}, "loss of the worst less the mean's"
-    )
+    leads = {f"ε = {e:g}": lead(lost(e, "worst"), lost(e)) for e in budgets}
+    return all_lead(leads, "loss of the worst less the mean's")
 
 
 groups = Experiment(

@@ -71,11 +71,8 @@ def two_groups(seed: int, clients: int, plain: bool, data: str, data_dir: Any = 
         turned = np.rot90(images.reshape(-1, side, side), axes=(1, 2)).reshape(len(images), -1)
         return (turned + GRAIN * rng.normal(size=turned.shape)).astype(np.float32)
 
-    rows = lambda own, bad: {
-        "image": scanned(images[own], bad),
-        "label": labels[own],
-        "group": np.full(len(own), bad, np.int32),
-    }
+    group = lambda own, bad: np.full(len(own), bad, np.int32)
+    rows = lambda own, bad: {"image": scanned(images[own], bad), "label": labels[own], "group": group(own, bad)}
     federation = Clients(upper=[rows(own, bool(bad)) for own, bad in zip(parts, kinds, strict=True)])
     tests = [jnp.asarray(scanned(test, bad)) for bad in (False, True)]
 
@@ -150,9 +147,8 @@ def algorithm(task: str, method: str, upper: float, lower: float) -> Algorithm:
 def config(quick: bool, task: str, method: str, epsilon: float, values: Sequence[float], **changes: Any) -> Config:
     """One method on one task with one budget; `values`: see `algorithm`."""
     clients, cohort, rounds = (60, 20, 3) if quick else (CLIENTS, COHORT, ROUNDS)
-    budget = (
-        private(epsilon, 1e-3 if quick else DELTA, FIRST_BOUND, rounds, quantile=QUANTILE) if epsilon < np.inf else None
-    )
+    delta = 1e-3 if quick else DELTA
+    budget = private(epsilon, delta, FIRST_BOUND, rounds, quantile=QUANTILE) if epsilon < np.inf else None
     return Config(
         name=f"{task}, {method}, ε = {epsilon:g}",
         labels={"task": task, "method": method, "budget": epsilon},
@@ -206,6 +202,5 @@ def against_budget(ax: Axes, results: pd.DataFrame, metric: str, lines: Mapping[
 
 def grid(score: str) -> Grid:
     """How the search chooses: by the first half of the test images, after the last round."""
-    return Grid(
-        r"upper (?P<upper>\S+), lower (?P<lower>\S+)$", ("task", "method", "budget"), lambda found: found[score]
-    )
+    pattern = r"upper (?P<upper>\S+), lower (?P<lower>\S+)$"
+    return Grid(pattern, ("task", "method", "budget"), lambda found: found[score])

@@ -26,7 +26,7 @@ def every_fourth(results: pd.DataFrame) -> pd.DataFrame:
 
 claim = Claims()
 for center in KINDS:
-    claim(f"{center.capitalize()}: Bi-level is best.")(partial(nodes.best, center=center))
+    claim(f"{center.capitalize()}: Bi-level is best.", center=center)(nodes.best)
 claim(table3.TRUSTED)(nodes.similar_trusted)
 
 

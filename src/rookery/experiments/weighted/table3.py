@@ -15,7 +15,7 @@ from rookery.experiments.machinery.claims import Lead, lead, margin
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.numbers import Figures, keyed, mean, two_errors
 from rookery.experiments.weighted import nodes
-from rookery.experiments.weighted.nodes import METHODS, ahead, cells, named, over_cells, scores
+from rookery.experiments.weighted.nodes import METHODS, ahead, at_equal_points, best, cells, named, over_cells, scores
 from rookery.tasks.weighted_nodes import KINDS
 
 # The paper's: by setting, data set and centre, the mean and ± of each method.
@@ -116,12 +116,10 @@ DROP = "Ditto and pFedMe drop from setting 1 to 2, 3 and 4 on the minority."
 TRUSTED = "The weights of similar nodes rise, of dissimilar ones fall."
 
 claim = Claims()
-claim(MINORITY, "Section 5, Table 3")(partial(nodes.best, center="minority"))
-claim(MAJORITY, "Section 5, Table 3")(partial(nodes.best, center="majority", most=True))
-for number, text, most in (("8", MINORITY, False), ("9", MAJORITY, True)):
-    claim(f"At equal data points. {text}", f"Fig. {number}")(
-        partial(nodes.best, center=text.split(":")[0].lower(), most=most, by=nodes.at_equal_points)
-    )
+claim(MINORITY, "Section 5, Table 3", center="minority")(best)
+claim(MAJORITY, "Section 5, Table 3", center="majority", most=True)(best)
+claim(f"At equal data points. {MINORITY}", "Fig. 8", center="minority", by=at_equal_points)(best)
+claim(f"At equal data points. {MAJORITY}", "Fig. 9", center="majority", most=True, by=at_equal_points)(best)
 claim("FedAvg is below Local-train on the minority, in most cells of settings 2–4.", "Section 5")(fedavg_below_local)
 claim(DROP, "Section 5")(personal_drop)
 claim("FedAvg, Ditto and pFedMe are better on the majority than on the minority (in most cells).", "Section 5")(
@@ -129,10 +127,9 @@ claim("FedAvg, Ditto and pFedMe are better on the majority than on the minority 
 )
 claim("Bi-level performs similarly on both groups (within the margin, in most cells).", "Section 5")(alike_on_both)
 claim(TRUSTED, "Fig. 2, 4–6")(nodes.similar_trusted)
-claim("Bi-level's, Local-train's and FedAvg's accuracies agree within the margin, in nine cells of ten.", "Table 3")(
-    partial(_agree, methods=METHODS[:3])
-)
-claim("Ditto's and pFedMe's do.", "Table 3")(partial(_agree, methods=METHODS[3:]))
+text = "Bi-level's, Local-train's and FedAvg's accuracies agree within the margin, in nine cells of ten."
+claim(text, "Table 3", methods=METHODS[:3])(_agree)
+claim("Ditto's and pFedMe's do.", "Table 3", methods=METHODS[3:])(_agree)
 claim("Down-sampled ImageNet, all rows.", "Table 3")(None)
 
 
@@ -169,7 +166,7 @@ def digits_runs(quick: bool) -> list[Config]:
 
 
 claim = Claims()
-claim(MINORITY)(partial(nodes.best, center="minority"))
+claim(MINORITY, center="minority")(best)
 claim(DROP)(personal_drop)
 claim(TRUSTED)(nodes.similar_trusted)
 

@@ -4,7 +4,6 @@ Everything but the weights has a closed form.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -163,7 +162,7 @@ def theory_picture(results: pd.DataFrame) -> Figure:
     return fig
 
 
-claim = Claims()
+claim = Claims("theory")
 
 
 def _falls(results: pd.DataFrame, sweep: str) -> Finding:
@@ -176,7 +175,7 @@ def _falls(results: pd.DataFrame, sweep: str) -> Finding:
 
 
 for name in ("valid", "train"):
-    claim(f"Dist(ŵ, W*) falls with n_{name}.", "Thm 2, (10)", "theory")(partial(_falls, sweep=name))
+    claim(f"Dist(ŵ, W*) falls with n_{name}.", "Thm 2, (10)", sweep=name)(_falls)
 
 
 def _beats(results: pd.DataFrame, other: str, furthest: float = math.inf) -> Finding:
@@ -189,12 +188,9 @@ def _beats(results: pd.DataFrame, other: str, furthest: float = math.inf) -> Fin
     return Finding(together([more.holds for more in leads.values()]), figures)
 
 
-claim("Better than Local-train when the dissimilarity is small (distances up to .3).", "Cor. 1", "theory")(
-    partial(_beats, other="local", furthest=0.3)
-)
-claim("Preferable to equal weights at any dissimilarity.", "Section 3, Prop. 2", "theory")(
-    partial(_beats, other="equal")
-)
+text = "Better than Local-train when the dissimilarity is small (distances up to .3)."
+claim(text, "Cor. 1", other="local", furthest=0.3)(_beats)
+claim("Preferable to equal weights at any dissimilarity.", "Section 3, Prop. 2", other="equal")(_beats)
 
 theory = Experiment(
     **description("weighted-theory", globals()),
