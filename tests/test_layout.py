@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_imports_point_one_way(path: Path) -> None:
     assert own in RANK, f"{own} has no place in ORDER"
     wrong = {name for name in imported(path) - {own, "__version__"} if RANK[name] >= RANK[own]}
     assert not wrong, f"{own} imports {sorted(wrong)}"
+
+
+def test_the_wheel_has_every_file_that_is_not_code() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["rookery"]
+    packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
+    files = {path for path in SOURCE.rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert files == packed
 
 
 def test_what_may_change_with_jax_is_in_one_file() -> None:

@@ -1,4 +1,4 @@
-"""The papers' figures and tables, one folder for each paper; `reproduce` runs one by name."""
+"""The papers' figures and tables: a folder for each paper, with its words in texts.md; `reproduce` runs one by name."""
 
 from collections.abc import Sequence
 from pathlib import Path

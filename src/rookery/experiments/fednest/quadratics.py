@@ -27,6 +27,7 @@ SCALE = 0.02  # of the upper loss: the theory's steps, which are not scale-free,
 MINIMAX_SCALE = 0.1  # of the only loss: less would need a lower step above 1, which Lemma C.3 forbids
 LOCAL_STEPS = np.array([1, 1, 2, 2, 3])  # τ_i
 LOWER_ROUNDS = 5  # T of bilevel and minimax
+START = (np.ones(DIM), np.ones(DIM))
 
 Rows = list[dict[str, np.ndarray]]
 
@@ -95,8 +96,7 @@ def _bilevel(rng: np.random.Generator, noise: float) -> Task:
     lower = _rows(lambda: _matrices(rng) | {"b": _noisy(rng, noise)})
     vectors = lambda: {"c": SCALE * _noisy(rng, noise), "d": SCALE * _noisy(rng, noise)}
     upper = _rows(lambda: {"C": scaled, "D": scaled, "E": zero} | vectors())
-    start = (np.ones(DIM), np.ones(DIM))
-    task = quadratic_task(quadratic(clients=1).problem, Clients(lower, upper, replace=True), start, np.zeros_like)
+    task = quadratic_task(quadratic(clients=1).problem, Clients(lower, upper, replace=True), START, np.zeros_like)
     return quadratic_task(task.problem, task.clients, task.init, solution(task).hypergradient)
 
 
@@ -110,9 +110,7 @@ def _minimax(rng: np.random.Generator, noise: float) -> Task:
     rows = _rows(lambda: _matrices(rng) | {"b": _noisy(rng, noise), "d": _noisy(rng, noise)})
     a, b, shift, d = _means(rows, "ABbd")
     gradient = lambda x: MINIMAX_SCALE * (x - d + b.T @ np.linalg.solve(a, b @ x + shift))
-    return quadratic_task(
-        Minimax(_minimax_objective), Clients(upper=rows, replace=True), (np.ones(DIM), np.ones(DIM)), gradient
-    )
+    return quadratic_task(Minimax(_minimax_objective), Clients(upper=rows, replace=True), START, gradient)
 
 
 def _inner(x: Any, batch: Any) -> Float[Array, " d"]:
@@ -132,9 +130,7 @@ def _compositional(rng: np.random.Generator, noise: float) -> Task:
     upper = _rows(lambda: {"c": _noisy(rng, 0.3)})  # D̃_f, and so the steps, depend on this noise
     (r, s), [c] = _means(lower, "Rs"), _means(upper, "c")
     gradient = lambda x: SCALE * r.T @ (r @ x + s - c)
-    return quadratic_task(
-        Compositional(_inner, _outer), Clients(lower, upper, replace=True), (np.ones(DIM), np.ones(DIM)), gradient
-    )
+    return quadratic_task(Compositional(_inner, _outer), Clients(lower, upper, replace=True), START, gradient)
 
 
 def _single_loss(x: Any, batch: Any) -> Float[Array, ""]:

@@ -171,9 +171,6 @@ class Lead(NamedTuple):
         """Whether the first is higher; None where the difference is within the margin."""
         return None if abs(self.mean) <= self.error else self.mean > 0
 
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} ± {self.error:.4f}"
-
 
 def lead(a: Numbers | float, b: Numbers | float = 0.0, paired: bool = True) -> Lead:
     """How much higher a is than b over the seeds, seed by seed if `paired` and both have the same number of seeds.
