@@ -33,6 +33,7 @@ STORM = {"delta": 2.0, "offset": 8.0, "c_upper": 0.8, "c_lower": 0.5}
 LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upper_step": 0.02, "radius": 0.002}
 LOOP |= {"local_steps": (1, 3), "batch_size": 2}
 ADAPTIVE = LOOP | {"bounds": ((0.001, 1.0), (0.001, 1.0), None)}
+FIRST_ORDER = {"upper_step": 0.02, "lower_step": 0.1, "multiplier": 5.0, "local_steps": (1, 3), "batch_size": 2}
 NODES = {"model_step": 0.1, "linear_step": 0.15, "weight_step": 0.4, "steps": 5, "sync_every": 3, "refresh": 0.5}
 NODES |= {"batch_size": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -70,6 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "CommFedBiO": STEPS | {"lower_local_steps": (1, 3), "linear_step": 0.15, "neumann_terms": 2, "shrink": 2},
     "StocBiO": SYNCHRONOUS,
     "MRBO": SERIES | STORM,
+    "F2SA": FIRST_ORDER | {"auxiliary_step": 0.12, "lower_rounds": 2, "control": "anchor"},
     "FedAvgSaddle": SADDLE,
     "ScaffoldSaddle": SADDLE,
     "FastDRO": SAMPLES | {"size": 0.4},
@@ -137,6 +139,7 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("CommFedBiO", "Bilevel"): N + 2,
     ("StocBiO", "Bilevel"): T + N + 2,
     ("MRBO", "Bilevel"): N + 2,
+    ("F2SA", "Bilevel"): 2 * (T + 1),
     ("FedAvgSaddle", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
     ("FastDRO", "SingleLevel"): 2,

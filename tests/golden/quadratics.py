@@ -64,6 +64,18 @@ class Bilevel:
             lambda s: s["A"] @ y - s["B"] @ x - s["b"] + np.tanh(s["u"] @ y + s["w"] @ x) * s["u"],
         )
 
+    def g(self, i: int, x: Vector, y: Vector) -> float:
+        """g itself."""
+
+        def value(s: Sample) -> Any:
+            quadratic = 0.5 * y @ s["A"] @ y - y @ (s["B"] @ x + s["b"])
+            return quadratic + np.log(np.cosh(s["u"] @ y + s["w"] @ x))
+
+        return float(_own_mean(self.lower[i], value))
+
+    def g_x(self, i: int, x: Vector, y: Vector) -> Vector:
+        return _own_mean(self.lower[i], lambda s: -s["B"].T @ y + np.tanh(s["u"] @ y + s["w"] @ x) * s["w"])
+
     def g_yy(self, i: int, x: Vector, y: Vector) -> Matrix:
         return _own_mean(
             self.lower[i], lambda s: s["A"] + np.outer(s["u"], s["u"]) / np.cosh(s["u"] @ y + s["w"] @ x) ** 2

@@ -6,6 +6,7 @@ from rookery.algorithms.compositional_baselines import GCIVR, MBSGD, NASA, SCGD,
 from rookery.algorithms.fedbio import FedBiO, FedBiOAcc, FedBiOAccLocal, FedBiOLocal
 from rookery.algorithms.feddro import CompositionalFedAvg, DSFedDRO, FedDRO
 from rookery.algorithms.fednest import FedNest, FedNestSGD, LFedNest, LFedNestNonAlt, LFedNestSVRG
+from rookery.algorithms.first_order import F2SA
 from rookery.algorithms.global_hypergradient import AggITD, FedMBO
 from rookery.algorithms.group_dro import AFL, DRFA, QFedAvg
 from rookery.algorithms.local_momentum import AdaFBiO, LocalBSGM, LocalBSGVR
@@ -19,7 +20,7 @@ from rookery.algorithms.weighted_nodes import LocalSVRG, WeightedNodesABA, Weigh
 from rookery.base.arguments import naming_fields as _naming_fields
 
 __all__ = [
-    "AFL", "ALSET", "ASFBO", "BSA", "DRFA", "FCSG", "GCIVR", "LAASFBO", "MBSGD", "MRBO", "NASA", "PDSGD",
+    "AFL", "ALSET", "ASFBO", "BSA", "DRFA", "F2SA", "FCSG", "GCIVR", "LAASFBO", "MBSGD", "MRBO", "NASA", "PDSGD",
     "SCGD", "TTSA", "AccFCSGM", "AdaFBiO", "AggITD", "ComFedL", "CommFedBiO", "CompositionalFedAvg", "DSFedDRO",
     "Ditto", "FastDRO", "FedAvg", "FedAvgSaddle", "FedBiO", "FedBiOAcc", "FedBiOAccLocal", "FedBiOLocal",
     "FedDRO", "FedDRSCGD", "FedMBO", "FedNest", "FedNestSGD", "FedProx", "FedSVRG", "FineTuned", "LFedNest",
