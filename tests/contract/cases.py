@@ -34,6 +34,7 @@ LOOP = {"upper_step": 0.03, "lower_step": 0.05, "linear_step": 0.04, "server_upp
 LOOP |= {"local_steps": (1, 3), "batch_size": 2}
 ADAPTIVE = LOOP | {"bounds": ((0.001, 1.0), (0.001, 1.0), None)}
 FIRST_ORDER = {"upper_step": 0.02, "lower_step": 0.1, "multiplier": 5.0, "local_steps": (1, 3), "batch_size": 2}
+LAGRANGIAN = {"upper_step": 0.02, "lower_step": 0.03, "linear_step": 0.1, "local_steps": (1, 3), "batch_size": 2}
 NODES = {"model_step": 0.1, "linear_step": 0.15, "weight_step": 0.4, "steps": 5, "sync_every": 3, "refresh": 0.5}
 NODES |= {"batch_size": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -71,7 +72,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "CommFedBiO": STEPS | {"lower_local_steps": (1, 3), "linear_step": 0.15, "neumann_terms": 2, "shrink": 2},
     "StocBiO": SYNCHRONOUS,
     "MRBO": SERIES | STORM,
+    "BOME": STEPS
+    | {"auxiliary_step": 0.12, "lower_rounds": 2, "lower_local_steps": (1, 3), "lower_step": 0.3, "barrier_rate": 0.9},
     "F2SA": FIRST_ORDER | {"auxiliary_step": 0.12, "lower_rounds": 2, "control": "anchor"},
+    "F2SA2": FIRST_ORDER,
+    "FedMSA": LAGRANGIAN | {"momentum": 0.4},
+    "MEHA": FIRST_ORDER | {"auxiliary_step": 0.12, "smoothing": 2.0},
+    "SGHA": LAGRANGIAN | {"smoothing": 0.5, "dual_regularization": 0.1, "radius": 0.05, "control": "anchor"},
+    "VPBGD": FIRST_ORDER | {"auxiliary_step": 0.12},
     "FedAvgSaddle": SADDLE,
     "ScaffoldSaddle": SADDLE,
     "FastDRO": SAMPLES | {"size": 0.4},
@@ -139,7 +147,14 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("CommFedBiO", "Bilevel"): N + 2,
     ("StocBiO", "Bilevel"): T + N + 2,
     ("MRBO", "Bilevel"): N + 2,
+    ("BOME", "Bilevel"): T + 1,
     ("F2SA", "Bilevel"): 2 * (T + 1),
+    ("F2SA2", "Bilevel"): 1,
+    ("FedMSA", "Bilevel"): 2,
+    ("FedMSA", "Compositional"): 2,
+    ("MEHA", "Bilevel"): 1,
+    ("SGHA", "Bilevel"): 2,
+    ("VPBGD", "Bilevel"): 1,
     ("FedAvgSaddle", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
     ("FastDRO", "SingleLevel"): 2,

@@ -103,6 +103,9 @@ def test_the_plan(name: str, kind: str) -> None:
     assert jax.tree.structure((after.x, after.y)) == jax.tree.structure((x, () if own else y))
 
 
+NO_EFFECT = {"SGHA"}  # its finite differences are exact on quadratics, whatever their length
+
+
 @together(FIRST, default={"FedAvg"})
 def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     own = method(name)
@@ -110,7 +113,7 @@ def test_a_sweep_over_a_float_compiles_once(name: str, kind: str) -> None:
     assert named
     assert named == contract.floats(own)
     run = lambda algorithm: outcome(rk.Simulation(block=2), job(name, ragged(kind), algorithm, **HARD))
-    contract.sweep_compiles_nothing(own, run, effects=True)
+    contract.sweep_compiles_nothing(own, run, effects=name not in NO_EFFECT)
 
 
 # Lost replies, and channels.

@@ -246,21 +246,21 @@ class NoSolves:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    shutil.copy(OWN / "f2sa.py", tmp_path / "mine_f2sa.py")
-    file = tmp_path / "mine_f2sa.py"
+    shutil.copy(OWN / "g_pbgd.py", tmp_path / "mine_g_pbgd.py")
+    file = tmp_path / "mine_g_pbgd.py"
     done = invoke(
-        "contract", f"{file}:F2SA", "--only", "keys", "--only", "counts", "--exchanges", 1, "--set", "local_steps=2"
+        "contract", f"{file}:GPBGD", "--only", "keys", "--only", "counts", "--exchanges", 2, "--set", "local_steps=2"
     )
     assert done.exit_code == 0, done.output
     assert "counts [Bilevel]  passed" in done.stdout
-    assert "1 exchange a round, 6 gradients by each client." in done.stdout
+    assert "2 exchanges a round, 3 gradients by each client." in done.stdout
     assert "keeps the contract: 2 passed, 0 failed, 0 skipped" in done.stdout
-    failed = invoke("contract", f"{file}:F2SA", "--only", "counts", "--gradients", 5, "--json")
+    failed = invoke("contract", f"{file}:GPBGD", "--only", "counts", "--gradients", 5, "--json")
     assert failed.exit_code == 1
     told = json.loads(failed.stdout)
     assert (told["passed"], told["failed"]) == (0, 1)
-    assert told["checks"][0]["detail"] == "a client computes 3 gradients a round; stated: 5.0."
-    assert "mine_f2sa.py:F2SA fails 1 of 1 checks." in failed.stderr
+    assert told["checks"][0]["detail"] == "a client computes 2 gradients a round; stated: 5.0."
+    assert "mine_g_pbgd.py:GPBGD fails 1 of 1 checks." in failed.stderr
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_bad_input_of_the_command(tmp_path: Path) -> None:
     file = tmp_path / "bad_method.py"
     file.write_text(BAD)
     for arguments, line in {
-        (f"{tmp_path}/none.py:F2SA",): "There is no file",
-        (f"{file}:F2SA",): "has no 'F2SA'",
+        (f"{tmp_path}/none.py:GPBGD",): "There is no file",
+        (f"{file}:GPBGD",): "has no 'GPBGD'",
         (f"{file}:NoSolves",): "the class NoSolves without solves; an algorithm is a frozen dataclass",
         ("FedAvg", "--problem", "bilevel"): "problem must be one that FedAvg solves (SingleLevel); got 'bilevel'",
         ("FedAvg", "--set", "stp=1"): "FedAvg has no setting 'stp'; did you mean step",

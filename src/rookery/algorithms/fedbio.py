@@ -283,6 +283,24 @@ class FedBiOAccLocal(_FedBiO):
         return State(x, (), momenta=nu, t=state.t + self.local_steps)
 
 
+def SOBA(
+    upper_step: Any = 0.01, lower_step: Any = 0.01, linear_step: Any = None, batch_size: int | None = None
+) -> FedBiO:
+    """Return SOBA in its synchronous form: `FedBiO` with one local step and one minibatch of each level for all terms.
+
+    Arguments:
+        upper_step: ργ, on x.
+        lower_step: ρ, on y.
+        linear_step: on u (the paper's v); None: lower_step, as in the paper.
+        batch_size: as in `FedBiO`.
+
+    Reference: Dagréou, Ablin, Vaiter and Moreau, A Framework for Bilevel Optimization That Enables Stochastic and
+    Global Variance Reduction Algorithms, NeurIPS 2022.
+    """
+    linear_step = lower_step if linear_step is None else linear_step
+    return FedBiO(upper_step, lower_step, batch_size=batch_size, linear_step=linear_step, shared_batch=True)
+
+
 def directions(
     h: FedBiO | FedBiOAcc, c: Client, points: list[Several], orders: Any, v: Any, size: Sizes
 ) -> list[Several]:

@@ -1,9 +1,10 @@
-"""F2SA and F2SA-2 (Kwon et al. 2023; Chen et al. 2026): bilevel methods that need first derivatives only."""
+"""F2SA, F2SA-2 and V-PBGD: bilevel methods that replace the hypergradient by a penalty, with first derivatives only."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import tree
@@ -113,3 +114,81 @@ class F2SA(_FirstOrder):
         (g_x, g_y), (z_x, z_y) = c.g_x_and_y(x, y, lower), c.g_x_and_y(x, z, lower)
         d_x = tree.add(f_x, tree.scale(self.multiplier, tree.sub(g_x, z_x)))
         return d_x, tree.add(tree.scale(1 / self.multiplier, f_y), g_y), z_y
+
+
+@dataclass(frozen=True)
+class F2SA2(_FirstOrder):
+    """F2SA-2: F2SA with a central difference, whose bias falls with the square of 1/λ.
+
+    F2SA2 solves bilevel problems. With ν = 1/λ and ℓ_ν(x) = min_y [g + νf], the hypergradient is the derivative of
+    ∇ℓ_ν at ν = 0. `F2SA` is its forward difference. This is the central one, at the price of one more gradient of f:
+        x ← x − α (½ (∇_x f(x, y) + ∇_x f(x, z)) + (λ/2) (∇_x g(x, y) − ∇_x g(x, z))),
+        y ← y − γ (∇_y g(x, y) + ∇_y f(x, y)/λ),
+        z ← z − γ (∇_y g(x, z) − ∇_y f(x, z)/λ).
+    Rounds, `lower_rounds` and `control` are those of `F2SA`. g − f/λ must be strongly convex in y, which it is for λ
+    above ℓ_f/μ_g. The mean of `Run.y` and `Run.state.z` is closer to y*(x) than either.
+
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
+    the authors' code, without the normalisation of x's direction that it has as an option. The federated form and the
+    minibatches are as in `F2SA`; orders p above 2 are not offered.
+
+    Exchanges per round: 1, or T + 1 with `lower_rounds`; twice as many with `control="anchor"`.
+
+    Reference: Chen, Li, Chayti and Zhang, Faster Gradient Methods for Highly-Smooth Stochastic Bilevel Optimization,
+    ICLR 2026.
+    """
+
+    lower_rounds: AtLeastOne | None = None  # T; None: x, y and z move together
+
+    def _steps(self) -> tuple[Any, Any, Any]:
+        return self.upper_step, self.lower_step, self.lower_step
+
+    def _field(self, c: Client, w: Several, upper: Data, lower: Data) -> Several:
+        x, y, z = w
+        (f_x, f_y), (g_x, g_y) = c.f_x_and_y(x, y, upper), c.g_x_and_y(x, y, lower)
+        (f_x_z, f_y_z), (g_x_z, g_y_z) = c.f_x_and_y(x, z, upper), c.g_x_and_y(x, z, lower)
+        total = tree.add(tree.add(f_x, f_x_z), tree.scale(self.multiplier, tree.sub(g_x, g_x_z)))
+        above, below = tree.scale(1 / self.multiplier, f_y), tree.scale(1 / self.multiplier, f_y_z)
+        return tree.scale(0.5, total), tree.add(g_y, above), tree.sub(g_y_z, below)
+
+
+@dataclass(frozen=True)
+class VPBGD(_FirstOrder):
+    """V-PBGD: descend on f + γ(g − min_y g) in x and y together.
+
+    VPBGD solves bilevel problems. Its lower level need not be strongly convex in y; a Polyak–Łojasiewicz inequality is
+    enough. z (the paper's ω) follows a minimiser of g(x, ·). With the penalty γ, a step is
+        x ← x − α (∇_x f(x, y) + γ (∇_x g(x, y) − ∇_x g(x, z))) / max(γ, 1),
+        y ← y − α_y (∇_y f(x, y) + γ ∇_y g(x, y)) / max(γ, 1),
+        z ← z − β ∇_y g(x, z),
+    all from the values before the step. A round is τ_i such local steps and the mean of x, y and z. The limit is that
+    of `F2SA` with λ = γ; the path is another. `control` is as there.
+
+    Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
+    the authors' code, which takes them along min(1/γ, 1)·∇F_γ and has its own step for each variable. The federated
+    form is ours. z takes one step at a time (T = 1) and, like y, uses the minibatch of g of the step. The authors'
+    γ grows linearly from 0; here it must be positive, e.g. `multiplier=lambda k: 0.1 + 0.01 * k`.
+
+    Exchanges per round: 1, or 2 with `control="anchor"`.
+
+    Reference: Shen and Chen, On Penalty-based Bilevel Gradient Descent Method, ICML 2023.
+    """
+
+    upper_step: Step = 0.05  # α
+    lower_step: Step = 0.05  # α_y
+    auxiliary_step: Step = 0.1  # β, of z
+    multiplier: Positive = 10.0  # γ
+
+    lower_rounds: ClassVar[None] = None
+
+    def _steps(self) -> tuple[Any, Any, Any]:
+        return self.upper_step, self.lower_step, self.auxiliary_step
+
+    def _field(self, c: Client, w: Several, upper: Data, lower: Data) -> Several:
+        x, y, z = w
+        f_x, f_y = c.f_x_and_y(x, y, upper)
+        (g_x, g_y), (g_x_z, g_y_z) = c.g_x_and_y(x, y, lower), c.g_x_and_y(x, z, lower)
+        scale = jnp.maximum(self.multiplier, 1)
+        d_x = tree.add(f_x, tree.scale(self.multiplier, tree.sub(g_x, g_x_z)))
+        d_y = tree.add(f_y, tree.scale(self.multiplier, g_y))
+        return tree.scale(1 / scale, d_x), tree.scale(1 / scale, d_y), g_y_z

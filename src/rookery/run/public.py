@@ -3,6 +3,7 @@
 from rookery import parts
 from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
+from rookery.algorithms.fedbio import SOBA
 from rookery.algorithms.server_optimizer import with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
@@ -38,7 +39,7 @@ from rookery.run.tune import Tuning, tune
 from rookery.run.weights import load_weights, save_weights
 
 __all__ = [
-    "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
+    "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "Federation", "HostError", "MemoryLimitError", "Minimax",
     "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share", "Simulation",
     "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "chain", "check", "clip", "explain",
