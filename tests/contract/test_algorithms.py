@@ -152,9 +152,7 @@ SAME_KEY = {"FastDRO", "FedDRO", "MBSGD", "SCGD", "WeightedNodesProx"}  # two ma
 LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("unequal clients", "loose clip", "resume")]
 
 
-@pytest.mark.parametrize(
-    "check", ["keys", "channel and faults", *(pytest.param(c, marks=pytest.mark.slow) for c in LONG)]
-)
+@pytest.mark.parametrize("check", ["keys", "channel and faults", *LONG])
 @together(PAIRS, default={"FedAvg"})
 def test_the_contract_of_anyone_s_method(name: str, kind: str, check: str) -> None:
     skip = ["keys"] if name in SAME_KEY else []

@@ -54,7 +54,7 @@ SETTINGS: dict[str, Any] = {
     "equal clients": lambda name, kind: job(name, case(kind)),
     "unequal clients": lambda name, kind: job(name, ragged(kind)),
     "full batches": lambda name, kind: job(name, ragged(kind), full(name)),
-    "a channel": lambda name, kind: job(name, ragged(kind), channel=HARD["channel"]),
+    "a channel": lambda name, kind: job(name, ragged(kind), channel=HARD["channel"], noise_seed=HARD["noise_seed"]),
     "lost replies": lambda name, kind: job(name, ragged(kind), faults=HARD["faults"]),
 }
 

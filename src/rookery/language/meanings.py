@@ -26,7 +26,7 @@ MEANINGS: dict[str, str] = {
     "c_linear": "weight of the new estimate in the momentum of the linear system",
     "multiplier": "weight of the penalty: a larger one lowers the bias, and may be a schedule that grows",
     "auxiliary_step": "step size on the second lower variable",
-    "smoothing": "weight of the term that holds a variable to its smoothed copy",
+    "smoothing": "weight of the quadratic term that smooths the problem",
     "smoothing_rate": "step of the smoothed copies towards the variables",
     "dual_regularization": "regularization of the multiplier: a larger one adds bias and stability",
     "difference": "length of a finite difference; none: exact products",
