@@ -78,7 +78,7 @@ class F2SA(_FirstOrder):
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the recursions are those of the public
-        benchmark (benchopt/benchmark_bilevel), the growth of λ is from memory;
+        benchmark (benchopt/benchmark_bilevel), and the growth of λ below follows from the paper's rates;
         the federated form is ours, and so are `lower_rounds=None` and `control`. All variables move together because a
         client's own new y and z would bias the mean of x, even with one local step;
         y and z share the minibatches of g (the paper draws two): their noise, which λ multiplies in x's direction, then

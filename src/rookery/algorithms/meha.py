@@ -38,7 +38,7 @@ class MEHA:
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the formulas are those of a public
-        implementation (BOAT), whose order of the updates differs from the paper's;
+        implementation (BOAT), which steps on y before x;
         the federated form and `control` are ours. The updates are simultaneous, because a client's own new z would bias
         the mean of x, even with one local step. With one client the limit is the same in every order;
         c is constant unless it is a schedule of the round. The paper's is c̲(k + 1)^p with 0 ≤ p < ½, for example
