@@ -180,10 +180,10 @@ def test_who_does_not_answer_keeps_its_memory(name: str, kind: str) -> None:
     reachable = [True]
     session = rk.Federation(transport=lambda sites: lambda i, request: send_to(sites, i, request)).open(what)
     session.init()
-    before = [site.remembered(0) for site in session.sites]
+    before = [site.memory.after(0) for site in session.sites]
     reachable[:] = [False]
     (cost,) = session.advance(1)
-    after = [site.remembered(1) for site in session.sites]
+    after = [site.memory.after(1) for site in session.sites]
     assert cost.missing == EXCHANGES[name, kind]
     moved = [not jax.tree.all(jax.tree.map(np.array_equal, *own)) for own in zip(before, after, strict=True)]
     remembers = bool(jax.tree.leaves(before))

@@ -387,8 +387,8 @@ def test_asking_twice_late_or_a_site_that_forgot_changes_nothing(name: str) -> N
         found = Recorder(deliver)
         same_state(rk.solve(problem, THREE, method, start, **how, engine=rk.Federation(transport=found)), expected)
         for site, like in zip(found.sites, plain.sites, strict=True):
-            assert jax.tree.all(jax.tree.map(np.array_equal, site.remembered(3), like.remembered(3)))
-    assert any(jax.tree.leaves(site.remembered(3)) for site in plain.sites)
+            assert jax.tree.all(jax.tree.map(np.array_equal, site.memory.after(3), like.memory.after(3)))
+    assert any(jax.tree.leaves(site.memory.after(3)) for site in plain.sites)
 
 
 @pytest.mark.parametrize("sizes", [pytest.param((3, 3), marks=pytest.mark.slow), (3, 5)])

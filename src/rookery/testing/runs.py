@@ -66,7 +66,7 @@ def outcome(engine: Engine, job: Job, rounds: int = 2, responders: Any = None) -
 def _memory(session: Any, n: int, responders: Any) -> tuple[list[list[Any]], Any]:
     if hasattr(session, "sites"):
         sites = session.sites if responders is None else [responder._site for responder in responders]
-        saved: Any = [site.remembered(session.rounds) for site in sites]
+        saved: Any = [site.memory.after(session.rounds) for site in sites]
         return [[np.array(leaf) for leaf in (*site["memory"], *site["client"])] for site in saved], None
     carry = session.save()
     leaves: Any = [getattr(leaf, "array", leaf) for leaf in jax.tree.leaves((carry.memory, carry.client))]

@@ -104,7 +104,7 @@ class Attending:
         """At the end of a run, at what is remembered."""
         site = self.responder._site
         if header.get("do") == "finish" and site is not None:
-            own = site._next or site._memory
+            own = site.memory.following or site.memory.present
             self.memory = [np.array(leaf) for leaf in (*own["memory"], *own["client"])]
 
     def frames(self, message: bytes) -> list[bytes]:

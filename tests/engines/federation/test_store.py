@@ -95,5 +95,6 @@ def test_what_could_not_be_written_is_not_taken_for_remembered(tmp_path: Path, m
     assert all(b"it can't write to its folder (No space left on device)" in text for text in said)
     for i, responder in enumerate(own):
         assert responder._site is not None
-        kept = responder._site.store.read()[-1].memory["memory"]  # type: ignore[union-attr]
-        np.testing.assert_array_equal(kept[0], responder._site._next["memory"][0], str(i))  # type: ignore[index]
+        memory = responder._site.memory
+        kept = memory.store.read()[-1].memory["memory"]  # type: ignore[union-attr]
+        np.testing.assert_array_equal(kept[0], memory.following["memory"][0], str(i))  # type: ignore[index]

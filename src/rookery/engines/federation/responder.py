@@ -351,31 +351,32 @@ class Responder:
         site = Site(header["run"], plans, header["client"], data, center, guard, held, noise)
         if folder is not None:
             agreed = fingerprint(opened.plans[:2])
-            site.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held, agreed, opening)
+            site.memory.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held, agreed, opening)
             site.refused = self._note_refusal
         return site
 
     def _resume(self, site: Site, header: dict[str, Any]) -> None:
         """Go on with what the site remembers of this run after the rounds that the coordinator says are done."""
-        done = header["done"]
-        if site.stores is not None:
-            site.store = site.stores(header["store"])
+        done, memory = header["done"], site.memory
+        if memory.stores is not None:
+            memory.store = memory.stores(header["store"])
             if done >= 0:
-                site.store.check()
+                memory.store.check()
             else:
-                site.store.begin()
+                memory.store.begin()
         if done >= 0 and header["remembers"]:
-            if site.stores is None and site.remembered(done) == {"memory": [], "client": []}:
+            if memory.stores is None and memory.after(done) == {"memory": [], "client": []}:
                 raise RefusedError("it has lost its memory of this run, because it has no folder to keep it in.")
             site.go_back(done, header["wrote"])
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:
         if self._run and header.get("run") == self._run:
             if self._site is not None:
-                self._site.close()
-                if self._site.store is not None and not self._opening["remembers"]:
+                store = self._site.memory.store
+                self._site.memory.close()
+                if store is not None and not self._opening["remembers"]:
                     try:
-                        self._site.store.delete()
+                        store.delete()
                     except ValueError as error:
                         self._note_refusal(header, str(error))
             self._site, self._run, self._opening = None, "", {}

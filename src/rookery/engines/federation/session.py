@@ -145,7 +145,7 @@ class Session:
     def close(self) -> None:
         """Release the sites."""
         for site in self.sites:
-            site.close()
+            site.memory.close()
         self.sites = []
         self.coordinator.close(self._why(sys.exception()))
 
@@ -168,7 +168,7 @@ class Keepers:
     def open(self, folder: Path, run: str) -> dict[str, list[int]]:
         """Return the rounds that each site has saved of this run; sites in this process save in `folder/sites`."""
         for i, site in enumerate(self._session.sites):
-            site.folder = Folder(folder / "sites" / str(i))
+            site.memory.folder = Folder(folder / "sites" / str(i))
         self._session.store = run
         found = self._needed({"what": "open", "name": run})
         return {self._session.coordinator.links.name(i): rounds for i, rounds in found.items()}

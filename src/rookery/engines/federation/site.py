@@ -4,10 +4,6 @@ A request names the run, the phase, the round and the functions to compute, with
 yet. Asking twice changes nothing, and a site that has forgotten its inputs asks for them again. A site holds no seed
 and no values of other clients. Noise that hides its records comes from its own secret, and has the multipliers of the
 channel that it agreed to; no request can change either.
-
-What a site remembers from round to round stays with it. A request for a checkpoint has it open a folder, save, wait or
-restore there, and reply with the rounds that it has saved. A site on a network has a store instead, and writes to it
-whenever it has something new to remember.
 """
 
 from collections.abc import Callable
@@ -21,26 +17,16 @@ from rookery.base import jaxprs
 from rookery.base.jaxprs import is_key
 from rookery.data.clients import Clients
 from rookery.engines import engine
-from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.entropy import Entropy
-from rookery.engines.federation.store import Memory, Moment, Store, Version
+from rookery.engines.federation.site_memory import SiteMemory
+from rookery.engines.federation.store import Moment
 from rookery.language import ledger
 from rookery.plan.calls import CenterCall, WorkCall
 from rookery.plan.trace import Plan
 
 NO_EXCHANGE = -1  # the call of a request that asks for no reply: the last of a phase
-
-
-def _after(rounds: int) -> Moment:
-    """Return the last moment of a run of so many rounds."""
-    return (1, rounds - 1) if rounds else (0, 0)
-
-
-def _rounds(moment: Moment) -> int:
-    """Return how many rounds are done after a moment."""
-    return moment[0] * (moment[1] + 1)
 
 
 class RefusedError(Exception):
@@ -133,6 +119,10 @@ class Site:
         guard: looks at requests and replies.
         held: a digest of its data, or "" if they can't change while the guard remembers what was answered.
         noise: how it hides its records, if the plans release something of them; None: they don't.
+
+    Attributes:
+        memory: what it remembers from round to round, and its checkpoints.
+        refused: refused(header, why), called if nothing is saved.
     """
 
     def __init__(
@@ -151,19 +141,12 @@ class Site:
         self._guard, self._held, self._noise = guard, held, noise
         self._traces = guard is not None or noise is not None  # whether it needs to know what results depend on
         self._hidden: dict[int, str] = {}  # by phase: a digest of what all noise depends on
-        self._memory: Memory = {"memory": [], "client": []}  # as before the present moment
-        self._since: Moment = (-1, 0)  # when it was written
-        self._next: Memory | None = None  # the memory after the present moment
-        self._shown = self._memory  # the memory that the present request reads
-        self._moment: Moment = (-1, 0)
+        self.memory = SiteMemory()
+        self._shown = self.memory.present  # the memory that the present request reads
         self._values: dict[int, tuple[Any, str]] = {}  # what it was sent in this moment, with digests for the guard
         self._results: dict[int, tuple[list[Any], list[int]]] = {}  # what it has computed, with counts of the work
         self._origins: dict[int, str] = {}  # digests of what each function's results depend on
-        self.folder: Folder | None = None  # for checkpoints
-        self._name = ""  # the run's name in checkpoints
-        self.stores: Callable[[str], Store] | None = None  # instead of a folder: the stores of runs, by name
-        self.store: Store | None = None
-        self.refused: Callable[[dict[str, Any], str], None] = lambda header, why: None  # called if nothing is saved
+        self.refused: Callable[[dict[str, Any], str], None] = lambda header, why: None
 
     def handle(self, request: wire.Message) -> wire.Message:
         """Answer a request; WireError if it is not a request."""
@@ -180,117 +163,38 @@ class Site:
         except (KeyError, IndexError, TypeError) as error:
             raise wire.WireError(f"not a request: {type(error).__name__}: {error}") from error
 
-    def remembered(self, rounds: int) -> Any:
-        """Return what it remembers after so many rounds, without what an incomplete round wrote."""
-        if self._moment > _after(rounds):
-            return self._memory
-        return self._next or self._memory
-
-    def close(self) -> None:
-        """Finish writing."""
-        if self.folder is not None:
-            self.folder.close()
-
     def go_back(self, done: int, wrote: int = -1) -> None:
-        """Continue with the memory that it had after `done` rounds, from the store if it has one.
-
-        `wrote`: the number of rounds after which it last wrote, as far as the coordinator knows. Raises ValueError if
-        its memory is older.
-        """
-        versions = [v for v in self._versions() if v.moment <= _after(done)]
-        if not versions or (wrote >= 0 and versions[-1].moment < _after(wrote)):
-            last = f"after round {wrote}" if wrote >= 0 else "of this run"
-            raise ValueError(f"it has lost its memory {last}; restore its folder.")
-        self._since, self._memory = versions[-1]
-        self._next, self._moment = None, _after(done)
+        """Continue as it was after `done` rounds: see `SiteMemory.go_back`."""
+        self.memory.go_back(done, wrote)
         self.forget()
 
     def forget(self) -> None:
         """Forget what was sent and computed in this moment: everything except data and memory."""
         self._values, self._results, self._origins = {}, {}, {}
 
-    # Checkpoints.
-
     def _answer_save(self, header: dict[str, Any]) -> wire.Message:
         try:
-            rounds = self._save_in_folder(header) if self.stores is None else self._save_in_store(header)
-            return _message(header, "value", rounds=rounds, onwards=self.stores is not None)
+            rounds = self.memory.save(header)
+            if header["what"] == "restore" and header["round"] >= 0:
+                self.forget()
+            return _message(header, "value", rounds=rounds, onwards=self.memory.stores is not None)
         except (OSError, ValueError, RefusedError) as error:
             self.refused(header, str(error))
             return _message(header, "value", why=str(error))
 
-    def _save_in_store(self, request: dict[str, Any]) -> list[int]:
-        """Return the first round that it can go back to, or that it went back to."""
-        assert self.stores is not None
-        match request["what"]:
-            case "open":
-                before, following = self.store, self.stores(request["name"])
-                if before is not None and before.path != following.path:
-                    before.delete()
-                self.store = following
-            case "restore" if request["round"] < 0:
-                self._write(self._next)
-            case "restore":
-                self.go_back(request["round"])
-                return [_rounds(self._since)]
-        assert self.store is not None
-        moments = [v.moment for v in self.store.read()]
-        return [_rounds(moments[0])] if moments else []
-
-    def _save_in_folder(self, request: dict[str, Any]) -> list[int]:
-        """Return the rounds that are saved, or are being written."""
-        folder = self.folder
-        if folder is None:
-            raise ValueError("it has no folder for checkpoints.")
-        match request["what"]:
-            case "open":
-                self._name = request["name"]
-                folder.clean()
-                if any(folder.header(done).get("run") != self._name for done in folder.rounds()):
-                    raise ValueError(f"{folder} holds the memory of another run's client; delete it, or name another.")
-            case "save":
-                done, name = request["round"], {"run": self._name}
-                folder.write(done, name, {"memory": self.remembered(done)}, request["keep"])
-            case "wait":
-                folder.wait()
-            case "restore":
-                done = request["round"]  # -1: go on with the present memory
-                if done >= 0:
-                    self._memory = folder.read(done, {"memory": self._next or self._memory})["memory"]
-                    self._next, self._moment = None, _after(done)
-                    self.forget()
-                folder.delete([other for other in folder.rounds() if other > done])
-        return folder.rounds()
-
-    def _versions(self) -> list[Version]:
-        if self.store is not None:
-            self.store.check()
-            return self.store.read()
-        ahead = [] if self._next is None else [Version(self._moment, self._next)]
-        return [v for v in (Version(self._since, self._memory), *ahead) if v.moment >= (0, 0)]
-
-    def _write(self, following: Memory | None) -> None:
-        """Write the present and the following memory to the store."""
-        if self.store is not None and following is not None and any(following.values()):
-            before = [Version(self._since, self._memory)] if self._since >= (0, 0) else []
-            self.store.write([*before, Version(self._moment, following)])
-
-    # Work.
-
     def _answer_work(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
         moment: Moment = (int(header["phase"]), int(header["round"]))
         evaluation = moment[0] == 2  # between two rounds, of which the next may have begun
-        if self._moment > (1, moment[1]) if evaluation else moment < self._moment:
+        memory = self.memory
+        if memory.moment > (1, moment[1]) if evaluation else moment < memory.moment:
             return _message(header, "stale")
         plan, guard = self._plans[moment[0]], self._guard
         if guard is not None:
             guard.check(plan, moment, header)
-        if not evaluation and moment > self._moment:
-            if self._next is not None:
-                self._memory, self._since, self._next = self._next, self._moment, None
-            self._moment = moment
+        if not evaluation and moment > memory.moment:
+            memory.begin(moment)
             self.forget()
-        self._shown = self.remembered(moment[1]) if evaluation else self._memory
+        self._shown = memory.after(moment[1]) if evaluation else memory.present
         functions = self._take_inputs(header, arrays)
         new = [function for function in functions if function.number not in self._results]
         if not self._has_all(functions, new, header):
@@ -342,11 +246,11 @@ class Site:
         """Remember what the request says, and return whether it is finite: all that leaves the site of it."""
         if "memory" not in header:
             return {}
-        if self._next is None:
+        following = self.memory.following
+        if following is None:
             following = {kind: [self._read(plan, ref) for ref in header[kind]] for kind in ("memory", "client")}
-            self._write(following)
-            self._next = following
-        leaves = engine.real_leaves(self._next["memory"])
+            self.memory.end(following)
+        leaves = engine.real_leaves(following["memory"])
         return {"finite": [bool(jnp.all(jnp.isfinite(leaf))) for _, leaf in leaves]}
 
     def _digest(self, new: list[_Function], header: dict[str, Any]) -> str:
