@@ -73,7 +73,11 @@ class Privacy(NamedTuple):
         return named | {"budget_rounds": rounds if self.noise is None else None}
 
     def check(self, request: Request, cohort: Any, rounds: int) -> None:
-        """Raise ValueError if the run would be refused. Where the data are elsewhere, the engine checks later."""
+        """Raise ValueError if the run would be refused.
+
+        Where the data are elsewhere, what records cost depends on sizes that only the sites know, so that the engine
+        and the sites check the budget later.
+        """
         from rookery.problems.problems import required_arguments
         from rookery.run.arguments import check_publishes_nothing
         from rookery.run.budget import Budget
@@ -84,13 +88,16 @@ class Privacy(NamedTuple):
         asked = dataclasses.replace(channel, rounds=max(rounds, 1))
         sees_memory = task.evaluate is not None and required_arguments(task.evaluate) >= 3
         check_publishes_nothing(asked, task.evaluate_client is not None, sees_memory, None)
-        if not task.clients.held or task.clients.here is not None:
+        if task.clients.here is not None:
             return
+        costs_known = task.clients.held or channel.unit == "client"
+        asked = asked if costs_known else dataclasses.replace(asked, noise=1.0)
         how = {"cohort": cohort, "private": asked}
         price = rk.explain(task.problem, task.clients, request.method, task.init, **how).price
         if price.refused is not None:
             raise ValueError(price.refused)
-        Budget(price.channel, price.chosen, rounds).check()
+        if costs_known:
+            Budget(price.channel, price.chosen, rounds).check()
 
     def fit(self, request: Request) -> Request:
         """Return the request with weights that may be published, and a note if that changes the problem."""

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,10 @@ def first_schedule(out: Path | None) -> tuple[int | None, list[str]]:
 
 @contextmanager
 def run_folder(out: Path | None, resume: bool, description: dict[str, Any], config: str) -> Iterator[None]:
-    """Claim the folder for a run while it lasts; refuse to overwrite a run or to continue a different one."""
+    """Claim the folder for a run while it lasts; refuse to overwrite a run or to continue a different one.
+
+    A new run that is refused before its first checkpoint leaves nothing behind.
+    """
     if out is None:
         if resume:
             raise ValueError("--resume needs --out DIR, the folder of the run to continue.")
@@ -107,14 +110,26 @@ def run_folder(out: Path | None, resume: bool, description: dict[str, Any], conf
         raise ValueError(f"{out} holds a run already: continue it with --resume, or give another --out.")
     if resume and not exists:
         raise ValueError(f"{out} holds no run to continue; leave out --resume to start one.")
+    made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        if exists:
-            check_same(out, description)  # run.json is rewritten when there are new results
-        else:
-            report.write_description(out, description)
-        (out / "run.toml").write_text(config, encoding="utf-8")
-        yield
+    try:
+        with locked(out):
+            if exists:
+                check_same(out, description)  # run.json is rewritten when there are new results
+            else:
+                report.write_description(out, description)
+            (out / "run.toml").write_text(config, encoding="utf-8")
+            try:
+                yield
+            except ValueError:
+                if not exists and not (out / "checkpoint").exists():
+                    for name in ("run.json", "run.toml"):
+                        (out / name).unlink()
+                raise
+    finally:
+        if made:
+            with suppress(OSError):  # unless it is empty
+                out.rmdir()
 
 
 @contextmanager

@@ -134,6 +134,47 @@ def test_a_run_is_not_resumed_with_other_options(
     assert (code, line in last) == (2, True), last
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("DRFA", "--private", "8"), "The server sees every reply to the exchange 'losses' by itself."),
+        (("FastDRO", "--private", "8", "--unit", "record"), "A method must use only means over samples"),
+        (("FedAvg", "--private", "0.01", "--noise", "1"), "epsilon must be large enough for one round; got 0.01"),
+    ],
+)
+def test_a_private_run_is_refused_before_sites_are_asked(
+    here: Path, words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc, "GrpcServer", None)
+    network = ("--insecure", "--sites", "a,b", "--out", "runs/first")
+    code, last = said("serve", "study.py:task", "--algorithm", *words, "--delta", "1e-3", *network)
+    assert (code, line in last) == (2, True), last
+    assert not (here / "runs").exists()
+
+
+def test_what_a_site_knows_is_checked_once_it_says_so(here: Path) -> None:
+    """What a record costs depends on sizes: as the coordinator knows none, the run waits for the sites."""
+    private = ("--private", "0.1", "--delta", "1e-3", "--unit", "record", "--set", "batch_size=1")
+    network = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0")
+    assert said(*SERVE, *private, *network) == (1, "rookery: a is not connected; b is not connected.")
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["no folder", "a folder"])
+def test_a_run_that_sites_refuse_leaves_nothing_behind(
+    here: Path, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = responders(a_job())
+    network = Memory(2, lambda i, message: own[i].handle(message), [responder.name for responder in own])
+    monkeypatch.setattr(grpc, "GrpcServer", lambda *_: network)
+    if there:
+        (here / "first").mkdir()
+        (here / "first" / "notes.txt").touch()
+    code, last = said(*SERVE, "--insecure", "--sites", ",".join(network.names), "--out", "first")
+    assert (code, "site-1 refuses: its study is not the coordinator's" in last) == (2, True), last
+    assert [path.name for path in here.glob("first/*")] == (["notes.txt"] if there else [])
+    assert (here / "first").exists() == there
+
+
 def a_job(shift: float = 0.0) -> Job:
     problem = rk.SingleLevel(lambda x, rows: ((x - rows + shift) ** 2).mean())
     clients = rk.Clients(upper=[np.ones(2, np.float32), np.ones(3, np.float32)])
