@@ -1,5 +1,6 @@
 """`rookery serve` and `rookery site`: what a newcomer does wrong is told in one line, and leaves nobody waiting."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
+from rookery.cli.flare import responder
 from rookery.engines.engine import Job
+from rookery.engines.federation import policy
 from rookery.engines.federation.kits import make_kits
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc
 from rookery.engines.federation.transports.memory import Memory
+from rookery.engines.federation.transports.nvflare import Settings
+from rookery.report.status import StatusPage
 
 STUDY = """
 import jax.numpy as jnp, numpy as np, rookery as rk
@@ -157,6 +162,30 @@ def test_what_a_site_knows_is_checked_once_it_says_so(here: Path) -> None:
     private = ("--private", "0.1", "--delta", "1e-3", "--unit", "record", "--set", "batch_size=1")
     network = ("--insecure", "--sites", "a,b", "--address", "127.0.0.1:0", "--patience", "0")
     assert said(*SERVE, *private, *network) == (1, "rookery: a is not connected; b is not connected.")
+
+
+def test_the_status_page_of_a_private_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end it has all rounds, and what they cost; also if the run was only resumed to fetch its results."""
+    (here / "policy.toml").write_text("epsilon = 99.0\ndelta = 1e-3\nshow_epsilon = true\n")
+    names, shown = ["north", "south"], list[Any]()
+    monkeypatch.setattr(policy, "_SHOWN_FOR", 0.0)
+    monkeypatch.setattr(StatusPage, "close", lambda page: shown.append(json.loads(page.json())))
+    private = ("--private", "99", "--delta", "1e-3", "--unit", "record", "--noise", "3")
+    network = ("--insecure", "--sites", ",".join(names), "--status", "0", "--rounds", "2", "--out", "first")
+    for more in ((), ("--resume",)):
+        settings = {"module": "study.py", "policy": "policy.toml"}
+        own = [responder(Settings(here, settings | {"folder": f"memory/{name}"}), name) for name in names]
+        ask: Any = lambda i, message, own=own: own[i].handle(message)
+        monkeypatch.setattr(grpc, "GrpcServer", lambda *_, ask=ask: Memory(2, ask, names))
+        assert said(*SERVE, *private, *network, *more)[0] == 0
+        for each in own:
+            each._log.close()
+    cost = json.loads((here / "first" / "run.json").read_text())["epsilon"]
+    for page in shown:
+        assert (page["state"], page["progress"]["rounds_done"], page["progress"]["rounds"]) == ("done", 2, 2)
+        assert page["progress"]["exchanges"] == 2
+        assert page["progress"]["epsilon"] == pytest.approx(cost)
+    assert [site["epsilon"] for site in shown[0]["sites"]] == pytest.approx([cost, cost])
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["no folder", "a folder"])

@@ -120,7 +120,7 @@ class Coordinator:
         links = self.links
         if links.opening is not None:
             links.opening, links.patience, links.deadline = None, 0.0, 5.0
-            links.tell = lambda text: None  # nobody needs to know that they leave
+            links.tell, links.watch = lambda text: None, lambda links: None  # nobody needs to know that they leave
             number = links.number()
             message = wire.encode({"do": "finish", "number": number, "run": self.run, "why": why}, [])
             there = [i for i in range(self._traced.job.clients.n) if links.records[i].state != "gone"]
