@@ -1,8 +1,10 @@
 """Runs over a provisioned FLARE federation on this machine: a server, three sites, mutual TLS, no shipped code."""
 
+import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -12,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pandas as pd
 import pytest
+from tests.engines.federation.studies import in_memory, responders, without_data
 from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
-from rookery.engines.federation import supervisor
+from rookery.engines import engine
+from rookery.engines.engine import Job
+from rookery.engines.federation import entropy, supervisor
+from rookery.engines.federation.audit import FILE, read
 from rookery.engines.federation.transports import nvflare
 
 pytestmark = [
@@ -58,14 +65,15 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         made.stop()
 
 
-def settle(federation: Any, task: str, odd: dict[str, str] | None = None) -> None:
+def settle(federation: Any, task: str, odd: dict[str, str] | None = None, policy: str = "") -> None:
     """Have the sites bring their data to this task, one of them perhaps to another."""
     for number, name in enumerate(SITES):
         which = (odd or {}).get(name, task)
         data = '{"upper": rows}' if which == "PERSONAL" else '{"lower": rows, "upper": rows}'
         local = federation.kit(name) / "local"
         (local / "hospital.py").write_text(MODULE.format(here=str(HERE), task=which, site=number, data=data))
-        (local / "rookery.toml").write_text('module = "local/hospital.py"\n')
+        (local / "policy.toml").write_text(policy)
+        (local / "rookery.toml").write_text('module = "local/hospital.py"\npolicy = "local/policy.toml"\n')
 
 
 def submitted(federation: Any, out: Path, *words: str) -> Any:
@@ -73,8 +81,8 @@ def submitted(federation: Any, out: Path, *words: str) -> Any:
     return CliRunner().invoke(cli.app, ["flare", "submit", *given])
 
 
-def simulated(task: Any, method: Any, rounds: int) -> rk.Run:
-    options = {"evaluate": task.evaluate, "evaluate_client": task.evaluate_client, "every": 1}
+def simulated(task: Any, method: Any, rounds: int, **more: Any) -> rk.Run:
+    options = {"evaluate": task.evaluate, "evaluate_client": task.evaluate_client, "every": 1, **more}
     return rk.solve(task.problem, task.clients, method, task.init, rounds, **options)
 
 
@@ -115,6 +123,82 @@ def test_a_run_has_the_simulations_numbers(federation: Any, tmp_path: Path, task
     agree(tmp_path, simulated(whole(task), method, 6))
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["ended"] == "done"
+
+
+def checkpoint(federation: Any, run: str) -> Path:
+    """The last one of a run, at the server."""
+    folder = federation.kit("localhost") / "rookery" / "runs" / run / "checkpoint"
+    return max(folder.glob("round_*[0-9]"), key=lambda place: int(place.name[6:]))
+
+
+PRIVATE = ["flare_study:TASK", "--algorithm", "FedBiO", "--delta", "1e-3"]
+
+
+def test_a_run_that_is_private_for_each_client_ends_with_its_budget(
+    federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the server's noise, the simulation has the same numbers, and the same ε."""
+    settle(federation, "TASK")
+    given = ["--private", "8", "--noise", "2", "--rounds", "40", "--run", "clients"]
+    done = submitted(federation, tmp_path, *PRIVATE, *given)
+    assert done.exit_code == 3, done.output + federation.logs()
+    assert "the budget of ε = 8 at δ = 0.001 is spent after round 4 of 40" in done.output
+    kept = ocp.PyTreeCheckpointer().restore(checkpoint(federation, "clients") / "arrays")["carry"]
+    noise = kept[max(kept, key=int)]
+    assert (noise.shape, noise.dtype) == ((2,), np.uint32)
+    monkeypatch.setattr(engine, "noise_root", lambda job: noise)
+    run = simulated(whole("TASK"), rk.FedBiO(), 40, channel=rk.private(8, 1e-3, noise=2.0))
+    assert run.spent
+    agree(tmp_path, run)
+    described = json.loads((tmp_path / "run.json").read_text())
+    assert (described["spent"], described["rounds_done"]) == (True, run.rounds)
+    assert described["epsilon"] == pytest.approx(run.history["epsilon"].iloc[-1])
+    assert described["epsilon"] < 8
+
+
+def test_a_run_that_is_private_for_each_record_ends_with_the_sites_budget(federation: Any, tmp_path: Path) -> None:
+    """The rounds until then can be fetched; with the sites' secrets, a federation in one process has their numbers."""
+    settle(federation, "TASK", policy="epsilon = 6.0\ndelta = 1e-3\n")
+    given = [*PRIVATE, "--unit", "record", "--private", "100", "--noise", "1.5", "--run", "records"]
+    done = submitted(federation, tmp_path / "first", *given, "--rounds", "30")
+    assert done.exit_code == 1, done.output + federation.logs()
+    assert "refuses: its privacy budget is spent: ε = " in done.output
+    assert "submitted again" not in done.output
+    rounds = int(checkpoint(federation, "records").name[6:])
+    assert 0 < rounds < 30
+    done = submitted(federation, tmp_path / "then", *given, "--rounds", str(rounds))
+    assert done.exit_code == 0, done.output + federation.logs()
+    task = whole("TASK")
+    channel = rk.private(100, 1e-3, noise=1.5, unit="record")
+    job = Job(task.problem, task.clients, rk.FedBiO(), task.init, 3, 0, channel)
+    cost = pd.read_csv(tmp_path / "then" / "history.csv")["epsilon"].iloc[-1]
+    assert cost < 6
+    for i, name in enumerate(SITES):
+        place = federation.kit(name) / "rookery" / "memory"
+        assert read(place / FILE)[1].spending.epsilon(1e-3) == pytest.approx(cost)
+        (tmp_path / str(i)).mkdir()
+        shutil.copy(place / entropy.FILE, tmp_path / str(i))
+    alone = in_memory(responders(job, tmp_path))
+    task = dataclasses.replace(task, clients=without_data(job).clients)
+    run = simulated(task, rk.FedBiO(), rounds, channel=channel, engine=alone)
+    agree(tmp_path / "then", run)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "line"),
+    [
+        ("", ["--private", "8", "--algorithm", "FedNest"], "The exchange 'x' carries bookkeeping without a bound"),
+        ("epsilon = 6.0\ndelta = 1e-3\n", ["--private", "8"], "so the run must hide single records"),
+    ],
+)
+def test_a_private_run_that_is_refused_leaves_nothing_at_the_server(
+    federation: Any, tmp_path: Path, policy: str, given: list[str], line: str
+) -> None:
+    settle(federation, "TASK", policy=policy)
+    done = submitted(federation, tmp_path, *PRIVATE, *given, "--run", "refused")
+    assert done.exit_code == 1, done.output + federation.logs()
+    assert line in done.output
+    assert not (federation.kit("localhost") / "rookery" / "runs" / "refused").exists()
 
 
 def test_a_job_whose_worker_is_killed_goes_on_from_its_checkpoint(federation: Any, tmp_path: Path) -> None:
