@@ -85,7 +85,7 @@ def test_where_a_noise_seed_is_refused() -> None:
         run(noise_seed=1.5, channel=NOISY)
     shape = rk.Clients.like(upper=np.zeros(2), n=3)
     network = rk.Federation(address="localhost:9", sites=("a", "b", "c"), insecure=True)
-    with pytest.raises(ValueError, match=r"noise_seed is for simulations.*Leave it out over a network"):
+    with pytest.raises(ValueError, match=r"noise_seed must be None over a network.*got .*Leave it out"):
         rk.solve(SQUARES, shape, METHOD, ZERO, 1, channel=NOISY, noise_seed=1, engine=network)
 
 

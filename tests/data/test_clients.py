@@ -570,7 +570,7 @@ def test_clients_like_a_sample() -> None:
     announced = clients.with_sizes({"lower": [3, 1, 4], "upper": [2, 2, 2]})
     assert announced.weights.tolist() == [0.375, 0.125, 0.5]
     assert (announced.lower.widest, announced.lower.narrowest, announced.upper.widest) == (4, 1, 2)
-    with pytest.raises(ValueError, match="holds no data"):
+    with pytest.raises(ValueError, match="must hold data for a simulation; got"):
         rk.solve(rk.Bilevel(lambda x, y, b: x @ y, lambda x, y, b: y @ y), clients, rk.FedNest(), (np.zeros(2),) * 2, 1)
 
 

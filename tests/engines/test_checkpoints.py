@@ -690,7 +690,7 @@ def test_a_site_with_another_runs_memory(begun: Path, tmp_path: Path) -> None:
     rk.solve(**{**GIVEN, "seed": 9}, engine=rk.Federation(), checkpoint=tmp_path / "other", **until(4))
     shutil.rmtree(begun / "sites" / "1")
     shutil.copytree(tmp_path / "other" / "sites" / "1", begun / "sites" / "1")
-    with pytest.raises(ValueError, match=r"^client 1: .* holds the memory of another run's client; delete it"):
+    with pytest.raises(ValueError, match=r"^client 1: .* holds the memory of another run's client\. Delete it"):
         resumed(begun)
 
 

@@ -193,7 +193,7 @@ def test_a_description_that_is_none_is_refused(load: Loader) -> None:
         {"study.py": {"a": 7}},
         {"study.py": {"a": ["constant", "x", {"a": 7}, []]}},
     ):
-        with pytest.raises(ValueError, match="is not described"):
+        with pytest.raises(ValueError, match="'study' must list definitions by file and name"):
             differences(ours, words)
 
 

@@ -66,7 +66,7 @@ SERVE = ("serve", "study.py:task", "--algorithm", "FedAvg")
         ((*SERVE, "--insecure"), "needs the sites' names: --sites a,b,c"),
         ((*SERVE, "--kit", "kits/north"), "kits/north is the kit of the site north"),
         ((*SERVE, "--kit", "kits/coordinator", "--sites", "north,soth"), "no site 'soth'; did you mean south"),
-        ((*SERVE, "--kit", "kits/nowhere"), "There is no folder kits/nowhere"),
+        ((*SERVE, "--kit", "kits/nowhere"), "A kit must be a folder; there is none at kits/nowhere"),
         (("serve", "study.py", "--kit", "kits/coordinator"), "e.g. study.py:task"),
         (("site", "--module", "study.py"), "A site needs certificates"),
         (("site", "--module", "study.py", "--kit", "kits/north", "--name", "south"), "the kit of north, not of south"),

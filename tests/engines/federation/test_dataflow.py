@@ -140,26 +140,54 @@ def with_map(header: Any, i: int, place: int, value: Any) -> Any:
 
 
 MEDDLING: dict[str, tuple[str, Any, str]] = {
-    "not clipped": ("direction", lambda h: changed(h, reply=[["m", h["maps"][0][0], 0]]), "'direction' would be"),
-    "kept": ("direction", lambda h: changed(h, reply=[["m", h["maps"][0][0], 1]]), "'direction' would be"),
-    "memory": ("direction", lambda h: changed(h, reply=[["memory", 0]]), "'direction' would be"),
-    "two": ("direction", lambda h: changed(h, reply=h["reply"] * 2), "'direction' would be"),
-    "another's": ("direction", lambda h: changed(h, call=CALLS["then"]), "'then' would be"),
+    "not clipped": (
+        "direction",
+        lambda h: changed(h, reply=[["m", h["maps"][0][0], 0]]),
+        "reply to 'direction' must have the plan's values",
+    ),
+    "kept": (
+        "direction",
+        lambda h: changed(h, reply=[["m", h["maps"][0][0], 1]]),
+        "reply to 'direction' must have the plan's values",
+    ),
+    "memory": (
+        "direction",
+        lambda h: changed(h, reply=[["memory", 0]]),
+        "reply to 'direction' must have the plan's values",
+    ),
+    "two": (
+        "direction",
+        lambda h: changed(h, reply=h["reply"] * 2),
+        "reply to 'direction' must have the plan's values",
+    ),
+    "another's": ("direction", lambda h: changed(h, call=CALLS["then"]), "reply to 'then' must have the plan's values"),
     "at the end": ("direction", lambda h: changed(h, call=-1), "not an exchange of the plan"),
     "unknown": ("direction", lambda h: changed(h, call=999), "not an exchange of the plan"),
     "no function": ("direction", lambda h: with_map(h, 0, 1, CALLS["then"]), "not a client's function"),
     "another function": ("direction", lambda h: with_map(h, 1, 1, h["maps"][0][1]), "function"),
-    "a constant": ("direction", lambda h: with_map(h, 0, 2, [["c", 0]] * len(h["maps"][0][2])), "other server values"),
-    "fewer": ("direction", lambda h: with_map(h, 0, 2, []), "other server values"),
-    "no key": ("direction", lambda h: with_map(h, 0, 3, False), "key"),
-    "own": ("direction", lambda h: with_map(h, 1, 4, [["m", h["maps"][0][0], 1]]), "other client values"),
-    "from memory": ("direction", lambda h: with_map(h, 1, 4, [["memory", 0]]), "other client values"),
+    "a constant": (
+        "direction",
+        lambda h: with_map(h, 0, 2, [["c", 0]] * len(h["maps"][0][2])),
+        "must be sent the plan's server values",
+    ),
+    "fewer": ("direction", lambda h: with_map(h, 0, 2, []), "must be sent the plan's server values"),
+    "no key": ("direction", lambda h: with_map(h, 0, 3, False), "must be given a key, as in the plan"),
+    "own": (
+        "direction",
+        lambda h: with_map(h, 1, 4, [["m", h["maps"][0][0], 1]]),
+        "must be given the plan's client values",
+    ),
+    "from memory": (
+        "direction",
+        lambda h: with_map(h, 1, 4, [["memory", 0]]),
+        "must be given the plan's client values",
+    ),
     "not there": ("direction", lambda h: with_map(h, 1, 4, [["m", 12345, 0]]), ""),  # it asks for everything
-    "a row": ("direction", lambda h: with_map(h, 1, 4, ["row"]), "other client values"),
+    "a row": ("direction", lambda h: with_map(h, 1, 4, ["row"]), "must be given the plan's client values"),
     "writes": ("direction", lambda h: changed(h, memory=[h["reply"][0]], client=[]), "at a time other"),
-    "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "not a request"),
-    "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "not a request"),
-    "phase": ("direction", lambda h: changed(h, phase=7), "not a request"),
+    "no map": ("direction", lambda h: changed(h, maps=[[1, 2, 3]]), "must have the fields of the protocol"),
+    "no reference": ("direction", lambda h: changed(h, reply=[["m", 1]]), "must have the fields of the protocol"),
+    "phase": ("direction", lambda h: changed(h, phase=7), "must be a message of the protocol"),
     "other memory": ("finish", lambda h: changed(h, memory=[["memory", 1]]), "not in the plan"),
     "more memory": ("finish", lambda h: changed(h, memory=h["memory"] * 2), "not in the plan"),
     "asks at the end": ("finish", lambda h: changed(h, reply=h["memory"]), "not an exchange of the plan"),
@@ -226,7 +254,7 @@ def test_the_center_is_for_its_holder_alone() -> None:
     federation.transport._ask = ask
     outcome(federation, without_data(what), rounds=1, responders=own)
     assert tried
-    assert all("'judge' is not this site's" in why for why in tried)
+    assert all("'judge' must be computed by the site with the centre's data" in why for why in tried)
 
 
 @pytest.mark.parametrize("number", [-1, 1])

@@ -67,7 +67,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path, config: Any, sites: Any, more
 
 
 def test_a_job_is_not_written_over(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="exists; name a new folder"):
+    with pytest.raises(ValueError, match=r"must be written to a new folder; .* exists"):
         write_job(tmp_path, CONFIG, SITES)
 
 
@@ -82,7 +82,7 @@ def test_without_flare_it_says_what_to_install(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a FLARE administrator's kit"):
+    with pytest.raises(ValueError, match=r"must be a FLARE administrator's kit; it has no startup/fed_admin\.json"):
         supervisor.session(tmp_path)
 
 
@@ -443,7 +443,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     kit, out = ["--admin", str(tmp_path)], ["--out", str(tmp_path / "out")]
     for words, message in {
         ("a.b:task", *kit, *out): "NVIDIA FLARE is not installed here",
-        ("a.b:task", "--admin", str(tmp_path / "none"), *out): "is not a FLARE administrator's kit",
+        ("a.b:task", "--admin", str(tmp_path / "none"), *out): "must be a FLARE administrator's kit",
         ("a.b:task", *kit, *out, "--run", "../x"): "--run must be at most 100 letters, digits",
         ("a.b:task", *kit, *out, "--noise", "1"): "give --clip, too",
         ("hospital.py:task", *kit, *out): "The task of a job must be in a module",

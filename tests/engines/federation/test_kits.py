@@ -130,43 +130,43 @@ def test_a_second_init_adds_sites(out: Path) -> None:
 def test_another_init_on_the_folder_is_refused(out: Path, tmp_path: Path) -> None:
     before = contents(out)
     for coordinator, sites, words in [
-        ("localhost", ["a", "b"], "have their kits already"),
-        ("localhost:1", ["c"], "for a coordinator at localhost:9443, not localhost:1"),
-        ("localhost", ["A"], "Two sites are called"),
+        ("localhost", ["a", "b"], "already have their kits"),
+        ("localhost:1", ["c"], "must be that of the kits in .*, localhost:9443; got localhost:1"),
+        ("localhost", ["A"], "must have different names, ignoring case"),
     ]:
         with pytest.raises(ValueError, match=words):
             make_kits(out, coordinator, sites, 30)
     assert contents(out) == before
     make_kits(tmp_path / "others", "localhost", ["x"], 30)
     (tmp_path / "others" / "x").rename(out / "x")
-    with pytest.raises(ValueError, match="was not made by the CA"):
+    with pytest.raises(ValueError, match=r"must be made by the CA in .*; it was not"):
         make_kits(out, "localhost", ["x"], 30)
     (out / "ca" / "key.pem").write_bytes((out / "a" / "key.pem").read_bytes())
-    with pytest.raises(ValueError, match="is not the key of"):
+    with pytest.raises(ValueError, match="must be the private key of"):
         make_kits(out, "localhost", ["c"], 30)
     (out / "ca" / "key.pem").unlink()
     with pytest.raises(ValueError, match=r"ca/key.pem is missing"):
         make_kits(out, "localhost", ["c"], 30)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(ValueError, match=r"must be written to a folder; .*file is a file"):
         make_kits(tmp_path / "file", "localhost", ["c"], 30)
-    with pytest.raises(ValueError, match="not empty, and not a whole set of kits"):
+    with pytest.raises(ValueError, match="must be empty, or a whole set of kits"):
         make_kits(tmp_path, "localhost", ["c"], 30)
 
 
 @pytest.mark.parametrize(
     ("sites", "words"),
     [
-        ([], "needs sites"),
-        (["a", "a"], "Two sites are called 'a'"),
-        (["coordinator"], "can't be called 'coordinator'"),
-        (["CA"], "can't be called 'CA'"),
+        ([], "must have at least one site; got none"),
+        (["a", "a"], "must have different names, ignoring case; got 'a' twice"),
+        (["coordinator"], "must not be that of another folder; got 'coordinator'"),
+        (["CA"], "must not be that of another folder; got 'CA'"),
         (["a b"], "letters, digits"),
         (["../a"], "letters, digits"),
         (["é"], "letters, digits"),
         (["a\n"], "letters, digits"),
         (["x" * 65], "must be 1 to 64"),
-        (["localhost"], "the coordinator's address"),
+        (["localhost"], "must not be the coordinator's host; got 'localhost' for both"),
     ],
 )
 def test_names_that_are_refused(tmp_path: Path, sites: list[str], words: str) -> None:
@@ -199,7 +199,7 @@ def test_addresses(text: str, address: str, host: str) -> None:
     "text", ["", "a b", "http://a", "a:b", "a:0", "a:70000", "a/b", "0.0.0.0", "[::]:80", "1.2.3", "-a", "a:1:2", "a\n"]
 )
 def test_addresses_that_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be a host or host:port|No site can connect"):
+    with pytest.raises(ValueError, match=r"must be a host or host:port|must be one that sites can connect to"):
         parse_address(text)
 
 
@@ -220,28 +220,30 @@ def test_broken_kits_are_refused(out: Path, tmp_path: Path) -> None:
             (kit / name).write_bytes(content)
             (kit / name).chmod(0o600)
 
-    assert "There is no folder" in refused(tmp_path / "nowhere")
+    assert "A kit must be a folder; there is none at" in refused(tmp_path / "nowhere")
     for name in whole:
         (kit / name).unlink()
         assert f"there is no {kit / name}" in refused(kit)
         mend()
     for name, kind in [("ca.pem", "certificate"), ("cert.pem", "certificate"), ("key.pem", "private key")]:
         (kit / name).write_bytes(b"?")
-        assert f"{kit / name} is not a {kind}" in refused(kit)
+        assert f"{kit / name} must be a {kind} in PEM form" in refused(kit)
         mend()
     for text in ("?", "name = 'a'", "name = 'a'\naddress = 3", "name = 'a'\naddress = 'b'\nsites = 'c'"):
         (kit / "kit.toml").write_text(text)
-        assert f"{kit / 'kit.toml'} can't be read" in refused(kit)
+        assert f"{kit / 'kit.toml'} must {'be TOML' if text == '?' else 'have texts as address and name'}" in refused(
+            kit
+        )
         mend()
     (kit / "kit.toml").write_text(whole["kit.toml"].decode().replace('"a"', '"b"'))
-    assert "kit.toml belongs to b, but the certificate to a" in refused(kit)
+    assert "kit.toml must have the name of the certificate, a; it has b" in refused(kit)
     mend()
     (kit / "key.pem").write_bytes((other / "key.pem").read_bytes())
-    assert "key.pem is not the key of" in refused(kit)
+    assert "key.pem must be the private key of" in refused(kit)
     mend()
     make_kits(tmp_path / "more", "localhost", ["a"], 30)
     (kit / "ca.pem").write_bytes((tmp_path / "more" / "a" / "ca.pem").read_bytes())
-    assert "is not signed by the CA" in refused(kit)
+    assert "must be signed by the CA in" in refused(kit)
     mend()
     for mode in (0o640, 0o604, 0o620):
         (kit / "key.pem").chmod(mode)
@@ -276,7 +278,7 @@ def test_kits_of_nvflare_provision(once: Path, tmp_path: Path) -> None:
     assert load_kit(tmp_path / "a", address="10.0.0.7").name == "a"
     server = load_kit(tmp_path / "coordinator", address="10.0.0.7", sites=["a", "b"])
     assert (server.address, server.name, server.sites) == ("10.0.0.7:9443", "coordinator", ("a", "b"))
-    assert "give the address" in refused(tmp_path / "a")
+    assert "Give the address" in refused(tmp_path / "a")
     (tmp_path / "coordinator" / "startup" / "server.key").chmod(0o644)
     assert "chmod 600" in refused(tmp_path / "coordinator", address="10.0.0.7")
     (tmp_path / "a" / "startup" / "client.crt").unlink()
@@ -298,7 +300,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in failed.stderr
         assert failed.stderr.count("\n") == 1
     monkeypatch.setitem(sys.modules, "cryptography.x509", None)
-    assert "pip install rookery[federation]" in init("--sites", "d").stderr
+    assert "pip install 'rookery[federation]'" in init("--sites", "d").stderr
 
 
 def test_revoking(tmp_path: Path) -> None:
@@ -326,7 +328,7 @@ def test_revoking(tmp_path: Path) -> None:
     for name, words in (
         ("aa", "did you mean a?"),
         ("zzz", "there are: a, b, c"),
-        ("coordinator", "make new kits for all"),
+        ("coordinator", "Make new kits for all"),
     ):
         failed = command("revoke", name, *where)
         assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
@@ -345,7 +347,7 @@ def test_a_kit_of_an_earlier_version_lists_no_certificates_until_it_is_changed(t
     kits.revoke(out, "a")
     assert kits.accepted(listing) == {"a": "", "b": serial}
     listing.write_text(listing.read_text() + "c = 7\n")
-    with pytest.raises(ValueError, match="certificates must be a table of texts"):
+    with pytest.raises(ValueError, match="must have a table of texts as certificates"):
         load_kit(out / "coordinator")
 
 

@@ -134,7 +134,7 @@ def by_hand(responder: Responder) -> Ask:
 def check_attack(found: dict[str, list[str]], folder: Path) -> None:
     for name in ("extra key", "opened again", "earlier", "evaluations"):
         assert all(text.startswith("refused: ") or text == "stale" for text in found[name]), (name, found[name])
-    assert "'extra', which is not known here" in found["extra key"][0]
+    assert "must have known fields only; got 'extra'" in found["extra key"][0]
     assert "more often than in the plan" in found["opened again"][0]
     assert any("it does not go back" in text for text in found["earlier"])
     assert "has seen only 3" in found["evaluations"][0]
@@ -235,7 +235,7 @@ def test_where_clients_may_miss_rounds_evaluations_are_counted(tmp_path: Path) -
         found.append(said.get("why", said["answer"]))
     assert found.count("value") == 2
     assert "more often than in the plan" in found[1]
-    assert found[-1] == "its policy's limit of 4 evaluations is reached."
+    assert found[-1] == "its policy's limit of 4 evaluations is reached. Its owner can raise it."
 
 
 def test_a_limit_holds_over_runs_and_the_start_counts(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_run_deletes_and_replaces_only_what_it_made_itself(tmp_path: Path) -> 
     assert path.stem == victim != first.stem
     before = path.read_bytes()
 
-    made, plan = "another run made", "is another run's"
+    made, plan = "is another run's, and is kept", "is another run's. Give the name of this run"
     assert refuses(ask(run=next(runs), store=victim), made)  # a run that begins
     for remembers in (False, True):  # one that goes on from there, as one that is resumed does
         run = next(runs)
@@ -336,7 +336,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"algorithm": [1]}, "'algorithm' must be a description"),
     "center's data": ({"center": {"sample": [["", [-1], "float64"]], "size": 1}}, "'center' must be null, or"),
     "no conditions": ({"conditions": None}, "it runs under other conditions"),
-    "another word": ({"\x1b[2J": 1}, r"the opening of the run has '\\x1b[2J'"),
+    "another word": ({"\x1b[2J": 1}, r"must have known fields only; got '\\x1b[2J'"),
 }
 
 

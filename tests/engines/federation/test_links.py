@@ -155,7 +155,7 @@ def test_without_faults_a_site_that_comes_back_is_asked_again() -> None:
 def test_without_patience_it_is_an_error_that_names_it() -> None:
     script = lambda site, header, turn: [Event(1, "gone", b"has left")] if site == 1 else [reply(site, header)]
     links = Links(Scripted(script), patience=0.0)
-    with pytest.raises(SiteError, match=r"^b has left$"):
+    with pytest.raises(SiteError, match=r"^b has left\.$"):
         links.ask(requests(links))
 
 
@@ -286,7 +286,7 @@ def test_a_site_that_does_not_fit_and_does_not_come_back_is_named_with_the_reaso
         return [reply(site, header), *([Event(1, "gone", b"was let go")] if site == 1 else [])]
 
     links = Links(Scripted(script), patience=0.2)
-    with pytest.raises(SiteError, match=r"^b has other samples$"):
+    with pytest.raises(SiteError, match=r"^b has other samples\.$"):
         links.ask(requests(links), None, lambda site, reply: "has other samples" if site == 1 else None, dismiss=True)
 
 

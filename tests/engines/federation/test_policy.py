@@ -121,9 +121,9 @@ def test_every_rule(fast: Any) -> None:
     refused = [
         (Policy(plans=("0" * 32,)), fast, "does not approve this plan"),
         (Policy(plans=()), fast, "does not approve this plan"),
-        (Policy(minimum_cohort=4), fast, "at least 4 clients; of 3 clients 3 are in a round"),
+        (Policy(minimum_cohort=4), fast, "at least 4 clients; got 3, of which 3 are in a round"),
         (Policy(minimum_cohort=3), alike(cohort=2), "at least 3 clients"),
-        (Policy(minimum_cohort=3), faults(2), r"give Faults\(minimum=3\)"),
+        (Policy(minimum_cohort=3), faults(2), r"Give Faults\(minimum=3\)"),
         (Policy(aggregated=True), fast, "'losses' of FastDRO.round"),
         (Policy(aggregated=("losses",)), fast, "wants this exchange aggregated"),
         (Policy(least_noise=1.3), fast, "at least 1.3 times the clip's bound on 'shares'; it has 1.2"),

@@ -287,8 +287,8 @@ def test_a_site_that_was_not_told_learns_that_the_run_is_over(out: Path) -> None
 
 def test_without_certificates_only_this_machine(out: Path) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "10.0.0.7:0", "example.org:0"):
-        site = "on this machine only|No site can connect"
-        with pytest.raises(ValueError, match=r"listens at 127\.0\.0\.1 only"):
+        site = "must be on this machine without certificates|must be one that sites can connect to"
+        with pytest.raises(ValueError, match=r"must be at 127\.0\.0\.1 without certificates; got"):
             network.GrpcServer(address, ["a"], None, True)
         with pytest.raises(ValueError, match=site):
             grpc_site.join(lambda m: b"", lambda: True, "a", address.replace(":0", ":9443"), None)
@@ -355,7 +355,7 @@ def test_serve_insecure_says_so_and_stays_here(tmp_path: Path) -> None:
     assert done.exit_code == 2
     warned, refused = done.stderr.splitlines()
     assert "nothing is encrypted" in warned
-    assert "127.0.0.1 only" in refused
+    assert "address must be at 127.0.0.1 without certificates; got '0.0.0.0:0'" in refused
 
 
 # ------------------------------------------------------------ large replies

@@ -140,7 +140,7 @@ def _difference(name: str, one: Definition, other: Definition, private: bool) ->
 def _read(words: Any) -> dict[str, dict[str, Definition]]:
     """Return the definitions that the other side has sent; ValueError if it has sent something else."""
     if not isinstance(words, dict) or not all(isinstance(names, dict) for names in words.values()):
-        raise ValueError("the coordinator's study is not described.")
+        raise ValueError("the opening's 'study' must list definitions by file and name; got something else.")
     return {file: {name: _definition(sent) for name, sent in names.items()} for file, names in words.items()}
 
 
@@ -149,7 +149,7 @@ def _definition(sent: Any) -> Definition:
         case [str(kind), str(digest), None | dict() as values, list(parts)]:
             if all(isinstance(text, str) for text in (*(values or {}).values(), *parts)):
                 return Definition(kind, digest, values, tuple(parts))
-    raise ValueError("the coordinator's study is not described.")
+    raise ValueError("the opening's 'study' must list definitions by file and name; got something else.")
 
 
 # The modules of a study, each as its namespace: the globals of its functions.

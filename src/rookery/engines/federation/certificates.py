@@ -76,7 +76,7 @@ def load_authority(paths: tuple[Path, Path], contents: tuple[bytes, bytes]) -> A
     """Return the CA of a certificate and a private key; the paths are for messages."""
     cert, key = _certificate(paths[0], contents[0]), _private_key(paths[1], contents[1])
     if not isinstance(key, ec.EllipticCurvePrivateKey) or cert.public_key() != key.public_key():
-        raise ValueError(f"{paths[1]} is not the key of {paths[0]}; put the right one back.")
+        raise ValueError(f"{paths[1]} must be the private key of {paths[0]}; it is not. Put the right one back.")
     _check_dates(paths[0], cert)
     return Authority(cert, key)
 
@@ -90,16 +90,20 @@ def checked_name(paths: dict[str, Path], contents: dict[str, bytes]) -> str:
     """Return the name in a kit's certificate; ValueError unless it is valid, of the key and signed by the CA."""
     ca, cert = _certificate(paths["ca"], contents["ca"]), _certificate(paths["cert"], contents["cert"])
     if _private_key(paths["key"], contents["key"]).public_key() != cert.public_key():
-        raise ValueError(f"{paths['key']} is not the key of {paths['cert']}; copy the kit again.")
+        raise ValueError(f"{paths['key']} must be the private key of {paths['cert']}; it is not. Copy the kit again.")
     try:
         cert.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        raise ValueError(f"{paths['cert']} is not signed by the CA in {paths['ca']}; copy the kit again.") from None
+        raise ValueError(
+            f"{paths['cert']} must be signed by the CA in {paths['ca']}; it is not. Copy the kit again."
+        ) from None
     _check_dates(paths["cert"], cert)
     _check_dates(paths["ca"], ca)
     names = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not names:
-        raise ValueError(f"{paths['cert']} names nobody (it has no common name).")
+        raise ValueError(
+            f"{paths['cert']} must have a common name, the participant's; it has none. Copy the kit again."
+        )
     return str(names[0].value)
 
 
@@ -137,21 +141,21 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError:
-        raise ValueError(f"{path} is not a certificate (PEM); copy the kit again.") from None
+        raise ValueError(f"{path} must be a certificate in PEM form; it is not. Copy the kit again.") from None
 
 
 def _private_key(path: Path, content: bytes) -> Any:
     try:
         return load_pem_private_key(content, password=None)
     except TypeError:
-        raise ValueError(f"The private key {path} has a password; give one without.") from None
+        raise ValueError(f"The private key {path} must have no password; it has one. Give a key without.") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(f"{path} is not a private key (PEM); copy the kit again.") from None
+        raise ValueError(f"{path} must be a private key in PEM form; it is not. Copy the kit again.") from None
 
 
 def _check_dates(path: Path, cert: x509.Certificate) -> None:
     now, begin, end = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
     if now > end:
-        raise ValueError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; `rookery federation init` makes a new one.")
+        raise ValueError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC. Make a new one with `rookery federation init`.")
     if now < begin:
-        raise ValueError(f"{path} is valid only from {begin:%Y-%m-%d %H:%M} UTC on; is this machine's clock right?")
+        raise ValueError(f"{path} is valid only from {begin:%Y-%m-%d %H:%M} UTC on. Check this machine's clock.")

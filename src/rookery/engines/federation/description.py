@@ -66,7 +66,7 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
             try:
                 return classes[name](**{field: build(value, classes) for field, value in fields.items()})
             except TypeError as error:
-                raise ValueError(f"{name}: {error}") from error
+                raise ValueError(f"{name} has other fields here ({error}). Use the same version of it.") from error
         case {"tuple": list(entries)}:
             return tuple(build(entry, classes) for entry in entries)
         case {"list": list(entries)}:
@@ -79,7 +79,7 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
                     f"an array must have one of the types {', '.join(wire.TYPES)}; got {printable(dtype)}."
                 )
             return np.asarray(entries, wire.TYPES[dtype])
-    raise ValueError("it is not a description.")
+    raise ValueError("it must be described by classes and their fields; got something else.")
 
 
 def _unknown(name: str, module: Any) -> str:

@@ -45,7 +45,10 @@ def _kept(path: Path) -> bytes:
             raise ValueError(f"{path} must be readable by its owner only. Run chmod 600 on it.")
         secret = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}, the secret of this site's noise, can't be used: {error.strerror}.") from error
+        raise ValueError(
+            f"{path}, the secret of this site's noise, can't be read or written ({error.strerror}). Check the folder's "
+            "permissions and space."
+        ) from error
     if len(secret) != _BYTES:
         raise ValueError(
             f"{path} must have {_BYTES} bytes; got {len(secret)}. Restore it, or delete it: requests that were "

@@ -76,8 +76,10 @@ class Federation:
         if self.address is None and self.kit is None:
             network_only = [name for name in ("sites", "insecure") if getattr(self, name)]
             if network_only and self.transport is None:
+                name = network_only[0]
                 raise ValueError(
-                    f"Federation: {network_only[0]} is for sites on a network: give an address, host:port."
+                    f"Federation: {name} must be left out for sites in this process; got {getattr(self, name)!r}. For "
+                    "sites on a network, give an address, host:port."
                 )
         if not isinstance(self.address, str | None):
             raise TypeError(f"Federation: address must be a text such as 'localhost:9443'; got {self.address!r}.")
@@ -89,17 +91,21 @@ class Federation:
         """Open a session for this job."""
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             if not job.clients.held:
-                raise ValueError("rk.Clients.like holds no data; for sites on a network, give an address, or a kit.")
+                raise ValueError(
+                    "clients must hold data for sites in this process; got the clients of rk.Clients.like. For sites "
+                    "on a network, give an address, or a kit."
+                )
             return _within_this_process(job, self)
         if job.clients.held:
             raise ValueError(
-                "A Federation over a network leaves the data at the sites: give clients=rk.Clients.like(...), the form "
-                "of a sample."
+                "clients must be rk.Clients.like(...), the form of a sample, for sites on a network, which have the "
+                "data; got clients with data."
             )
         own_noise = is_private_for_records(job.channel) or not isinstance(self.transport, Memory)
         if job.noise_seed is not None and own_noise:
             raise ValueError(
-                "noise_seed is for simulations, as noise from a seed can be drawn again. Leave it out over a network."
+                "noise_seed must be None over a network, because noise from a seed can be drawn again; got "
+                f"{job.noise_seed}. Leave it out."
             )
         transport = self.transport
         if transport is None:
@@ -108,7 +114,10 @@ class Federation:
             transport = GrpcServer(self.address, self.sites, self.kit, self.insecure)
         if len(transport.names) != job.clients.n:
             transport.close()
-            raise ValueError(f"Each client needs a site; got {job.clients.n} clients, {len(transport.names)} sites.")
+            raise ValueError(
+                f"clients must be as many as the sites, {len(transport.names)}; got {job.clients.n}. Give "
+                f"rk.Clients.like(..., n={len(transport.names)}), or the names of all sites."
+            )
         tell = self.tell or logging.getLogger("rookery").warning
         links = Links(transport, self.deadline, self.patience, finite=True, tell=tell)
         links.watch = self.watch or links.watch

@@ -127,7 +127,7 @@ class PlanGuard:
     def _check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         phase, t = moment
         if phase not in (0, 1, 2):
-            raise RefusedError("the plan has no such phase.")
+            raise RefusedError(f"the phase must be 0, 1 or 2; got {phase}.")
         if phase not in self._sources:
             self._sources[phase] = sources(plan)
         self._check_order(phase, t)
@@ -142,16 +142,20 @@ class PlanGuard:
                 self._check_memory(found, moment, header)
             self._check_reply(plan, found, moment, header)
         except (KeyError, TypeError, ValueError) as error:
-            raise RefusedError("that is not a request.") from error
+            raise RefusedError(
+                "a request must have the fields of the protocol; one is missing, or of the wrong type."
+            ) from error
 
     def _check_order(self, phase: int, t: int) -> None:
         """Check that rounds and evaluations of the run go forward, even if it was opened again in between."""
         seen = self._log.answered
         last = f"it has answered round {seen.moment[1]} of this run" if seen.moment[0] == 1 else "the start is over"
         if seen.moment > ((1, t) if phase == 2 else (phase, t)):
-            raise RefusedError(f"{last}, and it does not go back.")
+            raise RefusedError(f"{last}, and it does not go back. Begin a new run.")
         if phase == 2 and t < seen.evaluated:
-            raise RefusedError(f"it was evaluated after {seen.evaluated} rounds, and it does not go back.")
+            raise RefusedError(
+                f"it was evaluated after {seen.evaluated} rounds, and it does not go back. Begin a new run."
+            )
         reached = seen.moment[1] + 1 if seen.moment[0] == 1 else seen.evaluated
         if phase == 2 and self._everyone and reached >= 0 and t > reached:
             raise RefusedError(f"it is asked for an evaluation after {t} rounds, but has seen only {reached}.")
@@ -162,16 +166,20 @@ class PlanGuard:
         work = plan.calls[call]
         assert isinstance(work, WorkCall)
         if isinstance(work, CenterCall) and (work.holder != self._client or wanted != call):
-            raise RefusedError(f"{_name(plan, call)} is not this site's to compute here.")
+            raise RefusedError(
+                f"{_name(plan, call)} must be computed by the site with the centre's data, on its own request."
+            )
         if with_key is not (work.key is not None):
-            raise RefusedError(f"function {call} must be given a key exactly if the plan gives it one.")
+            raise RefusedError(
+                f"function {call} must be given {'no key' if work.key is None else 'a key'}, as in the plan."
+            )
 
     def _check_operands(self, found: Sources, moment: Moment, call: int, sent: Any, local: Any) -> None:
         given = [SENT if type(ref) is int else self._source(moment, ref) for ref in sent]
         if not _allowed(given, found.sent[call]):
-            raise RefusedError(f"function {call} would be sent other server values than in the plan.")
+            raise RefusedError(f"function {call} must be sent the plan's server values; got others.")
         if not _allowed([self._source(moment, ref) for ref in local], found.local[call]):
-            raise RefusedError(f"function {call} would be given other client values than in the plan.")
+            raise RefusedError(f"function {call} must be given the plan's client values; got others.")
 
     def _check_memory(self, found: Sources, moment: Moment, header: dict[str, Any]) -> None:
         if header["call"] != NO_EXCHANGE or moment[0] == 2:
@@ -188,9 +196,9 @@ class PlanGuard:
             raise RefusedError("it is asked for a reply to something that is not an exchange of the plan.")
         work = plan.calls[call]
         if isinstance(work, CenterCall) and work.holder != self._client:
-            raise RefusedError(f"{_name(plan, call)} is not this site's to send.")
+            raise RefusedError(f"{_name(plan, call)} must be sent by the site with the centre's data.")
         if not _allowed([self._source(moment, ref) for ref in reply], found.replies[call]):
-            raise RefusedError(f"the reply to {_name(plan, call)} would be another than in the plan.")
+            raise RefusedError(f"the reply to {_name(plan, call)} must have the plan's values; others are asked for.")
 
     def _source(self, moment: Moment, ref: Any) -> Source:
         """Return the source that a reference stands for; None for a value that is not of this moment.

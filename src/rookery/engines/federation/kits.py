@@ -54,12 +54,14 @@ def make_kits(out: Path, coordinator: str, sites: Sequence[str], days: int = 365
     address, host = parse_address(coordinator)
     check_names(sites)
     if host.lower() in (name.lower() for name in sites):
-        raise ValueError(f"A site can't be called {host}: that is the coordinator's address.")
+        raise ValueError(
+            f"A site's name must not be the coordinator's host; got {host!r} for both. Choose another name."
+        )
     if not isinstance(days, int) or not 1 <= days <= 36500:
         raise ValueError(f"days must be a whole number from 1 to 36500; got {days!r}.")
     certificates = _certificates()
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give a folder.")
+        raise ValueError(f"The kits must be written to a folder; {out} is a file. Give another place.")
     if out.exists() and any(out.iterdir()):
         return _add(out, address, sites, days)
     out.mkdir(parents=True, exist_ok=True)
@@ -82,11 +84,12 @@ def revoke(out: Path, site: str) -> Path:
     _certificates()
     if site == COORDINATOR:
         raise ValueError(
-            "The coordinator's certificate can't be revoked, because sites keep no list; make new kits for all."
+            "site must name a site, because sites keep no list that could revoke the coordinator's certificate; got "
+            f"{site!r}. Make new kits for all."
         )
     listing = out / COORDINATOR / "kit.toml"
     if not listing.exists():
-        raise ValueError(f"There is no {listing}; give the folder that `rookery federation init` has written.")
+        raise ValueError(f"{out} must be a folder of `rookery federation init`; it has no {COORDINATOR}/kit.toml.")
     known = load_kit(listing.parent)
     if site not in known.sites:
         near = difflib.get_close_matches(site, known.sites, 1)
@@ -120,7 +123,9 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     """
     certificates = _certificates()
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}; `rookery federation init` makes a kit for each participant.")
+        raise ValueError(
+            f"A kit must be a folder; there is none at {folder}. Make kits with `rookery federation init`."
+        )
     check_names(sites, least=0)
     paths = _paths(folder)
     said = _read_toml(folder / "kit.toml") if not _is_flare(folder) else {}
@@ -129,12 +134,13 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
     name = certificates.checked_name(paths, contents)
     if said and said["name"] != name:
         raise ValueError(
-            f"{folder / 'kit.toml'} belongs to {said['name']}, but the certificate to {name}; copy the kit again."
+            f"{folder / 'kit.toml'} must have the name of the certificate, {name}; it has {said['name']}. Copy the kit "
+            "again."
         )
     address = address or said.get("address")
     if address is None:
         raise ValueError(
-            f"{folder} was made by `nvflare provision`, which does not say where to connect; give the address."
+            f"{folder} was made by `nvflare provision`, and does not say where to connect. Give the address."
         )
     sites = tuple(sites) or tuple(said.get("sites", ()))
     return Kit(parse_address(address)[0], name, sites, **contents, certificates=said.get("certificates", {}))
@@ -160,23 +166,28 @@ def parse_address(text: str) -> tuple[str, str]:
     if (ip is None and (numeric or not _DNS.fullmatch(host))) or not 0 < number < 65536:
         raise ValueError(f"An address must be a host or host:port, such as fl.example.org:9443; got {text!r}.")
     if ip is not None and ip.is_unspecified:
-        raise ValueError(f"No site can connect to {host}; give the coordinator's name or address as sites see it.")
+        raise ValueError(
+            f"An address must be one that sites can connect to; got {host}. Give the coordinator's name or address as "
+            "sites see it."
+        )
     return (f"[{host}]:{number}" if ":" in host else f"{host}:{number}"), host
 
 
 def check_names(sites: Sequence[str], least: int = 1) -> None:
     """Raise ValueError if these can't be the names of a federation's sites."""
     if len(sites) < least:
-        raise ValueError("A federation needs sites; give their names, for example a,b,c.")
+        raise ValueError(
+            "A federation must have at least one site; got none. Give the sites' names, for example a,b,c."
+        )
     for name in sites:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             raise ValueError(f"A site's name must be 1 to 64 letters, digits, '-' or '_'; got {name!r}.")
         if name.lower() in (COORDINATOR, _CA):
-            raise ValueError(f"A site can't be called {name!r}, the name of another folder. Choose another.")
+            raise ValueError(f"A site's name must not be that of another folder; got {name!r}. Choose another name.")
     lower = [name.lower() for name in sites]
     twice = next((name for name in sites if lower.count(name.lower()) > 1), None)
     if twice is not None:
-        raise ValueError(f"Two sites are called {twice!r}, ignoring case. Give each its own name.")
+        raise ValueError(f"Sites must have different names, ignoring case; got {twice!r} twice. Give each its own.")
 
 
 def _certificates() -> Any:
@@ -185,7 +196,7 @@ def _certificates() -> Any:
         import cryptography.x509  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "Certificates need cryptography, which is not installed: pip install rookery[federation]"
+            "Certificates need cryptography, which is not installed. Run pip install 'rookery[federation]'."
         ) from error
     from rookery.engines.federation import certificates
 
@@ -198,24 +209,28 @@ def _add(out: Path, address: str, sites: Sequence[str], days: int) -> list[Path]
     ca_paths = (out / _CA / "ca.pem", out / _CA / "key.pem")
     for path in (*ca_paths, listing):
         if not path.exists():
-            hint = "put it back, or give another folder"
-            raise ValueError(f"{out} is not empty, and not a whole set of kits: {path} is missing; {hint}.")
+            raise ValueError(
+                f"{out} must be empty, or a whole set of kits; {path} is missing. Put it back, or give another folder."
+            )
     known = load_kit(listing.parent)
     if known.address != address:
-        raise ValueError(f"The kits in {out} are for a coordinator at {known.address}, not {address}; give that one.")
+        raise ValueError(
+            f"The coordinator's address must be that of the kits in {out}, {known.address}; got {address}. Give that "
+            "one."
+        )
     _check_private(ca_paths[1])
     ca = _certificates().load_authority(ca_paths, tuple(map(_read, ca_paths)))
     if known.ca != ca.pem:
-        raise ValueError(f"{listing.parent} was not made by the CA in {out / _CA}; give another folder.")
+        raise ValueError(f"{listing.parent} must be made by the CA in {out / _CA}; it was not. Give another folder.")
     names = [*known.sites, *(site for site in sites if site not in known.sites)]
     check_names(names)
     new = [site for site in sites if not (out / site).exists()]
     for site in sites:
         if site not in known.sites and site not in new and load_kit(out / site).ca != ca.pem:
-            raise ValueError(f"{out / site} was not made by the CA in {out / _CA}; give another name.")
+            raise ValueError(f"{out / site} must be made by the CA in {out / _CA}; it was not. Give another name.")
     if not new and len(names) == len(known.sites):
-        one = "These sites have their kits" if len(sites) > 1 else "This site has its kit"
-        raise ValueError(f"{one} already; to make one anew, call `rookery federation revoke` first.")
+        these = "These sites already have their kits" if len(sites) > 1 else "This site already has its kit"
+        raise ValueError(f"{these}. To make one anew, call `rookery federation revoke` first.")
     made = [_issue(out, ca, site, address, days) for site in new]
     _list(listing, known, names, known.certificates | _serials(out, names))
     return made
@@ -279,13 +294,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         said = tomllib.loads(content.decode())
     except ValueError as error:
-        raise ValueError(f"{path} can't be read: {error}") from error
+        raise ValueError(f"{path} must be TOML: {error}. Copy the kit again.") from error
     sites, serials = said.get("sites", []), said.get("certificates", {})
     texts = lambda values: all(isinstance(value, str) for value in values)
     if not isinstance(sites, list) or not texts([said.get("address"), said.get("name"), *sites]):
-        raise ValueError(f"{path} can't be read: address and name must be texts, and sites a list of texts.")
+        raise ValueError(
+            f"{path} must have texts as address and name, and a list of texts as sites. Copy the kit again."
+        )
     if not isinstance(serials, dict) or not texts(serials.values()):
-        raise ValueError(f"{path} can't be read: certificates must be a table of texts.")
+        raise ValueError(f"{path} must have a table of texts as certificates; got {serials!r}. Copy the kit again.")
     return said
 
 
@@ -306,11 +323,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"The kit is not complete: there is no {path}.") from None
+        raise ValueError(f"A kit must be complete; there is no {path}. Copy the kit again.") from None
     except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror}.") from None
+        raise ValueError(f"{path} can't be read ({error.strerror}). Check its permissions.") from None
 
 
 def _check_private(path: Path) -> None:
     if os.name == "posix" and path.exists() and path.stat().st_mode & 0o077:
-        raise ValueError(f"Users other than its owner can read or change the private key {path}: chmod 600 {path}")
+        raise ValueError(f"The private key {path} must be readable by its owner only. Run chmod 600 {path}.")

@@ -237,13 +237,13 @@ class _Collector:
                 links.note("The run goes on." if links.opening is not None else "All sites are there.")
             return True
         needed = len(self._requests) if self._least is None else self._least
-        who = "; ".join(f"{links.name(site)} {why}" for site, why in self._away.items())
+        who = "; ".join(f"{links.name(site)} {why.rstrip('.')}" for site, why in self._away.items())
         refused = [r for r in (links.records[site] for site in self._away) if r.state == "refused"]
         refusing = sum(record.final or not links.transport.rejoins for record in refused)
         hopeless = refusing and good + missing - refusing < needed
         if hopeless or (links.patience is not None and time.monotonic() - self._begin >= links.patience):
             if self._least is None:
-                raise SiteError(who)
+                raise SiteError(f"{who}.")
             return True
         if not self._paused:
             self._paused = True
@@ -318,7 +318,7 @@ class _Collector:
             reply = Reply(*wire.decode(event.message))
         except wire.WireError as error:
             if pending is not None:
-                return self._reject(site, f"replies with what is not a message ({printable(error)})")
+                return self._reject(site, f"sends something that is not a message ({printable(error)})")
             links.dropped += 1
             return None
         if pending is not None and reply.header.get("number") == pending.awaited:
@@ -369,12 +369,12 @@ class _Collector:
             links.records[site].final = reply.header.get("final") is True
             return self._leave_out(site, "refused", f"refuses: {printable(reply.header.get('why'))}")
         if answer == "stale":
-            why = "is ahead of the coordinator: another coordinator has this run."
+            why = "is ahead of the coordinator, because another coordinator has this run"
             if self._least is None:
-                raise SiteError(f"{links.name(site)} {why}")
+                raise SiteError(f"{links.name(site)} {why.rstrip('.')}.")
             return self._leave_out(site, "refused", why)
         if answer not in ("value", "opened", "hello"):
-            return self._reject(site, f"answers {printable(repr(answer))}, which is not an answer to this")
+            return self._reject(site, f"answers {printable(repr(answer))}, which does not fit the request")
         wrong = self._check(site, reply)
         if wrong is not None:
             return self._reject(site, printable(wrong, _LINE))
@@ -393,6 +393,6 @@ class _Collector:
             return links.transport.dismiss(site, why)
         self._wrong.add(site)
         if self._least is None:
-            raise SiteError(f"{links.name(site)} {why}")
+            raise SiteError(f"{links.name(site)} {why.rstrip('.')}.")
         links.note(f"{links.name(site)} {why}: it is left out.")
         return None

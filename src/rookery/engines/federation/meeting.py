@@ -49,8 +49,9 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
     replies = links.ask(requests, least=len(everyone))
     away = [f"{links.name(i)} {links.records[i].why}" for i in everyone if i not in replies]
     if away:
-        session.coordinator.close("; ".join(away))
-        raise ValueError(" ".join(away))
+        why = " ".join(f"{line.rstrip('.')}." for line in away)
+        session.coordinator.close(why)
+        raise ValueError(why)
     for i in everyone:
         apart = replies[i].header.get("study")
         if apart:
@@ -84,13 +85,15 @@ def _malformed(site: int, reply: Reply) -> str | None:
             counts = [*sizes.values(), *([said["center"]] if said.get("center") is not None else [])]
             if all(map(is_sample, samples.values())) and set(sizes) == set(samples) and all(map(is_count, counts)):
                 return None
-    return "does not say who it is and what it has"
+    return "must say its name, its conditions and its samples first, and did not"
 
 
 def _differences(name: str, clients: Clients, said: dict[str, Any]) -> str | None:
     """Return what keeps a site from taking part, in one line; None if nothing does."""
     apart = description.differences(description.conditions(), said["conditions"], "at the coordinator", f"at {name}")
-    lines = [f"runs under other conditions: {printable('; '.join(apart))}."] if apart else []
+    lines = (
+        [f"runs under other conditions: {printable('; '.join(apart))}. Use the same on both sides."] if apart else []
+    )
     if said["name"] != name:
         lines.append(f"calls itself {printable(repr(said['name']))}.")
     ours = {level: sample_of(source) for level, source in clients.levels().items() if source is not None}
@@ -114,7 +117,10 @@ def _sized(like: Clients, hellos: list[dict[str, Any]]) -> Clients:
     if like.center_client is not None:
         center = hellos[like.center_client]["center"]
         if center is None:
-            raise ValueError(f"The site of client {like.center_client} should hold the centre's data, but has none.")
+            raise ValueError(
+                f"The site of client {like.center_client} must hold the centre's data; it has none. Return "
+                '{"center": rows, ...} from its data().'
+            )
     return like.with_sizes(sizes, center)
 
 

@@ -142,13 +142,13 @@ def check_opening(header: dict[str, Any]) -> None:
         description.conditions(), theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator"
     )
     if apart:
-        raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}.")
+        raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}. Use the same on both sides.")
     missing = [name for name in _FIELDS if name not in header]
     if missing:
-        raise RefusedError(f"the opening of the run must say {missing[0]!r}.")
+        raise RefusedError(f"the opening must have the field {missing[0]!r}; it is missing.")
     for name, value in header.items():
         if name not in _FIELDS:
-            raise RefusedError(f"the opening of the run has {printable(name, 50)!r}, which is not known here.")
+            raise RefusedError(f"the opening must have known fields only; got {printable(name, 50)!r}.")
         what, fits = _FIELDS[name]
         if not fits(value):
             raise RefusedError(f"the opening's {name!r} must be {what}; got {printable(json.dumps(value), 100)}.")

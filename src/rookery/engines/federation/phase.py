@@ -435,5 +435,5 @@ def _sent_array(array: Any) -> Any:
 
 def needed(error: SiteError) -> RuntimeError:
     """Return the error of a run that can't go on without a site."""
-    away = ", and the run has no faults=rk.Faults(...)." if "did not answer" in str(error) else ""
-    return RuntimeError(f"{error}{away}")
+    away = ", and the run has no faults=rk.Faults(...)." if "did not answer" in str(error) else "."
+    return RuntimeError(f"{str(error).rstrip('.')}{away}")

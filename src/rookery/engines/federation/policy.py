@@ -138,7 +138,10 @@ class Policy:
     def check(self, opened: Opened) -> None:
         """Raise RefusedError, with the reason, for a run that the policy does not allow."""
         if self.plans is not None and opened.fingerprint not in self.plans:
-            raise RefusedError(f"its policy does not approve this plan, whose fingerprint is {opened.fingerprint}.")
+            raise RefusedError(
+                f"its policy does not approve this plan, whose fingerprint is {opened.fingerprint}. Its owner can "
+                "add it to plans."
+            )
         self._check_size(opened)
         for seen in exchanges(opened):
             if seen.alone and (self.aggregated is True or (self.aggregated and seen.name in self.aggregated)):
@@ -148,13 +151,13 @@ class Policy:
                 )
             self._check_channel(seen, channels.chosen(opened.channel, seen.name))
         if self.evaluation == "none" and len(opened.plans) > 2:
-            raise RefusedError("its policy does not allow evaluations; run it without evaluate_client.")
+            raise RefusedError("its policy does not allow evaluations. Leave evaluate_client out.")
         if self.rounds is not None and self.exchanges is None:
             for plan in opened.plans:
                 if not is_fixed(plan):
                     raise RefusedError(
                         f"its policy limits rounds and not exchanges, and {plan.title} has an exchange that happens as "
-                        "often as the run draws; the policy needs a limit of exchanges, too."
+                        "often as the run draws. Its owner can add a limit of exchanges."
                     )
         if self.epsilon is not None:
             self._check_privacy(opened)
@@ -163,23 +166,25 @@ class Policy:
         where = bare(opened.plans, opened.described, opened.header["client"])
         if where is not None and opened.prices is None:
             raise RefusedError(
-                'its policy has a privacy budget, so the run must hide single records: rk.private(..., unit="record").'
+                "its policy has a privacy budget, so the run must hide single records. Use "
+                'rk.private(..., unit="record").'
             )
         if where is not None:
             raise RefusedError(f"its policy has a privacy budget, and {where} uses its records without noise.")
         most = 0 if opened.prices is None else max(opened.prices.sizes.values())
         if self.delta is not None and most and self.delta >= 1 / most:
             raise RefusedError(
-                f"its policy's delta must be below 1/n for its n = {most} records; it is {self.delta:g}."
+                f"its policy's delta must be below 1/n for its n = {most} records; got {self.delta:g}. Its owner can "
+                "lower it."
             )
 
     def _check_size(self, opened: Opened) -> None:
         least, wanted = self.minimum_cohort, f"its policy wants at least {self.minimum_cohort} clients"
         if opened.clients < least or opened.cohort < least:
-            raise RefusedError(f"{wanted}; of {opened.clients} clients {opened.cohort} are in a round.")
+            raise RefusedError(f"{wanted}; got {opened.clients}, of which {opened.cohort} are in a round.")
         if opened.faults is not None and opened.faults.minimum < least:
             raise RefusedError(
-                f"{wanted}, and a round goes on with {opened.faults.minimum}: give Faults(minimum={least})."
+                f"{wanted}; got a run that goes on with {opened.faults.minimum}. Give Faults(minimum={least})."
             )
 
     def _check_channel(self, seen: "Seen", channel: Any) -> None:
@@ -257,7 +262,9 @@ class PolicyGuard:
 
     def __init__(self, policy: Policy, audit: Audit | None = None) -> None:
         if (policy.limits or policy.budget) and audit is None:
-            raise ValueError("A policy with limits needs an audit log, where they are counted: give the site a folder.")
+            raise ValueError(
+                "A policy with limits needs an audit log, where they are counted; got none. Give the site a folder."
+            )
         if policy.budget and importlib.util.find_spec("dp_accounting") is None:
             raise ValueError("A policy with epsilon needs dp-accounting, which computes ε. Install rookery[privacy].")
         self._budget = policy.budget
@@ -283,7 +290,7 @@ class PolicyGuard:
         }
         for name, limit in self._policy.limits.items():
             if after[name] > limit:
-                raise RefusedError(f"its policy's limit of {limit} {LIMITS[name]} is reached.")
+                raise RefusedError(f"its policy's limit of {limit} {LIMITS[name]} is reached. Its owner can raise it.")
 
     def afford(self, data: str, releases: Mapping[Release, int]) -> None:
         """Raise RefusedError if this would exceed the privacy budget: see `Rule`."""

@@ -140,7 +140,7 @@ class Responder:
         try:
             header, arrays = wire.decode(request)
             if type(header["number"]) is not int:
-                raise wire.WireError("its number is not an integer")
+                raise wire.WireError("its number must be an integer")
             number = header["number"]
             match header["do"]:
                 case "hello":
@@ -153,8 +153,8 @@ class Responder:
                 return wire.encode({"answer": "closed", "number": number}, [])
             return self._site.answer(header, arrays)
         except (wire.WireError, KeyError) as error:
-            LOG.warning("A message that is not a request: %s", printable(error))
-            return _refusal(number, "that is not a request.")
+            LOG.warning("Refused a message that is not a request: %s", printable(error))
+            return _refusal(number, "a request must be a message of the protocol; got something else.")
         except OSError as error:
             return self._refuse(number, header, _not_written(error))
         except Exception as error:  # its text may reveal the data, and does not leave the site
@@ -210,7 +210,7 @@ class Responder:
         """Return the run's site if the run is known, understood and within the policy; `opening` is its digest."""
         known = self._log.runs.get(header["run"])
         if known is not None and known.opening not in ("", opening):
-            raise RefusedError("it knows this run, which was opened with a different message; begin a new run.")
+            raise RefusedError("it knows this run, which was opened with a different message. Begin a new run.")
         opened, described = self._understand(header)
         rule = self._guard(opened)
         delta = None if opened.prices is None else opened.channel.delta
@@ -261,7 +261,7 @@ class Responder:
         self._apart = differences(self._declared, header["study"])
         text = " ".join(self._apart)
         if self._apart and not (self._allows or header["allow_other_study"]):
-            raise RefusedError(f"its study is not the coordinator's; use the same, or --allow-other-study. {text}")
+            raise RefusedError(f"its study is not the coordinator's. {text} Use the same, or --allow-other-study.")
         if self._apart:
             LOG.warning("This site's study is not the coordinator's, which --allow-other-study allows. %s", text)
 
@@ -269,7 +269,8 @@ class Responder:
         if described == {"own": True}:
             if kind not in self._study.names:
                 raise RefusedError(
-                    f"the coordinator's {kind} can't be sent in a message, and this site's module has none."
+                    f"the coordinator's {kind} can't be sent in a message, so this site's module must define {kind}; "
+                    "it does not."
                 )
             return self._study.names[kind]
         try:
@@ -283,7 +284,9 @@ class Responder:
         integers: Callable[[int], Any] = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
         everyone = integers(header["clients"])
         if set(levels) != {name for name, source in data.levels().items() if source is not None}:
-            raise RefusedError(f"the coordinator has data at the levels {sorted(levels)!r}, but this site has others.")
+            raise RefusedError(
+                f"its data must have the coordinator's levels, {', '.join(sorted(levels))}; it has others."
+            )
 
         def level(name: str, source: ClientRows | None) -> ClientRows | None:
             if source is None:
@@ -291,11 +294,12 @@ class Responder:
             widest, narrowest, chunk = levels[name]
             size = int(source.sizes[0])
             if size != header["sizes"].get(name):
-                raise RefusedError(f"its number of samples ({name}) has changed since it said hello.")
+                raise RefusedError(
+                    f"its number of samples ({name}) has changed since it connected. Start the site again."
+                )
             if not narrowest <= size <= widest:
                 raise RefusedError(
-                    f"the opening says that sites have from {narrowest} to {widest} samples ({name}), and it has "
-                    f"{size}."
+                    f"the opening must allow for its number of samples ({name}), {size}; got {narrowest} to {widest}."
                 )
             rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
             return ClientRows(rows, everyone, everyone, widest, narrowest, chunk)
@@ -319,7 +323,7 @@ class Responder:
             study.problem, clients, method.fixed, cohort, channel, faults, False, products, header["chance"]
         )
         if header["measures"] and study.measure is None:
-            raise RefusedError("the coordinator asks for an evaluation, and its task has no evaluate_client.")
+            raise RefusedError("its task must have evaluate_client, which the coordinator asks for; it has none.")
         measure = study.measure if header["measures"] else None
         return plan.plans(setting, start, plan.with_levels(channel, method.traced), measure), start
 
@@ -342,7 +346,7 @@ class Responder:
         center = None
         if header["center_client"] == header["client"]:
             if study.data.center is None:
-                raise RefusedError("it should hold the centre's data, but its module gives none.")
+                raise RefusedError("it must hold the centre's data; its module gives none. Return them from data().")
             center = study.data.at_center()
         folder = self._folder
         levels = plan.with_levels(plans[1].channel, {}).get(plan.LEVELS)
@@ -366,7 +370,9 @@ class Responder:
                 memory.store.begin()
         if done >= 0 and header["remembers"]:
             if memory.stores is None and memory.after(done) == {"memory": [], "client": []}:
-                raise RefusedError("it has lost its memory of this run, because it has no folder to keep it in.")
+                raise RefusedError(
+                    "it has lost its memory of this run, because it has no folder to keep it in. Begin a new run."
+                )
             site.go_back(done, header["wrote"])
 
     def _finish(self, number: int, header: dict[str, Any]) -> bytes:
@@ -389,11 +395,13 @@ def _center_rows(sample: list[Any], size: int, data: Clients) -> Any:
     like = data.lower.rows if data.center is None else data.center.rows
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     if [jax.tree_util.keystr(path) for path, _ in leaves] != [name for name, _, _ in sample]:
-        raise RefusedError("the centre's samples have other arrays than this site's.")
+        raise RefusedError("the centre's samples must have the arrays of this site's; they have others.")
     try:
         shapes = [jax.ShapeDtypeStruct((size, *shape), jnp.dtype(dtype)) for _, shape, dtype in sample]
     except TypeError as error:
-        raise RefusedError("the centre's samples have arrays of a type that is not known here.") from error
+        raise RefusedError(
+            "the centre's samples must have arrays of types that are known here; they have another."
+        ) from error
     return jax.tree.unflatten(structure, shapes)
 
 

@@ -195,12 +195,14 @@ class Keepers:
         for i, since in self._since.items():
             if since < wrote[i]:
                 raise ValueError(
-                    f"{name(i)} has its memory from after round {since}, but before the checkpoint it last wrote after "
-                    f"round {wrote[i]}; restore its memory of this run."
+                    f"{name(i)} must remember round {wrote[i]}, after which it last wrote before the checkpoint; it is "
+                    f"at round {since}. Restore its memory of this run."
                 )
 
     def _needed(self, request: dict[str, Any]) -> dict[int, Any]:
         found = self._session.coordinator.ask_to_save(request)
         if found is None:
-            raise RuntimeError("Not all sites can be reached. To begin a run, or to resume one, all are needed.")
+            raise RuntimeError(
+                "Not all sites can be reached, and a run needs all of them to begin or to resume. Start the others."
+            )
         return found

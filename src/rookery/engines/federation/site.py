@@ -227,7 +227,7 @@ class Site:
         rest, functions = iter(arrays[len(numbers) :]), []
         for number, call, sent, with_key, local, *seeded in header["maps"]:
             if seeded and not (self._noise and self._noise.seeded):
-                raise RefusedError("it is sent noise, and it draws its own.")
+                raise RefusedError("its noise must be its own; the request sends some.")
             refs = [["v", ref] if isinstance(ref, int) else ref for ref in sent]
             key = next(rest) if with_key else None
             rows = [next(rest) if ref == "row" else ref for ref in local]
@@ -290,7 +290,7 @@ class Site:
 
     def _entropy(self) -> Entropy:
         if self._noise is None:
-            raise RefusedError("its plan hides records by noise, and it has none.")
+            raise RefusedError("its plan hides records by noise, and it has no source of noise.")
         return self._noise.entropy
 
     def _hiding(self, phase: int, new: list[_Function]) -> Hiding | None:
@@ -327,7 +327,9 @@ class Site:
             noise = entropy.key(self._hides(phase, function)) if function.seeded is None else function.seeded
         arguments = call.arguments(sent, data, identity, function.key, local, noise, levels)
         if call.noise is not None and not _fit(call, arguments):
-            raise RefusedError(f"function {call.number} would be given other arrays than in the plan.")
+            raise RefusedError(
+                f"function {call.number} must be given arrays of the plan's shapes and types; got others."
+            )
         *out, counts = client_program(plan, call)(*arguments)
         self._results[function.number] = out, ledger.as_integers(counts)
 

@@ -70,7 +70,7 @@ class SiteMemory:
         versions = [v for v in self._versions() if v.moment <= _after(done)]
         if not versions or (wrote >= 0 and versions[-1].moment < _after(wrote)):
             last = f"after round {wrote}" if wrote >= 0 else "of this run"
-            raise ValueError(f"it has lost its memory {last}; restore its folder.")
+            raise ValueError(f"it has lost its memory {last}. Restore its folder.")
         self._since, self.present = versions[-1]
         self.following, self.moment = None, _after(done)
 
@@ -112,7 +112,7 @@ class SiteMemory:
                 self._run = request["name"]
                 folder.clean()
                 if any(folder.header(done).get("run") != self._run for done in folder.rounds()):
-                    raise ValueError(f"{folder} holds the memory of another run's client; delete it, or name another.")
+                    raise ValueError(f"{folder} holds the memory of another run's client. Delete it, or name another.")
             case "save":
                 done = request["round"]
                 folder.write(done, {"run": self._run}, {"memory": self.after(done)}, request["keep"])

@@ -92,7 +92,7 @@ class Store:
         found = self._read()[0] if self.path.exists() else {"run": run}
         self._made_by = found.get("run", "")
         if found.get("plan", plan) != plan:
-            raise ValueError("its memory under this name is another run's; give the name of this run.")
+            raise ValueError("its memory under this name is another run's. Give the name of this run.")
 
     def begin(self) -> None:
         """Make the file, which notes the data's digest, unless it exists; ValueError if another run made it."""
@@ -103,7 +103,7 @@ class Store:
     def check(self) -> None:
         """Raise ValueError if the file was made with other data than the site has now."""
         if self.path.exists() and self._read()[0].get("data", "") != self.data:
-            raise ValueError("its data are not those with which it began this run; put them back, or begin a new run.")
+            raise ValueError("its data are not those with which it began this run. Put them back, or begin a new run.")
 
     def delete(self) -> None:
         """Delete the file; ValueError if another run made it."""
@@ -112,7 +112,7 @@ class Store:
 
     def _check_run(self) -> None:
         if self._made_by != self._run:
-            raise ValueError("another run made its memory under this name, which is therefore not replaced or deleted.")
+            raise ValueError("its memory under this name is another run's, and is kept. Give the run a new name.")
 
     def write(self, versions: list[Version]) -> None:
         """Replace the file, and make sure that it is on the disk."""
@@ -140,6 +140,6 @@ class Store:
                 versions.append(Version((int(phase), int(t)), memory))
         except (wire.WireError, KeyError, TypeError, ValueError, StopIteration) as error:
             raise ValueError(
-                f"{self.path.name} is not a site's memory, or is damaged; restore it from a copy."
+                f"{self.path.name} is not a site's memory, or is damaged. Restore it from a copy."
             ) from error
         return header, versions

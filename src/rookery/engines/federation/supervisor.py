@@ -157,7 +157,9 @@ class _Watch:
         except Exception as error:
             if type(error).__name__ == "AuthorizationError":
                 self._hears = False
-                self._tell("There is no heartbeat: your role lacks FLARE's right app_command. The status must do.")
+                self._tell(
+                    "The heartbeat can't be read, only the status, because your role lacks FLARE's right app_command."
+                )
             return None
 
     def _repeat(self, beat: dict[str, Any]) -> None:
@@ -237,7 +239,7 @@ def session(admin: str | Path) -> Any:
     admin = Path(admin).resolve()
     path = admin / "startup" / "fed_admin.json"
     if not path.exists():
-        raise ValueError(f"{admin} is not a FLARE administrator's kit: there is no {path}.")
+        raise ValueError(f"{admin} must be a FLARE administrator's kit; it has no {path.relative_to(admin)}.")
     user = json.loads(path.read_text(encoding="utf-8"))["admin"]["username"]
     try:
         from nvflare.fuel.flare_api.flare_api import new_secure_session

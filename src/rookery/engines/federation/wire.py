@@ -77,7 +77,7 @@ def encode_each(header: dict[str, Any], shared: list[Any], last: list[list[Any]]
 def _buffers(header: dict[str, Any], shared: list[Any], last: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
     """Return the common beginning of such messages, and the end of each."""
     if "arrays" in header:
-        raise WireError('the key "arrays" of a header is reserved; use another name')
+        raise WireError('the key "arrays" of a header is reserved. Use another name')
     try:
         first = [np.asarray(a, order="C") for a in shared]
         ends = [[np.asarray(a, order="C") for a in arrays] for arrays in last]

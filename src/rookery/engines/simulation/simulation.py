@@ -36,8 +36,8 @@ class Simulation(device.Settings):
         job = replace(job, computing=self.computing)
         if not job.clients.held:
             raise ValueError(
-                "rk.Clients.like holds no data, and a simulation needs them. Give engine=rk.Federation(address, ...), "
-                "or clients with data."
+                "clients must hold data for a simulation; got the clients of rk.Clients.like. Give "
+                "engine=rk.Federation(address, ...), or clients with data."
             )
         if job.clients.placement == "host":
             return staged.opened(job, self)

@@ -48,7 +48,9 @@ def import_grpc() -> Any:
     try:
         import grpc
     except ImportError:
-        raise ValueError("A federation over a network needs grpcio: pip install 'rookery[federation]'.") from None
+        raise ValueError(
+            "A federation over a network needs grpcio, which is not installed. Run pip install 'rookery[federation]'."
+        ) from None
     return grpc
 
 
@@ -118,7 +120,7 @@ class GrpcServer:
         loaded = None if kit is None else load_kit(Path(kit), address if listing is None else None, sites)
         if loaded is None and not insecure:
             raise ValueError(
-                "A coordinator needs certificates: give kit=FOLDER, made by `rookery federation init`; or "
+                "A coordinator needs certificates; got none. Give kit=FOLDER, made by `rookery federation init`, or "
                 "insecure=True, which listens on this machine only."
             )
         self._listing, self._stamp, self._next_look = listing, (0, 0), 0.0
@@ -141,7 +143,7 @@ class GrpcServer:
     def _bind(self, grpc: Any, address: str, kit: Kit | None) -> str:
         host, _, _port = address.rpartition(":")
         if kit is None and host.strip("[]") not in LOOPBACK:
-            raise ValueError(f"Without certificates a coordinator listens at 127.0.0.1 only, not at {address!r}.")
+            raise ValueError(f"address must be at 127.0.0.1 without certificates; got {address!r}. Give a kit, too.")
         try:
             if kit is None:
                 bound = self._server.add_insecure_port(address)
@@ -151,7 +153,10 @@ class GrpcServer:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise OSError(f"The coordinator can't listen at {address}: the port is in use, or the address is not here.")
+            raise OSError(
+                f"The coordinator can't listen at {address}: the port is in use, or the address is not this machine's. "
+                "Give another address."
+            )
         return f"{host}:{bound}"
 
     def _join(self, requests: Any, context: Any) -> Iterator[bytes]:
@@ -238,7 +243,7 @@ class GrpcServer:
             self._serials, self._stamp = accepted(self._listing), stamp
         except (OSError, ValueError) as error:
             self._stamp = (0, 0)
-            self._log_refusal(f"{self._listing} can't be read, and the list before holds: {printable(error)}")
+            self._log_refusal(f"{self._listing} can't be read, so the list before stays in force: {printable(error)}")
             return
         with self._lock:
             connections = list(self._connections.values())

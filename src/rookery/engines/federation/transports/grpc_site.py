@@ -51,7 +51,7 @@ def join(
         patience: seconds without any connection after which it gives up; None: never.
     """
     if kit is None and parse_address(address)[1] not in LOOPBACK:
-        raise ValueError(f"Without certificates a site joins a coordinator on this machine only, not {address}.")
+        raise ValueError(f"address must be on this machine without certificates; got {address}. Give a kit, too.")
     grpc = import_grpc()
     settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
 

@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 def missing() -> ModuleNotFoundError:
     """Return the error for a machine without FLARE."""
-    return ModuleNotFoundError("NVIDIA FLARE is not installed here: pip install 'rookery[nvflare]'.")
+    return ModuleNotFoundError("NVIDIA FLARE is not installed here. Run pip install 'rookery[nvflare]'.")
 
 
 # The job.
@@ -61,7 +61,7 @@ def write_job(
     if not 0 <= minimum <= len(sites):
         raise ValueError(f"minimum must be between 0 and the number of sites, {len(sites)}; got {minimum}.")
     if folder.exists():
-        raise ValueError(f"{folder} exists; name a new folder for the job.")
+        raise ValueError(f"The job must be written to a new folder; {folder} exists. Name another.")
     runtime = "nvflare.collab.runtime"
     controller = {"path": f"{runtime}.controller.CollabController", "args": {"server_obj_id": "_server"}}
     executor = {"path": f"{runtime}.executor.CollabExecutor", "args": {"client_obj_id": "_client"}}
@@ -333,7 +333,7 @@ def serve(config: dict[str, Any], calls: Calls, out: Path, settings: Settings) -
         _LOG.error("The run failed.\n%s", failure())
         text = str(error) or type(error).__name__
         if calls.refused:
-            text = "; ".join(f"{name} refuses: {why}" for name, why in calls.refused.items())
+            text = " ".join(f"{name} refuses: {why.rstrip('.')}." for name, why in calls.refused.items())
         note(out, "refused" if calls.refused else "lost" if calls.heartbeat()["gone"] else "failed", text)
     finally:
         calls.close()
@@ -369,7 +369,7 @@ class Gate:
     def ask(self, message: bytes, caller: str) -> bytes:
         """Return the responder's reply; a probe, which is empty, gets an empty reply."""
         if caller != "server":
-            return _refused(message, "only the server may ask.")
+            return _refused(message, "only the server may ask; another participant did.")
         if not message:
             return b""
         if self._responder is None:
