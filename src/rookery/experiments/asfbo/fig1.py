@@ -80,10 +80,9 @@ def fig1_picture(results: pd.DataFrame) -> Figure:
     """I.i.d. above, non-i.i.d. below: losses and accuracies by rounds."""
     results = _with(results)
     results = results[(results["round"] > 0) & (results["round"] % 20 == 0)]
-    panels = {metric: panel for metric, panel in PANELS.items() if metric in results}
-    fig, axes = report.figure(2, len(panels), width=4.8 * len(panels), height=7.2)
+    fig, axes = report.figure(2, len(PANELS), width=4.8 * len(PANELS), height=7.2)
     for row, split in enumerate(SPLITS):
-        for ax, (metric, (words, limits)) in zip(axes[row], panels.items(), strict=True):
+        for ax, (metric, (words, limits)) in zip(axes[row], PANELS.items(), strict=True):
             draw(ax, select(results, split=split), "round", metric, by_method(shared.METHODS), markevery=6)
             ax.set_ylim(*limits)
             report.label(ax, "rounds" if row else "", words, split)
@@ -145,12 +144,22 @@ def highest(results: pd.DataFrame, split: str) -> Finding:
     return all_lead(leads)
 
 
+def lowest(results: pd.DataFrame, split: str) -> Finding:
+    """Both end below every baseline by more than the margin, on training and on test images."""
+    leads: dict[str, Lead] = {}
+    for metric in ("loss", "train_loss"):
+        own = ends_by(_with(results), "method", shared.METHODS, metric, split=split)
+        leads |= {f"{PANELS[metric][0]}, {m} under {b}": lead(own[b], own[m]) for m in shared.OURS for b in BASELINES}
+    return all_lead(leads)
+
+
 for split in SPLITS:
     both = f"{split.capitalize()}, ASFBO and LA-ASFBO"
     fewest = f"{both} reach 90 to 97 % in the fewest rounds (within 5 %);"
     claim(f"{fewest} searched steps.", "Sec. 6.2", split=split)(first)
     claim(f"{fewest} published steps.", split=split, steps=BY_PUBLICATION)(first)
     claim(f"{both} end highest, on training and test images; searched steps.", "Sec. 6.2", split=split)(highest)
+    claim(f"{both} end with the lowest loss on training and test images; searched steps.", split=split)(lowest)
 
 
 @claim(
@@ -190,8 +199,8 @@ def accelerated(results: pd.DataFrame, split: str) -> Finding:
 
 
 LOOKED = (
-    "The lead is .06 points. Five and then 13 seeds had been looked at and decided nothing; the claim is judged on the "
-    "12 seeds that were fixed after that, alone."
+    "Five and then 13 seeds had been looked at and decided nothing; the claim is judged on the 12 seeds that were fixed "
+    "after that, alone. An earlier run of these seeds, different by rounding only, had a lead of .06 points."
 )
 claim("I.i.d., LA-ASFBO is slightly better than ASFBO.", "Sec. 6.2", split="i.i.d.")(accelerated)
 claim("Non-i.i.d., LA-ASFBO is faster than ASFBO.", "Sec. 6.2", split="non-i.i.d.")(accelerated)
