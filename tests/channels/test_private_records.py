@@ -122,6 +122,15 @@ def test_every_release_is_accounted_for(name: str, kind: str, monkeypatch: Any) 
         assert set(made) == set(allowed)
 
 
+def test_steps_that_a_loop_leaves_out_are_not_accounted_for() -> None:
+    """SimFBO takes its first local step before the loop over the others."""
+    job = cases.job("SimFBO", cases.ragged("Bilevel"), channel=channel(), noise_seed=3)
+    found = traced(replace(job, algorithm=replace(job.algorithm, local_steps=4, batch_size=2)))
+    assert [(event.level, event.times) for event in releases(found.round).records] == [
+        ("upper", 1), ("lower", 1), ("upper", 3), ("lower", 3),
+    ]  # fmt: skip
+
+
 VIEW = View({"a": jnp.asarray(np.random.default_rng(0).normal(size=(300, 4)), jnp.float32)}, 0, 300, 300, 300, None)
 
 

@@ -183,7 +183,8 @@ class Client(Oracles):
         """
         bound, most = most, n if isinstance(n, int) else next((m for count, m in self._bounds if count is n), None)
         bound = most if bound is None else bound
-        count, most = n - before, None if most is None else most - before
+        after = lambda bound: None if bound is None else bound - before
+        count, most, bound = n - before, after(most), after(bound)
         if most is not None and most <= 0:
             return carry
         for level in self._views if self._records is None else ():
