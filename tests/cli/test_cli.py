@@ -117,8 +117,8 @@ def test_a_server_optimizer(tmp_path):
     ("text", "message"),
     [
         ("adamm:0.1", "There is no server optimizer 'adamm'; did you mean adam?"),
-        ("adam", "give a positive step size after the name, e.g. adam:0.001"),
-        ("adam:fast", "give a positive step size after the name, e.g. adam:0.001"),
+        ("adam", "must have a positive step size after the name, e.g. adam:0.001"),
+        ("adam:fast", "must have a positive step size after the name, e.g. adam:0.001"),
     ],
 )
 def test_a_server_optimizer_that_does_not_exist(text, message):
@@ -305,7 +305,7 @@ def test_a_lower_level_of_each_clients_own():
         (["run", "quadratic", "--algorithm", "zzz"], "there are: AccFCSGM, AdaFBiO, AFL"),
         (["run", "quadratic", "--set", "uper_step=1"], "did you mean upper_step"),
         (["run", "quadratic", "--algorithm", "FedAvg"], "does not solve Bilevel"),
-        (["run", "quadratic", "--partition", "iid"], "has no partition"),
+        (["run", "quadratic", "--partition", "iid"], "has no setting 'partition'"),
         (["run", "hyperparameters", "--partition", "idd"], "did you mean iid?"),
         (["run", "hyperparameters", "--clients", "0"], "at least 1"),
         (["run", "hyperparameters", "--clients", "5000"], "use fewer clients"),
@@ -315,9 +315,9 @@ def test_a_lower_level_of_each_clients_own():
         (["reproduce", "fednest-fig4", "--seeds", "0"], "at least 1"),
         (["list", "taks"], "did you mean tasks"),
         (["compare", "nowhere"], "nowhere does not exist"),
-        (["run", "quadratic", "--quiet", "--json"], "--quiet and --json exclude each other"),
+        (["run", "quadratic", "--quiet", "--json"], "--quiet and --json must not be given together"),
         (["run", "quadratic", "--seeds", "-1"], "seeds must be an integer of at least 1; got -1"),
-        (["demo", "--out", "/dev/null"], "/dev/null is a file; give a folder"),
+        (["demo", "--out", "/dev/null"], "--out must be a folder; /dev/null is a file"),
         (["new", "problem", "numpy"], "numpy.py would hide the Python module numpy"),
         (["new", "algorithm", "Json"], "json.py would hide the Python module json"),
         ([*DISTRIBUTED, "localhost", "--process", "0"], "--coordinator must be HOST:PORT"),
@@ -480,7 +480,9 @@ def test_a_new_algorithm_keeps_the_contract(problem, tmp_path):
 def test_new_refuses_a_class_of_problems_that_is_not_known(tmp_path):
     out = ["--out", tmp_path / "f.py"]
     assert "did you mean minimax?" in refused("new", "algorithm", "FedX", "--problem", "minmax", *out)
-    assert "leave it out" in refused("new", "problem", "hospital", "--problem", "minimax", *out)
+    assert "--problem must be left out of `rookery new problem`" in refused(
+        "new", "problem", "hospital", "--problem", "minimax", *out
+    )
     assert not (tmp_path / "f.py").exists()
 
 
@@ -706,7 +708,7 @@ def test_compare_tells_apart_runs_of_one_method():
 def test_compare_refuses(saved, tmp_path):
     assert "did you mean bytes" in refused("compare", saved / "0", "--by", "byte")
     assert "did you mean distance" in refused("compare", saved / "0", "--metric", "distanc")
-    assert "ends in .png" in refused("compare", saved / "0", "--out", tmp_path / "c.txt")
+    assert "--out must end in .png" in refused("compare", saved / "0", "--out", tmp_path / "c.txt")
     assert "is not a run" in refused("compare", saved / "0", tmp_path)
 
 

@@ -481,7 +481,7 @@ def test_a_diagnosis() -> None:
         ({"rows": jnp.ones(2)}, TypeError, "Give one of those, or leave placement out"),
         ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy array or numpy.memmap"),
         ({"rows": np.array([1.0, np.nan])}, ValueError, "is not finite .* sample 0 of client 1"),
-        ({"sizes": [1, 2]}, ValueError, "has 2 rows, and the sizes add up to 3"),
+        ({"sizes": [1, 2]}, ValueError, "must have as many rows as the sizes add up to, 3; got 2"),
     ],
 )
 def test_bad_input(given: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -107,7 +107,7 @@ def test_one_process_gathers_its_own_value() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("localhost:1", 2, None), "together, or none of them"),
+        (("localhost:1", 2, None), "must be given together, or all left out"),
         (("localhost:1", 2, 2), "process must be from 0 to 1; got 2"),
         (("localhost", 2, 0), "must have the form host:port"),
     ],

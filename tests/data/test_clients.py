@@ -522,21 +522,41 @@ def test_from_arrays_is_the_same_as_lists() -> None:
 @pytest.mark.parametrize(
     ("rows", "sizes", "more", "message"),
     [
-        (np.zeros(5), [2, 2], {}, r"^lower: \(the array itself\) has 5 rows, and the sizes add up to 4"),
-        (np.zeros(5), [5, 0], {}, r"^lower: every client needs at least one sample; client 1 has the size 0\. Leave"),
+        (
+            np.zeros(5),
+            [2, 2],
+            {},
+            r"^lower: \(the array itself\) must have as many rows as the sizes add up to, 4; got 5",
+        ),
+        (
+            np.zeros(5),
+            [5, 0],
+            {},
+            r"^lower: every client must have at least one sample; client 1 has the size 0\. Leave",
+        ),
         (
             np.zeros(10),
             [12, -2],
             {},
-            r"^lower: every client needs at least one sample; client 1 has the size -2\. Leave",
+            r"^lower: every client must have at least one sample; client 1 has the size -2\. Leave",
         ),
         (np.zeros(5), [2.0, 3.0], {}, r"^lower: sizes must be whole numbers"),
         (np.zeros(5), [], {}, r"^lower: sizes must be whole numbers"),
         (np.array([0.0, 1.0, np.nan]), [2, 1], {}, r"^lower: .* is not finite .* first in sample 0 of client 1"),
-        (np.zeros(5), [2, 3], {"upper": (np.zeros(3), [3])}, r"^upper has data of 1 clients, and there are 2"),
-        (np.zeros(5), [2, 3], {"test": np.zeros(5)}, r"^test is a ndarray; give a pair \(rows, sizes\)"),
-        (np.zeros(5), [2, 3], {"weights": [1]}, r"^weights has the shape"),
-        (np.zeros(5, ">f4"), [2, 3], {}, r"^lower: .* has the type >f4, the byte order of another machine"),
+        (
+            np.zeros(5),
+            [2, 3],
+            {"upper": (np.zeros(3), [3])},
+            r"^upper must have one size for each of the 2 clients; got 1",
+        ),
+        (np.zeros(5), [2, 3], {"test": np.zeros(5)}, r"^test must be a pair \(rows, sizes\); got a ndarray"),
+        (
+            np.zeros(5),
+            [2, 3],
+            {"weights": [1]},
+            r"^weights must be one number for each of the 2 clients; got an array of shape",
+        ),
+        (np.zeros(5, ">f4"), [2, 3], {}, r"^lower: .* must have this machine's byte order; its type is >f4"),
     ],
 )
 def test_arrays_that_are_refused(rows: Any, sizes: Any, more: Any, message: str) -> None:
@@ -546,7 +566,7 @@ def test_arrays_that_are_refused(rows: Any, sizes: Any, more: Any, message: str)
 
 @pytest.mark.parametrize("given", [None, [1.0, 2.0]])
 def test_loaders_that_are_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"load\(1\) gives a \w+; give a dict"):
+    with pytest.raises(TypeError, match=r"load\(1\) must give a dict with 'lower' or 'upper' or both; got a \w+"):
         rk.Clients.from_loader(2, lambda i: given if i else {"lower": np.zeros(2)})
 
 

@@ -265,12 +265,12 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: made(by="clinic"), r"no column 'clinic' \(by\): its columns are age, hospital, pressure"),
+        (lambda: made(by="clinic"), r"no column 'clinic' \(by\); its columns are age, hospital, pressure"),
         (lambda: made(label="dead"), r"no column 'dead' \(label or target\)"),
         (lambda: made(features=["age", "weight"]), r"features: the table has no column 'weight'"),
         (lambda: made(drop=["weight"]), r"drop: the table has no column 'weight'"),
         (lambda: made(features=["age", "ill"], categories={}), r"features: 'ill' is already the column of the clients"),
-        (lambda: made(features=[]), r"no column is left for the features"),
+        (lambda: made(features=[]), r"the features must have at least one column; none is left"),
         (lambda: made(pd.concat([FRAME, FRAME[FRAME["hospital"] == "east"].assign(hospital="alone")[:1]]), upper=0.3),
          r"'alone' \(column 'hospital'\) has 1 row, and both levels need one"),
         (lambda: made(categories={}), r"column 'sex' holds text \('[fm]', '[fm]'\).*drop=\['sex'\].*categories="),
@@ -284,19 +284,19 @@ DOUBLE = pd.DataFrame([[1, 2, "a"]], columns=["v", "v", "hospital"])
         (lambda: made(without(pressure=np.inf)), r"column 'pressure' is infinite in 2 rows of 'east' \(29 of all"),
         (lambda: made(categories={"sex": ["f"]}), r"column 'sex' has 'm', which categories does not list, in \d+ row"),
         (lambda: made(classes=["no"]), r"column 'ill' has 'yes', which classes does not list, in"),
-        (lambda: made(classes=["no"], label=None, drop=["ill"]), r"classes .*no label: give label="),
-        (lambda: made(FRAME[:0]), r"the table has no rows"),
-        (lambda: made(DOUBLE), r"more than one column 'v': rename"),
+        (lambda: made(classes=["no"], label=None, drop=["ill"]), r"classes .*needs a label; got none. Give label="),
+        (lambda: made(FRAME[:0]), r"the table must have at least one row"),
+        (lambda: made(DOUBLE), r"more than one column 'v'\. Rename"),
         (lambda: made(label="pressure", drop=["ill"]), r"'pressure' holds fractions.*give target='pressure'"),
         (lambda: made(upper=1.0), r"upper must be a share between 0 and 1, .*; got 1.0"),
         (lambda: made(upper=30), r"upper must be a share between 0 and 1, .*; got 30"),
         (lambda: made(standardize="all"), r"standardize must be \"client\", .*; got 'all'"),
-        (lambda: made(standardize={"sex": (0, 1)}), r"standardize: 'sex' is not a numeric feature"),
+        (lambda: made(standardize={"sex": (0, 1)}), r"standardize must name numeric features, .*; got 'sex'"),
         (lambda: made(standardize={"age": (0, 0)}), r"standardize\['age'\] must be \(mean, scale\).*; got \(0, 0\)"),
         (lambda: made(standardize="client", upper=0.3), r"'east' has one row to train on.*would make it zero"),
         (lambda: made(center="west"),
          r"center must be a client of column 'hospital', which has east, north, south; got"),
-        (lambda: made({"hospital": ["a", "b"], "v": [1]}), r"the columns differ in length: hospital: 2, v: 1"),
+        (lambda: made({"hospital": ["a", "b"], "v": [1]}), r"columns must have the same length; got hospital: 2, v: 1"),
         (lambda: made({"hospital": [1, "1"], "v": [1, 2]}, label=None, categories=None), r"both a number and a word"),
         (lambda: made("rows.xlsx"), r"rows.xlsx must end in .csv or .parquet. Read it with pandas"),
         (lambda: made("rows.csv"), r"there is no file rows.csv"),
@@ -409,7 +409,7 @@ def test_ragged_files(text: str, message: str, tmp_path: Path) -> None:
         rk.Clients.from_frame(tmp_path / "a.csv", by="site")
     assert "\n" not in str(caught.value)
     (tmp_path / "a.csv").write_bytes("site,v\nZürich,1\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"a.csv is not UTF-8 text: read it with pandas"):
+    with pytest.raises(ValueError, match=r"a.csv must be UTF-8 text; it is not. Read it with pandas"):
         rk.Clients.from_frame(tmp_path / "a.csv", by="site")
 
 
@@ -479,13 +479,13 @@ def test_the_number_of_the_client_in_a_sample() -> None:
 
 
 def test_bad_kinds_of_tables() -> None:
-    with pytest.raises(TypeError, match="the table is an int; give a pandas DataFrame"):
+    with pytest.raises(TypeError, match=r"the table must be a pandas DataFrame, .*; got an int"):
         made(3)
     with pytest.raises(TypeError, match=re.escape("drop must be a list of columns; got 'sex'. Give drop=['sex']")):
         made(drop="sex")
     parts = Columns(FRAME)
     parts.column_names = {"train": ["a"], "test": ["a"]}  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="several parts, train, test: give one of them"):
+    with pytest.raises(ValueError, match=r"several parts, train, test\. Give one of them"):
         made(parts)
 
 
@@ -494,13 +494,13 @@ def test_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than one column 'v'"):
         made(tmp_path / "double.csv")
     (tmp_path / "empty.csv").write_text("")
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="must have at least one row; it is empty"):
         made(tmp_path / "empty.csv")
     try:
         FRAME.to_parquet(tmp_path / "rows.parquet")
     except ImportError:
         (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-        with pytest.raises(ValueError, match="to read Parquet pandas needs pyarrow: pip install pyarrow"):
+        with pytest.raises(ValueError, match=r"pandas needs pyarrow to read Parquet\. Run pip install pyarrow"):
             made(tmp_path / "rows.parquet")
     else:
         same(made(tmp_path / "rows.parquet", upper=0.3), made(upper=0.3))

@@ -351,7 +351,7 @@ def test_a_share_is_a_share():
             objectives.cvar(squares, bad)
     with pytest.raises(ValueError, match=r"cap must be a number above 1, or None; got 1"):
         objectives.kl(squares, 1.0, cap=1)
-    with pytest.raises(ValueError, match=r"give a cap or a shift, not both"):
+    with pytest.raises(ValueError, match=r"cap and shift must not be given together"):
         objectives.kl(squares, 1.0, cap=5, shift=0.0)
     with pytest.raises(ValueError, match=r"reference must be .*; got 'some'"):
         objectives.equal_opportunity(squares, members, {"A": 0.1}, reference="some")
@@ -363,11 +363,13 @@ def test_a_loss_is_one_number_for_each_sample():
         objective = make()
         x = objective.start(MODEL)
         x = x[0] if isinstance(x, tuple) else x
-        with pytest.raises(ValueError, match=r"the loss gives a single number for 6 sample\(s\); give one number for"):
+        with pytest.raises(
+            ValueError, match=r"must return one number for each sample, .* for 6 sample\(s\) it returns a single number"
+        ):
             objective.value(x, ROWS)
-        with pytest.raises(ValueError, match="the loss gives a single number for 1 sample"):
+        with pytest.raises(ValueError, match=r"for 1 sample\(s\) it returns a single number"):
             rk.solve(objective.problem, rk.Clients(upper=[ROWS]), _method(objective), objective.start(MODEL), 1)
-    with pytest.raises(ValueError, match=r"the loss gives the shape \(6, 1\)"):
+    with pytest.raises(ValueError, match=r"for 6 sample\(s\) it returns the shape \(6, 1\)"):
         objectives.kl(lambda x, rows: squares(x, rows)[:, None], 1.0).value({"model": MODEL, "level": 0.0}, ROWS)
 
 
@@ -378,19 +380,23 @@ def _method(objective):
 def test_a_group_has_members():
     clients = fair_clients("size")
     third = lambda rows: jnp.concatenate([members(rows), jnp.zeros((len(rows["t"]), 1))], axis=1)
-    with pytest.raises(ValueError, match=r"group 'C' has no members \(positives\) with any client; leave it out\."):
+    with pytest.raises(
+        ValueError, match=r"group 'C' must have members \(positives\) with some client; it has none\. Leave it out\."
+    ):
         objectives.group_shares(clients, third, ["A", "B", "C"])
     with pytest.raises(
-        ValueError, match=r"members gives the shape \(12, 3\); give \(batch, 2\), a column for each name\."
+        ValueError, match=r"must return an array of shape \(batch, 2\), a column for each name; got \(12, 3\)\."
     ):
         objectives.group_shares(clients, third, ["A", "B"])
-    with pytest.raises(ValueError, match="group 'B' has no members: its share of the samples is 0"):
+    with pytest.raises(ValueError, match="group 'B' must have members; its share of the samples is 0"):
         objectives.equal_opportunity(squares, members, {"A": 0.1, "B": 0})
     with pytest.raises(ValueError, match="shares must name at least one group"):
         objectives.equal_opportunity(squares, members, {})
     with pytest.raises(ValueError, match="penalty"):
         objectives.worst_group(squares, members, {"A": 0.5, "B": 0.5}, penalty=0)
-    with pytest.raises(ValueError, match=r"gives the shape \(12, 3\); give \(batch, 2\), a column for each share\."):
+    with pytest.raises(
+        ValueError, match=r"must return an array of shape \(batch, 2\), a column for each share; got \(12, 3\)\."
+    ):
         objectives.equal_opportunity(squares, third, {"A": 0.1, "B": 0.1}).value(MODEL, clients.upper.rows)
 
 

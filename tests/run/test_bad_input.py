@@ -67,13 +67,13 @@ def refused(call: Callable[[], Any], message: str, kind: type[Exception] = Value
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([rows(), {"a": np.ones((3, 2)), "t": np.ones(4)}], r"client 1's arrays .*leading axis .*'a'\]: 3.*'t'\]: 4"),
-        ([rows(), rows(), rows(0)], r"lower: client 2 is empty; .*at least one sample"),
-        ([rows(), {"a": np.ones((3, 2))}], r"lower: client 1's data has the structure"),
-        ([rows(), {"a": np.ones((2, 5)), "t": np.ones(2)}], r"client 1's \['a'\] has .*shape \(5,\).*0's has \(2,\)"),
-        ([rows(), {"a": np.ones((2, 2)), "t": 1.0}], r"client 1's \['t'\] is a single number; .*leading axis"),
-        ([{"a": np.array(["cat", "dog"])}], r"\['a'\] has the type .*arrays of real numbers"),
-        ([], r"lower is an empty list: .*at least one client"),
+        ([rows(), {"a": np.ones((3, 2)), "t": np.ones(4)}], r"client 1's arrays .*leading axes .*'a'\]: 3.*'t'\]: 4"),
+        ([rows(), rows(), rows(0)], r"lower: client 2 must have at least one sample; it has none"),
+        ([rows(), {"a": np.ones((3, 2))}], r"lower: client 1's data must have the structure of client 0's"),
+        ([rows(), {"a": np.ones((2, 5)), "t": np.ones(2)}], r"client 1's \['a'\] .*0's, of shape \(2,\).*got \(5,\)"),
+        ([rows(), {"a": np.ones((2, 2)), "t": 1.0}], r"client 1's \['t'\] must .*leading axis .*; got a single number"),
+        ([{"a": np.array(["cat", "dog"])}], r"\['a'\] must be an array of real numbers; its type is"),
+        ([], r"lower must have at least one client; got an empty list"),
     ],
 )  # fmt: skip
 def test_data(parts: Any, message: str) -> None:
@@ -90,15 +90,16 @@ def test_data_that_is_not_finite(value: float) -> None:
 
 def test_levels_of_different_length() -> None:
     refused(
-        lambda: rk.Clients(lower=[rows()] * 2, upper=[rows()] * 3), r"lower has data of 2 clients and upper of 3: give"
+        lambda: rk.Clients(lower=[rows()] * 2, upper=[rows()] * 3),
+        r"lower and upper must have one entry per client each; got 2 and 3 entries",
     )
-    refused(lambda: rk.Clients(), r"needs data: give lower=")
+    refused(lambda: rk.Clients(), r"needs data; got none. Give lower=")
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1.0, 2.0], r"weights has the shape \(2,\); give one number for each of the 3 clients"),
+        ([1.0, 2.0], r"weights must be one number for each of the 3 clients; got an array of shape \(2,\)"),
         ([1.0, -1.0, 1.0], r"weights must be finite, not negative"),
         ([1.0, np.nan, 1.0], r"weights must be finite"),
         ([0.0, 0.0, 0.0], r"weights .*not all zero"),
@@ -305,9 +306,12 @@ def test_a_metric_with_a_taken_name() -> None:
 def test_other_slips_at_the_border(tmp_path: Path) -> None:
     """A value of the wrong kind is named, before anything is compiled."""
     given = {"problem": SINGLE, "clients": ONE_LEVEL, "algorithm": rk.FedAvg(step=0.1), "init": np.ones(2)}
-    refused(lambda: rk.Clients(upper=rows()), "upper is a dict; give a list", TypeError)
+    refused(lambda: rk.Clients(upper=rows()), "upper must be a list with one entry per client; got a dict", TypeError)
     refused(lambda: rk.Clients(upper=[rows()], weights=["a"]), "weights must be one number per client")
-    refused(lambda: rk.Clients(upper=[{"a": np.ones(2, complex)}]), "complex128; data are arrays of real numbers")
+    refused(
+        lambda: rk.Clients(upper=[{"a": np.ones(2, complex)}]),
+        "must be an array of real numbers; its type is complex128",
+    )
     refused(lambda: solve(**given, seed=1.5), r"seed must be an integer from 0 to 2\*\*64 - 1; got 1.5")
     refused(lambda: solve(**given, engine=rk.Simulation), "engine must be rk.Simulation", TypeError)
     refused(lambda: solve(**given, callbacks=print), "callbacks must be a list of functions", TypeError)
@@ -355,9 +359,9 @@ def test_weighted_nodes(changed: dict[str, Any], message: str) -> None:
 
 
 def test_the_center_and_the_weights() -> None:
-    refused(lambda: rk.Clients([rows()], center_client=0), "needs the centre's data: give center")
+    refused(lambda: rk.Clients([rows()], center_client=0), "needs the centre's data; got none. Give center")
     refused(lambda: rk.Clients([rows()], center=rows(), center_client=1), "center_client must be .* from 0 to 0")
-    refused(lambda: rk.Clients([rows()], center={"a": np.ones(0)}), "center: client 0 is empty")
+    refused(lambda: rk.Clients([rows()], center={"a": np.ones(0)}), "center: client 0 must have at least one sample")
     run = solve(SINGLE, ONE_LEVEL, rk.FedAvg(), np.ones(2))
     assert not hasattr(run, "weights")
     with pytest.raises(AttributeError, match="learns no weights of the clients"):
@@ -500,7 +504,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
     "clients": [
         (runs(clients=None), "clients must be rk.Clients\\(.*; got None"),
         (runs(clients=[rows()]), "clients must be rk.Clients\\(.*; got a list"),
-        (lambda: rk.Clients(upper=[rows(), rows(0)]), "client 1 is empty"),
+        (lambda: rk.Clients(upper=[rows(), rows(0)]), "client 1 must have at least one sample; it has none"),
         (lambda: rk.Clients(upper=rows()), "dict"),
         (lambda: rk.Clients(upper=[]), "upper"),
         (lambda: rk.Clients(upper=3), "3|int"),

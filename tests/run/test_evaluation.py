@@ -217,7 +217,7 @@ def test_no_test_data() -> None:
     bare = rk.Clients(LOWER, UPPER)
     with pytest.raises(ValueError, match="the clients have no test data"):
         rk.solve(PROBLEM, bare, METHOD, START, 1, evaluate_client=measured)
-    with pytest.raises(ValueError, match="test has data of 2 clients, and there are 4"):
+    with pytest.raises(ValueError, match="test must have one entry for each of the 4 clients; got 2"):
         rk.Clients(LOWER, UPPER, test=TEST[:2])
 
 
@@ -238,7 +238,7 @@ def test_a_table_with_rows_for_tests() -> None:
     alone = rk.Clients.from_frame(table, by="site", test=0.2)
     assert set(seen[2]) == set(np.asarray(alone.test.rows["features"]).ravel())  # and the same test data
     assert "for tests" in made.describe()
-    with pytest.raises(ValueError, match="leave no rows to the lower level"):
+    with pytest.raises(ValueError, match=r"must leave rows to the lower level; got upper=0\.5 and test=0\.5"):
         rk.Clients.from_frame(table, by="site", upper=0.5, test=0.5)
     with pytest.raises(ValueError, match="has 2 rows, and both levels and the test data need one each"):
         rk.Clients.from_frame({"site": ["a"] * 5 + ["b"] * 2, "v": np.arange(7.0)}, by="site", upper=0.3, test=0.2)

@@ -292,7 +292,8 @@ def test_bad_input_of_the_command(tmp_path: Path) -> None:
     for arguments, line in {
         (f"{tmp_path}/none.py:GPBGD",): "There is no file",
         (f"{file}:GPBGD",): "has no 'GPBGD'",
-        (f"{file}:NoSolves",): "the class NoSolves without solves; an algorithm is a frozen dataclass",
+        (f"{file}:NoSolves",): "a frozen dataclass with solves, init and round; bad_method.py:NoSolves is the class "
+        "NoSolves without solves",
         ("FedAvg", "--problem", "bilevel"): "problem must be one that FedAvg solves (SingleLevel); got 'bilevel'",
         ("FedAvg", "--set", "stp=1"): "FedAvg has no setting 'stp'; did you mean step",
         ("FedAvg", "--set", "step"): "--set must have the form key=value",

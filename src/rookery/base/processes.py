@@ -43,7 +43,9 @@ def start(
     global _patience
     arguments = coordinator, processes, process
     if any(value is not None for value in arguments) and any(value is None for value in arguments):
-        raise ValueError("Give coordinator, processes and process together, or none of them under SLURM and the like.")
+        raise ValueError(
+            "coordinator, processes and process must be given together, or all left out under SLURM and the like."
+        )
     if processes is not None and process is not None and not 0 <= process < processes:
         raise ValueError(f"process must be from 0 to {processes - 1}; got {process}.")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
@@ -91,7 +93,9 @@ def share(n: int) -> range:
     if shared_service() is None or jax.process_count() == 1:
         return range(n)
     if n < jax.device_count():
-        raise ValueError(f"{n} clients can't be divided among the {jax.device_count()} devices of all processes.")
+        raise ValueError(
+            f"n must be at least {jax.device_count()}, the devices of all processes; got {n}. Use fewer devices."
+        )
     per_device = -(-n // jax.device_count())
     local = [i for i, device in enumerate(jax.devices()) if device.process_index == jax.process_index()]
     return range(min(local[0] * per_device, n), min((local[-1] + 1) * per_device, n))

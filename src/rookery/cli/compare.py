@@ -39,7 +39,7 @@ def compare(
     sources, _ = html.read(runs)
     goal = _common_metric(sources, metric, by)
     if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise ValueError(f"--out {out}: a picture's name ends in .png, .pdf or .svg.")
+        raise ValueError(f"--out must end in .png, .pdf or .svg; got {out}.")
     frame, summaries, notes = collect(sources, goal)
     tasks = list(dict.fromkeys(str(source.settings.get("task") or "") for source in sources))
     panels = [("", frame, goal.signed)]
@@ -64,10 +64,10 @@ def _common_metric(sources: Sequence[Source], metric: str | None, by: str) -> Di
     numeric = lambda name: all(name in history and history[name].dtype.kind in "ifb" for history in histories)
     common = [name for name in report.metrics(sources[0].history) if numeric(name)]
     if not common:
-        raise ValueError("These runs have no metric in common.")
+        raise ValueError("The runs must have a metric in common; they have none. Compare runs of one task.")
     without = [source.name for source, history in zip(sources, histories, strict=True) if by not in history]
     if without:
-        raise ValueError(f"--by {by} needs runs that record {by}; {without[0]} does not.")
+        raise ValueError(f"--by {by} needs runs that record {by}; {without[0]} does not. Leave that run out.")
     main = [source.metric for source in sources if source.metric and source.metric.lstrip("+-") in common]
     wanted = metric or (main or common)[0]
     sign = wanted[:1] if wanted.startswith(("+", "-")) else ""

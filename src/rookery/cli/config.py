@@ -30,7 +30,7 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
         is_flag = getattr(params[entry], "is_flag", False)
         fits = isinstance(value, list) if many else isinstance(value, str | int | float)
         if not fits or (isinstance(value, bool) and not is_flag):
-            raise ValueError(f"{path}: {word} = {json.dumps(value, default=str)} is not a value for --{word}.")
+            raise ValueError(f"{path}: {word} must be a value for --{word}; got {json.dumps(value, default=str)}.")
         if is_flag and not isinstance(value, bool):
             raise ValueError(f"{path}: {word} must be true or false; got {value!r}.")
         name = params[entry].name or entry
@@ -58,7 +58,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config {path} can't be read: {error.strerror}.") from None
     except ValueError as error:
-        raise ValueError(f"--config {path} is not TOML: {error}") from None
+        raise ValueError(f"--config must be a TOML file; {path} is not: {error}") from None
 
 
 def _settings(path: Path, table: Any) -> dict[str, str]:

@@ -33,7 +33,7 @@ def join(distributed: bool, coordinator: str | None, processes: int | None, proc
     if not (distributed or any(given)):
         return False
     if any(given) and not all(given):
-        raise ValueError("Give --coordinator HOST:PORT, --processes N and --process I, all three.")
+        raise ValueError("--coordinator, --processes and --process must be given together; got only some of them.")
     if coordinator is not None and processes is not None and process is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:

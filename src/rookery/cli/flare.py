@@ -83,7 +83,7 @@ def submit(
 
     writable(out)
     if (out / "run.json").exists():
-        raise ValueError(f"{out} holds a run already; give another --out.")
+        raise ValueError(f"{out} holds a run already. Give another --out.")
     name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     privacy = Privacy(private, delta, clip, noise, unit, poisson)
     privacy.channel  # noqa: B018  raises for options that do not belong together
@@ -108,7 +108,7 @@ def submit(
         complain(str(error))
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        complain(f"The job was aborted; the same command with --run {name} continues from its checkpoint.")
+        complain(f"The job was aborted. The same command with --run {name} continues from its checkpoint.")
         raise typer.Exit(130) from None
     description, history = report.read_run(out)
     shown = history[metrics_of(history)].iloc[[0, -1]].T.set_axis(["first", "last"], axis=1)
@@ -137,7 +137,7 @@ def _connected(connect: Any) -> list[str]:
     finally:
         session.close()
     if not names:
-        raise ValueError("No site is connected to FLARE's server; start the sites, or name them with --sites.")
+        raise ValueError("No site is connected to FLARE's server. Start the sites, or name them with --sites.")
     return names
 
 
@@ -187,7 +187,7 @@ def responder(own: nvflare.Settings, name: str) -> Any:
     from rookery.engines.federation.transports import nvflare
 
     if "module" not in own.values:
-        raise ValueError(f'{nvflare.SETTINGS} must name a module; add module = "local/hospital.py".')
+        raise ValueError(f'{nvflare.SETTINGS} must name a module; it does not. Add module = "local/hospital.py".')
     task, study, names = read_module(own.root / own.values["module"])
     folder = own.folder("folder", "rookery/memory")
     rules = Policy.read(own.root / own.values["policy"]) if "policy" in own.values else Policy()

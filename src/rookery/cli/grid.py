@@ -50,7 +50,7 @@ def run_grid(
         raise ValueError("--out must be given for several runs; each has its own folder in it.")
     for task, algorithm in pairs:
         if pairs.count((task, algorithm)) > 1:
-            raise ValueError(f"On {task}, {algorithm} is given twice; give it once.")
+            raise ValueError(f"On {task}, {algorithm} is given twice. Give it once.")
     writable(out)
     by_pair = {pair: known_settings(settings, find_task(pair[0]), find_algorithm(pair[1])) for pair in pairs}
     for entry in settings:
@@ -70,10 +70,10 @@ def run_grid(
     existing = sum((run.folder / "run.json").exists() for run in planned)
     if existing and not options.resume:
         raise ValueError(
-            f"{out} holds {existing} of these runs already: continue with --resume, or give another --out."
+            f"{out} holds {existing} of these runs already. Continue with --resume, or give another --out."
         )
     if options.resume and not existing:
-        raise ValueError(f"{out} holds no run to continue; leave out --resume to start.")
+        raise ValueError(f"{out} holds no run to continue. Leave out --resume to start.")
     progress = not (options.quiet or options.json) and sys.stderr.isatty()
     with report.bars(str(out), len(planned), 0, progress) as start:
         for count, run in enumerate(planned):

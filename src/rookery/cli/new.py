@@ -41,18 +41,21 @@ def new(
     """Write a file to start your own problem or algorithm from; it runs as it is."""
     kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
     if kind == "problem" and problem is not None:
-        raise ValueError("--problem says what an algorithm solves; leave it out for `rookery new problem`.")
+        raise ValueError(
+            "--problem must be left out of `rookery new problem`, as it says what an algorithm solves; got "
+            f"{problem!r}."
+        )
     solved, task = find("class of problems", problem or "bilevel", _TASKS)
     identifier = name.replace("-", "_")
     if not identifier.isidentifier() or keyword.iskeyword(identifier):
-        raise ValueError(f"{name!r} can't be a name in Python; use letters, digits and _, e.g. hospital.")
+        raise ValueError(f"NAME must be a name in Python, of letters, digits and _, e.g. hospital; got {name!r}.")
     path = out or Path(f"{identifier}.py" if kind == "problem" else f"{identifier.lower()}.py")
     if path.suffix != ".py":
-        raise ValueError(f"--out {path}: the name of a Python file ends in .py.")
+        raise ValueError(f"--out must end in .py; got {path}.")
     if path.exists():
-        raise ValueError(f"{path} exists already; give another name, or another --out.")
+        raise ValueError(f"{path} exists already. Give another name, or another --out.")
     if path.stem in sys.stdlib_module_names or importlib.util.find_spec(path.stem) is not None:
-        raise ValueError(f"{path.name} would hide the Python module {path.stem}; give another name, or another --out.")
+        raise ValueError(f"{path.name} would hide the Python module {path.stem}. Give another name, or another --out.")
     file = kind if kind == "problem" else solved.replace("-", "_")
     text = (_STARTS / f"{file}.py").read_text(encoding="utf-8").replace("  # type: ignore[no-untyped-def]", "")
     path.parent.mkdir(parents=True, exist_ok=True)

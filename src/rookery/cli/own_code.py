@@ -33,7 +33,7 @@ def load_reference(text: str) -> tuple[str, str, Any]:
     members = [key for key in members if not key.startswith("_")]
     if not name:
         likely = "task" if "task" in members or not members else members[0]
-        raise ValueError(f"{text} is a file; name something in it, e.g. {where}:{likely}.")
+        raise ValueError(f"{text} is a file. Name something in it, e.g. {where}:{likely}.")
     if not hasattr(module, name):
         raise ValueError(f"{where} has no {name!r}; {suggestion(name, members) if members else 'it defines nothing.'}")
     if is_file:
@@ -86,5 +86,7 @@ def _load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
-            raise ValueError(f"There is no module {name!r}; write a file's name in full: hospital.py:task.") from None
+            raise ValueError(
+                f"There is no module {name!r}. If it is a file, write its name in full: hospital.py:task."
+            ) from None
         raise ValueError(f"{name} can't be loaded: {located(error)}") from error

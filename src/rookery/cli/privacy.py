@@ -43,15 +43,19 @@ class Privacy(NamedTuple):
             given = {"delta": self.delta, "unit": self.unit, "poisson": self.poisson or None}
             alone = [name for name, value in given.items() if value is not None]
             if alone:
-                raise ValueError(f"--{alone[0]} needs --private, the budget ε: give --private, e.g. --private 8.")
+                raise ValueError(
+                    f"--{alone[0]} needs --private, the budget ε; got none. Give --private, e.g. --private 8."
+                )
             if self.noise is not None and self.clip is None:
-                raise ValueError("--noise needs --clip, which bounds the effect of one client: give --clip, too.")
+                raise ValueError(
+                    "--noise needs --clip, which bounds the effect of one client; got none. Give --clip, too."
+                )
             noise = [] if self.noise is None else [rk.gaussian(self.noise)]
             return None if self.clip is None else rk.chain(rk.clip(self.clip), *noise)
         if self.delta is None:
             raise ValueError(
-                "--private needs --delta, the chance that the promise fails, below 1 over the number of clients: give "
-                "--delta, e.g. --delta 1e-5."
+                "--private needs --delta, the chance that the promise fails, below 1 over the number of clients; got "
+                "none. Give --delta, e.g. --delta 1e-5."
             )
         clip = 1.0 if self.clip is None else self.clip
         return rk.private(self.epsilon, self.delta, clip, unit=self.unit or "client", noise=self.noise)
@@ -61,7 +65,9 @@ class Privacy(NamedTuple):
         if self.channel is None or not self.poisson:
             return size
         if size is None:
-            raise ValueError("--poisson needs --cohort, the expected number of clients in a round: give --cohort, too.")
+            raise ValueError(
+                "--poisson needs --cohort, the expected number of clients in a round; got none. Give --cohort, too."
+            )
         return rk.Poisson(size)
 
     def describe(self, rounds: int) -> dict[str, Any] | None:

@@ -92,7 +92,9 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command, with compiled programs kept on disk and errors reported in one line."""
         if ctx.params.get("quiet") and ctx.params.get("json"):
-            complain("--quiet and --json exclude each other: --json prints one JSON object and nothing else.")
+            complain(
+                "--quiet and --json must not be given together, because --json prints one JSON object and nothing else."
+            )
             raise typer.Exit(2)
         if ctx.info_name not in ("bench", "list"):  # bench measures compilation; list compiles nothing
             keep_compiled()
@@ -109,9 +111,9 @@ class Command(TyperCommand):
             if name not in options or getattr(options[name], "is_flag", False):
                 continue
             if following in options and not sign:
-                raise ValueError(f"{name} needs a value, and {following} is another option.")
+                raise ValueError(f"{name} must have a value; got {following}, another option.")
             if (value if sign else following) == "":
-                raise ValueError(f"{name} is empty; give a value, or leave it out.")
+                raise ValueError(f"{name} must have a value; got an empty one. Give a value, or leave it out.")
 
 
 def _parse_error(error: Any, ctx: Any, args: list[str]) -> str:

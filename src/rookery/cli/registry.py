@@ -48,7 +48,9 @@ def find_task(name: str) -> Named:
     if isinstance(target, Task):
         return Named(name, reference, lambda: target, {})
     if not callable(target) or isinstance(target, type):
-        raise ValueError(f"{name} is {_kind(target)}; a task is a rookery.tasks.Task, or a function returning one.")
+        raise ValueError(
+            f"A task must be a rookery.tasks.Task, or a function returning one; {name} is {_kind(target)}."
+        )
     return Named(name, reference, target, {})
 
 
@@ -61,7 +63,7 @@ def make_task(named: Named, **settings: Any) -> Task:
     ]
     if missing:
         option = f"--{missing[0]} ..." if missing[0] in ("clients", "partition") else f"--set {missing[0]}=..."
-        raise ValueError(f"{named.name} needs a value for {missing[0]}: {option}")
+        raise ValueError(f"{named.name} needs a value for {missing[0]}; got none. Give {option}.")
     if named.name in TASKS:
         _check_memory(named, settings)
         return named.target(**settings)
@@ -70,7 +72,7 @@ def make_task(named: Named, **settings: Any) -> Task:
     except Exception as error:
         raise ValueError(f"{named.name} failed: {located(error)}") from error
     if not isinstance(task, Task):
-        raise ValueError(f"{named.name} returns {_kind(task)}; it must return a rookery.tasks.Task.")
+        raise ValueError(f"{named.name} must return a rookery.tasks.Task; it returns {_kind(task)}.")
     return task
 
 
@@ -108,7 +110,7 @@ def find_algorithm(name: str) -> Named:
     if missing or not dataclasses.is_dataclass(cls):
         lacks = f" without {' and '.join(missing)}" if len(missing) < 3 and missing else ""
         raise ValueError(
-            f"{name} is {_kind(target)}{lacks}; an algorithm is a frozen dataclass with solves, init and round."
+            f"An algorithm must be a frozen dataclass with solves, init and round; {name} is {_kind(target)}{lacks}."
         )
     values = {} if cls is target else {f.name: getattr(target, f.name) for f in dataclasses.fields(cls) if f.init}
     return Named(name, reference, cls, values)

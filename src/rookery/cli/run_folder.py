@@ -104,12 +104,12 @@ def run_folder(out: Path | None, resume: bool, description: dict[str, Any], conf
     writable(out)
     old = out / "checkpoint.npz"
     if old.exists():
-        raise ValueError(f"{old} is of an earlier version, and can't be read: delete it, or give another --out.")
+        raise ValueError(f"{old} is of an earlier version, and can't be read. Delete it, or give another --out.")
     exists = (out / "run.json").exists() or (out / "checkpoint").exists()
     if exists and not resume:
-        raise ValueError(f"{out} holds a run already: continue it with --resume, or give another --out.")
+        raise ValueError(f"{out} holds a run already. Continue it with --resume, or give another --out.")
     if resume and not exists:
-        raise ValueError(f"{out} holds no run to continue; leave out --resume to start one.")
+        raise ValueError(f"{out} holds no run to continue. Leave out --resume to start one.")
     made = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -146,7 +146,7 @@ def locked(folder: Path) -> Iterator[None]:
             lock.seek(0)
             process = lock.read().strip() or "unknown"
             raise ValueError(
-                f"{folder}: this run is under way, in process {process}; wait for it, or stop it."
+                f"{folder}: this run is under way, in process {process}. Wait for it, or stop it."
             ) from None
         except OSError:  # a file system without locks
             pass
@@ -177,5 +177,5 @@ def check_same(out: Path, description: dict[str, Any]) -> None:
     done = before.get("rounds_done")
     if isinstance(done, int) and done > description["rounds"]:
         raise ValueError(
-            f"{out} has {done} rounds already, more than --rounds {description['rounds']}: give at least {done}."
+            f"--rounds must be at least {done}, the rounds that {out} has already; got {description['rounds']}."
         )

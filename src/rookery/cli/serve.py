@@ -108,17 +108,21 @@ def _sites(given: str | None, kit: Path | None, insecure: bool) -> tuple[str, ..
     names = tuple(split_names(given))
     if kit is None:
         if not insecure:
-            raise ValueError("A coordinator needs certificates: --kit FOLDER, made by `rookery federation init`.")
+            raise ValueError(
+                "A coordinator needs certificates; got no kit. Give --kit FOLDER, made by `rookery federation init`."
+            )
         if not names:
-            raise ValueError("Without a kit, a coordinator needs the sites' names: --sites a,b,c.")
+            raise ValueError("Without a kit, a coordinator needs the sites' names; got none. Give --sites a,b,c.")
         return names
     if kit.is_dir() and not (kit / "kit.toml").exists():  # made by `nvflare provision`
         if not names:
-            raise ValueError(f"{kit} does not name the sites; give --sites a,b,c.")
+            raise ValueError(f"{kit} does not name the sites. Give --sites a,b,c.")
         return names
     loaded = load_kit(kit)
     if loaded.name != COORDINATOR:
-        raise ValueError(f"{kit} is the kit of the site {loaded.name}; give the coordinator's.")
+        raise ValueError(
+            f"--kit must be the coordinator's; {kit} is that of the site {loaded.name}. Give the coordinator's."
+        )
     return tuple(find("site", name, dict.fromkeys(loaded.sites))[0] for name in names) or loaded.sites
 
 

@@ -86,10 +86,12 @@ def read_settings(
         if not name or not text.strip():
             raise ValueError(f"--set must have the form key=value, e.g. --set upper_step=0.1; got {entry!r}.")
         if task is not None and name in _OPTIONS:
-            raise ValueError(f"--set {entry!r}: that has an option of its own, --{name} {text}.")
+            raise ValueError(
+                f"--set must not have {name}, which has an option of its own; got {entry!r}. Give --{name} {text}."
+            )
         check_setting(owner if algorithm is not None else f"The task {owner}", name, [*fields, *parameters])
         if name in hyperparameters or name in arguments:
-            raise ValueError(f"--set {entry!r}: {name} is set twice; give it once.")
+            raise ValueError(f"--set {entry!r}: {name} is set twice. Give it once.")
         if name in fields:
             hyperparameters[name] = parse_value(text)
         elif task is not None:
@@ -109,7 +111,9 @@ def check_argument(task: Named, name: str, value: Any) -> None:
 
     parameters = inspect.signature(task.target).parameters
     if name not in parameters:
-        raise ValueError(f"The task {task.name} has no {name}; its settings are: {', '.join(parameters) or 'none'}.")
+        raise ValueError(
+            f"The task {task.name} has no setting {name!r}; its settings are: {', '.join(parameters) or 'none'}."
+        )
     default = parameters[name].default
     kinds: dict[type, tuple[Any, str]] = {
         bool: (bool, "true or false"),
@@ -146,5 +150,7 @@ def parse_optimizer(text: str) -> Any:
     name, _ = find("server optimizer", word.strip(), dict.fromkeys(_OPTIMIZERS))
     step: Any = parse_value(size)
     if not is_number(step) or step <= 0:
-        raise ValueError(f"--server-optimizer {text!r}: give a positive step size after the name, e.g. {name}:0.001.")
+        raise ValueError(
+            f"--server-optimizer must have a positive step size after the name, e.g. {name}:0.001; got {text!r}."
+        )
     return optax.sgd(step, momentum=0.9) if name == "momentum" else getattr(optax, name)(step)

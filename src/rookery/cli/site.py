@@ -60,16 +60,18 @@ def site(
     with network_errors():
         loaded = None if kit is None else load_kit(kit, address)
         if loaded is None and not insecure:
-            raise ValueError("A site needs certificates: --kit FOLDER, made by `rookery federation init`.")
+            raise ValueError(
+                "A site needs certificates; got no kit. Give --kit FOLDER, made by `rookery federation init`."
+            )
         name = name or (loaded.name if loaded else None)
         if name is None:
-            raise ValueError("Without a kit, a site needs --name.")
+            raise ValueError("Without a kit, a site needs a name; got none. Give --name NAME.")
         if loaded is not None and name != loaded.name:
             raise ValueError(
-                f"{kit} is the kit of {loaded.name}, not of {name}; leave out --name, or give its own kit."
+                f"--name must be that of the kit, {loaded.name}; got {name}. Leave out --name, or give its own kit."
             )
         if loaded is not None and loaded.name == COORDINATOR:
-            raise ValueError(f"{kit} is the coordinator's kit; give this site's own.")
+            raise ValueError(f"--kit must be a site's; {kit} is the coordinator's. Give this site's own.")
         if insecure:
             print(INSECURE, file=sys.stderr)
         rules = Policy() if policy is None else Policy.read(policy)
@@ -147,7 +149,9 @@ def read_module(path: Path) -> tuple[Task, Study, dict[str, Any]]:
     task, data = getattr(module, "task", None), getattr(module, "data", None)
     task = task() if callable(task) and not isinstance(task, Task) else task
     if not isinstance(task, Task):
-        raise ValueError(f"{path} must define task, a Task or a function returning one, the same at all sites.")
+        raise ValueError(
+            f"{path} must define task, a Task or a function returning one, the same at all sites; it does not."
+        )
     if not callable(data):
         raise ValueError(
             f'{path} must define data(), a function that returns the site\'s data: {{"lower": rows, "upper": rows}}.'

@@ -39,7 +39,7 @@ def measure(
     if torch is not False:
         loop = torch_round()
         if loop is None and torch:
-            raise ValueError("PyTorch is not installed; for the comparison: pip install torch==2.13.0")
+            raise ValueError("PyTorch is not installed, and the comparison needs it. Run pip install torch==2.13.0.")
         if loop is not None:
             contenders["torch"] = loop
     best = interleaved(contenders, repeats)

@@ -119,9 +119,9 @@ def writable(folder: Path, option: str = "--out") -> Path:
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise ValueError(f"{option} {folder}: {existing} is a file; give a folder.")
+        raise ValueError(f"{option} must be a folder; {existing} is a file. Give another.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {folder}: {existing} may not be written to; give another folder.")
+        raise ValueError(f"{option} must be a folder that may be written to; {existing} is not. Give another.")
     return folder
 
 

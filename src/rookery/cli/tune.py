@@ -72,7 +72,7 @@ def tune(
     made, method = request.task, request.method
     folder = _new_folder(request) if out is None else writable(out)
     if (folder / "tuning.json").exists():
-        raise ValueError(f"{folder} holds a search already: give another --out.")
+        raise ValueError(f"{folder} holds a search already. Give another --out.")
     if request.note and not quiet:
         print(request.note, file=sys.stderr)
     tuning = rk.tune(
@@ -142,7 +142,7 @@ def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[st
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
             raise ValueError(
-                f"--set gives every step size of {type(method).__name__}; name those to search with --over."
+                f"--set gives every step size of {type(method).__name__}. Name those to search with --over."
             )
         return dict.fromkeys(names) or None
     ranges: dict[str, Any] = {}
@@ -150,7 +150,7 @@ def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[st
         name, (_, sign, text) = setting_name(entry), entry.partition("=")
         check_setting(type(method).__name__, name, [field.name for field in dataclasses.fields(method)])
         if name in ranges:
-            raise ValueError(f"--over {entry!r}: {name} is named twice; give it once.")
+            raise ValueError(f"--over {entry!r}: {name} is named twice. Give it once.")
         ranges[name] = _values(entry, text.strip()) if sign else None
     return ranges
 

@@ -62,16 +62,18 @@ class Clients(Layout):
         given = {"lower": lower, "upper": upper, "test": test}
         for name, parts in given.items():
             if parts is not None and not isinstance(parts, list | tuple):
-                raise TypeError(f"{name} is {kind_of(parts)}; give a list with one entry per client.")
+                raise TypeError(f"{name} must be a list with one entry per client; got {kind_of(parts)}.")
         if lower is None and upper is None:
-            raise ValueError("Clients needs data: give lower=[...], upper=[...] or both, one entry per client.")
+            raise ValueError(
+                "Clients needs data; got none. Give lower=[...], upper=[...] or both, one entry per client."
+            )
         if lower is not None and upper is not None and len(lower) != len(upper):
             raise ValueError(
-                f"lower has data of {len(lower)} clients and upper of {len(upper)}: give one entry per client in both."
+                f"lower and upper must have one entry per client each; got {len(lower)} and {len(upper)} entries."
             )
         n = len(lower if lower is not None else upper)  # type: ignore[arg-type]
         if test is not None and len(test) != n:
-            raise ValueError(f"test has data of {len(test)} clients, and there are {n}: give one entry per client.")
+            raise ValueError(f"test must have one entry for each of the {n} clients; got {len(test)} entries.")
         levels = {name: None if parts is None else join(parts, name) for name, parts in given.items()}
         self._set(levels, weights, center, center_client, replace)
 
@@ -130,7 +132,9 @@ class Clients(Layout):
         levels = {name: None if pair is None else end_to_end(pair, name, placement) for name, pair in given.items()}
         for name, data in levels.items():
             if data is not None and len(data.sizes) != len(sizes):
-                raise ValueError(f"{name} has data of {len(data.sizes)} clients, and there are {len(sizes)}.")
+                raise ValueError(
+                    f"{name} must have one size for each of the {len(sizes)} clients; got {len(data.sizes)} sizes."
+                )
         clients = object.__new__(cls)
         clients._set(levels, weights, center, center_client, replace)
         return clients
@@ -170,8 +174,8 @@ class Clients(Layout):
         for i, data in zip(here, loaded, strict=True):
             if set(data) != set(names) or not {"lower", "upper"} & set(names):
                 raise ValueError(
-                    f"load({i}) gives {sorted(map(str, data))}; give 'lower' or 'upper' or both, and 'test' if there "
-                    "are test data, the same for every client."
+                    f"load({i}) must give 'lower' or 'upper' or both, and 'test' if there are test data, the same for "
+                    f"every client; got {sorted(map(str, data))}."
                 )
         local = {name: join([data[name] for data in loaded], name, here.start) for name in names}
         sample = lambda data: [[str(a.dtype), list(a.shape[1:])] for a in jax.tree.leaves(data.rows)]
@@ -367,7 +371,7 @@ def _loaded(load: Callable[[int], Mapping[str, Rows]], i: int) -> dict[str, Rows
     """Load a client's data and copy them: a loader may reuse its buffers."""
     data: Any = load(i)
     if not isinstance(data, Mapping):
-        raise TypeError(f"load({i}) gives {kind_of(data)}; give a dict with 'lower' or 'upper' or both.")
+        raise TypeError(f"load({i}) must give a dict with 'lower' or 'upper' or both; got {kind_of(data)}.")
     return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, dict(data))
 
 
@@ -382,9 +386,11 @@ def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
     if numbers is None:
         raise ValueError(f'weights must be one number per client, "size" or None; got {weights!r}.')
     if numbers.shape != (n,):
-        raise ValueError(f"weights has the shape {numbers.shape}; give one number for each of the {n} clients.")
+        raise ValueError(
+            f"weights must be one number for each of the {n} clients; got an array of shape {numbers.shape}."
+        )
     if not ((numbers >= 0).all() and 0 < numbers.sum() < np.inf):
-        raise ValueError("weights must be finite, not negative, and not all zero.")
+        raise ValueError(f"weights must be finite, not negative, and not all zero; got {weights!r:.60}.")
     return jnp.asarray(numbers / numbers.sum(), jnp.result_type(float))
 
 
@@ -392,7 +398,7 @@ def _check_center_client(number: Any, center: Rows | None, n: int) -> int | None
     if number is None:
         return None
     if center is None:
-        raise ValueError(f"center_client={number!r} needs the centre's data: give center.")
+        raise ValueError(f"center_client={number!r} needs the centre's data; got none. Give center.")
     if not is_integer(number) or not 0 <= number < n:
         raise ValueError(
             f"center_client must be the number of a client, from 0 to {n - 1}, or None for the server; got {number!r}."

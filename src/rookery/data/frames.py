@@ -172,7 +172,7 @@ def from_frame(
         if len(clients) == len(of.names) and center is not None:
             raise ValueError(f"center must be a client of column {by!r}, which has {listed(of.names)}; got {center!r}.")
         if not clients:
-            raise ValueError(f"center={center!r} is the only client: there are no others to learn from.")
+            raise ValueError(f"center must leave other clients to learn from; got {center!r}, the only one.")
     rows: dict[str, list[np.ndarray]] = {}
     for name, own in zip(of.names, of.rows(), strict=True):
         with faults.noted():
@@ -228,7 +228,7 @@ def _check_shares(upper: Any, test: Any, faults: _Faults) -> None:
     with faults.noted():
         if sum(shares) >= 1:
             raise ValueError(
-                f"upper={upper!r} and test={test!r} leave no rows to the lower level: give smaller shares."
+                f"upper and test must leave rows to the lower level; got upper={upper!r} and test={test!r}. Give less."
             )
 
 
@@ -268,7 +268,7 @@ def _plain_list(values: Any) -> Any:
 def _check_values(label: Any, classes: Any, standardize: Any, client: Any, faults: _Faults) -> None:
     with faults.noted():
         if classes is not None and label is None:
-            raise ValueError("classes lists the possible labels, and there is no label: give label=..., too.")
+            raise ValueError("classes lists the possible labels, and needs a label; got none. Give label=..., too.")
         if isinstance(classes, str) or (classes is not None and len(set(classes)) < len(classes)):
             raise ValueError(f"classes must be a list with every class once; got {classes!r}.")
     with faults.noted():
@@ -304,19 +304,19 @@ def _features(
     for what, name in [("by", by), *(("label or target", name) for name in answers)]:
         with faults.noted():
             if name not in columns:
-                raise ValueError(f"the table has no column {name!r} ({what}): its columns are {listed(columns)}.")
+                raise ValueError(f"the table has no column {name!r} ({what}); its columns are {listed(columns)}.")
     for what, names in lists.items():
         for name in names:
             with faults.noted():
                 if name not in columns:
-                    raise ValueError(f"{what}: the table has no column {name!r}: its columns are {listed(columns)}.")
+                    raise ValueError(f"{what}: the table has no column {name!r}; its columns are {listed(columns)}.")
                 if name in (by, *answers):
                     raise ValueError(f"{what}: {name!r} is already the column of the clients, the label or the target.")
     chosen = columns if features is None else lists["features"]
     wanted = [name for name in dict.fromkeys(chosen) if name not in (by, *answers, *lists["drop"])]
     with faults.noted():
         if not wanted:
-            raise ValueError("no column is left for the features: give features=[...].")
+            raise ValueError("the features must have at least one column; none is left. Give features=[...].")
     return [name for name in wanted if name in columns]
 
 
@@ -324,7 +324,7 @@ def _check_scales(scales: Scales, wanted: list[str], blocks: Mapping[str, Block]
     for name, pair in scales.items():
         with faults.noted():
             if name not in wanted or (name in blocks and blocks[name].indicators):
-                raise ValueError(f"standardize: {name!r} is not a numeric feature; there are {listed(wanted)}.")
+                raise ValueError(f"standardize must name numeric features, {listed(wanted)}; got {name!r}.")
             if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(map(is_number, pair)) and pair[1] > 0):
                 raise ValueError(
                     f"standardize[{name!r}] must be (mean, scale), two numbers, the second positive; got {pair!r}."

@@ -20,10 +20,10 @@ _ALIGNED = 64  # bytes, for memory that JAX shares
 def join(parts: Sequence[Rows], level: str, first: int = 0) -> ClientRows:
     """Join the clients' data; `first` is the number of the first client, for messages."""
     if not parts:
-        raise ValueError(f"{level} is an empty list: a federation needs at least one client.")
+        raise ValueError(f"{level} must have at least one client; got an empty list.")
     names, _, structure = _named_leaves(parts[0])
     if not names:
-        raise ValueError(f"{level}: client {first} holds no arrays.")
+        raise ValueError(f"{level}: a client must have at least one array; client {first} has none.")
     columns: list[list[np.ndarray]] = [[] for _ in names]
     sizes = np.empty(len(parts), np.int32)
     for i, part in enumerate(parts):
@@ -31,27 +31,28 @@ def join(parts: Sequence[Rows], level: str, first: int = 0) -> ClientRows:
         leaves, own_structure = jax.tree.flatten(part)
         if str(own_structure) != str(structure):
             raise ValueError(
-                f"{client}'s data has the structure {own_structure}, but client {first}'s has {structure}."
+                f"{client}'s data must have the structure of client {first}'s, {structure}; got {own_structure}."
             )
         arrays = [np.asarray(leaf) for leaf in leaves]
         for name, array in zip(names, arrays, strict=True):
             if array.ndim == 0:
-                raise ValueError(f"{client}'s {name} is a single number; its leading axis must count samples.")
+                raise ValueError(
+                    f"{client}'s {name} must have a leading axis that counts samples; got a single number."
+                )
         lengths = {len(array) for array in arrays}
         if len(lengths) > 1:
             each = ", ".join(f"{name}: {len(array)}" for name, array in zip(names, arrays, strict=True))
             raise ValueError(
-                f"{client}'s arrays disagree in their leading axis ({each}); give every array of a client one row per "
-                "sample."
+                f"{client}'s arrays must have one row per sample each; their leading axes differ ({each})."
             )
         sizes[i] = lengths.pop()
         if sizes[i] == 0:
-            raise ValueError(f"{client} is empty; leave it out, or give it at least one sample.")
+            raise ValueError(f"{client} must have at least one sample; it has none. Leave it out, or give it data.")
         for column, name, array in zip(columns, names, arrays, strict=True):
             if column and (array.shape[1:], array.dtype) != (column[0].shape[1:], column[0].dtype):
                 raise ValueError(
-                    f"{client}'s {name} has samples of shape {array.shape[1:]} and type {array.dtype}, "
-                    f"but client {first}'s has {column[0].shape[1:]} and {column[0].dtype}; they must agree."
+                    f"{client}'s {name} must have samples as client {first}'s, of shape {column[0].shape[1:]} and type "
+                    f"{column[0].dtype}; got {array.shape[1:]} and {array.dtype}."
                 )
             column.append(array)
     return _checked([np.concatenate(column) for column in columns], structure, names, sizes, level, first)
@@ -60,11 +61,11 @@ def join(parts: Sequence[Rows], level: str, first: int = 0) -> ClientRows:
 def end_to_end(given: Any, level: str, placement: str) -> ClientRows:
     """Check a level's data given as (rows, sizes): all samples end to end, and each client's number of samples."""
     if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"{level} is {kind_of(given)}; give a pair (rows, sizes).")
+        raise TypeError(f"{level} must be a pair (rows, sizes); got {kind_of(given)}.")
     rows, sizes = given
     names, leaves, structure = _named_leaves(rows)
     if not leaves:
-        raise ValueError(f"{level}: the rows hold no arrays.")
+        raise ValueError(f"{level}: the rows must have at least one array; they have none.")
     for name, leaf in zip(names, leaves, strict=True):
         if placement == "host" and not isinstance(leaf, np.ndarray):
             raise TypeError(
@@ -78,14 +79,14 @@ def end_to_end(given: Any, level: str, placement: str) -> ClientRows:
     if counts.min() < 1:
         least = int(np.argmin(counts))
         raise ValueError(
-            f"{level}: every client needs at least one sample; client {least} has the size {counts[least]}. "
+            f"{level}: every client must have at least one sample; client {least} has the size {counts[least]}. "
             "Leave it out, or correct its size."
         )
     total = int(counts.sum(dtype=np.int64))
     for name, array in zip(names, arrays, strict=True):
         if array.ndim == 0 or len(array) != total:
-            has = "is a single number" if array.ndim == 0 else f"has {len(array)} rows"
-            raise ValueError(f"{level}: {name} {has}, and the sizes add up to {total}.")
+            has = "a single number" if array.ndim == 0 else len(array)
+            raise ValueError(f"{level}: {name} must have as many rows as the sizes add up to, {total}; got {has}.")
     return _checked(arrays, structure, names, counts, level, placement=placement)
 
 
@@ -121,14 +122,14 @@ def _checked(
     """Check arrays of all samples end to end, in one pass, and place them."""
     ends = np.cumsum(sizes, dtype=np.int64)
     if ends[-1] > np.iinfo(np.int32).max:
-        raise ValueError(f"{level}: {ends[-1]} samples in all; at most {np.iinfo(np.int32).max} can be indexed.")
+        raise ValueError(f"{level} must have at most {np.iinfo(np.int32).max} samples in all; got {ends[-1]}.")
     for name, array in zip(names, arrays, strict=True):
         real = jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)
         if not (real or array.dtype == bool):
-            raise ValueError(f"{level}: {name} has the type {array.dtype}; data are arrays of real numbers.")
+            raise ValueError(f"{level}: {name} must be an array of real numbers; its type is {array.dtype}.")
         if not array.dtype.isnative:
             raise ValueError(
-                f"{level}: {name} has the type {array.dtype.str}, the byte order of another machine; give "
+                f"{level}: {name} must have this machine's byte order; its type is {array.dtype.str}. Give "
                 f"a.astype({array.dtype.newbyteorder('=').str!r})."
             )
         dtype = jax.dtypes.canonicalize_dtype(array.dtype)

@@ -24,20 +24,22 @@ def read_columns(table: Any, by: Any, coded: Sequence[Any]) -> dict[Any, "pd.Ser
     names = table.keys() if isinstance(table, Mapping) else getattr(table, "column_names", None)
     names = getattr(table, "columns", None) if names is None else names
     if isinstance(names, Mapping):
-        raise ValueError(f"the table has several parts, {listed(names)}: give one of them.")
+        raise ValueError(f"the table must be one; got several parts, {listed(names)}. Give one of them.")
     if names is None or not hasattr(table, "__getitem__"):
         raise TypeError(
-            f"the table is {kind_of(table)}; give a pandas DataFrame, a path to a CSV or Parquet file, or "
-            "something with columns: {name: array}, or an object with column_names."
+            "the table must be a pandas DataFrame, a path to a CSV or Parquet file, a dict {name: array}, or an object "
+            f"with column_names; got {kind_of(table)}."
         )
     names = list(names)
     _refuse_duplicates(names)
     columns = {plain(name): _series(table[name]) for name in names}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"the columns differ in length: {listed(f'{n}: {k}' for n, k in lengths.items())}.")
+        raise ValueError(
+            f"the columns must have the same length; got {listed(f'{n}: {k}' for n, k in lengths.items())}."
+        )
     if not columns or not next(iter(lengths.values())):
-        raise ValueError("the table has no rows: a federation needs at least one client with data.")
+        raise ValueError("the table must have at least one row; it has none.")
     return columns
 
 
@@ -52,9 +54,9 @@ def _read_file(path: Path, by: Any, coded: Sequence[Any]) -> "pd.DataFrame":
     try:
         return pd.read_parquet(path) if ending == "parquet" else _read_csv(path, by, coded)
     except ImportError as error:
-        raise ValueError(f"{path}: to read Parquet pandas needs pyarrow: pip install pyarrow.") from error
+        raise ValueError(f"{path}: pandas needs pyarrow to read Parquet. Run pip install pyarrow.") from error
     except pd.errors.EmptyDataError as error:
-        raise ValueError(f"{path} has no rows: it is empty.") from error
+        raise ValueError(f"{path} must have at least one row; it is empty.") from error
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         counts = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         what = f"cannot be read as CSV ({str(error).splitlines()[0]})"
@@ -65,7 +67,8 @@ def _read_file(path: Path, by: Any, coded: Sequence[Any]) -> "pd.DataFrame":
         raise ValueError(f"{path} {what}. Correct the file, or quote values that contain a comma.") from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not UTF-8 text: read it with pandas.read_csv(path, encoding=...), and give the DataFrame."
+            f"{path} must be UTF-8 text; it is not. Read it with pandas.read_csv(path, encoding=...), and give the "
+            "DataFrame."
         ) from error
 
 
@@ -93,7 +96,7 @@ def _read_csv(path: Path, by: Any, coded: Sequence[Any]) -> "pd.DataFrame":
 def _refuse_duplicates(names: list[Any]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise ValueError(f"the table has more than one column {name!r}: rename them, or leave one out.")
+            raise ValueError(f"the table has more than one column {name!r}. Rename them, or leave one out.")
 
 
 def _series(values: Any) -> "pd.Series":

@@ -112,7 +112,7 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
     risk = lambda losses: kl_risk(losses, scale, cap)
     if shift is not None:
         if cap is not None:
-            raise ValueError("A cap is relative to the level: give a cap or a shift, not both.")
+            raise ValueError("cap and shift must not be given together, because a cap is relative to the level.")
         fixed = float(shift)
         problem = Compositional(
             inner=lambda x, rows: jnp.mean(_exp((per_sample(loss, x, rows) - fixed) / scale, _WINDOW)),
@@ -292,7 +292,7 @@ def _group_shares(shares: Mapping[str, float]) -> np.ndarray:
         raise ValueError("shares must name at least one group, {name: its share of all samples}; got none.")
     for name, share in shares.items():
         if not (is_number(share) and share > 0):
-            raise ValueError(f"group {name!r} has no members: its share of the samples is {share!r}; leave it out.")
+            raise ValueError(f"group {name!r} must have members; its share of the samples is {share!r}. Leave it out.")
     return np.array(list(shares.values()), float)
 
 
@@ -300,7 +300,8 @@ def _group_means(losses: Losses, belongs: Array, shares: np.ndarray) -> Float[Ar
     """Return the batch's part of each group's mean loss."""
     if belongs.shape != (*losses.shape, len(shares)):
         raise ValueError(
-            f"members gives the shape {belongs.shape}; give (batch, {len(shares)}), a column for each share."
+            f"members must return an array of shape (batch, {len(shares)}), a column for each share; got "
+            f"{belongs.shape}."
         )
     return jnp.mean(losses[:, None] * belongs, axis=0) / shares.astype(losses.dtype)
 
@@ -315,13 +316,15 @@ def group_shares(clients: Clients, members: Members, names: Sequence[str]) -> di
     belongs = np.asarray(members(rows), float)
     if belongs.ndim != 2 or belongs.shape[1] != len(names):
         raise ValueError(
-            f"members gives the shape {belongs.shape}; give (batch, {len(names)}), a column for each name."
+            f"members must return an array of shape (batch, {len(names)}), a column for each name; got {belongs.shape}."
         )
     by_client = np.split(belongs, np.asarray(data.offsets)[1:])
     shares = np.asarray(clients.weights, float) @ np.stack([part.mean(axis=0) for part in by_client])
     for name, share in zip(names, shares, strict=True):
         if not share > 0:
-            raise ValueError(f"group {name!r} has no members (positives) with any client; leave it out.")
+            raise ValueError(
+                f"group {name!r} must have members (positives) with some client; it has none. Leave it out."
+            )
     return dict(zip(names, shares.tolist(), strict=True))
 
 
@@ -350,7 +353,10 @@ def per_sample(loss: SampleLoss, x: Any, rows: Rows) -> Losses:
     batch = jax.tree.leaves(rows)[0].shape[0]
     if jnp.shape(losses) != (batch,):
         shape = "a single number" if jnp.shape(losses) == () else f"the shape {jnp.shape(losses)}"
-        raise ValueError(f"the loss gives {shape} for {batch} sample(s); give one number for each, without the mean.")
+        raise ValueError(
+            f"the loss must return one number for each sample, without the mean; for {batch} sample(s) it returns "
+            f"{shape}."
+        )
     return losses
 
 

@@ -29,7 +29,9 @@ def kl_risk(losses: Losses, penalty: float, cap: float | None = None, reference:
         z = gap / penalty + (-math.log(m) if reference is None else jnp.log(reference))
         return Risk(top + penalty * jax.nn.logsumexp(z), jax.nn.softmax(z))
     if reference is not None:
-        raise ValueError("kl_risk takes a cap or a reference, not both: a cap needs samples of equal weight.")
+        raise ValueError(
+            "kl_risk: cap and reference must not be given together, because a cap needs samples of equal weight."
+        )
     falling = -jnp.sort(-gap)
 
     def others(k: Array) -> tuple[Array, Array]:

@@ -62,15 +62,21 @@ SERVE = ("serve", "study.py:task", "--algorithm", "FedAvg")
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (SERVE, "A coordinator needs certificates: --kit FOLDER"),
-        ((*SERVE, "--insecure"), "needs the sites' names: --sites a,b,c"),
-        ((*SERVE, "--kit", "kits/north"), "kits/north is the kit of the site north"),
+        (SERVE, "A coordinator needs certificates; got no kit. Give --kit FOLDER"),
+        ((*SERVE, "--insecure"), "needs the sites' names; got none. Give --sites a,b,c"),
+        ((*SERVE, "--kit", "kits/north"), "--kit must be the coordinator's; kits/north is that of the site north"),
         ((*SERVE, "--kit", "kits/coordinator", "--sites", "north,soth"), "no site 'soth'; did you mean south"),
         ((*SERVE, "--kit", "kits/nowhere"), "A kit must be a folder; there is none at kits/nowhere"),
         (("serve", "study.py", "--kit", "kits/coordinator"), "e.g. study.py:task"),
         (("site", "--module", "study.py"), "A site needs certificates"),
-        (("site", "--module", "study.py", "--kit", "kits/north", "--name", "south"), "the kit of north, not of south"),
-        (("site", "--module", "study.py", "--kit", "kits/coordinator"), "is the coordinator's kit"),
+        (
+            ("site", "--module", "study.py", "--kit", "kits/north", "--name", "south"),
+            "--name must be that of the kit, north; got south",
+        ),
+        (
+            ("site", "--module", "study.py", "--kit", "kits/coordinator"),
+            "--kit must be a site's; kits/coordinator is the coordinator's",
+        ),
         (("site", "--module", "studi.py", "--kit", "kits/north"), "There is no file"),
     ],
 )

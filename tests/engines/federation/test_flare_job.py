@@ -445,7 +445,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         ("a.b:task", *kit, *out): "NVIDIA FLARE is not installed here",
         ("a.b:task", "--admin", str(tmp_path / "none"), *out): "must be a FLARE administrator's kit",
         ("a.b:task", *kit, *out, "--run", "../x"): "--run must be at most 100 letters, digits",
-        ("a.b:task", *kit, *out, "--noise", "1"): "give --clip, too",
+        ("a.b:task", *kit, *out, "--noise", "1"): "Give --clip, too",
         ("hospital.py:task", *kit, *out): "The task of a job must be in a module",
         ("a.b:task", *kit): "Missing option '--out'",
     }.items():
