@@ -35,7 +35,7 @@ def test_a_claim_that_fails_has_the_verdict_that_was_given_for_it_or_is_refused(
     assert (row["verdict"], row["cause"], row["note"]) == ("differs, ours", "budget", "12 of 120 epochs. Measured.")
     row = judge(claim(False), NOTHING, otherwise=FAILURES["the paper's"]._replace(why="It cannot."))
     assert (row["verdict"], row["cause"]) == ("differs, the paper's", "")
-    with pytest.raises(ValueError, match=r"“It is so.” does not hold or is not run: give the reason"):
+    with pytest.raises(ValueError, match=r"“It is so.” does not hold or is not run\. Give the reason"):
         judge(claim(False), NOTHING)
     assert judge(claim(False), NOTHING, whole=False)["verdict"] == "undecided"
 
@@ -44,7 +44,7 @@ def test_a_claim_without_a_check_is_not_run():
     absent = Claim("On ImageNet.", "Table 3", None)
     for whole in (True, False):
         assert judge(absent, NOTHING, whole, Verdict("not run", "No data."))["verdict"] == "not run"
-    with pytest.raises(ValueError, match="is not run: give the reason"):
+    with pytest.raises(ValueError, match="is not run\. Give the reason"):
         judge(absent, NOTHING)
 
 

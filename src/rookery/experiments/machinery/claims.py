@@ -125,7 +125,7 @@ def judge(claim: Claim, results: pd.DataFrame, whole: bool = True, otherwise: Ve
         verdict, note = Verdict(UNDECIDED, note or "The difference is within the tolerance."), ""
     elif whole or claim.check is None:
         if otherwise is None:
-            raise ValueError(f"The claim “{claim.text}” does not hold or is not run: give the reason in texts.md.")
+            raise ValueError(f"The claim “{claim.text}” does not hold or is not run. Give the reason in texts.md.")
         verdict = otherwise
     else:
         verdict = Verdict(UNDECIDED, "Scaled down: it does not hold here.")

@@ -78,7 +78,7 @@ def _check_scale(out: Path, quick: bool) -> None:
     page = out / "summary.md"
     if page.exists() and (SCALED_DOWN in page.read_text(encoding="utf-8")) is not quick:
         here, there = ("scaled down", "full") if quick else ("full", "scaled down")
-        raise ValueError(f"{out} holds {there} results, and these are {here}: give another folder.")
+        raise ValueError(f"{out} holds {there} results, and these are {here}. Give another folder.")
 
 
 def _compute(
