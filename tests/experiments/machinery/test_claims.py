@@ -44,7 +44,7 @@ def test_a_claim_without_a_check_is_not_run():
     absent = Claim("On ImageNet.", "Table 3", None)
     for whole in (True, False):
         assert judge(absent, NOTHING, whole, Verdict("not run", "No data."))["verdict"] == "not run"
-    with pytest.raises(ValueError, match="is not run\. Give the reason"):
+    with pytest.raises(ValueError, match=r"is not run\. Give the reason"):
         judge(absent, NOTHING)
 
 
