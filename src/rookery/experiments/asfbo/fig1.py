@@ -199,8 +199,8 @@ def accelerated(results: pd.DataFrame, split: str) -> Finding:
 
 
 LOOKED = (
-    "Five and then 13 seeds had been looked at and decided nothing; the claim is judged on the 12 seeds that were fixed "
-    "after that, alone. An earlier run of these seeds, different by rounding only, had a lead of .06 points."
+    "Five and then 13 seeds had been looked at and decided nothing; the claim is judged on the 12 seeds fixed after "
+    "that, alone. An earlier run of these seeds, different by rounding only, had a lead of .06 points."
 )
 claim("I.i.d., LA-ASFBO is slightly better than ASFBO.", "Sec. 6.2", split="i.i.d.")(accelerated)
 claim("Non-i.i.d., LA-ASFBO is faster than ASFBO.", "Sec. 6.2", split="non-i.i.d.")(accelerated)
