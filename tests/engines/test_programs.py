@@ -87,6 +87,9 @@ def test_derivatives_of_a_function_of_its_own_rule_make_no_difference() -> None:
     assert gradient() == gradient()
     assert value() == value()
     assert of(lambda a: jax.nn.relu(a), X) != of(lambda a: jax.nn.silu(a), X)
+    traces = (jaxprs.trace(lambda a: jax.nn.relu(a) + jax.nn.silu(a), X)[0].jaxpr for _ in range(2))
+    first, second = map(jaxprs.identified, traces)
+    assert first == second  # the objects as well, which decide whether a compiled program is used again
 
 
 def test_rules_for_batching_are_told_apart() -> None:

@@ -104,6 +104,11 @@ def has_custom_derivative(eqn: Any) -> bool:
     return eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
+def is_rule(value: Any) -> bool:
+    """Return whether an equation's parameter is a function, such as a derivative rule, which JAX may have wrapped."""
+    return callable(value) or hasattr(value, "call_wrapped")
+
+
 def is_foreign(eqn: Any) -> bool:
     """Return whether an equation calls something outside JAX: a callback or a library."""
     return "callback" in eqn.primitive.name or "ffi" in eqn.primitive.name

@@ -333,7 +333,7 @@ class _Walker:
             params = " ".join(
                 f"{key}={self._param(value)}"
                 for key, value in sorted(eqn.params.items())
-                if key != "source" and not (derived and callable(value))
+                if key != "source" and not (derived and compat.is_rule(value))
             )
             outputs, inputs = " ".join(map(typed, eqn.outvars)), " ".join(map(name, eqn.invars))
             lines.append(f"{outputs} = {eqn.primitive} {params} {inputs}")
