@@ -1,5 +1,5 @@
 """What privacy costs nested methods: our own experiments."""
 
-from rookery.experiments.privacy import accuracy, groups
+from rookery.experiments.privacy import accuracy, groups, records
 
-EXPERIMENTS = (accuracy.accuracy, groups.groups)
+EXPERIMENTS = (accuracy.accuracy, groups.groups, records.records)

@@ -4,13 +4,10 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from rookery import report
 from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Headline, description
 from rookery.experiments.machinery.claims import Lead, all_lead, lead
 from rookery.experiments.machinery.curves import ends
-from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.numbers import listed
 from rookery.experiments.privacy import shared
 
@@ -25,17 +22,6 @@ def runs(quick: bool) -> list[Config]:
     budgets = (3, 4, 5) if quick else range(len(shared.EPSILONS))
     keys = [(task, method, shared.EPSILONS[i]) for task in TASKS for method in METHODS for i in budgets]
     return [shared.config(quick, *key, (0.1, 0.01) if quick else shared.CHOSEN[key]) for key in keys]
-
-
-def picture(results: pd.DataFrame) -> Figure:
-    """Test accuracy against ε for each task."""
-    fig, axes = report.figure(1, len(TASKS), width=5.0 * len(TASKS), height=4.2)
-    for ax, (task, words) in zip(axes[0], TASKS.items(), strict=True):
-        lines = {m: {"task": task, "method": m, "look": {"color": f"C{i}"}} for i, m in enumerate(METHODS)}
-        shared.against_budget(ax, results, "accuracy", lines)
-        report.label(ax, "ε", "test accuracy", words)
-    below(fig, axes[0, 0], len(METHODS))
-    return fig
 
 
 def loss(results: pd.DataFrame, task: str, method: str, budget: float, metric: str = "accuracy") -> np.ndarray:
@@ -96,7 +82,7 @@ def weights_are_hidden(results: pd.DataFrame) -> Finding:
 accuracy = Experiment(
     **description("privacy-accuracy", globals()),
     runs=runs,
-    picture=picture,
+    picture=partial(shared.accuracies, tasks=TASKS, methods=METHODS),
     claims=tuple(claim),
     search=lambda quick: [c for task in TASKS for c in shared.search(quick, task, METHODS)],
     grid=shared.grid("search_accuracy"),

@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from rookery import report
 from rookery.algorithms import ASFBO, FedAvg, FedBiO, FedDRO, FedNest, LFedNest, SimFBO
 from rookery.base.draws import seed_key
 from rookery.channels.private import private
@@ -18,7 +20,7 @@ from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.experiments.machinery import Config, Grid
 from rookery.experiments.machinery.curves import ends, values
-from rookery.experiments.machinery.drawing import spread
+from rookery.experiments.machinery.drawing import below, spread
 from rookery.experiments.machinery.numbers import keyed
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
@@ -47,14 +49,14 @@ def representation(seed: int, clients: int, plain: bool, data: str, data_dir: An
     start = layers(seed_key(seed), task.init[0]["w"].shape[0], WIDTH, 10)
     both: Any = lambda x, y, images: scores(y, hidden(x, {"image": images}))
     score = (lambda z, _, images: both(*z, images)) if plain else both
-    return _evaluated(task, plain, start, score, data, data_dir)
+    return evaluated(task, plain, start, score, data, data_dir)
 
 
 def cleaning(seed: int, clients: int, plain: bool, data: str, data_dir: Any = None) -> Task:
     """Data cleaning, with two fifths of the labels wrong; `plain`: no weights, for FedAvg."""
     task = data_cleaning(clients, data=data, equal=True, data_dir=data_dir)
     score = lambda x, y, images: scores(x if plain else y, {"image": images})
-    return _evaluated(task, plain, task.init[1] if plain else task.init, score, data, data_dir)
+    return evaluated(task, plain, task.init[1] if plain else task.init, score, data, data_dir)
 
 
 def two_groups(seed: int, clients: int, plain: bool, data: str, data_dir: Any = None) -> Task:
@@ -90,7 +92,7 @@ def _images(data: str, data_dir: Any) -> Any:
     return (digit_images if data == "digits" else mnist_images)(0, data_dir)
 
 
-def _evaluated(task: Task, plain: bool, start: Any, score: Any, data: str, data_dir: Any) -> Task:
+def evaluated(task: Task, plain: bool, start: Any, score: Any, data: str, data_dir: Any) -> Task:
     """The task from this start with public weights, evaluated on both halves of the test images."""
     _, _, images, labels = _images(data, data_dir)
     images, whole, own = jnp.asarray(images), task.evaluate, task.single_level if plain else task
@@ -124,28 +126,29 @@ SAMPLES = 48_000  # that have a weight in `cleaning`, on MNIST
 # The runs.
 
 
-def algorithm(task: str, method: str, upper: float, lower: float) -> Algorithm:
-    """A method on full batches, with five local steps. In `cleaning`, `upper` is over the number of samples."""
-    upper = upper * SAMPLES if task == "cleaning" else upper
+def algorithm(method: str, upper: float, lower: float, batch_size: int | None = None) -> Algorithm:
+    """A method with five local steps; `upper` is FedDRO's β, and FedAvg has only `lower`."""
     if method == "FedAvg":
-        return FedAvg(step=lower, local_steps=LOCAL)
+        return FedAvg(step=lower, local_steps=LOCAL, batch_size=batch_size)
     if method == "FedDRO":
         return FedDRO(step=lower, momentum=upper, local_steps=LOCAL)
     if method in NESTED:
         own: dict[str, Any] = {"lower_local_steps": LOCAL, "neumann_terms": 5, "hessian_step": min(lower, 0.1)}
+        own |= {"batch_size": batch_size, "anchor_batch": batch_size}
         return NESTED[method](upper_step=upper, lower_step=lower, **own)
     steps: dict[str, Any] = {"upper_step": upper / LOCAL, "lower_step": lower, "linear_step": lower}
     if method == "FedBiO":
-        steps["shared_batch"] = True  # the same with full batches, in fewer evaluations
+        steps["shared_batch"] = True  # as in SimFBO; with full batches it changes nothing
     else:
         steps |= {f"server_{name}": value for name, value in steps.items()}
     if method == "ASFBO":
         steps["bounds"] = tuple((value / 10, value) for name, value in steps.items() if name.startswith("server_"))
-    return SINGLE_LOOP[method](**steps, local_steps=LOCAL)
+    return SINGLE_LOOP[method](**steps, local_steps=LOCAL, batch_size=batch_size)
 
 
 def config(quick: bool, task: str, method: str, epsilon: float, values: Sequence[float], **changes: Any) -> Config:
-    """One method on one task with one budget; `values`: see `algorithm`."""
+    """One method on one task with one budget; `values`: the upper step, in `cleaning` over SAMPLES, and the lower."""
+    upper, lower = values
     clients, cohort, rounds = (60, 20, 3) if quick else (CLIENTS, COHORT, ROUNDS)
     delta = 1e-3 if quick else DELTA
     budget = private(epsilon, delta, FIRST_BOUND, rounds, quantile=QUANTILE) if epsilon < np.inf else None
@@ -154,7 +157,7 @@ def config(quick: bool, task: str, method: str, epsilon: float, values: Sequence
         labels={"task": task, "method": method, "budget": epsilon},
         task=TASKS[task],
         settings={"clients": clients, "plain": method == "FedAvg", "data": "digits" if quick else "mnist"},
-        algorithm=algorithm(task, method, *values),
+        algorithm=algorithm(method, upper * SAMPLES if task == "cleaning" else upper, lower),
         cohort=cohort if budget is None else Poisson(cohort),
         channel=budget,
         rounds=rounds,
@@ -198,6 +201,17 @@ def against_budget(ax: Axes, results: pd.DataFrame, metric: str, lines: Mapping[
         each = [ends(results, metric, **own, budget=budget) for budget in budgets]
         spread(ax, np.arange(len(budgets)), each, label=name, **labels["look"])
     ax.set_xticks(np.arange(len(budgets)), [f"{e:g}" if np.isfinite(e) else "none" for e in budgets])
+
+
+def accuracies(results: pd.DataFrame, tasks: Mapping[str, str], methods: tuple[str, ...]) -> Figure:
+    """Draw the test accuracy against ε, a panel for each task; `tasks`: their titles."""
+    fig, axes = report.figure(1, len(tasks), width=5.0 * len(tasks), height=4.2)
+    for ax, (task, words) in zip(axes[0], tasks.items(), strict=True):
+        lines = {m: {"task": task, "method": m, "look": {"color": f"C{i}"}} for i, m in enumerate(methods)}
+        against_budget(ax, results, "accuracy", lines)
+        report.label(ax, "ε", "test accuracy", words)
+    below(fig, axes[0, 0], len(methods))
+    return fig
 
 
 def grid(score: str) -> Grid:
