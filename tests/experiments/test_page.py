@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +15,7 @@ from rookery.experiments.feddro import adult, images
 from rookery.experiments.feddro import fig1 as feddro_fig1
 from rookery.experiments.fednest import fig5, tuning
 from rookery.experiments.machinery.claims import REPRODUCED, VERDICTS
-from rookery.experiments.privacy import shared
+from rookery.experiments.privacy import records, shared
 from rookery.experiments.weighted import nodes
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -84,8 +85,19 @@ CHOSEN = {
     "fednest-fig5": lambda split: fig5.FIG5_STEPS,
     "privacy-accuracy": lambda *key: shared.CHOSEN[key],
     "privacy-groups": lambda *key: shared.CHOSEN[key],
+    "privacy-records": lambda *key: records.CHOSEN[key],
     "weighted-table3": lambda data, method: _of_weighted(data, method),
     "weighted-covtype": lambda data, method: _of_weighted(data, method),
+}
+
+
+# The best values of these fail with other seeds, as the page says: the second best are used.
+SECOND = {
+    "privacy-records": [
+        ("representation-records", "FedNest", np.inf),
+        ("cleaning-records", "FedBiO", np.inf),
+        ("cleaning-records", "SimFBO", np.inf),
+    ]
 }
 
 
@@ -108,7 +120,13 @@ def _of_weighted(data: str, method: str) -> tuple[float, ...]:
 def test_the_values_used_are_the_best_of_the_published_search(name: str) -> None:
     grid = EXPERIMENTS[name].grid
     assert grid is not None
-    for key, best in grid.best(pd.read_csv(DOCS / "reproduction" / name / "search.csv")).items():
+    search = pd.read_csv(DOCS / "reproduction" / name / "search.csv")
+    for key, best in grid.best(search).items():
+        if key in SECOND.get(name, ()):
+            values = search["run"].str.extract(grid.pattern).astype(float)
+            own = (search[list(grid.keys)] == list(key)).all(axis=1)
+            others = search[own & (values != pd.Series(best)).any(axis=1)]
+            best = grid.best(others)[key]
         assert tuple(best.values()) == CHOSEN[name](*key), key
 
 

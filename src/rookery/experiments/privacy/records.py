@@ -90,7 +90,7 @@ def config(quick: bool, task: str, method: str, epsilon: float, values: Sequence
 
 def runs(quick: bool) -> list[Config]:
     """Every method on both tasks at every budget; three when quick."""
-    budgets = (2, 3, 5) if quick else range(len(shared.EPSILONS))
+    budgets = (0, 2, 3, 5) if quick else range(len(shared.EPSILONS))
     keys = [(task, method, shared.EPSILONS[i]) for task in TASKS for method in METHODS for i in budgets]
     return [config(quick, *key, (0.1, 0.1, 3.0) if quick else CHOSEN[key]) for key in keys]
 
