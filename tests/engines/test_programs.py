@@ -17,8 +17,10 @@ import pytest
 
 import rookery as rk
 from rookery.base import jaxprs
+from rookery.base.programs import Programs
 from rookery.engines import engine as engines
-from rookery.engines.engine import PROGRAMS, Programs
+from rookery.engines.checks import values
+from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation.site import Site
 from rookery.language.loops import rarely
 
@@ -317,3 +319,16 @@ def test_threads_share_the_programs() -> None:
         list(pool.map(look, range(4)))
     assert all(made)
     assert len(made) == 8000
+
+
+def test_checks_find_their_programs_for_other_data_and_look_at_these() -> None:
+    problem = rk.SingleLevel(lambda x, b: jnp.mean(jnp.log(b) * x**2))
+    solve = lambda scale: rk.solve(
+        problem, rk.Clients(upper=[np.full(3, scale), np.full(5, scale)]), rk.FedAvg(step=0.1), np.ones(()), 1
+    )
+    solve(2.0)
+    made = values._COMPILED.made
+    solve(3.0)
+    assert values._COMPILED.made == made
+    with pytest.raises(ValueError, match="must be finite at init"):
+        solve(-1.0)

@@ -1,7 +1,5 @@
 """What the engines share: the job, the session, the keys of a round, and the cache of compiled programs."""
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +13,7 @@ from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
 from rookery.base.processes import Processes
+from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines.checkpoints import Keepers
@@ -230,33 +229,6 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
     seed, noise = draws.seed_key(job.seed), noise_root(job)
     return Traced(job, setting, hyper, start, one_round, measure, seed, noise)
-
-
-class Programs:
-    """A cache of compiled programs that drops the least recently used. Threads may share it."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.RLock()
-        self._programs: OrderedDict[Any, Any] = OrderedDict()
-        self.made = 0  # how many had to be made
-
-    def find(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the program with this key; `make` it if the cache does not have it."""
-        with self._lock:  # `make` only wraps a function, which is compiled when it is first called
-            if key not in self._programs:
-                self.made += 1
-                self._programs[key] = make()
-            self._programs.move_to_end(key)
-            program = self._programs[key]
-            while len(self._programs) > self._most:
-                self._programs.popitem(last=False)
-            return program
-
-    def clear(self) -> None:
-        """Drop all programs."""
-        with self._lock:
-            self._programs.clear()
 
 
 PROGRAMS = Programs(most=64)

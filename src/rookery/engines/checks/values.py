@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import jaxprs
+from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines.checks.losses import known_of, number_of_samples, user_name, warn
@@ -44,26 +45,34 @@ def _compiler_options() -> dict[str, Any] | None:
     return _QUICK
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(function, compiler_options=_compiler_options() if jax.default_backend() == "cpu" else None)
+_COMPILED = Programs(most=64)  # their constants are inputs, so that other data find them again
+
+
+class _Traced:
+    """A function traced for arguments of these shapes; programs that are equal are compiled once."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        traced, shapes = jaxprs.trace(function, *args)
+        self._jaxpr, self._structure = jaxprs.open_up(traced), jax.tree.structure(shapes)
+        self.consts, self.identity = traced.consts, jaxprs.identified(self._jaxpr)
+
+    def __call__(self, *args: Any) -> Any:
+        options = _compiler_options() if jax.default_backend() == "cpu" else None
+        run = functools.partial(jaxprs.run, self._jaxpr)
+        program = _COMPILED.find(self.identity, lambda: jax.jit(run, compiler_options=options))
+        return jax.tree.unflatten(self._structure, program(*self.consts, *jax.tree.leaves(args)))
 
 
 class _Comparison:
     """A function that computes something in two ways, traced once: by program and data, passed before or not."""
 
     def __init__(self, both_ways: Callable[..., Any], *args: Any) -> None:
-        self._traced, shapes = jaxprs.trace(both_ways, *args)
-        self._structure = jax.tree.structure(shapes)
-        program = jaxprs.fingerprint(jaxprs.open_up(self._traced))
-        self._key = jaxprs.digest(program, *self._traced.consts, *jax.tree.leaves(args[1:]))
+        self._traced = _Traced(both_ways, *args)
+        self._key = jaxprs.digest(self._traced.identity[0], *self._traced.consts, *jax.tree.leaves(args[1:]))
         self.passed = self._key in _SOUND
 
-    @functools.cached_property
-    def _program(self) -> Callable[..., Any]:
-        return _compiled(jaxprs.jaxpr_as_fun(self._traced))
-
     def __call__(self, *args: Any) -> Any:
-        return jax.tree.unflatten(self._structure, self._program(*jax.tree.leaves(args)))
+        return self._traced(*args)
 
     def remember(self) -> None:
         """Record that the check passed."""
@@ -158,7 +167,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
         alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
         return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
 
-    evaluate = _compiled(values)
+    evaluate = lambda *args: _Traced(values, *args)(*args)
     for name, (together, _) in evaluate(x, y, rows).items():
         if not _finite(together):
             _check_finite(problem, clients, name, evaluate, x, y, rows)
@@ -236,7 +245,9 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
     own_memory = _nudged(jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), memory))
     x, y = _nudged(z)
     evaluate = lambda data: measure(Client(problem, data, 0, 0).with_key(jax.random.key(0)), x, y, own_memory)
-    together, alone = (_compiled(evaluate)(clients.subset(_OF_MEASURE, ragged)) for ragged in (False, True))
+    together, alone = (
+        _Traced(evaluate, few)(few) for few in (clients.subset(_OF_MEASURE, ragged) for ragged in (False, True))
+    )
     for name, a in together.items():
         a, b = float(a), float(alone[name])
         if np.isfinite([a, b]).all() and abs(a - b) > 1e-3 * (abs(a) + abs(b)) + 1e-12:
