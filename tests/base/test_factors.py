@@ -121,3 +121,17 @@ def test_no_square_overflows(size: float) -> None:
     a = np.asarray(ROWS["a"])
     expected = np.sqrt(np.sum(a**2, axis=(1, 2)) + 8 * np.sum(a[:, 0] ** 2, axis=1))
     np.testing.assert_allclose(np.asarray(norms, float) / size, expected, rtol=1e-5)
+
+
+def test_a_large_input_without_a_gradient_adds_nothing() -> None:
+    rows = {"a": ROWS["a"].astype(jnp.float32).at[2].set(3e38)}
+    fn = lambda row: jax.grad(lambda w: jnp.sum(row["a"][:1] @ w) * (row["a"][0, 0] < 1e30))(
+        jnp.ones((9, 8), jnp.float32)
+    )
+    values = Values(fn, jax.tree.map(lambda a: a[0], rows))
+    found, units = values.of(rows), [jnp.float32(0.5)]
+    norms = values.norms(found, units)
+    assert float(norms[2]) == 0.0
+    total = values.sums(found, units, jnp.ones(6, jnp.float32))
+    expected = 2 * np.delete(np.asarray(ROWS["a"]), 2, axis=0)[:, 0].sum(axis=0)
+    np.testing.assert_allclose(total, np.tile(expected[:, None], 8), rtol=1e-4, atol=1e-5)

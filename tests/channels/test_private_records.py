@@ -63,7 +63,7 @@ class Noted:
 def neighbour(job: Any, value: float) -> Any:
     """The job with one record of each client that consists of this number at each level. A release is of one client."""
     clients = copy(job.clients)
-    for level in ("_lower", "_upper"):
+    for level in ("_lower", "_upper", "_center"):
         data = getattr(clients, level)
         if data is not None:
             last = data.offsets + data.sizes - 1

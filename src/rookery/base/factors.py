@@ -91,9 +91,10 @@ class Values:
                 rows = masked(value)
                 total.append(jnp.einsum("n,n...->...", scaled.astype(rows.dtype), rows, precision=_EXACT))
                 continue
-            left, right = map(masked, value)
-            left = left * scaled.astype(left.dtype)[:, None, None]
-            flat = (a.reshape(-1, a.shape[-1]) for a in (left, right))
+            (left, one), (right, other) = (_scaled(masked(a), (1, 2)) for a in value)
+            sizes = [size * jnp.any(a != 0, axis=(1, 2)) for size, a in ((one, left), (other, right))]
+            factor = scaled.astype(one.dtype) * jnp.minimum(*sizes) * jnp.maximum(*sizes)  # in this order: no overflow
+            flat = (a.reshape(-1, a.shape[-1]) for a in (left * factor[:, None, None], right))
             product = jnp.einsum("np,nq->pq", *flat, precision=_EXACT)
             order = leaf.terms[0].order
             shape = [leaf.shape[order.index(axis)] for axis in range(len(order))]
