@@ -4,6 +4,7 @@
 draw. These functions compute with 32-bit words, in both modes, what `jax.random` draws with jax_enable_x64.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -30,6 +31,11 @@ def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Arr
     """Draw uniform integers, low ≤ i < high, for scalars with high − low < 2¹⁶; low if high ≤ low."""
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and high - low >= WIDEST:
         raise ValueError(f"The range of random integers must be shorter than {WIDEST}; got {low} to {high - 1}.")
+    return _integers(key, shape, low, high)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Array, "*shape"]:
     low, high = jnp.asarray(low, jnp.int32), jnp.asarray(high, jnp.int32)
     span = jnp.maximum(high - low, 1).astype(jnp.uint32)
     word = jnp.square(WIDEST % span) % span  # 2³² mod span
@@ -38,6 +44,7 @@ def integers(key: Array, shape: tuple[int, ...], low: Any, high: Any) -> Int[Arr
     return low + remainder((first * word % span, second)).astype(jnp.int32)
 
 
+@functools.partial(jax.jit, static_argnames="shape")
 def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "*shape"]:
     """Draw True with probability `chance`, a scalar.
 

@@ -85,7 +85,7 @@ def within(value: Any) -> list[Jaxpr]:
     if isinstance(value, Jaxpr):
         return [value]
     each = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [jaxpr for v in each for jaxpr in within(v)]
+    return [jaxpr for v in each if type(v) not in _PLAIN for jaxpr in within(v)]
 
 
 def inlined(eqn: Any, fn: Callable[..., Any]) -> list[Any]:

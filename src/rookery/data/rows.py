@@ -93,7 +93,7 @@ class View(NamedTuple):
 
     def take(self, index: Int[Array, " rows"]) -> Rows:
         """Return the client's samples at these indices."""
-        return jax.tree.map(lambda a: a.at[self.offset + index].get(mode="promise_in_bounds"), self.rows)
+        return _taken(self.rows, self.offset, index)
 
     def all(self) -> Batch | Chunks:
         """Return the client's whole data set."""
@@ -128,7 +128,14 @@ class View(NamedTuple):
         index = minibatch(key, step, self.size, length=size, replace=replace)
         if seen is None:
             return Batch(self.take(index), mask, places=index)
-        return Batch(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), seen), mask, True, index)
+        return Batch(_taken(seen, 0, index), mask, True, index)
+
+
+@jax.jit
+def _taken(rows: Rows, offset: Count, index: Int[Array, " k"]) -> Rows:
+    """The rows at offset + index, which must be among them."""
+    get = lambda a: a.at[offset + index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return jax.tree.map(get, rows)
 
 
 @partial(jax.jit, static_argnames=("length", "replace"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt
@@ -14,7 +15,7 @@ WORK = ("samples_upper", "samples_lower", "gradients", "products")  # what a cli
 COUNTED = ("exchanges", "bytes_up", "bytes_down", "missing", "samples_busiest", *WORK)
 
 # Wide numbers have a leading axis of length 2, for the low and the high 32-bit word: devices without 64-bit integers
-# count beyond 2³¹ with them.
+# count beyond 2³¹ with them. Their arithmetic is jitted so that JAX traces each function once, not once per use.
 
 Wide = UInt[Array, "2 ..."]
 
@@ -35,12 +36,14 @@ def wide_row(counts: Sequence[Any]) -> Wide:
     return wide(jnp.stack([jnp.asarray(count, jnp.int32) for count in counts]))
 
 
+@jax.jit
 def add(a: Wide, b: Wide) -> Wide:
     """a + b."""
     low = a[0] + b[0]
     return jnp.stack([low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)])
 
 
+@jax.jit
 def times(a: Wide, n: Any) -> Wide:
     """n·a, for an integer n of at least 0 and below 2³²."""
     n = jnp.asarray(n).astype(jnp.uint32)
@@ -53,6 +56,7 @@ def times(a: Wide, n: Any) -> Wide:
     return jnp.stack([first[0], first[1] + a1 * n1 + a[1] * n])
 
 
+@jax.jit
 def total(a: UInt[Array, "rows 2 k"]) -> UInt[Array, "2 k"]:
     """The sum over the rows of wide numbers: byte by byte, so that no partial sum overflows below 2²⁴ rows."""
     shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
@@ -71,6 +75,7 @@ def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
     return jnp.stack([low, high], axis=-1)
 
 
+@jax.jit
 def worked(counts: UInt[Array, "maps rows 2 4"]) -> UInt[Array, "2 5"]:
     """The work of clients in several maps: the sums in the order of WORK, then the samples of each map's busiest
     client, added up."""
