@@ -61,6 +61,22 @@ def test_nothing_to_draw() -> None:
     assert drawn == []
 
 
+def test_what_the_carry_keeps_is_known_ahead() -> None:
+    """A key that every turn passes on, as the server's noise is; a key that changes stays in the loop."""
+
+    def turn(i: Any, carry: Any) -> Any:
+        x, kept, new = carry
+        picks = [jax.random.randint(jax.random.fold_in(key, i), (), 0, 9) for key in (kept, new)]
+        return (x + 10 * picks[0] + picks[1], kept, jax.random.fold_in(new, 1)), ()
+
+    carry = jnp.int64(1), KEY, jax.random.key(4)
+    there, _, inside = looped(turn, carry, None)
+    here, drawn, left = looped(turn, carry, 2**10)
+    assert here == there
+    assert drawn == [(6,)]
+    assert (inside.count("random_fold_in"), left.count("random_fold_in")) == (3, 2)
+
+
 def other_generator(i: Any, x: Any) -> Any:
     return x + jax.random.randint(jax.random.key(i, impl="rbg"), (), 0, 9), ()
 

@@ -134,8 +134,14 @@ def test_nothing_is_larger_than_the_bound(kind: Any, entries: list[float], bound
         assert norm(sent) >= 0.97 * bound
 
 
-def test_values_whose_squares_overflow_are_bounded() -> None:
-    assert norm(clipped(1.0, jnp.full(50, 3e38, jnp.float32))) <= 1 + 1e-6
+@pytest.mark.parametrize("bound", [1e-30, 1e-25, 1.0, 1e30])
+def test_values_whose_squares_overflow_or_vanish_are_bounded(bound: float) -> None:
+    """In units of the bound, squares are accurate; a norm above 10¹⁹ bounds counts as infinite."""
+    direction = jnp.asarray([0.6, 0.8], jnp.float32)
+    for times, expected in ((0.5, 0.5), (100.0, 1.0), (1e18, 1.0), (1e20, 0.0), (1e38, 0.0)):
+        sent = np.asarray(clipped(bound, direction * jnp.float32(times) * jnp.float32(bound)), np.float64)
+        kept = expected if times * bound < 1e38 else 0.0
+        np.testing.assert_allclose(sent / bound, [0.6 * kept, 0.8 * kept], rtol=1e-6)
 
 
 @pytest.mark.parametrize("value", [jnp.arange(3), jnp.array([True])], ids=["integers", "booleans"])

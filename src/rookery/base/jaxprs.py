@@ -176,11 +176,13 @@ class LoopBody:
     def ahead(self, limit: int = DRAWN_AHEAD) -> Callable[[Array], list[Array]]:
         """Return a function that draws for several turns; from now on each turn takes its row of the result.
 
-        It draws keys and random integers that do not depend on the carry, of at most `limit` bytes each, and calls a
-        jitted function only once for equal arguments. `_can_be_ahead` says which draws stay in the loop.
+        It draws keys and random integers that do not depend on what changes in the carry, of at most `limit` bytes
+        each, and calls a jitted function only once for equal arguments. `_can_be_ahead` says which draws stay in the
+        loop.
         """
         jaxpr, inputs = self.jaxpr, self._const_count + 1
-        known = {*jaxpr.invars[:inputs]}
+        carried = zip(jaxpr.invars[inputs:], jaxpr.outvars, strict=False)
+        known = {*jaxpr.invars[:inputs], *(before for before, after in carried if before is after)}
         calls: dict[Any, Any] = {}
         same: dict[Var, Var] = {}
         for eqn in jaxpr.eqns:
@@ -209,7 +211,8 @@ class LoopBody:
         self.jaxpr = part(rest, rest.eqns, [*jaxpr.invars, *drawn], rest.outvars)
 
         def row(i: Array) -> list[Array]:
-            return run(first, *(a for a, is_needed in zip([*self.consts, i], needed, strict=False) if is_needed))
+            given = [*self.consts, i, *jax.tree.leaves(self.carry)]
+            return run(first, *(a for a, is_needed in zip(given, needed, strict=True) if is_needed))
 
         return lambda turns: list(jax.vmap(row)(turns)) if drawn else []
 

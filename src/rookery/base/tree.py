@@ -46,23 +46,20 @@ def norm(a: Tree) -> Float[Array, ""]:
 
 
 def clipped(a: Tree, bound: Scalar) -> Tree:
-    """a·min(1, bound/‖a‖), or zero if an entry is not finite."""
+    """a·min(1, bound/‖a‖), or zero if (‖a‖/bound)² is not finite in the type of a, and in single precision or better."""
     leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(a) if leaf.size]
     if not leaves:
         return a
-    largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(leaf)) for leaf in leaves))
-    most = float(jnp.finfo(largest.dtype).max) / 8  # above it, 1/scale is flushed to zero
-    scale = jnp.where(largest > 0, jnp.clip(largest, 1 / most, most), 1)  # so that no square overflows
-    squares = (jnp.sum(jnp.square(jnp.abs(leaf) / scale.astype(leaf.real.dtype))) for leaf in leaves)
-    size = scale * jnp.sqrt(functools.reduce(jnp.add, squares))
-    finite = jnp.isfinite(size)
-    factor = jnp.where(size > bound, bound / jnp.where(size > bound, size, 1), 1)
+    # In units of the bound, entries whose squares are flushed to zero are too small to count.
+    squares = (jnp.sum(jnp.square(jnp.abs(leaf * jnp.asarray(1 / bound, leaf.real.dtype)))) for leaf in leaves)
+    square = functools.reduce(jnp.add, squares)
+    factor = 1 / jnp.sqrt(jnp.maximum(square, 1))
 
     def shrunk(leaf: Array) -> Array:
         by = factor
         if jnp.finfo(leaf.dtype).bits < 32:  # rounding a short number to nearest could exceed the bound
-            by = jnp.where(size > bound, factor * (1 - float(jnp.finfo(leaf.dtype).eps)), 1)
-        return jnp.where(finite, (leaf * by).astype(leaf.dtype), jnp.zeros((), leaf.dtype))
+            by = jnp.where(square > 1, factor * (1 - float(jnp.finfo(leaf.dtype).eps)), 1)
+        return jnp.where(jnp.isfinite(square), (leaf * by).astype(leaf.dtype), jnp.zeros((), leaf.dtype))
 
     return jax.tree.map(shrunk, a)
 

@@ -19,7 +19,7 @@ class Clip(Plain):
     bound: float
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """Return value·min(1, bound/‖value‖), or zero if an entry is not finite."""
+        """Return value·min(1, bound/‖value‖), or zero: see `tree.clipped`."""
         _numbers(exchange, value, "clip")
         return tree.clipped(value, self.bound), state
 
@@ -57,7 +57,7 @@ def clip(bound: float) -> Clip:
     """Scale what a client sends down to the norm `bound`, over all its numbers together.
 
     If a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry that
-    is not finite counts as zero. Integers cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`,
+    is not finite counts as zero; so does, in single precision, a norm above 10¹⁹ times the bound. Integers cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`,
     which has its own bound.
     """
     return Clip(_positive("clip", "bound", bound))
