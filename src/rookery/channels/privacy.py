@@ -57,8 +57,8 @@ def clip(bound: float) -> Clip:
     """Scale what a client sends down to the norm `bound`, over all its numbers together.
 
     If a reply is an iterate, its distance from the value that the server sent is bounded. An update with an entry that
-    is not finite counts as zero; so does, in single precision, a norm above 10¹⁹ times the bound. Integers cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`,
-    which has its own bound.
+    is not finite counts as zero; so does, in single precision, an update 10¹⁹ times as large as the bound. Integers
+    cannot be scaled: a method that sends them marks them as `rk.Bookkeeping`, which has its own bound.
     """
     return Clip(_positive("clip", "bound", bound))
 
