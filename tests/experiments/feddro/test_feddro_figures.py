@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -105,6 +106,14 @@ def test_every_tenth_image_of_a_client_is_held_out() -> None:
     sizes = [int(size) for size in whole.clients.upper_sizes]
     assert [int(size) for size in task.clients.upper_sizes] == [size - size // 10 for size in sizes]
     assert set(task.evaluate(*task.init)) == {"validation_accuracy", "validation_risk"}
+
+
+def test_the_spread_is_that_of_the_stored_weights() -> None:
+    settings = {"data": "digits", "clients": 4, "plain": True, "objective": "exp", "penalty": 5.0}
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, (4, 30))
+    task = images.image_task(0, **settings, spread=True)
+    found = task.evaluate(task.init, (), np.log(weights) + 200.0)["spread"]  # 200: the level, which exp overflows
+    assert float(found) == pytest.approx(weights.std() / weights.mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["feddro-fig1", "feddro-fig3", "feddro-k32"])

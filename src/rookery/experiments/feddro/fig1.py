@@ -14,7 +14,7 @@ from rookery.experiments.feddro import images as shared
 from rookery.experiments.feddro.images import ACCURACIES, IMAGES, Tuned
 from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
 from rookery.experiments.machinery.claims import lead, together
-from rookery.experiments.machinery.curves import ends, select
+from rookery.experiments.machinery.curves import ends, last, select
 from rookery.experiments.machinery.drawing import below, by_method, draw
 from rookery.experiments.machinery.numbers import Figures, listed, mean, two_errors
 
@@ -154,10 +154,15 @@ k32_claim(HIGHER, **AGAINST_ALL, metrics=("train_accuracy",))(_compared)
 
 
 def headlines(results: pd.DataFrame) -> list[Headline]:
-    """Training accuracies with (4); the paper's figure has no numbers."""
-    own = select(results, data=with_four(5.0))
-    methods = (*IMAGES[:2], "PDSGD") if len(own) else ()
-    return [Headline(f"{m}, training, (4), λ = 5", "", ends(own, "train_accuracy", method=m)) for m in methods]
+    """Training accuracies with (4), and how unequal PDSGD's weights end; the paper's figure has no numbers."""
+    lines = []
+    for penalty in FOUR:
+        own = select(results, data=with_four(penalty))
+        if len(own):
+            shown = {f"{m}, training": ends(own, "train_accuracy", method=m) for m in (*IMAGES[:2], "PDSGD")}
+            shown["PDSGD, spread of its weights"] = last(own, "spread", method="PDSGD")
+            lines += [Headline(f"{words}, (4), λ = {penalty:g}", "", ours) for words, ours in shown.items()]
+    return lines
 
 
 fig1 = Experiment(

@@ -80,9 +80,12 @@ CHOSEN = {
 }  # fmt: skip
 
 
-def image_task(seed: int, data: str, plain: bool, held_out: bool = False, data_dir: Any = None, **others: Any) -> Task:
+def image_task(
+    seed: int, data: str, plain: bool, held_out: bool = False, spread: bool = False, data_dir: Any = None, **others: Any
+) -> Task:
     """Imbalanced images; `plain`: the mean loss, for methods that weight the samples themselves.
 
+    `spread` adds the standard deviation of PDSGD's sample weights over their mean; the clients store their logarithms.
     With `held_out` every tenth image of each client is left out of training, and the metrics are those of these images.
     """
     task = dro_imbalanced(seed=seed, data=data, equal=True, data_dir=data_dir, **others)
@@ -100,6 +103,10 @@ def image_task(seed: int, data: str, plain: bool, held_out: bool = False, data_d
         left = [{name: np.delete(own[name], np.s_[9::10], axis=0) for name in rows} for own in each]
         clients = Clients(upper=left, weights="size")
         task, single = (replace(t, clients=clients, evaluate=measure) for t in (task, single))
+    if spread:
+        ratio = lambda r: jnp.std(r) / jnp.mean(r)
+        weighed = lambda x, y, stored: single.evaluate(x, y) | {"spread": ratio(jnp.exp(stored - jnp.max(stored)))}
+        return replace(single, evaluate=weighed)
     return single if plain else task
 
 
@@ -131,6 +138,7 @@ def images(
     settings: dict[str, Any] = {"data": "digits" if quick else data, "clients": clients, "held_out": held_out}
     settings |= {"objective": "exp" if four else "kl", "penalty": penalty, "cap": None if four else CAP}
     settings["plain"] = method in ("FastDRO", "PDSGD")
+    settings |= {"spread": True} if method == "PDSGD" else {}
     step = Drop(tuned.step, rounds) if falls else tuned.step
     return Config(
         name=f"{method}, {words}, I = {local}, K = {clients}",
