@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("listing", "List algorithms, tasks, experiments and data sets; or the settings of one."),
     "new": ("new", "Write a file to start your own problem or algorithm from."),
     "check": ("check", "Check a problem before a run: curvature, derivatives, steps to try."),
+    "join": ("join", "Check before you join: what a federation would be worth for each hospital of a table."),
     "explain": ("explain", "Show every exchange of a round, without running it."),
     "contract": ("contract", "Check your own method: engines, counts, checkpoints, clipping, precision."),
     "run": ("run", "Run one or several algorithms, tasks and seeds."),

@@ -37,12 +37,13 @@ from rookery.run.session import Stepped, session
 from rookery.run.solve import solve
 from rookery.run.tune import Tuning, tune
 from rookery.run.weights import load_weights, save_weights
+from rookery.run.worth import Worth, worth
 
 __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "Federation", "HostError", "MemoryLimitError", "Minimax",
     "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share", "Simulation",
-    "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "chain", "check", "clip", "explain",
+    "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check", "clip", "explain",
     "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve", "tree", "tune",
-    "with_server_optimizer", *_algorithms,
+    "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

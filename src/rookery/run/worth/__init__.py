@@ -1,0 +1,125 @@
+"""`worth`: what joining a federation is worth for each hospital, before any model is shipped."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rookery.base.arguments import check_seed, is_integer, nearest
+from rookery.run.progress import progress_bar
+from rookery.run.worth import judging, methods
+from rookery.run.worth.designs import site
+from rookery.run.worth.hospitals import TEST, VALIDATION, Federation, federation, split
+from rookery.run.worth.judging import METRICS
+from rookery.run.worth.result import Worth
+
+__all__ = ["Worth", "worth"]
+
+
+def worth(
+    table: Any,
+    by: Any = None,
+    label: Any = None,
+    *,
+    positive: Any = None,
+    metric: str = "accuracy",
+    splits: int = 20,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Worth:
+    """Compare what each hospital gets alone with what it gets from a federation, on repeated splits of a table.
+
+    All models are logistic regressions. In every split, a third of a hospital's rows are for tests. Of its training
+    rows, 30 % choose penalties and other settings; the chosen model is then trained on all training rows. Missing
+    values are filled with medians, and columns standardised, by the hospital's own training rows.
+
+    Arguments:
+        table: a pandas DataFrame, a path to a CSV or Parquet file, {name: array}, or clients from
+            `Clients.from_frame(label=...)`, whose rows at all levels are split anew.
+        by: the column with the hospital's name. Leave it out for clients.
+        label: the column with the class to predict. Leave it out for clients.
+        positive: its value that counts as positive. None: the last of two values. If there are more than two values,
+            it is told from all others.
+        metric: "accuracy", "balanced_accuracy", "auc" or "brier": what gains and the advice refer to. All four are in
+            the result.
+        splits: how many times the rows are split.
+        drop: columns to leave out. Columns that look like an ID, dates, and columns with one value are left out, too,
+            with a note.
+        categories: columns of numbers that stand for categories. Columns of words always do.
+        seed: the source of the splits.
+        progress: show a bar; None: if standard error is a terminal.
+
+    Example:
+        >>> import numpy as np, rookery as rk
+        >>> rng = np.random.default_rng(0)
+        >>> rows = {"age": rng.normal(60, 9, 90), "hospital": ["north"] * 40 + ["south"] * 50}
+        >>> rows["ill"] = rng.random(90) < 1 / (1 + np.exp(60 - rows["age"]))
+        >>> result = rk.worth(rows, by="hospital", label="ill", splits=3)
+        >>> result.headline
+        'By accuracy, nothing can be told apart: no method demonstrably helps or harms any hospital.'
+    """
+    if metric not in METRICS:
+        near = nearest(metric, METRICS)
+        fix = f" Did you mean {near!r}?" if near else ""
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}.{fix}")
+    if not is_integer(splits) or splits < 2:
+        raise ValueError(f"splits must be an integer of at least 2; got {splits!r}.")
+    check_seed(seed)
+    data = federation(table, by, label, positive, drop, categories)
+    study = methods.Study(tuple(site(data, each, split(each, int(splits), seed)) for each in data.hospitals))
+    shown = sys.stderr.isatty() if progress is None else progress
+    with progress_bar(shown and "Comparing methods", None) as update:
+        begun: list[str] = []
+
+        def tell(name: str) -> None:
+            update(len(begun), methods.STEPS, name)
+            begun.append(name)
+
+        fitted, weights = methods.fit_all(study, tell)
+        update(methods.STEPS, methods.STEPS, "")
+    return _result(data, study, fitted, weights, metric, int(splits), seed)
+
+
+def _result(
+    data: Federation, study: methods.Study, fitted: dict[str, Any], weights: np.ndarray, metric: str, splits: int,
+    seed: int,
+) -> Worth:  # fmt: skip
+    import pandas as pd
+
+    names = [each.name for each in data.hospitals]
+    measured = judging.scores(study.sites, fitted)
+    table = judging.judged(measured, study.sites, metric)
+    count = len(names) * len(methods.FEDERATED)
+    other = judging.disagreement(table, metric)
+    notes = (
+        *([other] if other else []),
+        *data.notes,
+        f"{splits} splits, stratified by the label: {TEST:.0%} of a hospital's rows for tests, and {VALIDATION:.0%} of "
+        "the others to choose settings. Test rows serve for nothing else.",
+        "Medians, means and deviations come from the hospital's own training rows of the split. The names of columns "
+        "and the values of categories are shared.",
+        f"Intervals are corrected for the overlap of the splits. Each is for one comparison: of {count} comparisons "
+        f"without any difference, about {count / 40:.2g} would show a gain by chance.",
+    )
+    settings = {
+        "label": data.label,
+        "positive": data.positive,
+        "metric": metric,
+        "splits": splits,
+        "seed": seed,
+        "features": list(data.columns),
+        "rows": {each.name: len(each.positive) for each in data.hospitals},
+    }
+    return Worth(
+        judging.headline(table, metric),
+        {each.name: judging.advise(table, each, metric) for each in study.sites},
+        table,
+        measured,
+        pd.DataFrame(weights, index=names, columns=names),
+        metric,
+        notes,
+        settings,
+    )

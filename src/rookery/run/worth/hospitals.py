@@ -1,0 +1,256 @@
+"""Each hospital's rows as numbers: categories, missing values, columns left out, and the repeated splits."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from rookery.base.arguments import nearest
+from rookery.data.clients import Clients
+from rookery.data.columns import Owners, count_rows, owners
+from rookery.data.tables import listed, plain, read_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEST, VALIDATION = 0.34, 0.3  # shares of a hospital's rows, and of its training rows
+_LEAST = 12  # rows of a hospital
+_ID_ROWS, _ID_SHARE = 50, 0.95  # whole numbers look like an ID from this many rows and this share of distinct ones on
+_MOST_VALUES = 50  # of a column of words
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A hospital's rows: numbers with NaN where a value is missing, and whether each row is positive."""
+
+    name: str
+    values: Float[np.ndarray, "n columns"]
+    positive: Bool[np.ndarray, " n"]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All hospitals' rows with the same columns.
+
+    Attributes:
+        hospitals: those of the table, in sorted order of their names.
+        columns: what the columns of `values` are, such as "age" or "ward=surgery".
+        gaps: the positions of columns with a missing value somewhere.
+        label, positive: the column to predict, and its value that counts as positive.
+        notes: what was left out or changed on the way.
+    """
+
+    hospitals: tuple[Hospital, ...]
+    columns: tuple[str, ...]
+    gaps: tuple[int, ...]
+    label: str
+    positive: Any
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A hospital's repeated splits: for each, which rows are for training, and which of these fit the candidates."""
+
+    train: Bool[np.ndarray, "splits n"]
+    fit: Bool[np.ndarray, "splits n"]
+
+    @property
+    def validation(self) -> Bool[np.ndarray, "splits n"]:
+        """The training rows on which penalties and other settings are chosen."""
+        return self.train & ~self.fit
+
+
+def federation(
+    table: Any, by: Any, label: Any, positive: Any, drop: Sequence[str], categories: Sequence[str]
+) -> Federation:
+    """Read a table, or clients that were made with `Clients.from_frame(label=...)`."""
+    if isinstance(table, Clients):
+        if by is not None or label is not None or drop or categories:
+            raise ValueError(
+                "by, label, drop and categories must be left out for rk.Clients, whose columns are settled. Give them "
+                "to Clients.from_frame, or give the table."
+            )
+        made = _of_clients(table, positive)
+    else:
+        made = _of_table(table, plain(by), plain(label), positive, drop, categories)
+    if len(made.hospitals) < 2:
+        raise ValueError(
+            f"the table must have at least two hospitals; got one, {made.hospitals[0].name!r}. Give another column "
+            "for by, or a table of several hospitals."
+        )
+    small = [hospital for hospital in made.hospitals if len(hospital.positive) < _LEAST]
+    if small:
+        names = listed(f"{h.name!r} has {count_rows(len(h.positive))}" for h in small)
+        raise ValueError(f"a hospital must have at least {_LEAST} rows to be split; {names}. Leave these rows out.")
+    if all(h.positive.all() or not h.positive.any() for h in made.hospitals):
+        raise ValueError(
+            f"at least one hospital must have both classes of {made.label!r}; got hospitals with one class each. A "
+            "model learns nothing from them but which hospital a row comes from."
+        )
+    return made
+
+
+def split(hospital: Hospital, count: int, seed: int) -> Splits:
+    """Draw splits stratified by the label: of each class, a third for tests, and a share of the rest for validation."""
+    rng = np.random.default_rng([seed, zlib.crc32(hospital.name.encode())])
+    train = np.ones((count, len(hospital.positive)), bool)
+    fit = train.copy()
+    for i in range(count):
+        for of_class in (hospital.positive, ~hospital.positive):
+            rows = rng.permutation(np.flatnonzero(of_class))
+            tests = round(TEST * len(rows))
+            validation = round(VALIDATION * (len(rows) - tests))
+            train[i, rows[:tests]] = False
+            fit[i, rows[: tests + validation]] = False
+    return Splits(train, fit)
+
+
+# Clients.
+
+
+def _of_clients(clients: Clients, positive: Any) -> Federation:
+    hospitals, numbers = [], []
+    for i, name in enumerate(clients.names):
+        parts = [clients.client_data(i).get(level) for level in ("lower", "upper", "test")]
+        rows = [part[0] for part in parts if part is not None]
+        if any(not isinstance(part, dict) or not {"features", "label"} <= {*part} for part in rows):
+            raise ValueError(
+                "the clients' samples must have features and a label. Make them with rk.Clients.from_frame(table, by=…,"
+                " label=…), or give the table."
+            )
+        values = np.concatenate([np.asarray(part["features"], float) for part in rows])
+        numbers.append(np.concatenate([np.asarray(part["label"]) for part in rows]))
+        hospitals.append(Hospital(str(name), values.reshape(len(values), -1), np.zeros(len(values), bool)))
+    schema = clients.schema
+    classes = schema.classes if schema else tuple(np.unique(np.concatenate(numbers)).tolist())
+    codes = range(len(classes)) if schema else classes
+    label = str(schema.label) if schema else "label"
+    chosen = _positive(list(classes), label, positive)
+    code = codes[classes.index(chosen)]
+    made = tuple(Hospital(h.name, h.values, own == code) for h, own in zip(hospitals, numbers, strict=True))
+    width = made[0].values.shape[1]
+    columns = schema.features if schema else tuple(f"feature {j}" for j in range(width))
+    return Federation(made, columns, (), label, chosen, ())
+
+
+# Tables.
+
+
+def _of_table(
+    table: Any, by: Any, label: Any, positive: Any, drop: Sequence[str], categories: Sequence[str]
+) -> Federation:
+    for what, name in (("by", by), ("label", label)):
+        if name is None:
+            raise ValueError(f"{what} must be the name of a column; got None. Give {what}=….")
+    for what, some in (("drop", drop), ("categories", categories)):
+        if isinstance(some, str):
+            raise TypeError(f"{what} must be a list of columns; got {some!r}. Give {what}=[{some!r}].")
+    columns = read_columns(table, by, [label])
+    asked = [("by", by), ("label", label)]
+    asked += [(what, name) for what, some in (("drop", drop), ("categories", categories)) for name in some]
+    for what, name in asked:
+        if name not in columns:
+            near = nearest(name, map(str, columns))
+            fix = f"Did you mean {near!r}?" if near else f"The columns are {listed(columns)}."
+            raise ValueError(f"{what} must be a column of the table; got {name!r}. {fix}")
+    if by == label:
+        raise ValueError(f"label must be another column than by; got {label!r} for both.")
+
+    notes = []
+    of = owners(columns[by], by)
+    known = ~columns[label].isna().to_numpy()
+    if not known.all():
+        notes.append(f"{count_rows(int((~known).sum()))} without {label!r} left out.")
+        columns = {name: column[known].reset_index(drop=True) for name, column in columns.items()}
+        of = owners(columns[by], by)
+    classes = [plain(value) for value in sorted(columns[label].unique(), key=lambda value: (str(type(value)), value))]
+    chosen = _positive(classes, label, positive)
+    is_positive = (columns[label] == chosen).to_numpy(bool)
+
+    names: list[str] = []
+    blocks: list[np.ndarray] = []
+    left_out: list[str] = []
+    for name, column in columns.items():
+        if name in (by, label, *drop):
+            continue
+        found = _block(column, name, name in categories, of)
+        if isinstance(found, str):
+            left_out.append(f"{name!r} ({found})")
+        else:
+            names += found
+            blocks += found.values()
+    if left_out:
+        notes.append(f"Columns left out: {', '.join(left_out)}.")
+    if not blocks:
+        raise ValueError("the table must have at least one column to learn from; none is left. Give fewer to drop.")
+    values = np.stack(blocks, axis=1)
+    gaps = tuple(np.flatnonzero(np.isnan(values).any(axis=0)).tolist())
+    if gaps:
+        shown = listed(repr(names[j]) for j in gaps)
+        notes.append(
+            f"Missing values in {shown}: filled with the median of the hospital's own training rows, and marked by a "
+            "further column each."
+        )
+    hospitals = tuple(
+        Hospital(name, values[rows], is_positive[rows]) for name, rows in zip(of.names, of.rows(), strict=True)
+    )
+    return Federation(hospitals, tuple(names), gaps, str(label), chosen, tuple(notes))
+
+
+def _positive(classes: list[Any], label: str, wanted: Any) -> Any:
+    """Return the class that counts as positive: the given one or, of two, the last."""
+    if len(classes) < 2:
+        raise ValueError(f"label must have two classes; column {label!r} has only {classes[0]!r}.")
+    if wanted is not None:
+        found = next((value for value in classes if value == wanted or str(value) == str(wanted)), None)
+        if found is None:
+            near = nearest(wanted, map(str, classes))
+            fix = f"Did you mean {near!r}?" if near else f"Its values are {listed(classes)}."
+            raise ValueError(f"positive must be a value of column {label!r}; got {wanted!r}. {fix}")
+        return found
+    if len(classes) > 2:
+        raise ValueError(
+            f"label must have two classes, or positive must name one of them to tell from the rest; column {label!r} "
+            f"has {len(classes)}: {listed(classes)}. Give positive=…."
+        )
+    return classes[-1]
+
+
+def _block(column: "pd.Series", name: Any, category: bool, of: Owners) -> dict[str, np.ndarray] | str:
+    """Return a column as named columns of numbers, or why it is left out."""
+    from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
+
+    present = column.dropna().infer_objects()
+    if not len(present):
+        return "no values"
+    if isinstance(present.iloc[0], list | tuple | np.ndarray):
+        return "vectors"
+    if is_datetime64_any_dtype(present):
+        return "dates"
+    number = is_numeric_dtype(present) or is_bool_dtype(present)
+    values = present.to_numpy(float) if number else present.astype(str).to_numpy()
+    distinct = len(np.unique(values))
+    if distinct == 1 and len(present) == len(column):
+        return "one value"
+    if distinct == len(present) >= _LEAST and not number:
+        return "looks like an ID: no two rows share a value"
+    if number and not category:
+        if len(present) >= _ID_ROWS and distinct >= _ID_SHARE * len(present) and not (values % 1).any():
+            return "looks like an ID: whole numbers that differ in nearly every row"
+        numbers = column.astype(float).to_numpy(float)
+        of.refuse(np.isinf(numbers), name, "is infinite in", "clean these rows, or drop them")
+        return {str(name): numbers}
+    if distinct > _MOST_VALUES:
+        return f"{distinct} different words"
+    words = column.map(plain, na_action="ignore")
+    levels = sorted(words.dropna().unique(), key=str)
+    made = {f"{name}={_word(level)}": (words == level).to_numpy(float) for level in levels[1:]}  # the first is the rest
+    return made | ({f"{name} missing": words.isna().to_numpy(float)} if words.isna().any() else {})
+
+
+def _word(level: Any) -> str:
+    return f"{level:g}" if isinstance(level, float) else str(level)

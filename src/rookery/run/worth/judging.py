@@ -1,0 +1,243 @@
+"""Scores of the methods on the test rows, intervals of their differences, and what they mean for each hospital."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import expit
+from scipy.stats import rankdata, t
+
+from rookery.run.worth.designs import Site
+from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, Models
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEVEL = 0.95
+GAINS, LOSES, UNCLEAR, UNDEFINED = "gains", "loses", "cannot tell", "undefined"
+Chances = Float[np.ndarray, " n"]
+Truth = Bool[np.ndarray, " n"]
+
+
+def accuracy(chances: Chances, positive: Truth) -> float:
+    """Return the share of rows whose more probable class is the true one."""
+    return float(np.mean((chances > 0.5) == positive))
+
+
+def balanced_accuracy(chances: Chances, positive: Truth) -> float:
+    """Return the mean of both classes' accuracies; NaN if a class has no rows."""
+    if positive.all() or not positive.any():
+        return np.nan
+    said = chances > 0.5
+    return float((np.mean(said[positive]) + np.mean(~said[~positive])) / 2)
+
+
+def auc(chances: Chances, positive: Truth) -> float:
+    """Return the chance that a positive row ranks above a negative one, ties counting half; NaN if a class is missing.
+
+    >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
+    0.875
+    """
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return np.nan
+    return float((rankdata(chances)[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def brier(chances: Chances, positive: Truth) -> float:
+    """Return the mean squared error of the probabilities, which only the true probabilities minimise on average."""
+    return float(np.mean((chances - positive) ** 2))
+
+
+METRICS: dict[str, Callable[[Chances, Truth], float]] = {
+    "accuracy": accuracy,
+    "balanced_accuracy": balanced_accuracy,
+    "auc": auc,
+    "brier": brier,
+}
+
+
+def scores(sites: Sequence[Site], fitted: dict[str, Models]) -> "pd.DataFrame":
+    """Return a row for each split, hospital and method, with every metric on the split's test rows."""
+    import pandas as pd
+
+    rows = []
+    for k, site in enumerate(sites):
+        for i, train in enumerate(site.splits.train):
+            features, truth = site.features(len(site.splits.train) + i, ~train), site.positive[~train]
+            chances = {name: expit(features @ models[k, i]) for name, models in fitted.items()}
+            chances[FLOOR] = np.full(len(truth), site.positive[train].mean())
+            for name in METHODS:
+                measured = {metric: measure(chances[name], truth) for metric, measure in METRICS.items()}
+                rows.append({"hospital": site.name, "method": name, "split": i, **measured})
+    return pd.DataFrame(rows)
+
+
+def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float]:
+    """Return the mean difference over repeated splits, and the ends of its interval.
+
+    The R splits share rows, so their differences are not independent. Their variance is multiplied by 1/R + test
+    rows/training rows, and Student's t has R − 1 degrees of freedom (Nadeau and Bengio, Inference for the
+    Generalization Error, 2003).
+
+    >>> [round(end, 3) for end in interval(np.array([0.0, 0.1, 0.2]), 0.5)]
+    [0.1, -0.293, 0.493]
+    """
+    known = differences[~np.isnan(differences)]
+    if len(known) < 2:
+        return (float(known.mean()) if len(known) else np.nan), np.nan, np.nan
+    mean = float(known.mean())
+    half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1) * np.sqrt(known.var(ddof=1) * (1 / len(known) + ratio)))
+    return mean, mean - half, mean + half
+
+
+def judged(measured: "pd.DataFrame", sites: Sequence[Site], metric: str) -> "pd.DataFrame":
+    """Return the means of all metrics, each method's gain over a hospital's own model, and verdicts by every metric."""
+    import pandas as pd
+
+    rows = []
+    for site in sites:
+        own = measured[measured["hospital"] == site.name]
+        train = site.splits.train[0]
+        ratio = float((~train).sum() / train.sum())
+        by_method: dict[str, dict[str, Any]] = {name: {"hospital": site.name, "method": name} for name in METHODS}
+        verdicts: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
+        for each in METRICS:
+            by_split = own.pivot(index="split", columns="method", values=each)
+            for name, row in by_method.items():
+                row[each] = float(by_split[name].mean())
+                if name == ALONE:
+                    verdicts[name] |= {"verdict": "", f"{each}_verdict": ""}
+                    continue
+                better = (by_split[name] - by_split[ALONE]) * (-1 if each == "brier" else 1)
+                mean, low, high = interval(better.to_numpy(float), ratio)
+                verdict = _verdict(low, high, one_class(site))
+                verdicts[name][f"{each}_verdict"] = verdict
+                if each == metric:
+                    verdicts[name] |= {"gain": mean, "low": low, "high": high, "verdict": verdict}
+        rows += [row | verdicts[name] for name, row in by_method.items()]
+    first = ["hospital", "method", *METRICS, "gain", "low", "high", "verdict"]
+    return pd.DataFrame(rows, columns=[*first, *(f"{each}_verdict" for each in METRICS)])
+
+
+def _verdict(low: float, high: float, unbeatable: bool) -> str:
+    """Return what an interval says; always saying the commoner class cannot be beaten where there is no other."""
+    if np.isnan(low):
+        return UNDEFINED
+    return GAINS if low > 0 and not unbeatable else LOSES if high < 0 else UNCLEAR
+
+
+def rarer(site: Site) -> int:
+    """Return how many rows of the less frequent class a hospital has."""
+    return int(min(site.positive.sum(), (~site.positive).sum()))
+
+
+def one_class(site: Site) -> bool:
+    """Return whether the hospital's test rows have one class in every split."""
+    tests = site.splits.train.shape[1] - site.splits.train.sum(axis=1)
+    found = (site.positive & ~site.splits.train).sum(axis=1)
+    return bool(np.all((found == 0) | (found == tests)))
+
+
+def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
+    """Return one sentence on what joining is worth for a hospital."""
+    own: Any = table[table["hospital"] == site.name].set_index("method")
+    federated = own.loc[list(FEDERATED)]
+    gaining, losing = (federated[federated["verdict"] == verdict] for verdict in (GAINS, LOSES))
+    count = len(site.positive)
+    parts = []
+    if one_class(site):
+        few = rarer(site)
+        what = f"all its {count} rows are" if few == 0 else f"all but {few} of its {count} rows are"
+        parts.append(
+            f"cannot be judged beyond always saying the commoner class, because {what} of that class and its test rows "
+            "hold no other"
+        )
+    elif len(gaining):
+        best = gaining["gain"].idxmax()
+        others = [name for name in gaining.index if name != best]
+        also = f" ({_listed(others)} also gain{'' if len(others) > 1 else 's'})" if others else ""
+        parts.append(f"gains {_amount(own.loc[best], metric)} with {best}{also}")
+        if not _better(own.loc[best, metric], own.loc[FLOOR, metric], metric):
+            parts.append("that is no more than always saying the commoner class")
+    elif (federated["verdict"] == UNCLEAR).all():
+        parts.append("shows no demonstrable gain: no method can be told apart from its own model")
+    else:
+        parts.append("shows no demonstrable gain over its own model")
+    if len(losing):
+        worst = losing["gain"].idxmin()
+        others = [name for name in losing.index if name != worst]
+        also = f" ({_listed(others)} also lose{'' if len(others) > 1 else 's'})" if others else ""
+        parts.append(f"{worst} costs it {_amount(own.loc[worst], metric)}{also}")
+        mild = federated[(federated["verdict"] != LOSES) & (federated["gain"] > own.loc[worst, "gain"] / 2)]
+        if len(mild):
+            parts.append(f"{_listed(list(mild.index))} avoid{'' if len(mild) > 1 else 's'} most of that loss")
+    floor = own.loc[FLOOR]
+    if not one_class(site) and floor["verdict"] != LOSES and not np.isnan(floor["low"]):
+        parts.append("its own model does not demonstrably beat always saying the commoner class")
+    return f"{site.name} {'; '.join(parts)}."
+
+
+def headline(table: "pd.DataFrame", metric: str) -> str:
+    """Return what the comparison found, in one sentence."""
+    names = list(dict.fromkeys(table["hospital"]))
+    gaining, losing = ([*_methods(table, "verdict", verdict)] for verdict in (GAINS, LOSES))
+    harmed = f"at least one method demonstrably harms {_listed(losing)}" if losing else ""
+    by = f"By {metric.replace('_', ' ')}, "
+    if gaining:
+        found = f"{len(gaining)} of {len(names)} hospitals demonstrably gain: {_listed(gaining)}"
+        return by + found + (f"; {harmed}." if harmed else ".")
+    if losing:
+        return f"{by}nobody demonstrably gains from this federation, and {harmed}."
+    return f"{by}nothing can be told apart: no method demonstrably helps or harms any hospital."
+
+
+def disagreement(table: "pd.DataFrame", metric: str) -> str:
+    """Return which hospitals gain by another metric but not by this one; empty if there are none."""
+    found = []
+    for each in METRICS:
+        gaining = _methods(table, f"{each}_verdict", GAINS)
+        new = {name: by for name, by in gaining.items() if name not in _methods(table, "verdict", GAINS)}
+        if each != metric and new:
+            found += [f"{name} gains in {each.replace('_', ' ')} with {_listed(by)}" for name, by in new.items()]
+    return f"Other metrics judge otherwise: {'; '.join(found)}." if found else ""
+
+
+def _methods(table: "pd.DataFrame", column: str, verdict: str) -> dict[str, list[str]]:
+    """Return the hospitals with this verdict on some method of a federation, and these methods."""
+    rows = table[table["method"].isin(FEDERATED) & (table[column] == verdict)]
+    return {str(name): own["method"].tolist() for name, own in rows.groupby("hospital", sort=False)}
+
+
+def number(value: float, sign: str = "") -> str:
+    """Return a number without its leading zero, as tables of rates are printed.
+
+    >>> number(0.656), number(-0.1216, "+"), number(1.0), number(float("nan"))
+    ('.656', '-.122', '1.000', '–')
+    """
+    if np.isnan(value):
+        return "–"
+    text = f"{value:{sign}.3f}"
+    return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
+
+
+def _better(value: float, other: float, metric: str) -> bool:
+    return value < other if metric == "brier" else value > other
+
+
+def _shown(value: float, metric: str) -> str:
+    """Return a difference as people read it: in points of a percent, or as a number for the Brier score."""
+    return f"{value:.3f}" if metric == "brier" else f"{100 * value:.0f}"
+
+
+def _amount(row: Any, metric: str) -> str:
+    low, high = sorted((abs(row["low"]), abs(row["high"])))
+    unit = "of Brier score" if metric == "brier" else f"points of {metric.replace('_', ' ')}"
+    return f"{_shown(abs(row['gain']), metric)} {unit} ({_shown(low, metric)} to {_shown(high, metric)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

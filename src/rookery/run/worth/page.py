@@ -1,0 +1,107 @@
+"""The page of a comparison: HTML with the picture inside, which opens offline."""
+
+from base64 import b64encode
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from rookery.run.worth.judging import LEVEL, METRICS, number
+from rookery.run.worth.methods import ABOUT, METHODS
+
+if TYPE_CHECKING:
+    from rookery.run.worth.result import Worth
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { max-width: 1080px; margin: 0 auto; padding: 22px 20px 40px; color: #1c2530; background: #fff;
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+h1 { font-size: 24px; line-height: 1.25; margin: 0 0 4px; }
+h2 { font-size: 18px; margin: 30px 0 8px; }
+.soft { color: #5b6673; font-size: 13.5px; }
+.finding { border-left: 5px solid #0072b2; padding: 6px 14px; margin: 16px 0; font-weight: 600; background: #f5f7f9; }
+img { max-width: 100%; height: auto; }
+.scroll { overflow-x: auto; border: 1px solid #dde2e8; border-radius: 8px; }
+table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; min-width: 100%; }
+th, td { padding: 5px 10px; text-align: right; white-space: nowrap; border-top: 1px solid #dde2e8; }
+th:first-child { text-align: left; font-weight: 500; }
+thead th { border-top: 0; background: #f5f7f9; font-weight: 600; }
+td.gains { color: #00684c; font-weight: 600; }
+td.loses { color: #a34700; font-weight: 600; }
+"""
+
+
+def page(result: "Worth", picture: bytes) -> str:
+    """Return the page of a result, with its picture as a PNG."""
+    records = [{**row, "name": f"{row['hospital']}, {row['method']}"} for row in result.table.to_dict("records")]
+    verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
+    about = result.settings
+    rows = ", ".join(f"{name} {count}" for name, count in about["rows"].items())
+    words = result.metric.replace("_", " ")
+    title = f"Would they gain from joining? {about['label']} in {len(result.hospitals)} hospitals"
+    gains = _table(
+        [words, *result.hospitals],
+        [
+            [method, *((result.cell(name, method), verdicts[name, method]) for name in result.hospitals)]
+            for method in METHODS
+        ],
+    )
+    each = _table(
+        ["", *(metric.replace("_", " ") for metric in METRICS)],
+        [[row["name"], *((number(row[m]), row[f"{m}_verdict"]) for m in METRICS)] for row in records],
+    )
+    weights = _table(
+        ["learns from", *map(str, result.weights.columns)],
+        [[str(name), *((f"{value:.2f}", "") for value in row)] for name, row in result.weights.iterrows()],
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<p class="soft">Rows: {escape(rows)}. Positive: {escape(str(about["positive"]))}. {about["splits"]} repeated splits.</p>
+<p class="finding">{escape(result.headline)}</p>
+<ul>
+{_items(list(result.advice.values()))}
+</ul>
+<p><img alt="{escape(result.headline)}" src="data:image/png;base64,{b64encode(picture).decode()}"></p>
+<h2>What each method is worth</h2>
+<p class="soft">Mean over the splits; in brackets the gain over the hospital's own model, ± half of its {LEVEL:.0%}
+interval. A star marks an interval that excludes zero.</p>
+{gains}
+<h2>All metrics</h2>
+<p class="soft">Higher is better, except for the Brier score, which also measures calibration. A dash: the test rows
+have one class. Coloured: the interval of the difference from the hospital's own model excludes zero.</p>
+{each}
+<h2>Whom they learn from</h2>
+<p class="soft">Mean learnt weights: each row is a hospital, and sums to one.</p>
+{weights}
+<h2>How this was computed</h2>
+<ul>
+{_items(result.notes)}
+{_items([f"{method}: {text}" for method, text in ABOUT.items()])}
+</ul>
+</body>
+</html>
+"""
+
+
+def _items(texts: list[str] | tuple[str, ...]) -> str:
+    return "\n".join(f"<li>{escape(text)}</li>" for text in texts)
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    """Return a table; the first cell of a row is its heading, the others are (text, class)."""
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "\n".join(
+        f"<tr><th>{escape(first)}</th>"
+        + "".join(f'<td class="{kind}">{escape(text)}</td>' for text, kind in cells)
+        + "</tr>"
+        for first, *cells in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
