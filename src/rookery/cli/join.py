@@ -70,6 +70,7 @@ def join(
     data = {
         "headline": result.headline,
         "advice": result.advice,
+        "other_metrics": result.other_metrics,
         "metric": result.metric,
         "table": result.table.to_dict("records"),
         "weights": result.weights.to_dict("index"),

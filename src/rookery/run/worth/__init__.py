@@ -53,16 +53,13 @@ def worth(
         progress: show a bar; None: if standard error is a terminal.
 
     Example:
-        >>> import numpy as np, rookery as rk
-        >>> rng = np.random.default_rng(0)
-        >>> rows = {"age": rng.normal(60, 9, 90), "hospital": ["north"] * 40 + ["south"] * 50}
-        >>> rows["ill"] = rng.random(90) < 1 / (1 + np.exp(60 - rows["age"]))
-        >>> result = rk.worth(rows, by="hospital", label="ill", splits=3)
-        >>> result.headline
-        'By accuracy, nothing can be told apart: no method demonstrably helps or harms any hospital.'
+        >>> from rookery.data import heart
+        >>> table = heart.table().drop(columns=["slope", "vessels", "thal"]).dropna()
+        >>> result = rk.worth(table, "hospital", "ill", categories=["chest_pain", "ecg"])  # doctest: +SKIP
+        >>> result.save("worth")  # doctest: +SKIP
     """
     if metric not in METRICS:
-        near = nearest(metric, METRICS)
+        near = nearest(str(metric).lower(), METRICS)
         fix = f" Did you mean {near!r}?" if near else ""
         raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}.{fix}")
     if not is_integer(splits) or splits < 2:
@@ -93,9 +90,7 @@ def _result(
     measured = judging.scores(study.sites, fitted)
     table = judging.judged(measured, study.sites, metric)
     count = len(names) * len(methods.FEDERATED)
-    other = judging.disagreement(table, metric)
     notes = (
-        *([other] if other else []),
         *data.notes,
         f"{splits} splits, stratified by the label: {TEST:.0%} of a hospital's rows for tests, and {VALIDATION:.0%} of "
         "the others to choose settings. Test rows serve for nothing else.",
@@ -116,6 +111,7 @@ def _result(
     return Worth(
         judging.headline(table, metric),
         {each.name: judging.advise(table, each, metric) for each in study.sites},
+        judging.disagreement(table, metric),
         table,
         measured,
         pd.DataFrame(weights, index=names, columns=names),

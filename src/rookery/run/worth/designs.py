@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
-from scipy.special import expit
 
 from rookery.run.worth.hospitals import Federation, Hospital, Splits
 
@@ -94,6 +93,11 @@ def samples(sites: Sequence[Site], used: Sequence[np.ndarray]) -> list[dict[str,
     return made
 
 
+def probability(scores: np.ndarray) -> np.ndarray:
+    """Return 1/(1 + exp(−score)); in this form it does not overflow."""
+    return (1 + np.tanh(scores / 2)) / 2
+
+
 @jax.custom_jvp
 def logistic_loss(scores: Array) -> Array:
     """Return log(1 + exp(scores)), the loss of each score, the log odds of the positive class, on a negative row."""
@@ -134,7 +138,7 @@ def minimise(
         return (np.logaddexp(0, scores) - t * scores) @ a + (ridge * w**2).sum(axis=1) / 2
 
     for _ in range(_NEWTON):
-        p = expit(w @ z.T)
+        p = probability(w @ z.T)
         gradient = (a * (p - t)) @ z + ridge * w
         hessian = (z.T * (a * p * (1 - p))[:, None, :]) @ z + ridge[:, :, None] * np.eye(z.shape[1])
         step = np.linalg.solve(hessian, gradient[..., None])[..., 0]

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import expit
-from scipy.stats import rankdata, t
 
-from rookery.run.worth.designs import Site
+from rookery.run.worth.designs import Site, probability
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, Models
 
 if TYPE_CHECKING:
@@ -43,7 +41,9 @@ def auc(chances: Chances, positive: Truth) -> float:
     others = len(positive) - count
     if not count or not others:
         return np.nan
-    return float((rankdata(chances)[positive].sum() - count * (count + 1) / 2) / (count * others))
+    _, place, ties = np.unique(chances, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
 
 
 def brier(chances: Chances, positive: Truth) -> float:
@@ -67,7 +67,7 @@ def scores(sites: Sequence[Site], fitted: dict[str, Models]) -> "pd.DataFrame":
     for k, site in enumerate(sites):
         for i, train in enumerate(site.splits.train):
             features, truth = site.features(len(site.splits.train) + i, ~train), site.positive[~train]
-            chances = {name: expit(features @ models[k, i]) for name, models in fitted.items()}
+            chances = {name: probability(features @ models[k, i]) for name, models in fitted.items()}
             chances[FLOOR] = np.full(len(truth), site.positive[train].mean())
             for name in METHODS:
                 measured = {metric: measure(chances[name], truth) for metric, measure in METRICS.items()}
@@ -85,11 +85,13 @@ def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float
     >>> [round(end, 3) for end in interval(np.array([0.0, 0.1, 0.2]), 0.5)]
     [0.1, -0.293, 0.493]
     """
+    from scipy.special import stdtrit  # slow to import
+
     known = differences[~np.isnan(differences)]
     if len(known) < 2:
         return (float(known.mean()) if len(known) else np.nan), np.nan, np.nan
     mean = float(known.mean())
-    half = float(t.ppf((1 + LEVEL) / 2, len(known) - 1) * np.sqrt(known.var(ddof=1) * (1 / len(known) + ratio)))
+    half = float(stdtrit(len(known) - 1, (1 + LEVEL) / 2) * np.sqrt(known.var(ddof=1) * (1 / len(known) + ratio)))
     return mean, mean - half, mean + half
 
 
@@ -158,7 +160,7 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
     elif len(gaining):
         best = gaining["gain"].idxmax()
         others = [name for name in gaining.index if name != best]
-        also = f" ({_listed(others)} also gain{'' if len(others) > 1 else 's'})" if others else ""
+        also = f", and also with {_listed(others)}" if others else ""
         parts.append(f"gains {_amount(own.loc[best], metric)} with {best}{also}")
         if not _better(own.loc[best, metric], own.loc[FLOOR, metric], metric):
             parts.append("that is no more than always saying the commoner class")
@@ -169,7 +171,7 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
     if len(losing):
         worst = losing["gain"].idxmin()
         others = [name for name in losing.index if name != worst]
-        also = f" ({_listed(others)} also lose{'' if len(others) > 1 else 's'})" if others else ""
+        also = f", and {_listed(others)} also lose{'' if len(others) > 1 else 's'}" if others else ""
         parts.append(f"{worst} costs it {_amount(own.loc[worst], metric)}{also}")
         mild = federated[(federated["verdict"] != LOSES) & (federated["gain"] > own.loc[worst, "gain"] / 2)]
         if len(mild):

@@ -2,13 +2,10 @@
 
 from base64 import b64encode
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rookery.run.worth.judging import LEVEL, METRICS, number
 from rookery.run.worth.methods import ABOUT, METHODS
-
-if TYPE_CHECKING:
-    from rookery.run.worth.result import Worth
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -30,8 +27,8 @@ td.loses { color: #a34700; font-weight: 600; }
 """
 
 
-def page(result: "Worth", picture: bytes) -> str:
-    """Return the page of a result, with its picture as a PNG."""
+def page(result: Any, picture: bytes) -> str:
+    """Return the page of a `Worth`, with its picture as a PNG."""
     records = [{**row, "name": f"{row['hospital']}, {row['method']}"} for row in result.table.to_dict("records")]
     verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
     about = result.settings
@@ -67,7 +64,7 @@ def page(result: "Worth", picture: bytes) -> str:
 <p class="soft">Rows: {escape(rows)}. Positive: {escape(str(about["positive"]))}. {about["splits"]} repeated splits.</p>
 <p class="finding">{escape(result.headline)}</p>
 <ul>
-{_items(list(result.advice.values()))}
+{_items([*result.advice.values(), *([result.other_metrics] if result.other_metrics else [])])}
 </ul>
 <p><img alt="{escape(result.headline)}" src="data:image/png;base64,{b64encode(picture).decode()}"></p>
 <h2>What each method is worth</h2>

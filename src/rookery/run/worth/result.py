@@ -25,6 +25,7 @@ class Worth:
     Attributes:
         headline: the finding in one sentence.
         advice: one sentence for each hospital.
+        other_metrics: who gains by another metric but not by this one; empty if nobody does.
         table: a DataFrame with a row for each hospital and method: the mean of every metric over the splits; `gain`,
             how much better the method is than the hospital's own model in the chosen metric (for the Brier score, how
             much lower), with the ends `low` and `high` of its interval; and `verdict`: "gains" if the interval lies
@@ -38,6 +39,7 @@ class Worth:
 
     headline: str
     advice: dict[str, str]
+    other_metrics: str
     table: "pd.DataFrame"
     splits: "pd.DataFrame"
     weights: "pd.DataFrame"
@@ -76,7 +78,8 @@ class Worth:
             lines.append("")
         lines.append(f"In brackets: the gain over the hospital's own model, ± half of its {LEVEL:.0%} interval.")
         lines.append("A star marks an interval that excludes zero.")
-        return "\n".join([*lines, "", *(f"- {sentence}" for sentence in self.advice.values()), "", *self.notes])
+        lines += ["", *(f"- {sentence}" for sentence in self.advice.values()), ""]
+        return "\n".join([*lines, *([self.other_metrics, ""] if self.other_metrics else []), *self.notes])
 
     def __repr__(self) -> str:
         return f"Worth({self.headline!r}, hospitals={len(self.hospitals)}, metric={self.metric!r})"
