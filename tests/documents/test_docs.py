@@ -232,6 +232,21 @@ def test_the_page_on_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
+def test_the_page_on_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, (page,) = blocks("docs/join.md", "sh")[0], blocks("docs/join.md", "python")
+    result = CliRunner().invoke(cli.app, [*shlex.split(command)[1:], "--splits", "2"])
+    assert result.exit_code == 0, result.output
+    assert Path("join/worth.html").exists()
+    page = page.replace('"ecg"])', '"ecg"], splits=2)')
+    assert "splits=2" in page
+    exec(compile(page, "join.md", "exec"), {})
+    named = re.search(r'result.save\("worth"\)  # (.*)', page)
+    assert named is not None
+    assert sorted(path.name for path in Path("worth").iterdir()) == sorted(named[1].split(", "))
+
+
+@pytest.mark.slow
 def test_the_page_on_steps() -> None:
     (page,) = blocks("docs/choosing-steps.md", "python")
     exec(compile(page, "choosing-steps.md", "exec"), {})

@@ -1,6 +1,7 @@
 """`worth`: what a hospital sees of a split, the models against independent fits, intervals, advice, bad input."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,16 @@ def test_heart_has_the_published_comparisons_signs() -> None:
     for name, (alone, average) in wanted.items():
         assert found.loc[(name, ALONE), "accuracy"] == pytest.approx(alone, abs=0.03)
         assert found.loc[(name, "FedAvg"), "accuracy"] == pytest.approx(average, abs=0.04)
+
+    page = (Path(__file__).parents[2] / "docs" / "join.md").read_text(encoding="utf-8")
+    for method in METHODS:
+        (row,) = re.findall(rf"^\| {method} \| ([.1].*) \|$", page, re.MULTILINE)
+        for name, cell in zip(wanted, row.split(" | "), strict=True):
+            printed, gain = (float(x) for x in re.findall(r"[-+]?\d?\.\d+", cell.replace("−", "-") + " .0")[:2])
+            assert found.loc[(name, method), "accuracy"] == pytest.approx(printed, abs=0.004)
+            if method != ALONE:
+                assert found.loc[(name, method), "gain"] == pytest.approx(gain, abs=0.004)
+            assert ("*" in cell) == (found.loc[(name, method), "verdict"] in ("gains", "loses"))
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ PENALTIES = (0.003, 0.01, 0.05, 0.2, 0.8)
 _UNTUNED = 3  # the position of the penalty where a hospital cannot choose
 _ROUNDS, _LOCAL_STEPS = 100, 5
 _SERVER_STEP = 0.03  # of FedAdam
-_TUNING = (0.01, 0.03, 0.1, 0.3, 1.0)  # fine-tuning's steps, in units of FedAvg's
+_TUNING = (0.01, 0.03, 0.1, 0.3, 1.0)  # fine-tuning's steps, as shares of the common step
 _TUNING_STEPS = 50
 _PULLS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # Ditto's λ
 _NODE_PENALTIES, _NODE_ROUNDS, _NODE_STEPS = (0.01, 0.1, 0.3), 60, 10
@@ -101,7 +101,7 @@ class Study:
     ) -> Models:
         """Return each hospital's models for all its training rows, by the loss on its own validation rows.
 
-        With `otherwise`, validation rows of one class do not choose: they would prefer whatever is most certain.
+        With `otherwise`, validation rows of one class do not choose: they would prefer the most certain model.
         """
         best = np.argmin(self.validation_loss(models[:, : self.count]), axis=-1)
         if otherwise is not None:
