@@ -111,7 +111,7 @@ def _result(
     return Worth(
         judging.headline(table, metric),
         {each.name: judging.advise(table, each, metric) for each in study.sites},
-        judging.disagreement(table, metric),
+        judging.disagreement(table),
         table,
         measured,
         pd.DataFrame(weights, index=names, columns=names),

@@ -185,32 +185,32 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
 def headline(table: "pd.DataFrame", metric: str) -> str:
     """Return what the comparison found, in one sentence."""
     names = list(dict.fromkeys(table["hospital"]))
-    gaining, losing = ([*_methods(table, "verdict", verdict)] for verdict in (GAINS, LOSES))
+    gaining, losing = (_hospitals(table, "verdict", verdict) for verdict in (GAINS, LOSES))
     harmed = f"at least one method demonstrably harms {_listed(losing)}" if losing else ""
-    by = f"By {metric.replace('_', ' ')}, "
+    by = f"By {spoken(metric)}, "
     if gaining:
-        found = f"{len(gaining)} of {len(names)} hospitals demonstrably gain: {_listed(gaining)}"
+        ending = "gain" if len(gaining) > 1 else "gains"
+        found = f"{len(gaining)} of {len(names)} hospitals demonstrably {ending}: {_listed(gaining)}"
         return by + found + (f"; {harmed}." if harmed else ".")
     if losing:
         return f"{by}nobody demonstrably gains from this federation, and {harmed}."
     return f"{by}nothing can be told apart: no method demonstrably helps or harms any hospital."
 
 
-def disagreement(table: "pd.DataFrame", metric: str) -> str:
+def disagreement(table: "pd.DataFrame") -> str:
     """Return which hospitals gain by another metric but not by this one; empty if there are none."""
-    found = []
+    here, found = _hospitals(table, "verdict", GAINS), []
     for each in METRICS:
-        gaining = _methods(table, f"{each}_verdict", GAINS)
-        new = {name: by for name, by in gaining.items() if name not in _methods(table, "verdict", GAINS)}
-        if each != metric and new:
-            found += [f"{name} gains in {each.replace('_', ' ')} with {_listed(by)}" for name, by in new.items()]
+        new = [name for name in _hospitals(table, f"{each}_verdict", GAINS) if name not in here]
+        if new:
+            found.append(f"{_listed(new)} {'gain' if len(new) > 1 else 'gains'} by {spoken(each)}")
     return f"Other metrics judge otherwise: {'; '.join(found)}." if found else ""
 
 
-def _methods(table: "pd.DataFrame", column: str, verdict: str) -> dict[str, list[str]]:
-    """Return the hospitals with this verdict on some method of a federation, and these methods."""
+def _hospitals(table: "pd.DataFrame", column: str, verdict: str) -> list[str]:
+    """Return the hospitals with this verdict on some method of a federation."""
     rows = table[table["method"].isin(FEDERATED) & (table[column] == verdict)]
-    return {str(name): own["method"].tolist() for name, own in rows.groupby("hospital", sort=False)}
+    return list(dict.fromkeys(rows["hospital"]))
 
 
 def number(value: float, sign: str = "") -> str:
@@ -234,9 +234,14 @@ def _shown(value: float, metric: str) -> str:
     return f"{value:.3f}" if metric == "brier" else f"{100 * value:.0f}"
 
 
+def spoken(metric: str) -> str:
+    """Return a metric's name as a sentence has it."""
+    return {"auc": "AUC", "brier": "Brier score"}.get(metric, metric.replace("_", " "))
+
+
 def _amount(row: Any, metric: str) -> str:
     low, high = sorted((abs(row["low"]), abs(row["high"])))
-    unit = "of Brier score" if metric == "brier" else f"points of {metric.replace('_', ' ')}"
+    unit = f"{'of' if metric == 'brier' else 'points of'} {spoken(metric)}"
     return f"{_shown(abs(row['gain']), metric)} {unit} ({_shown(low, metric)} to {_shown(high, metric)})"
 
 

@@ -4,7 +4,7 @@ from base64 import b64encode
 from html import escape
 from typing import Any
 
-from rookery.run.worth.judging import LEVEL, METRICS, number
+from rookery.run.worth.judging import LEVEL, METRICS, number, spoken
 from rookery.run.worth.methods import ABOUT, METHODS
 
 _STYLE = """
@@ -33,17 +33,16 @@ def page(result: Any, picture: bytes) -> str:
     verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
     about = result.settings
     rows = ", ".join(f"{name} {count}" for name, count in about["rows"].items())
-    words = result.metric.replace("_", " ")
     title = f"Would they gain from joining? {about['label']} in {len(result.hospitals)} hospitals"
     gains = _table(
-        [words, *result.hospitals],
+        [spoken(result.metric), *result.hospitals],
         [
             [method, *((result.cell(name, method), verdicts[name, method]) for name in result.hospitals)]
             for method in METHODS
         ],
     )
     each = _table(
-        ["", *(metric.replace("_", " ") for metric in METRICS)],
+        ["", *(spoken(metric) for metric in METRICS)],
         [[row["name"], *((number(row[m]), row[f"{m}_verdict"]) for m in METRICS)] for row in records],
     )
     weights = _table(

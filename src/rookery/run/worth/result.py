@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rookery.run.worth.judging import GAINS, LEVEL, LOSES, number
+from rookery.run.worth.judging import GAINS, LEVEL, LOSES, number, spoken
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Worth:
         lines = [self.headline, ""]
         for begin in range(0, len(self.hospitals), _BLOCK):
             some = self.hospitals[begin : begin + _BLOCK]
-            rows = [[self.metric.replace("_", " "), *some]]
+            rows = [[spoken(self.metric), *some]]
             rows += [[method, *(self.cell(name, method) for name in some)] for method in METHODS]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += [
@@ -120,8 +120,7 @@ class Worth:
             ax.grid(visible=False, axis="y")
             own = number(by_place.loc[(name, ALONE)][self.metric])
             label(ax, title=f"{name}: alone {own}")
-        words = self.metric.replace("_", " ")
-        better = "lower Brier score" if self.metric == "brier" else words
+        better = "lower Brier score" if self.metric == "brier" else spoken(self.metric)
         key = "green: gains, orange: loses, grey: the interval includes zero; hollow: for comparison only"
         fig.supxlabel(f"gain in {better} over the hospital's own model\n{key}", fontsize=9)
         fig.suptitle(fill(self.headline, 25 * across), fontsize=12, fontweight="bold", x=0.01, ha="left")
