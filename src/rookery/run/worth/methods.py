@@ -62,14 +62,10 @@ class Study:
         return len(self.sites[0].splits.train)
 
     @property
-    def sizes(self) -> np.ndarray:
-        """Each hospital's training rows."""
-        return np.array([each.splits.train[0].sum() for each in self.sites])
-
-    @property
     def shares(self) -> np.ndarray:
-        """Each hospital's weight in a common model."""
-        return self.sizes / self.sizes.sum()
+        """Each hospital's weight in a common model, by its training rows."""
+        sizes = np.array([each.splits.train[0].sum() for each in self.sites])
+        return sizes / sizes.sum()
 
     @property
     def width(self) -> int:
