@@ -342,10 +342,6 @@ def test_the_command_reads_a_file(quick: None, tmp_path: Path) -> None:
     assert "already holds" in refused.output
 
 
-def one_hospital() -> pd.DataFrame:
-    return rows().assign(hospital="a")
-
-
 def tiny() -> pd.DataFrame:
     return pd.concat([rows(), rows(1, (5,)).assign(hospital="tiny")])
 
@@ -357,7 +353,7 @@ def one_class_each() -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("table", "given", "message"),
     [
-        (one_hospital, {}, "must have at least two hospitals; got one, 'a'"),
+        (lambda: rows().assign(hospital="a"), {}, "must have at least two hospitals; got one, 'a'"),
         (tiny, {}, "must have at least 12 rows to be split; 'tiny' has 5 rows. Leave"),
         (one_class_each, {}, "at least one hospital must have both classes of 'ill'"),
         (lambda: rows().assign(ill=1), {}, "label must have two classes; column 'ill' has only 1"),
@@ -438,12 +434,8 @@ def test_hospitals_that_follow_one_rule_gain_and_the_brier_score_sees_it_first()
     gains = result.table.set_index(["method", "hospital"]).loc["FedAvg", "gain"]
     assert 0 < gains.min() < 0.015 < 0.06 < gains.max() < 0.08
     federated = result.table[result.table["method"].isin(FEDERATED)]
-    found = {
-        metric: federated.loc[federated[f"{metric}_verdict"] == "gains", "hospital"].nunique()
-        for metric in judging.METRICS
-    }
-    assert found["accuracy"] == 0
-    assert found["brier"] == 5
+    gaining = lambda metric: federated.loc[federated[f"{metric}_verdict"] == "gains", "hospital"].nunique()
+    assert (gaining("accuracy"), gaining("brier")) == (0, 5)
     assert "gain by Brier score" in result.other_metrics
     for metric in judging.METRICS:
         assert not (federated[f"{metric}_verdict"] == "loses").any()
