@@ -144,6 +144,12 @@ def test_values_whose_squares_overflow_or_vanish_are_bounded(bound: float) -> No
         np.testing.assert_allclose(sent / bound, [0.6 * kept, 0.8 * kept], rtol=1e-6)
 
 
+def test_the_largest_bounds_hold_as_well() -> None:
+    """The reciprocal of 1e38 is flushed to zero in single precision."""
+    sent = np.asarray(clipped(1e38, jnp.full(4, 3e38, jnp.float32)), np.float64)
+    assert 0 < np.linalg.norm(sent) <= 1e38
+
+
 @pytest.mark.parametrize("value", [jnp.arange(3), jnp.array([True])], ids=["integers", "booleans"])
 def test_what_can_not_be_scaled_is_refused(value: Any) -> None:
     with pytest.raises(
