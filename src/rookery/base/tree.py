@@ -50,8 +50,8 @@ def clipped(a: Tree, bound: Scalar) -> Tree:
     leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(a) if leaf.size]
     if not leaves:
         return a
-    # In units of the bound, entries whose squares are flushed to zero are too small to count. The reciprocal of a larger
-    # bound would be flushed to zero itself.
+    # In units of the bound, entries whose squares are flushed to zero are too small to count. The reciprocal of a
+    # larger bound would be flushed to zero itself.
     reciprocal = 1 / jnp.minimum(bound, 1e30)
     squares = (jnp.sum(jnp.square(jnp.abs(leaf * reciprocal.astype(leaf.real.dtype)))) for leaf in leaves)
     square = functools.reduce(jnp.add, squares)
