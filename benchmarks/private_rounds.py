@@ -1,11 +1,12 @@
-"""Time private rounds against plain ones: python benchmarks/private_rounds.py [--cohort 20] [--repeats 15].
+"""Time private rounds against plain ones: python benchmarks/private_rounds.py [--unit client] [--cohort 20] [--batch 32].
 
-FedBiO and FedNest with the papers' network (784-200-10), five local steps with batches of 32, and clients as the unit
-of privacy. Plain and private rounds alternate in one process, in an order drawn for each repetition; a line has the
+FedBiO and FedNest with the papers' network (784-200-10) and five local steps; clients or, with `--unit record`, records
+as the unit of privacy. Plain and private rounds alternate in one process, in an order drawn for each repetition; a line has the
 best time of each, and the median over the repetitions of private over plain.
 """
 
 import argparse
+import dataclasses
 import statistics
 import time
 from typing import Any
@@ -20,8 +21,8 @@ from rookery.run.arguments import checked
 from rookery.tasks.hyperrep import layers, representation_problem
 
 METHODS = {
-    "FedBiO": rk.FedBiO(local_steps=5, batch_size=32),
-    "FedNest": rk.FedNest(lower_local_steps=5, upper_local_steps=5, hessian_step=speed.HESSIAN_STEP, batch_size=32),
+    "FedBiO": rk.FedBiO(local_steps=5),
+    "FedNest": rk.FedNest(lower_local_steps=5, upper_local_steps=5, hessian_step=speed.HESSIAN_STEP),
 }
 
 
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--samples", type=int, default=100, help="of a client, at each level")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--unit", choices=["client", "record"], default="client")
     parser.add_argument("--rounds", type=int, default=speed.rounds_at_once(), help="in one measurement")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
@@ -38,18 +41,20 @@ def main() -> None:
     clients = speed._clients(options.clients, options.samples, speed.INPUTS, options.samples)
     start = layers(jax.random.key(0), speed.INPUTS, speed.WIDTH, speed.CLASSES)
     for name in options.methods:
-        channels = {"plain": None, "private": rk.private(delta=1e-3, clip=0.3, noise=1.0)}
+        private = rk.private(delta=1e-3, clip=0.3, noise=1.0, unit=options.unit)
+        channels = {"plain": None, "private": private}
+        method = dataclasses.replace(METHODS[name], batch_size=options.batch)
         sessions: dict[str, Any] = {}
         for what, channel in channels.items():
-            job = Job(representation_problem(), clients, METHODS[name], start, options.cohort, channel=channel)
+            job = Job(representation_problem(), clients, method, start, options.cohort, channel=channel)
             sessions[what] = rk.Simulation().open(checked(job))
             sessions[what].init()
             sessions[what].advance(options.rounds)
         times = alternating(sessions, options)
         ratios = [b / a for a, b in zip(times["plain"], times["private"], strict=True)]
-        plain, private = (1e3 * min(times[what]) / options.rounds for what in channels)
+        before, after = (1e3 * min(times[what]) / options.rounds for what in channels)
         print(
-            f"{name}: {plain:.2f} ms a round, private {private:.2f} ms: {private / plain:.2f} times as long "
+            f"{name}: {before:.2f} ms a round, private {after:.2f} ms: {after / before:.2f} times as long "
             f"(median {statistics.median(ratios):.2f})",
             flush=True,
         )

@@ -131,7 +131,7 @@ class View(NamedTuple):
         return Batch(_taken(seen, 0, index), mask, True, index)
 
 
-@jax.jit
+@partial(jax.jit, inline=True)
 def _taken(rows: Rows, offset: Count, index: Int[Array, " k"]) -> Rows:
     """The rows at offset + index, which must be among them."""
     get = lambda a: a.at[offset + index].get(mode="promise_in_bounds", wrap_negative_indices=False)
