@@ -61,15 +61,12 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
     return below | (chance >= 1)
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype"))
-def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
-    """Draw normal numbers of 24 random bits each; they are the same for every `dtype` up to rounding.
-
-    float64 numbers are computed in float64.
-    """
+@functools.partial(jax.jit, static_argnames="shape")
+def normals(key: Array, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+    """Draw normal numbers of 24 random bits each, in float32."""
     signed = lax.bitcast_convert_type(_stream(key, math.prod(shape)), jnp.int32) >> 8
-    uniform = (2 * signed + 1).astype(dtype) * 2.0**-24  # between −1 and 1, exact in float32
-    return (np.sqrt(2) * lax.erf_inv(uniform)).astype(dtype).reshape(shape)
+    uniform = (2 * signed + 1).astype(jnp.float32) * np.float32(2**-24)  # between −1 and 1, exact
+    return (np.float32(np.sqrt(2)) * lax.erf_inv(uniform)).reshape(shape)
 
 
 def _stream(key: Array, count: int) -> UInt[Array, " count"]:
@@ -100,11 +97,11 @@ def normals_like(key: Array, leaves: Sequence[Any]) -> list[Array]:
     kinds = [jnp.promote_types(a.dtype, jnp.float32) for a in leaves]
     parts = [2 if jnp.issubdtype(kind, jnp.complexfloating) else 1 for kind in kinds]
     counts = [part * math.prod(a.shape) for part, a in zip(parts, leaves, strict=True)]
-    drawn = normals(key, (sum(counts),), jnp.finfo(jnp.result_type(jnp.float32, *kinds)).dtype)
+    drawn = normals(key, (sum(counts),))
     found = []
     for a, kind, part, end in zip(leaves, kinds, parts, itertools.accumulate(counts), strict=True):
         own = drawn[end - part * math.prod(a.shape) : end].reshape(part, *a.shape).astype(jnp.finfo(kind).dtype)
-        found.append(own[0] if part == 1 else jax.lax.complex(own[0], own[1]))
+        found.append(own[0] if part == 1 else lax.complex(own[0], own[1]))
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -191,6 +191,7 @@ class Client(Oracles):
             self._all(level)
         outside = self._counts, self._looped
         turn = jaxprs.LoopBody(lambda i, carry: self._one_turn(body, i, carry, bound), carry)
+        every = None if self._debug else self._known  # the counts of every turn, if tracing tells
         self._counts, self._looped = outside
         carry = turn.carry
         if self._debug:
@@ -201,6 +202,9 @@ class Client(Oracles):
         if per_turn is not None:
             drawn = turn.before(most)
             carry = fixed_loop(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
+            if every is not None and isinstance(count, int):
+                self._counts = [a + count * b for a, b in zip(self._counts, every, strict=True)]
+                return carry
             done = ledger.times(per_turn, jnp.maximum(count, 0))
         else:
 
@@ -218,6 +222,12 @@ class Client(Oracles):
                 _, (carry, done) = jax.lax.while_loop(more, lambda s: (s[0] + 1, step(*s)), (jnp.int32(0), start))
         self._looped = done if self._looped is None else ledger.add(self._looped, done)
         return carry
+
+    @property
+    def _known(self) -> list[int] | None:
+        """The counts so far as Python integers; None if they depend on values."""
+        known = self._looped is None and all(isinstance(count, int) for count in self._counts)
+        return cast(list[int], self._counts) if known else None
 
     def _one_turn(self, body: Callable[[Any, C], C], i: Any, carry: C, most: int | None) -> tuple[C, Array]:
         self._counts, self._looped = [0] * len(WORK), None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, UInt
 
 from rookery.base.jaxprs import is_key
@@ -39,8 +40,9 @@ def wide_row(counts: Sequence[Any]) -> Wide:
 @jax.jit
 def add(a: Wide, b: Wide) -> Wide:
     """a + b."""
-    low = a[0] + b[0]
-    return jnp.stack([low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)])
+    words = a + b
+    carried = (words[:1] < a[:1]).astype(jnp.uint32)
+    return words + lax.pad(carried, np.uint32(0), [(1, 0, 0), *[(0, 0, 0)] * (a.ndim - 1)])
 
 
 @jax.jit
@@ -58,14 +60,13 @@ def times(a: Wide, n: Any) -> Wide:
 
 @jax.jit
 def total(a: UInt[Array, "rows 2 k"]) -> UInt[Array, "2 k"]:
-    """The sum over the rows of wide numbers: byte by byte, so that no partial sum overflows below 2²⁴ rows."""
-    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
-    digits = jnp.sum((a[:, None] >> shifts) & np.uint32(0xFF), axis=0, dtype=jnp.uint32)  # bytes × words × k
-    result = jnp.stack([digits[0, 0], digits[0, 1]])
-    for byte in range(1, 4):
-        low, high = digits[byte] << np.uint32(8 * byte), digits[byte, 0] >> np.uint32(32 - 8 * byte)
-        result = add(result, jnp.stack([low[0], low[1] + high]))
-    return result
+    """The sum over the rows of wide numbers."""
+
+    def plus(a: Any, b: Any) -> Any:
+        low = a[0] + b[0]
+        return low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)
+
+    return jnp.stack(lax.reduce((a[:, 0], a[:, 1]), (np.uint32(0), np.uint32(0)), plus, [0]))
 
 
 def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
