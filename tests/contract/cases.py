@@ -81,6 +81,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SGHA": LAGRANGIAN | {"smoothing": 0.5, "dual_regularization": 0.1, "radius": 0.05, "control": "anchor"},
     "VPBGD": FIRST_ORDER | {"auxiliary_step": 0.12},
     "FedAvgSaddle": SADDLE,
+    "LocalExtragradient": SADDLE | {"control": "anchor"},
+    "MomentumLocalSGDA": SADDLE | {"momentum": 0.4},
+    "ProxSkipGDA": {"upper_step": 0.02, "lower_step": 0.05, "chance": 0.4, "batch_size": 2},
     "ScaffoldSaddle": SADDLE,
     "FastDRO": SAMPLES | {"size": 0.4},
     "PDSGD": SAMPLES | {"dual_step": 0.1, "penalty": 2.0},
@@ -156,6 +159,9 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("SGHA", "Bilevel"): 2,
     ("VPBGD", "Bilevel"): 1,
     ("FedAvgSaddle", "Minimax"): 1,
+    ("LocalExtragradient", "Minimax"): 2,
+    ("MomentumLocalSGDA", "Minimax"): 1,
+    ("ProxSkipGDA", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
     ("FastDRO", "SingleLevel"): 2,
     ("PDSGD", "SingleLevel"): 1,
@@ -175,7 +181,12 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("WeightedNodesABA", "WeightedNodes"): 2 * 1 + 1,
 }
 
-PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
+PRESETS = {
+    "ALSET": "StocBiO",
+    "BSA": "StocBiO",
+    "TTSA": "StocBiO",
+    "FedGDAGT": "FedAvgSaddle",
+}  # the same code with other defaults, tested once
 PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
 # One or two for each way of exchanging and remembering, on both engines in `make test`, and fewer for the rest of the
 # contract: of all others `make test` has what follows from the plan, and `make slow` everything.

@@ -15,7 +15,14 @@ from rookery.algorithms.local_momentum import AdaFBiO, LocalBSGM, LocalBSGVR
 from rookery.algorithms.meha import MEHA
 from rookery.algorithms.own_inner import FCSG, AccFCSGM, ComFedL, FedDRSCGD, LocalSCGDM
 from rookery.algorithms.personalised import Ditto, FineTuned, LocalTrain, PFedMe
-from rookery.algorithms.saddle import FedAvgSaddle, ScaffoldSaddle
+from rookery.algorithms.saddle import (
+    FedAvgSaddle,
+    FedGDAGT,
+    LocalExtragradient,
+    MomentumLocalSGDA,
+    ProxSkipGDA,
+    ScaffoldSaddle,
+)
 from rookery.algorithms.sample_dro import PDSGD, FastDRO
 from rookery.algorithms.sgha import SGHA
 from rookery.algorithms.single_level import FedAvg, FedProx, FedSVRG, Scaffold
@@ -27,10 +34,11 @@ __all__ = [
     "AFL", "ALSET", "ASFBO", "BOME", "BSA", "DRFA", "F2SA", "F2SA2", "FCSG", "GCIVR", "LAASFBO", "MBSGD", "MEHA",
     "MRBO", "NASA", "PDSGD", "SCGD", "SGHA", "TTSA", "VPBGD", "AccFCSGM", "AdaFBiO", "AggITD", "ComFedL", "CommFedBiO",
     "CompositionalFedAvg", "DSFedDRO", "Ditto", "FastDRO", "FedAvg", "FedAvgSaddle", "FedBiO", "FedBiOAcc",
-    "FedBiOAccLocal", "FedBiOLocal", "FedDRO", "FedDRSCGD", "FedMBO", "FedMSA", "FedNest", "FedNestSGD", "FedProx",
-    "FedSVRG", "FineTuned", "LFedNest", "LFedNestNonAlt", "LFedNestSVRG", "LocalBSGM", "LocalBSGVR", "LocalSCGDM",
-    "LocalSVRG", "LocalTrain", "PFedMe", "ParallelSGD", "QFedAvg", "Scaffold", "ScaffoldSaddle", "ShroFBO", "SimFBO",
-    "StocBiO", "WeightedNodesABA", "WeightedNodesProx",
+    "FedBiOAccLocal", "FedBiOLocal", "FedDRO", "FedDRSCGD", "FedGDAGT", "FedMBO", "FedMSA", "FedNest", "FedNestSGD",
+    "FedProx", "FedSVRG", "FineTuned", "LFedNest", "LFedNestNonAlt", "LFedNestSVRG", "LocalBSGM", "LocalBSGVR",
+    "LocalExtragradient", "LocalSCGDM", "LocalSVRG", "LocalTrain", "MomentumLocalSGDA", "PFedMe", "ParallelSGD",
+    "ProxSkipGDA", "QFedAvg", "Scaffold", "ScaffoldSaddle", "ShroFBO", "SimFBO", "StocBiO", "WeightedNodesABA",
+    "WeightedNodesProx",
 ]  # fmt: skip
 
 for _name in __all__:

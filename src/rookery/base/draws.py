@@ -60,6 +60,15 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
     return below | (chance >= 1)
 
 
+@jax.jit
+def tosses(key: Array, chance: Any, most: Any) -> Int[Array, ""]:
+    """Draw the number of tosses of a coin up to the first head, of probability `chance` > 0; cut at `most`."""
+    high, _ = _words(key, ())
+    tail = jnp.log((high.astype(jnp.float32) + 0.5) * 2.0**-32)  # of a uniform number above 0 and at most 1
+    needed = jnp.floor(tail / jnp.log1p(-jnp.asarray(chance, jnp.float32)))
+    return 1 + jnp.minimum(needed, jnp.asarray(most, jnp.float32) - 1).astype(jnp.int32)
+
+
 def normals(key: Array, shape: tuple[int, ...], dtype: Any) -> Float[Array, "*shape"]:
     """Draw normal numbers of 24 random bits each; they are the same for every `dtype` up to rounding.
 
