@@ -95,6 +95,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Scaffold": SINGLE | {"server_step": 0.8},
     "FedSVRG": SINGLE,
     "LocalSVRG": {"step": 0.05, "sync_every": 3, "refresh": 0.5, "batch_size": 2},
+    "CoBo": SINGLE | {"proximal": 0.5, "weight_step": 0.3, "normalize": True},
     "Ditto": SINGLE | {"personal_step": 0.1, "personal_steps": 2, "proximal": 0.5},
     "PFedMe": SINGLE | {"proximal": 2.0, "server_step": 0.8, "accuracy": 0.1, "inner_step": 0.1, "inner_steps": 3},
     "FineTuned": SINGLE | {"personal_step": 0.1, "personal_steps": 2},
@@ -173,6 +174,7 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("Scaffold", "SingleLevel"): 1,
     ("FedSVRG", "SingleLevel"): 2,
     ("LocalSVRG", "SingleLevel"): 1,
+    ("CoBo", "SingleLevel"): 2,
     ("Ditto", "SingleLevel"): 1,
     ("PFedMe", "SingleLevel"): 1,
     ("FineTuned", "SingleLevel"): 1,
@@ -187,14 +189,18 @@ PRESETS = {
     "TTSA": "StocBiO",
     "FedGDAGT": "FedAvgSaddle",
 }  # the same code with other defaults, tested once
-PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
+PER_CLIENT = ("weights", "shares", "last_weights", "models")  # fields of a state with an entry for each client
 # One or two for each way of exchanging and remembering, on both engines in `make test`, and fewer for the rest of the
 # contract: of all others `make test` has what follows from the plan, and `make slow` everything.
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "PDSGD", "ScaffoldSaddle"}  # a mean, a gather, memory
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
-DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
+DEALT = {
+    "CoBo",
+    "DRFA",
+    "FedMBO",
+}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
 def weights(name: str) -> list[int] | None:

@@ -40,7 +40,7 @@ FIRST = [(name, claims(name)[0]) for name in names()]
 
 
 # Methods that ask who a client is: with a weight for each or its samples, without exchanges, or with work dealt out.
-WHOM = {"AFL", "DRFA", "FastDRO", "FedMBO", "LocalTrain", "WeightedNodesProx", "WeightedNodesABA"}
+WHOM = {"AFL", "CoBo", "DRFA", "FastDRO", "FedMBO", "LocalTrain", "WeightedNodesProx", "WeightedNodesABA"}
 
 
 def with_entries(state: Any, change: Any) -> Any:
