@@ -10,6 +10,9 @@ import pytest
 import quadratics as q
 
 import rookery as rk
+from rookery.engines import engine
+from rookery.plan import words
+from rookery.testing import cases
 
 LOSSES, CLIENTS = q.single_level(upper=(1, 3, 40, 200, 2))
 ETA, RHO, GAMMA = 0.1, 0.3, 0.4
@@ -76,7 +79,7 @@ def test_equals_the_transcription(name: str) -> None:
     if len(given) < 2:  # with one step, two gradients up, and the midpoint and the new model down
         assert run.exchanges["bytes_up"].sum() == size * 2 * 3 * 8
         assert run.exchanges["bytes_down"].sum() >= size * 2 * 3 * 8
-        assert run.exchanges.set_index("name")["count"]["f_x"] == 1
+        assert run.exchanges.set_index("name")["count"]["gradients"] == 1
 
 
 # Clusters: f_i = (a_i/2)‖x − μ_k‖², three clients around each of two points.
@@ -121,9 +124,18 @@ def test_a_client_remembers_the_model_that_the_server_has_of_it(given: dict[str,
     assert run.history["missing"].iloc[-1] > 0
 
 
-def test_the_server_uses_every_reply_and_a_private_run_is_refused() -> None:
-    start = np.array([9.0, 7.0])
-    plan = str(rk.explain(BOWLS, SIX, rk.CoBo(local_steps=2), start))
-    assert plan.count("not aggregated: the server uses each reply") == 2
-    with pytest.raises(ValueError, match="The server sees every reply to the exchange 'f_x' by itself"):
-        rk.solve(BOWLS, SIX, rk.CoBo(), start, 1, channel=rk.private(epsilon=8, delta=1e-5, clip=1.0))
+@pytest.mark.parametrize(("local_steps", "seen"), [(1, ["gradients"]), (2, ["gradients", "x"])])
+def test_plans_say_that_the_server_sees_every_model_and_gradient(local_steps: int, seen: list[str]) -> None:
+    """To the coordinator and to a site; and a policy of a site may refuse it."""
+    method = rk.CoBo(local_steps=local_steps)
+    plan = str(rk.explain(BOWLS, SIX, method, np.array([9.0, 7.0])))
+    assert plan.count("not aggregated: the server uses each reply") == len(seen)
+    assert "its own row of models" in plan
+    assert "of ," not in plan
+    found, _, _ = words.exchanges(engine.traced(cases.job(method, cases.case("SingleLevel"))).round, 0)
+    assert [exchange.name for exchange in found if exchange.alone] == seen
+
+
+def test_a_private_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="The server sees every reply to the exchange 'gradients' by itself"):
+        rk.solve(BOWLS, SIX, rk.CoBo(), np.zeros(2), 1, channel=rk.private(epsilon=8, delta=1e-5, clip=1.0))

@@ -90,7 +90,7 @@ class CoBo:
 
         if isinstance(self.local_steps, int) and self.local_steps == self.pair_every == 1:
             replies = fed.map_state(self._both_gradients, k2, fed.scatter(middle))
-            (slopes, at_own), there = fed.gather(replies, name="f_x", replied=True)
+            (slopes, at_own), there = fed.gather(replies, name="gradients", replied=True)
             weights = learnt(state.weights, slopes, there)
             total, towards = _pull(weights[fed.ids], state.models)
             change = tree.scale(self.step, self._direction(at_own, own, total, towards))
@@ -99,7 +99,7 @@ class CoBo:
             def pairs(i: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
                 gradient = lambda c, k, z: c.f_x(z, (), c.upper(k, self.batch_size))
                 at_middle = fed.map(gradient, jax.random.fold_in(k2, i), fed.scatter(middle))
-                slopes, there = fed.gather(at_middle, name="f_x", replied=True)
+                slopes, there = fed.gather(at_middle, name="gradients", replied=True)
                 return learnt(carry[0], slopes, there), there
 
             due = 1 if self.pair_every == 1 else (state.rounds % self.pair_every == 0).astype(jnp.int32)
