@@ -106,7 +106,7 @@ def test_the_plan(name: str, kind: str) -> None:
     assert jax.tree.structure((after.x, after.y)) == jax.tree.structure((x, () if own else y))
 
 
-# SGHA's finite differences are exact on quadratics, whatever their length; CoBo's weights stay at 1 while clients agree.
+# SGHA's finite differences are exact on quadratics, and CoBo's weights stay at 1 while the clients agree.
 NO_EFFECT = {"SGHA", "CoBo"}
 
 

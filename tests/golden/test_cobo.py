@@ -126,7 +126,7 @@ def test_a_client_remembers_the_model_that_the_server_has_of_it(given: dict[str,
 
 @pytest.mark.parametrize(("local_steps", "seen"), [(1, ["gradients"]), (2, ["gradients", "x"])])
 def test_plans_say_that_the_server_sees_every_model_and_gradient(local_steps: int, seen: list[str]) -> None:
-    """To the coordinator and to a site; and a policy of a site may refuse it."""
+    """To the coordinator, and to a site."""
     method = rk.CoBo(local_steps=local_steps)
     plan = str(rk.explain(BOWLS, SIX, method, np.array([9.0, 7.0])))
     assert plan.count("not aggregated: the server uses each reply") == len(seen)

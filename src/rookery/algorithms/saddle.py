@@ -201,11 +201,12 @@ class ProxSkipGDA:
     step size each; client weights and minibatches are allowed; x is projected onto the problem's set, if it has one,
     after the mean.
 
-    Exchanges per round: 1. All clients take part. The mean is sent to the clients immediately, for h_i, and again at
-    the start of the next round.
+    Exchanges per round: 1, after 1/p steps on average. All clients take part. The mean is sent to them immediately, for
+    h_i, and again at the start of the next round. Privacy for each record is refused, because the number of steps has
+    no bound before the run.
 
-    Reference: Zhang, Choudhury, Stich and Loizou, Communication-Efficient Gradient Descent-Accent Methods for
-    Distributed Variational Inequalities: Unified Analysis and Local Updates, 2023.
+    Reference: Zhang, Choudhury, Stich and Loizou, Communication-Efficient Gradient
+    Descent-Accent Methods for Distributed Variational Inequalities: Unified Analysis and Local Updates, 2023.
     """
 
     upper_step: Step = 0.01  # γ, of x

@@ -74,7 +74,7 @@ MEANINGS: dict[str, str] = {
     "average": "which iterate a call of Local-SVRG returns: the last one, or the theory's average",
     "strong_convexity": "strong convexity of the losses, which determines the weights of the average",
     "pair_every": "rounds from one comparison of the clients' gradients, in pairs, to the next",
-    "normalize": "whether gradients are compared by the cosine of their angle, whatever their size",
+    "normalize": "whether gradients are compared by the cosine of their angle, regardless of their size",
     "personal_step": "step size on the client's own model",
     "personal_steps": "steps on the client's own model in a round",
     "proximal": "how strongly a client's model is held to the common one, or to those of other clients",
