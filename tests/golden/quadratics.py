@@ -265,8 +265,8 @@ def compositional(weights: Any = WEIGHTS, extra: bool = True) -> tuple[Compositi
     return Compositional(low, up, _normalised(weights), extra), rk.Clients(low, up, weights)
 
 
-def single_level(weights: Any = WEIGHTS, upper: Any = LOWER_SIZES) -> tuple[SingleLevel, rk.Clients]:
-    up = data(upper, 6, **_SINGLE)
+def single_level(weights: Any = WEIGHTS) -> tuple[SingleLevel, rk.Clients]:
+    up = data(LOWER_SIZES, 6, **_SINGLE)
     return SingleLevel(up, _normalised(weights)), rk.Clients(upper=up, weights=weights)
 
 

@@ -14,7 +14,10 @@ from rookery.engines import engine
 from rookery.plan import words
 from rookery.testing import cases
 
-LOSSES, CLIENTS = q.single_level(upper=(1, 3, 40, 200, 2))
+HELD = q.data((1, 3, 40, 200, 2), 6, **q._SINGLE)
+for i in (1, 3):  # these two disagree with the others
+    HELD[i]["d"] = -2 * HELD[i]["d"]
+LOSSES, CLIENTS = q.SingleLevel(HELD, q._normalised(q.WEIGHTS)), rk.Clients(upper=HELD, weights=q.WEIGHTS)
 ETA, RHO, GAMMA = 0.1, 0.3, 0.4
 WORDS: dict[str, Any] = {"step": ETA, "proximal": RHO, "weight_step": GAMMA}
 ROUNDS, SEED = 8, 3
@@ -72,7 +75,8 @@ def test_equals_the_transcription(name: str) -> None:
     q.assert_same([(memory,) for _, memory in path], [(models,) for models, _ in expected])
     q.assert_same([(x,) for x, _ in path[1:]], [(q.project(models.mean(axis=0)),) for models, _ in expected[1:]])
     np.testing.assert_allclose(run.weights, expected[-1][1], rtol=0, atol=1e-10)
-    assert np.ptp(expected[-1][1]) > 0.1  # the weights were learnt
+    pairs = ~np.eye(q.N_CLIENTS, dtype=bool)
+    assert expected[-3][1][pairs].min() < 0.9  # the weights were learnt before the last rounds
     assert any(np.isclose(np.linalg.norm(models, axis=1), q.RADIUS).any() for models, _ in expected[1:])
     exchanges = ROUNDS + sum(t % given["pair_every"] == 0 for t in range(ROUNDS)) if "pair_every" in given else ROUNDS
     assert run.history["exchanges"].iloc[-1] == exchanges

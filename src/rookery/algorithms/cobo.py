@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rookery.base import tree
 from rookery.language.fed import Amount, AtLeastOne, BatchSize, Client, Fed, Positive, Step, Steps
@@ -86,12 +86,12 @@ class CoBo:
         k1, k2, k3, k4 = jax.random.split(key, 4)
         own, partner = _rows(state.models, fed.ids), _matching(k1, fed.cohort_size)
         middle = tree.scale(0.5, tree.add(own, _rows(own, partner)))
-        learnt = lambda w, slopes, there: self._learnt(w, fed.ids, partner, slopes, there)
+        learnt = lambda w, slopes: self._learnt(w, fed.ids, partner, slopes)
 
         if isinstance(self.local_steps, int) and self.local_steps == self.pair_every == 1:
             replies = fed.map_state(self._both_gradients, k2, fed.scatter(middle))
             (slopes, at_own), there = fed.gather(replies, name="gradients", replied=True)
-            weights = learnt(state.weights, slopes, there)
+            weights = learnt(state.weights, slopes)
             total, towards = _pull(weights[fed.ids], state.models)
             change = tree.scale(self.step, self._direction(at_own, own, total, towards))
         else:
@@ -100,7 +100,7 @@ class CoBo:
                 gradient = lambda c, k, z: c.f_x(z, (), c.upper(k, self.batch_size))
                 at_middle = fed.map(gradient, jax.random.fold_in(k2, i), fed.scatter(middle))
                 slopes, there = fed.gather(at_middle, name="gradients", replied=True)
-                return learnt(carry[0], slopes, there), there
+                return learnt(carry[0], slopes), there
 
             due = 1 if self.pair_every == 1 else (state.rounds % self.pair_every == 0).astype(jnp.int32)
             weights, there = fed.loop(due, pairs, (state.weights, jnp.ones(fed.cohort_size, bool)), most=1)
@@ -131,23 +131,15 @@ class CoBo:
         pull = jax.tree.map(lambda a, b: _wide(total, a) * a - b, x, towards)
         return tree.add(gradient, tree.scale(self.proximal, pull))
 
-    def _learnt(
-        self,
-        weights: Array,
-        ids: Int[Array, " p"],
-        partner: Int[Array, " p"],
-        slopes: tree.Tree,
-        there: Bool[Array, " p"],
-    ) -> Array:
-        """The weights after the pairs' gradients, for the pairs of which both have replied."""
+    def _learnt(self, weights: Array, ids: Int[Array, " p"], partner: Int[Array, " p"], slopes: tree.Tree) -> Array:
+        """The weights after the pairs' gradients. A gradient that did not arrive is 0, and changes none."""
         agree = jax.vmap(tree.dot)(slopes, _rows(slopes, partner))
         if self.normalize:
             sizes = jax.vmap(tree.norm)(slopes)
             agree = agree / jnp.maximum(sizes * sizes[partner], jnp.finfo(agree.dtype).tiny)
         old = weights[ids, ids[partner]]
-        met = there & there[partner] & (partner != jnp.arange(len(partner)))
         new = jnp.clip(old + self.weight_step * agree.astype(old.dtype), 0, 1)
-        return weights.at[ids, ids[partner]].set(jnp.where(met, new, old))
+        return weights.at[ids, ids[partner]].set(jnp.where(ids == ids[partner], old, new))
 
 
 def _matching(key: Array, size: int) -> Int[Array, " size"]:
