@@ -122,10 +122,14 @@ LOSSY: dict[str, Any] = {"faults": rk.Faults(dropout=0.3), "channel": rk.chain(r
 @pytest.mark.parametrize("given", [{}, {"local_steps": 2, "pair_every": 2}])
 def test_a_client_remembers_the_model_that_the_server_has_of_it(given: dict[str, Any]) -> None:
     """Whatever a channel changes, and whoever does not reply; and the weights stay symmetric."""
-    run = rk.solve(BOWLS, SIX, rk.CoBo(step=0.2, **given), np.array([9.0, 7.0]), 20, cohort=5, noise_seed=1, **LOSSY)
-    np.testing.assert_array_equal(run.memory, run.state.models)
-    np.testing.assert_array_equal(run.weights, run.weights.T)
-    assert run.history["missing"].iloc[-1] > 0
+    missing = 0
+    for seed in range(6):
+        how: dict[str, Any] = {"cohort": 5, "noise_seed": 1, "seed": seed, **LOSSY}
+        run = rk.solve(BOWLS, SIX, rk.CoBo(step=0.2, **given), np.array([9.0, 7.0]), 3, **how)
+        np.testing.assert_array_equal(run.memory, run.state.models)
+        np.testing.assert_array_equal(run.weights, run.weights.T)
+        missing += run.history["missing"].iloc[-1]
+    assert missing > 10
 
 
 @pytest.mark.parametrize(("local_steps", "seen"), [(1, ["gradients"]), (2, ["gradients", "x"])])
