@@ -147,3 +147,12 @@ def test_plans_say_that_the_server_sees_every_model_and_gradient(local_steps: in
 def test_a_private_run_is_refused() -> None:
     with pytest.raises(ValueError, match="The server sees every reply to the exchange 'gradients' by itself"):
         rk.solve(BOWLS, SIX, rk.CoBo(), np.zeros(2), 1, channel=rk.private(epsilon=8, delta=1e-5, clip=1.0))
+
+
+def test_each_client_evaluates_its_own_model_on_both_engines() -> None:
+    own = lambda c, x, y, memory: {"loss": c.f(memory, (), c.upper())}
+    run = lambda engine: rk.solve(BOWLS, SIX, rk.CoBo(step=0.2), np.zeros(2), 3, evaluate_client=own, engine=engine)
+    here, there = run(rk.Simulation()), run(rk.Federation())
+    losses = CURVATURE / 2 * np.sum((np.asarray(here.memory) - CENTRES) ** 2, axis=1)
+    for each in (here, there):
+        np.testing.assert_allclose(each.history["loss"].iloc[-1], losses.mean(), rtol=1e-12)
