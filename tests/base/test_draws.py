@@ -48,6 +48,21 @@ def test_coins_at_the_edge_of_a_chance() -> None:
         assert [bool(draws.coins(key, chance)) for chance in (np.nextafter(u, 0), u, np.nextafter(u, 1))] == [0, 0, 1]
 
 
+@pytest.mark.parametrize("chance", [0.02, 0.4, 1.0])
+def test_tosses_up_to_the_first_head(chance: float) -> None:
+    """They follow the geometric law, are the same in float32, and end at the cut."""
+    keys = jax.random.split(jax.random.key(3), 4000)
+    draw = lambda chance, most: np.asarray(jax.vmap(lambda key: draws.tosses(key, chance, most))(keys))
+    found = draw(chance, 20 / chance)
+    assert found.min() == 1
+    assert found.max() <= 20 / chance
+    np.testing.assert_array_equal(found, draw(np.float32(chance), np.float32(20 / chance)))
+    np.testing.assert_array_equal(draw(chance, 3), np.minimum(found, 3))
+    for most in (1, 2, 5, round(1 / chance)):
+        share = 1 - (1 - chance) ** most
+        assert abs(np.mean(found <= most) - share) <= 4 * np.sqrt(share * (1 - share) / len(keys))
+
+
 def test_a_range_that_is_too_long() -> None:
     with pytest.raises(ValueError, match=r"must be shorter than 65536; got 1 to 65536"):
         draws.integers(KEYS[0], (), 1, 65_537)

@@ -183,6 +183,7 @@ def test_one_client_changes_every_kind_of_result_by_at_most_what_is_declared(
 
 SEEN, NOT_BOUNDED = "sees every reply to the exchange {} by itself", "carries bookkeeping without a bound"
 REFUSED = {
+    "CoBo": SEEN.format("'gradients'"),
     "CommFedBiO": SEEN.format("'Hu − f_y'"),
     "DRFA": "A cohort is drawn with replacement",
     "FastDRO": SEEN.format("'losses'"),

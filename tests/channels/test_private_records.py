@@ -27,6 +27,7 @@ REFUSED = {
     "FastDRO": "client.samples, single samples",
     "FedMBO": "known only during the run",
     "PDSGD": "single samples",
+    "ProxSkipGDA": "has no bound before the run",
 }
 
 

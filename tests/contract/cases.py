@@ -81,6 +81,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "SGHA": LAGRANGIAN | {"smoothing": 0.5, "dual_regularization": 0.1, "radius": 0.05, "control": "anchor"},
     "VPBGD": FIRST_ORDER | {"auxiliary_step": 0.12},
     "FedAvgSaddle": SADDLE,
+    "LocalExtragradient": SADDLE | {"control": "anchor"},
+    "MomentumLocalSGDA": SADDLE | {"momentum": 0.4},
+    "ProxSkipGDA": {"upper_step": 0.02, "lower_step": 0.05, "chance": 0.4, "batch_size": 2},
     "ScaffoldSaddle": SADDLE,
     "FastDRO": SAMPLES | {"size": 0.4},
     "PDSGD": SAMPLES | {"dual_step": 0.1, "penalty": 2.0},
@@ -92,6 +95,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Scaffold": SINGLE | {"server_step": 0.8},
     "FedSVRG": SINGLE,
     "LocalSVRG": {"step": 0.05, "sync_every": 3, "refresh": 0.5, "batch_size": 2},
+    "CoBo": SINGLE | {"proximal": 0.5, "weight_step": 0.3, "normalize": True},
     "Ditto": SINGLE | {"personal_step": 0.1, "personal_steps": 2, "proximal": 0.5},
     "PFedMe": SINGLE | {"proximal": 2.0, "server_step": 0.8, "accuracy": 0.1, "inner_step": 0.1, "inner_steps": 3},
     "FineTuned": SINGLE | {"personal_step": 0.1, "personal_steps": 2},
@@ -156,6 +160,9 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("SGHA", "Bilevel"): 2,
     ("VPBGD", "Bilevel"): 1,
     ("FedAvgSaddle", "Minimax"): 1,
+    ("LocalExtragradient", "Minimax"): 2,
+    ("MomentumLocalSGDA", "Minimax"): 1,
+    ("ProxSkipGDA", "Minimax"): 1,
     ("ScaffoldSaddle", "Minimax"): 1,
     ("FastDRO", "SingleLevel"): 2,
     ("PDSGD", "SingleLevel"): 1,
@@ -167,6 +174,7 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("Scaffold", "SingleLevel"): 1,
     ("FedSVRG", "SingleLevel"): 2,
     ("LocalSVRG", "SingleLevel"): 1,
+    ("CoBo", "SingleLevel"): 2,
     ("Ditto", "SingleLevel"): 1,
     ("PFedMe", "SingleLevel"): 1,
     ("FineTuned", "SingleLevel"): 1,
@@ -175,15 +183,24 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("WeightedNodesABA", "WeightedNodes"): 2 * 1 + 1,
 }
 
-PRESETS = {"ALSET": "StocBiO", "BSA": "StocBiO", "TTSA": "StocBiO"}  # the same code with other defaults, tested once
-PER_CLIENT = ("weights", "shares", "last_weights")  # fields of a state with an entry for each client
+PRESETS = {
+    "ALSET": "StocBiO",
+    "BSA": "StocBiO",
+    "TTSA": "StocBiO",
+    "FedGDAGT": "FedAvgSaddle",
+}  # the same code with other defaults, tested once
+PER_CLIENT = ("weights", "shares", "last_weights", "models")  # fields of a state with an entry for each client
 # One or two for each way of exchanging and remembering, on both engines in `make test`, and fewer for the rest of the
 # contract: of all others `make test` has what follows from the plan, and `make slow` everything.
 BOTH = {"FedNest", "FedBiOLocal", "ASFBO", "CommFedBiO", "FedDRO", "ScaffoldSaddle", "FedAvg", "DRFA", "PDSGD"}
 BOTH |= {"WeightedNodesProx"}
 CORE = {"FedAvg", "PDSGD", "ScaffoldSaddle"}  # a mean, a gather, memory
 CHEAP = {"FedAvg", "ScaffoldSaddle"}  # one without and one with memory, quickly compiled
-DEALT = {"DRFA", "FedMBO"}  # methods that deal out work to clients at random: another order of clients is another deal
+DEALT = {
+    "CoBo",
+    "DRFA",
+    "FedMBO",
+}  # methods that deal out work to clients at random: another order of clients is another deal
 
 
 def weights(name: str) -> list[int] | None:

@@ -255,8 +255,8 @@ def bilevel(weights: Any = WEIGHTS, lower: Any = LOWER_SIZES, upper: Any = UPPER
     return Bilevel(low, up, _normalised(weights)), rk.Clients(low, up, weights)
 
 
-def minimax(weights: Any = WEIGHTS) -> tuple[Minimax, rk.Clients]:
-    up = data(UPPER_SIZES, 3, **_UPPER)
+def minimax(weights: Any = WEIGHTS, upper: Any = UPPER_SIZES) -> tuple[Minimax, rk.Clients]:
+    up = data(upper, 3, **_UPPER)
     return Minimax(up, _normalised(weights)), rk.Clients(upper=up, weights=weights)
 
 

@@ -61,6 +61,15 @@ def coins(key: Array, chance: Any, shape: tuple[int, ...] = ()) -> Bool[Array, "
     return below | (chance >= 1)
 
 
+@jax.jit
+def tosses(key: Array, chance: Any, most: Any) -> Int[Array, ""]:
+    """Draw the number of tosses of a coin up to the first head, of probability `chance` > 0; cut at `most`."""
+    high, _ = _words(key, ())
+    tail = jnp.log((high.astype(jnp.float32) + 0.5) * 2.0**-32)  # of a uniform number above 0 and at most 1
+    needed = jnp.floor(tail / jnp.log1p(-jnp.asarray(chance, jnp.float32)))
+    return 1 + jnp.minimum(needed, jnp.asarray(most, jnp.float32) - 1).astype(jnp.int32)
+
+
 @functools.partial(jax.jit, static_argnames="shape")
 def normals(key: Array, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
     """Draw normal numbers of 24 random bits each, in float32."""
@@ -74,7 +83,7 @@ def _stream(key: Array, count: int) -> UInt[Array, " count"]:
 
     They are the words of `jax.random.split(key, ...)`. JAX writes each round of the hash to memory on a CPU; here the
     hash and what is computed from it are one loop over the numbers, which takes a third of the time to run and to
-    compile. Numbers with an odd index compute the hash once more: on all machines that is cheaper than moving words.
+    compile. Every hash is computed twice, once for each of its words, which costs less than moving words.
     """
     index = lax.iota(jnp.uint32, count)
     first, second = jax.random.key_data(key)

@@ -54,6 +54,7 @@ class Private(Budgeted):
         exchanges = {e.name: e for plan in (start, one_round) for e in _exchanges(plan)}
         self._check_names(exchanges)
         if not exchanges:
+            refuse(reason for plan in (start, one_round) for reason in releases(plan).refused)
             raise ValueError("A private run must have exchanges; got a method without any.")
         if self.noise is not None:
             levels = {name: of_name(self.noise, name) for name in exchanges}

@@ -251,6 +251,11 @@ class Fed(Exchanging):
         return result
 
     @property
+    def ids(self) -> Int[Array, " cohort"]:
+        """The numbers of the cohort's clients, in the order of the rows of `gather` and `scatter`."""
+        return self._ids
+
+    @property
     def shares(self) -> Float[Array, " cohort"]:
         """The clients' shares in a mean over the cohort: p_i / Σ p_i."""
         p = self._weights[self._ids]

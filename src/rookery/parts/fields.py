@@ -8,15 +8,16 @@ from jaxtyping import Array
 
 from rookery.base import tree
 from rookery.language.fed import Client, Data, Fed
+from rookery.problems.problems import Minimax
 
 Several = tuple[tree.Tree, ...]  # a method's variables, e.g. x, y and z; or a direction or a step size for each
-Field = Callable[[Client, Several, Data, Data], Several]  # (client, w, upper batch, lower batch) -> D_i(w)
+Field = Callable[[Client, Several, Data, Any], Several]  # (client, w, upper batch, lower batch) -> D_i(w)
 Control = Literal["none", "anchor"]
 
 
 def descend(
     fed: Fed, field: Field, w: Several, key: Array, *, steps: tuple[Any, ...], local_steps: Any, batch_size: int | None,
-    control: Control, name: str,
+    control: Control, name: str, extra: bool = False,
 ) -> Several:  # fmt: skip
     """Take the clients' local steps from w, and return the mean of the points that they reach.
 
@@ -32,6 +33,8 @@ def descend(
         steps: S, a step size for each variable.
         local_steps: τ_i, as in `Client.steps`.
         name: the variables' names, for the ledger.
+        extra: extragradient steps, w' = w_i − S·D at w_i and then w_i ← w_i − S·D at w', on a minibatch each; an anchor
+            corrects both D.
     """
     k1, k2 = jax.random.split(key)
     anchor: Several | None = None
@@ -42,23 +45,34 @@ def descend(
     def local(c: Client, k: Array) -> Several:
         count, *orders = jax.random.split(k, 3)
         turns = c.steps(local_steps, count, batch_size, "lower")
-        if anchor is None:
-            one = lambda v, w_i: move(w_i, field(c, w_i, *minibatches(c, orders, batch_size, v)), steps)
-            return c.loop(turns, one, w)
 
-        def corrected(v: Any, w_i: Several) -> Several:
+        def direction(v: Any, w_i: Several) -> Several:
             batches = minibatches(c, orders, batch_size, v)
-            change = tree.sub(field(c, w_i, *batches), field(c, w, *batches))
-            return move(w_i, tree.add(change, anchor), steps)
+            at = field(c, w_i, *batches)
+            return at if anchor is None else tree.add(tree.sub(at, field(c, w, *batches)), anchor)
 
-        return c.loop(turns, corrected, move(w, anchor, steps), before=1)  # in the first step the change is 0
+        def one(v: Any, w_i: Several) -> Several:
+            if extra:
+                v = 2 * v + (anchor is not None)  # the first of this step's two minibatches
+                return move(w_i, direction(v + 1, move(w_i, direction(v, w_i), steps)), steps)
+            return move(w_i, direction(v, w_i), steps)
+
+        if anchor is None:
+            return c.loop(turns, one, w)
+        first = move(w, anchor, steps)  # at w itself the correction leaves the anchor alone
+        first = move(w, direction(0, first), steps) if extra else first
+        return c.loop(turns, one, first, before=1)
 
     return fed.mean(fed.map(local, k2), name=name, around=w)
 
 
-def minibatches(c: Client, orders: Any, size: int | None, step: Any = 0) -> tuple[Data, Data]:
-    """Return the step-th minibatches of the upper and the lower data, in the orders of two keys."""
-    return c.upper(orders[0], size, step), c.lower(orders[1], size, step)
+def minibatches(c: Client, orders: Any, size: int | None, step: Any = 0) -> tuple[Data, Any]:
+    """Return the step-th minibatches of the upper and the lower data, in the orders of two keys.
+
+    A minimax problem has no lower data: the second is None.
+    """
+    upper = c.upper(orders[0], size, step)
+    return upper, None if isinstance(c.problem, Minimax) else c.lower(orders[1], size, step)
 
 
 def move(w: Several, along: Several, steps: tuple[Any, ...]) -> Several:

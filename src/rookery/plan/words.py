@@ -233,7 +233,7 @@ def _needed(call: calls.WorkCall, read: Read) -> _Needed:
 
 def _joined(labels: Iterable[str]) -> str:
     """The parts of all labels, each once."""
-    parts = dict.fromkeys(part for label in labels for part in label.split(", "))
+    parts = dict.fromkeys(part for label in labels for part in label.split(", ") if part)
     for dull in (_CONSTANT, _KEY, "the cohort", "the weights"):  # other parts say more
         if len(parts) > 1 or dull == _CONSTANT:
             parts.pop(dull, None)

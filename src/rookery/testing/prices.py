@@ -32,7 +32,8 @@ methods' plans. `rk.explain(..., private=...)` prints the same for your own prob
 
 A result is what one exchange publishes: a mean or a sum. Bookkeeping that differs between clients, such as the number
 of local steps of `SimFBO`, is a result of its own. "+ 1" is a result before the first round, which comes from all
-clients. The methods marked with * need a number for `hessian_step`, because "auto" is refused.
+clients. The methods marked with * need a number for `hessian_step`, because "auto" is refused. Those marked with † take
+all clients in every round, so that no draw of a cohort lowers the price.
 
 ## Refused
 
@@ -78,7 +79,7 @@ def _case(kind: str) -> tuple[Case, Clients]:
 
 def _row(name: str, price: Price) -> str:
     start = f" + {price.start.count}" if price.start.count else ""
-    mark = "*" if _needs_step(name) else ""
+    mark = "*" * _needs_step(name) + "†" * ("all clients" in needs(getattr(algorithms, name)))
     numbers = f"{price.epsilon():.3g} | {price.noise(_EPSILON, _ROUNDS):.3g}"
     return f"| `{name}`{mark} | {_kind(name)} | {price.count}{start} | {numbers} |"
 
