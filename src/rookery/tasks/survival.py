@@ -5,9 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def cox_losses(
-    scores: Float[Array, " n"], event: Float[Array, " n"], time: Float[Array, " n"]
-) -> Float[Array, " n"]:
+def cox_losses(scores: Float[Array, " n"], event: Float[Array, " n"], time: Float[Array, " n"]) -> Float[Array, " n"]:
     """Return each row's part of Cox's negative log partial likelihood; a score is a log hazard.
 
     It is log Σ_j exp(s_j) − s_i for a row with an event, over the rows j that are still at risk at time T_i, otherwise
