@@ -73,9 +73,11 @@ def tuning_helps(results: pd.DataFrame) -> Finding:
     return Finding(bool(np.all(after >= before)), {"gain for each seed": after - before})
 
 
-claim("Of the 55 means without Cyclic, 54 are within one of FLamby's standard deviations.", benchmark=HEART, least=54)(
-    tables.nearly_all
-)
+claim(
+    "Of the 55 means without Cyclic, at least 54 are within one of FLamby's standard deviations.",
+    benchmark=HEART,
+    least=54,
+)(tables.nearly_all)
 
 
 @claim("In Switzerland and Long Beach, every federated strategy is worse than always predicting the commoner class.")

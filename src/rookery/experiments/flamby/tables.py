@@ -77,7 +77,7 @@ class Benchmark:
     @property
     def methods(self) -> dict[str, str]:
         """The methods in the order of the table, and their names in words."""
-        alone = {client: f"alone: {name}" for client, name in self.clients.items()}
+        alone = {client: f"{name} alone" for client, name in self.clients.items()}
         return {"pooled": "pooled training", **alone, **{name: name for name in STRATEGIES}}
 
     @property
@@ -164,7 +164,7 @@ def agrees(results: pd.DataFrame, benchmark: Benchmark, method: str) -> Finding:
     if not both or results["seed"].nunique() < 2:
         return Finding(None, {}, "FLamby has no numbers to compare these runs with.")
     leads = {test: lead(*pair) for test, pair in both.items()}
-    far = max(leads, key=lambda test: abs(leads[test].mean) - leads[test].error)
+    far = max(leads, key=lambda test: abs(leads[test].mean) / (leads[test].error + 1e-9))
     figures: Figures = {f"farthest, {benchmark.tests[far]}: difference, margin": leads[far]}
     for test, (ours, theirs) in both.items():
         figures[f"{benchmark.tests[test]}: ours, ±; FLamby's, ±"] = [*_spread(ours), *_spread(theirs)]
