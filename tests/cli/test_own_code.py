@@ -178,7 +178,9 @@ def test_every_hyperparameter_has_a_meaning(name: str) -> None:
 def test_every_setting_has_a_meaning_and_a_default(name: str) -> None:
     rows = {row["setting"]: row for row in cli.listing._task_settings(registry.TASKS[name])}
     assert all(row["meaning"] for row in rows.values()), rows
-    assert rows["clients" if "clients" in rows else "nodes"]["default"] != "none"
+    counted = {"clients", "nodes", "train"} & rows.keys()  # or, where the clients are given, who of them trains
+    assert counted
+    assert all(rows[setting]["default"] != "none" for setting in counted)
 
 
 @pytest.mark.slow

@@ -147,7 +147,8 @@ def test_the_page_on_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    (page, weighing, measuring), (shown, learnt) = blocks("docs/data.md", "python"), blocks("docs/data.md", "text")
+    page, weighing, measuring, benchmark = blocks("docs/data.md", "python")
+    shown, learnt = blocks("docs/data.md", "text")
     names: dict[str, Any] = {}
     exec(compile(weighing, "data.md", "exec"), names)
     found, expected = (ast.literal_eval(text) for text in (capsys.readouterr().out, learnt))
@@ -156,6 +157,8 @@ def test_the_page_on_tables(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(measuring, "data.md", "exec"), names)
     history = names["run"].history
     assert (history["accuracy_q0"] < history["accuracy_q100"]).iloc[-1]
+    exec(compile(benchmark, "data.md", "exec"), names)
+    assert 0.68 < names["run"].history["accuracy"].iloc[-1] < 0.77  # FLamby's mean is .726 ± .014
     capsys.readouterr()
     exec(compile(page, "data.md", "exec"), {})
     printed = capsys.readouterr().out

@@ -361,9 +361,9 @@ def adam(step: float, b1: float, b2: float, eps: float) -> Rule:
     return rule
 
 
-def adaptive(kind: str, step: float, b1: float, b2: float, tau: float) -> Rule:
-    """FedAdagrad, FedYogi and FedAdam (Reddi et al. 2021, Alg. 2): v starts at τ², and no bias is corrected."""
-    m, v = 0.0, tau**2
+def adaptive(kind: str, step: float, b1: float, b2: float, tau: float, start: float | None = None) -> Rule:
+    """FedAdagrad, FedYogi and FedAdam (Reddi et al. 2021, Alg. 2): v starts at τ² (None), and no bias is corrected."""
+    m, v = 0.0, tau**2 if start is None else start
 
     def rule(g: Vector) -> Vector:
         nonlocal m, v

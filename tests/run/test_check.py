@@ -330,6 +330,7 @@ def test_compositional_problems(kind: str) -> None:
     [
         ("minimax_quadratic", {"clients": 3, "dim": 3}),
         ("portfolio", {"clients": 3, "assets": 3, "samples": 8}),
+        pytest.param("fed_heart", {}, marks=pytest.mark.slow),
         pytest.param("hyperparameters", {"clients": 3, "noise": 2}, marks=pytest.mark.slow),
         pytest.param("weighted_nodes", {"nodes": 4, "minority": 2}, marks=pytest.mark.slow),
         pytest.param("hyperrep", {"clients": 10, "width": 16}, marks=pytest.mark.slow),

@@ -20,6 +20,8 @@ OTHERS = (
     "data-cleaning",
     "dro-imbalanced",
     "fairness",
+    "fed-heart",
+    "fed-tcga",
     "few-shot",
     "group-weights",
     "hyperrep",

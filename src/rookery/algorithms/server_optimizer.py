@@ -1,15 +1,20 @@
-"""`with_server_optimizer`: an optimizer at the server, for any method, that takes a round's change as its gradient."""
+"""`with_server_optimizer`: an optimizer at the server, for any method, that takes a round's change as its gradient.
+
+`FedOpt`: the server's optimizers of Reddi et al.
+"""
 
 import dataclasses
 import functools
 from collections import namedtuple
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import tree
-from rookery.base.arguments import kind_of
+from rookery.base.arguments import check_amounts, check_positive, kind_of
 from rookery.language import hyperparameters
 from rookery.language.fed import Algorithm, Fed
 from rookery.parts import optimizers
@@ -26,6 +31,59 @@ class Moments(NamedTuple):
     lower: Any
 
 
+@dataclass(frozen=True)
+class FedOpt:
+    """Adam, Yogi or Adagrad as Reddi et al. state them for a server, without bias correction.
+
+    For the change Δ = x⁺ − x of a round, m ← β₁m + (1 − β₁)Δ, v follows the rule, and x ← x + η·m/(√v + τ):
+
+    - "adam": v ← β₂v + (1 − β₂)Δ²
+    - "yogi": v ← v − (1 − β₂)Δ²·sign(v − Δ²)
+    - "adagrad": v ← v + Δ²
+
+    m starts at 0 and v at τ² or at `start`. Without bias correction and with start=0, Adam's first step is
+    (1 − β₁)/√(1 − β₂) times that of `optax.adam`: equal for β₂ = .99, and 3.2 times as long for β₂ = .999.
+
+    Use it as `with_server_optimizer(method, upper=FedOpt("adam", 0.01))`. It has the two functions of an optax
+    optimizer, `init` and `update`. Departures from the paper: none known; `start` may be 0, as in FLamby.
+
+    Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Alg. 2.
+    """
+
+    rule: Literal["adam", "yogi", "adagrad"]
+    step: float  # η
+    momentum: float = 0.9  # β₁
+    decay: float = 0.99  # β₂; Adagrad has none
+    floor: float = 1e-3  # τ
+    start: float | None = None  # v before the first round; None: τ²
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("adam", "yogi", "adagrad"):
+            raise ValueError(f"rule must be one of adam, yogi, adagrad; got {self.rule!r}.")
+        check_positive(step=self.step, floor=self.floor)
+        check_amounts(momentum=self.momentum, decay=self.decay, start=self.start or 0.0)
+        for name, value in (("momentum", self.momentum), ("decay", self.decay)):
+            if value >= 1:
+                raise ValueError(f"{name} must be below 1; got {value!r}.")
+
+    def init(self, x: tree.Tree) -> tuple[tree.Tree, tree.Tree]:
+        """Return m and v before the first round."""
+        start = self.floor**2 if self.start is None else self.start
+        return tree.zeros_like(x), jax.tree.map(lambda a: jnp.full_like(a, start), x)
+
+    def update(self, gradient: tree.Tree, state: Any, x: Any = None) -> tuple[tree.Tree, tuple[tree.Tree, tree.Tree]]:
+        """Return what is added to x, and m and v; the gradient is −Δ."""
+        keep = self.decay
+        grown = {
+            "adam": lambda v, g: keep * v + (1 - keep) * g**2,
+            "yogi": lambda v, g: v - (1 - keep) * g**2 * jnp.sign(v - g**2),
+            "adagrad": lambda v, g: v + g**2,
+        }[self.rule]
+        m = jax.tree.map(lambda m, g: self.momentum * m - (1 - self.momentum) * g, state[0], gradient)
+        v = jax.tree.map(grown, state[1], gradient)
+        return jax.tree.map(lambda m, v: self.step * m / (jnp.sqrt(v) + self.floor), m, v), (m, v)
+
+
 def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = None) -> Any:
     """Return the method with an optax optimizer at the server: FedAdam, FedYogi or server momentum, for any method.
 
@@ -37,8 +95,8 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
 
     Arguments:
         method: any method of the library or a user's, a frozen dataclass.
-        upper: optax.adam(1e-3), optax.yogi(1e-2), optax.sgd(1.0, momentum=0.9), … for x; None: x stays as the method
-            leaves it.
+        upper: optax.adam(1e-3), optax.sgd(1.0, momentum=0.9), FedOpt("yogi", 1e-2), … for x; None: x stays as the
+            method leaves it.
         lower: the same for y. Not for methods whose y is empty or belongs to the clients.
 
     The rest of the method's state (momenta, control variates, estimates) and its clients' memory stay as the method

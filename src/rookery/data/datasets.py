@@ -93,6 +93,7 @@ DATASETS: dict[str, str] = {
     "adult": "UCI Adult: does a person earn more than 50,000 dollars a year",
     "covtype": "UCI Covertype: the kind of forest on a patch of land; no test set",
     "omniglot": "characters of 50 alphabets, 105×105, 20 drawings each; other alphabets to test",
+    "tcga-brca": "clinical data of breast cancer patients in six regions, from FLamby; not downloaded",
 }
 
 
@@ -233,6 +234,20 @@ SOURCES: dict[str, tuple[Form, ...]] = {
                 _OMNIGLOT,
             ),
             formats.omniglot_zips,
+        ),
+    ),
+    "tcga-brca": (
+        Form(
+            _files(
+                "tcga-brca",
+                {
+                    "brca.csv": "07cb53423f7d579d33cfdbf2cba57b2aee75318b85866c68ce39a75b1f1ba020",
+                    "centers.csv": "d610df2dae0203ea229c9579747ed3eb8d28e137c5378f55acc6fe6b4632bb1d",
+                    "train_test_split.csv": "1249c6543a4060ff0fdaf8510fc37017755836db6c9fc5e6af96057c36510990",
+                },
+            ),
+            formats.tcga_brca,
+            keep=False,
         ),
     ),
 }

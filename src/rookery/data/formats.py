@@ -243,6 +243,40 @@ def covtype(paths: Paths) -> Arrays:
     }
 
 
+# Breast cancer.
+
+REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
+
+
+def tcga_brca(paths: Paths) -> Arrays:
+    """Parse FLamby's table of TCGA-BRCA, the regions of its sites and its split; rows are in the table's order.
+
+    A label is 1 if a death was seen. The regions and the times, in days, are extra arrays.
+    """
+    import pandas as pd
+
+    table, split, sites = (
+        pd.read_csv(paths[name], keep_default_na=False)  # NA is the code of a site
+        for name in ("brca.csv", "train_test_split.csv", "centers.csv")
+    )
+    table = table.merge(split, on="pid")  # patients without a line in the split are left out
+    region = dict(zip(sites["TSS Code"], sites["Region"].str.lower(), strict=True))
+    number = table["pid"].str.split("-").str[1].map(region).map(REGIONS.index).to_numpy(np.int32)
+    features = table.drop(columns=["pid", "E", "T", "fold", "fold2"])
+    out: Arrays = {
+        "names": np.array(["censored", "died"]),
+        "columns": np.array(features.columns, str),
+        "extra.regions": np.array(REGIONS),
+    }
+    for part in ("train", "test"):
+        own = (table["fold"] == part).to_numpy()
+        out[part] = features.to_numpy(np.float32)[own]
+        out[f"{part}_labels"] = table["E"].to_numpy(np.int32)[own]
+        out[f"extra.{part}_time"] = table["T"].to_numpy(np.float32)[own]
+        out[f"extra.{part}_region"] = number[own]
+    return out
+
+
 # Omniglot: the classes of the evaluation set follow those of the background set.
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from rookery.base.arguments import kind_of
 
 HIGHER = {
-    "acc", "accuracy", "auc", "auroc", "bleu", "coverage", "dice", "f1", "gain", "iou", "likelihood", "precision",
-    "profit", "r2", "recall", "return", "returns", "reward", "rewards", "score", "scores", "sensitivity",
+    "acc", "accuracy", "auc", "auroc", "bleu", "concordance", "coverage", "dice", "f1", "gain", "iou", "likelihood",
+    "precision", "profit", "r2", "recall", "return", "returns", "reward", "rewards", "score", "scores", "sensitivity",
     "similarity", "specificity", "tpr", "utility", "welfare",
 }  # fmt: skip
 LOWER = {

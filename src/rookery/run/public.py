@@ -4,7 +4,7 @@ from rookery import parts
 from rookery.algorithms import *  # noqa: F403
 from rookery.algorithms import __all__ as _algorithms
 from rookery.algorithms.fedbio import SOBA
-from rookery.algorithms.server_optimizer import with_server_optimizer
+from rookery.algorithms.server_optimizer import FedOpt, with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
 from rookery.channels import clip, gaussian, private
@@ -41,9 +41,9 @@ from rookery.run.worth import Worth, worth
 
 __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
-    "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "Federation", "HostError", "MemoryLimitError", "Minimax",
-    "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share", "Simulation",
-    "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check", "clip", "explain",
-    "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve", "tree", "tune",
-    "with_server_optimizer", "worth", *_algorithms,
+    "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
+    "Minimax", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share",
+    "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check",
+    "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve",
+    "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

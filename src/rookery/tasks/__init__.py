@@ -4,6 +4,7 @@ from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.dro_imbalanced import dro_imbalanced
 from rookery.tasks.fairness import fairness
 from rookery.tasks.few_shot import few_shot
+from rookery.tasks.flamby import fed_heart, fed_tcga
 from rookery.tasks.group_weights import group_weights
 from rookery.tasks.hyperparameters import hyperparameters
 from rookery.tasks.hyperrep import hyperrep
@@ -20,6 +21,8 @@ __all__ = [
     "data_cleaning",
     "dro_imbalanced",
     "fairness",
+    "fed_heart",
+    "fed_tcga",
     "few_shot",
     "group_weights",
     "hyperparameters",
