@@ -286,6 +286,8 @@ def test_verdicts_that_chance_would_give_are_in_doubt() -> None:
     assert judging.headline(table, "auc") == (
         "By AUC, 2 of 20 hospitals seem to gain: h0 and h1 (2 of 120 comparisons; chance alone gives about 3)."
     )
+    table["gain"] = np.where(some | (table["hospital"] == "h7"), 0.01, -0.01)
+    assert ", of 20 hospitals: FedAvg at 1, FedAdam at 1, fine-tuned at 1, Ditto at 3, own" in judging.tendency(table)
     table.loc[some, "verdict"] = "loses"
     assert "at least one method seems to harm h0 and h1 (2 of 120" in judging.headline(table, "auc")
     table.loc[table["method"].isin(FEDERATED) & table["hospital"].isin(names[:2]), "verdict"] = "gains"
@@ -327,6 +329,13 @@ def test_harm_is_named_with_what_avoids_it() -> None:
     assert "Ditto, own intercept and learnt weights avoid most of that loss" in said
     assert "does not demonstrably beat always saying the commoner class" in said
     assert judging.headline(table, "accuracy").endswith("at least one method demonstrably harms h0.")
+
+
+def test_a_number_is_called_a_hospital_in_sentences() -> None:
+    table, hospital = scored({"Ditto": 0.8, FLOOR: 0.5})
+    table["hospital"] = "7"
+    assert judging.headline(table, "accuracy").endswith("gains: hospital 7.")
+    assert judging.advise(table, replace(hospital, name="7"), "accuracy").startswith("Hospital 7 gains 10 points")
 
 
 def test_the_brier_score_is_better_when_it_is_lower() -> None:

@@ -98,6 +98,7 @@ def _result(
         "and the values of categories are shared.",
         f"Intervals are corrected for the overlap of the splits. Each is for one comparison: of {count} comparisons "
         f"without any difference, about {count / 40:.2g} would show a gain by chance.",
+        judging.tendency(table),
     )
     settings = {
         "label": data.label,

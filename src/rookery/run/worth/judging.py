@@ -189,7 +189,7 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
     floor = own.loc[FLOOR]
     if not one_class(site) and floor["verdict"] in (GAINS, UNCLEAR):
         parts.append(f"its own model does not demonstrably beat {_floor(metric)}")
-    return f"{site.name} {'; '.join(parts)}."
+    return f"{_named(site.name, 'Hospital')} {'; '.join(parts)}."
 
 
 def headline(table: "pd.DataFrame", metric: str) -> str:
@@ -226,10 +226,23 @@ def disagreement(table: "pd.DataFrame") -> str:
     return f"Other metrics judge otherwise: {'; '.join(found)}." if found else ""
 
 
+def tendency(table: "pd.DataFrame") -> str:
+    """Return at how many hospitals each method gains, demonstrably or not: many small gains together are not chance."""
+    count = table["hospital"].nunique()
+    gaining = table[table["gain"] > 0]
+    gains = [f"{name} at {int((gaining['method'] == name).sum())}" for name in FEDERATED]
+    return f"Gains on average over the splits, demonstrable or not, of {count} hospitals: {', '.join(gains)}."
+
+
 def _hospitals(table: "pd.DataFrame", column: str, verdict: str) -> list[str]:
     """Return the hospitals with this verdict on some method of a federation."""
     rows = table[table["method"].isin(FEDERATED) & (table[column] == verdict)]
-    return list(dict.fromkeys(rows["hospital"]))
+    return [_named(name) for name in dict.fromkeys(rows["hospital"])]
+
+
+def _named(hospital: str, word: str = "hospital") -> str:
+    """Return a hospital as a sentence has it; a number alone would not be taken for one."""
+    return f"{word} {hospital}" if hospital.replace(".", "").isdigit() else hospital
 
 
 def _doubt(table: "pd.DataFrame", verdict: str) -> str:
@@ -246,10 +259,12 @@ def number(value: float, sign: str = "") -> str:
 
     >>> number(0.656), number(-0.1216, "+"), number(1.0), number(float("nan"))
     ('.656', '-.122', '1.000', '–')
+    >>> number(-0.0001, "+")
+    '+.000'
     """
     if np.isnan(value):
         return "–"
-    text = f"{value:{sign}.3f}"
+    text = f"{round(value, 3) + 0.0:{sign}.3f}"  # no negative zero
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
 
 

@@ -35,7 +35,7 @@ def page(result: Any, picture: bytes) -> str:
     records = result.table.to_dict("records")
     verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
     about = result.settings
-    rows = ", ".join(f"{name} {count}" for name, count in about["rows"].items())
+    rows = ", ".join(f"{name}: {count}" for name, count in about["rows"].items())
     title = f"Would they gain from joining? {about['label']} in {len(result.hospitals)} hospitals"
     gains = _table(
         [spoken(result.metric), *result.hospitals],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FILES = ("worth.csv", "splits.csv", "weights.csv", "worth.png", "worth.html")
 _BLOCK = 4  # hospitals side by side in a text
-_TITLE = 22  # characters of a name above its panel
+_TITLE, _SHORT = 24, 13  # characters of a name above its panel, and of one that leaves room for its accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +99,7 @@ class Worth:
         reach = np.nanmax(np.abs(ends)) if np.isfinite(ends).any() else 1.0
         left = max(np.nanmax(-ends, initial=0.0), 0.1 * reach)
         right = max(np.nanmax(ends, initial=0.0), 0.1 * reach)
+        between = "\n" if max(map(len, self.hospitals)) > _SHORT else ": "
         for place, ax in enumerate(axes.flat):
             if place >= len(self.hospitals):
                 ax.set_visible(False)
@@ -120,7 +121,7 @@ class Worth:
             ax.grid(axis="x", color="#e4e4e4", linewidth=0.8)
             ax.grid(visible=False, axis="y")
             own = number(by_place.loc[(name, ALONE)][self.metric])
-            label(ax, title=f"{_panel(name)}: alone {own}")
+            label(ax, title=f"{_panel(name)}{between}alone {own}")
         better = f"lower {spoken(self.metric)}" if self.metric in LOWER else spoken(self.metric)
         key = "green: gains, orange: loses, grey: the interval includes zero; hollow: for comparison only"
         fig.supxlabel(f"gain in {better} over the hospital's own model\n{key}", fontsize=9)
