@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import minimize
+from tests.run.worth_tables import rows, study
 from typer.testing import CliRunner
 
 import rookery as rk
@@ -20,8 +21,6 @@ from rookery.run.worth import judging, methods
 from rookery.run.worth.designs import RIDGE, Site, minimise, site
 from rookery.run.worth.hospitals import Hospital, federation, split
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, PENALTIES, POOLED
-
-from .worth_tables import rows, study
 
 
 def exact(parts: methods.Study, _: Any) -> tuple[dict[str, Any], np.ndarray]:

@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from tests.run.worth_tables import rows, study
 
 from rookery.run.worth import judging
 from rookery.run.worth.designs import Site
 from rookery.run.worth.hospitals import Hospital, split
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
-
-from .worth_tables import rows, study
 
 
 def test_metrics_agree_with_scikit_learn() -> None:
