@@ -53,10 +53,8 @@ def main() -> None:
     found: dict[str, list[dict]] = {}
     for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else 10):
         tables = make_data.tables(seed)
-        levels = {
-            level: [study.rows(table[table["use"] == use]) for table in tables.values()]
-            for level, use in study.USES.items()
-        }
+        by_hospital = [study.levels(table) for table in tables.values()]
+        levels = {level: [own[level] for own in by_hospital] for level in study.USES}
         runs = {"the study (FedBiO)": nested(levels)}
         runs |= {name: fedavg(levels, rows) for name, rows in METHODS.items()}
         for name, (task, given, measure) in runs.items():

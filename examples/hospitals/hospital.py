@@ -1,11 +1,17 @@
-"""A hospital's own file: where its table is. HOSPITAL_CSV names the file; without it, patients.csv beside this one."""
+"""A hospital's own file: its study, and where its table is.
 
+HOSPITAL_STUDY names the study's module: "study", or "heart". HOSPITAL_CSV names the table; without it, patients.csv
+beside this file.
+"""
+
+import importlib
 import os
 from pathlib import Path
 
 import pandas as pd
-from study import USES, rows
-from study import task as task  # what all have agreed on
+
+study = importlib.import_module(os.environ.get("HOSPITAL_STUDY") or "study")
+task = study.task  # what all have agreed on
 
 
 def data():
@@ -13,5 +19,4 @@ def data():
     path = Path(os.environ.get("HOSPITAL_CSV") or Path(__file__).with_name("patients.csv"))
     if not path.exists():
         raise ValueError(f"there is no {path}; set HOSPITAL_CSV to the hospital's table")
-    table = pd.read_csv(path)
-    return {level: rows(table[table["use"] == use]) for level, use in USES.items()}
+    return study.levels(pd.read_csv(path))

@@ -57,6 +57,11 @@ def rows(table: pd.DataFrame) -> dict[str, np.ndarray]:
     }
 
 
+def levels(table: pd.DataFrame) -> dict[str, dict[str, np.ndarray]]:
+    """The rows of a hospital's table at each level."""
+    return {level: rows(table[table["use"] == use]) for level, use in USES.items()}
+
+
 def _scores(y, rows):
     return rows["features"] @ y["w"] + y["b"]
 

@@ -30,7 +30,7 @@ def join(
     ] = None,
     splits: Annotated[int, typer.Option(help="How many times the rows are split.")] = 20,
     metric: Annotated[
-        str, typer.Option(help="What the advice refers to: accuracy, balanced_accuracy, auc or brier.")
+        str, typer.Option(help="What the advice refers to: accuracy, balanced_accuracy, auc, brier or calibration.")
     ] = "accuracy",
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out. Repeat it for more.")] = None,
     category: Annotated[

@@ -1,4 +1,4 @@
-"""The example of three hospitals, as its README has it: real processes and certificates, on this machine."""
+"""The examples of three and of four hospitals, as their README has them: real processes, on this machine."""
 
 import json
 import os
@@ -25,12 +25,14 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
 ROUNDS = 40
 SOURCES = ("laboratory", "letter", "billing")
 SITES = ("general", "riverside", "university")
+HEART_SITES = ("cleveland", "hungary", "switzerland", "va")
+MODULES = ("compare", "make_data", "study", "hospital", "heart", "result")
 
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Its modules."""
-    for name in ("compare", "make_data", "study"):  # others' studies are called so, too
+    for name in MODULES:  # others' studies are called so, too
         sys.modules.pop(name, None)
     monkeypatch.syspath_prepend(str(EXAMPLE))
     import compare
@@ -38,16 +40,18 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import study
 
     yield compare, make_data, study
-    for name in ("compare", "make_data", "study"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
 def levels(example: Any) -> dict[str, Any]:
     _, make_data, study = example
-    return {
-        level: [study.rows(table[table["use"] == use]) for table in make_data.tables(0).values()]
-        for level, use in study.USES.items()
-    }
+    return by_level(study, make_data.tables(0))
+
+
+def by_level(study: Any, tables: dict[str, pd.DataFrame]) -> dict[str, Any]:
+    own = [study.levels(table) for table in tables.values()]
+    return {level: [rows[level] for rows in own] for level in own[0]}
 
 
 def simulated(example: Any) -> pd.DataFrame:
@@ -94,12 +98,86 @@ def test_a_hospitals_own_file_is_not_compared(tmp_path: Path, monkeypatch: pytes
     example[1].tables(0)["university"].to_csv(table, index=False)
     monkeypatch.setenv("HOSPITAL_CSV", str(table))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("hospital", None)
     found = read_module(EXAMPLE / "hospital.py")[1].declared
-    sys.modules.pop("hospital", None)  # it would be in the way of another of that name
     assert found is not None
     assert (set(found.files), found.private) == ({"study.py"}, None)
     assert str(tmp_path) not in json.dumps(found.words())
+
+
+# Four hospitals.
+
+
+@pytest.fixture
+def four(example: Any) -> tuple[Any, Any, dict[str, pd.DataFrame]]:
+    """The modules heart and result, and the tables."""
+    import heart
+    import result
+
+    return heart, result, example[1].heart_tables(0)
+
+
+def averaged(own: list[Any], rounds: int, step: float, steps: int, penalty: float) -> np.ndarray:
+    """FedAvg's weights and intercept on all rows, in plain NumPy."""
+    x = np.zeros(own[0]["features"].shape[1] + 1)
+    penalties = np.array([penalty] * (len(x) - 1) + [0])
+    sizes = np.array([len(rows["ill"]) for rows in own])
+    for _ in range(rounds):
+        ends = []
+        for rows in own:
+            z, end = np.column_stack([rows["features"], np.ones(len(rows["ill"]))]), x
+            for _ in range(steps):
+                end = end - step * (z.T @ (1 / (1 + np.exp(-z @ end)) - rows["ill"]) / len(z) + penalties * end)
+            ends.append(end)
+        x = sizes @ np.array(ends) / sizes.sum()
+    return x
+
+
+def test_own_intercepts_are_right_on_average_where_fedavg_is_not(four: Any) -> None:
+    """The study in simulation: FedAvg's part is FedAvg, and the other one has each hospital's share of ill patients."""
+    heart, result, tables = four
+    assert [len(table) for table in tables.values()] == [303, 294, 123, 200]
+    assert tuple(tables) == HEART_SITES
+    task, own = heart.task(), by_level(heart, tables)
+    clients = rk.Clients(**own, weights="size")
+    method = task.algorithm(rk.FedBiOLocal)
+    how = {"every": task.rounds, "evaluate_client": task.evaluate_client, "progress": False}
+    run = rk.solve(task.problem, clients, method, task.init, task.rounds, **how)
+    wanted = averaged(own["lower"], task.rounds, method.upper_step, method.local_steps, heart.PENALTY)
+    np.testing.assert_allclose([*run.x["average"]["w"], run.x["average"]["b"]], wanted, atol=1e-4)
+    wrong, accuracy = [], []
+    for k, rows in enumerate(own["lower"]):
+        memory = {"intercept": run.memory["intercept"][k], "alone": {n: v[k] for n, v in run.memory["alone"].items()}}
+        models = heart.models(run.x, memory)
+        chances = {name: 1 / (1 + np.exp(-heart.scores(model, rows))) for name, model in models.items()}
+        wrong.append({name: abs(np.mean(p - rows["ill"])) for name, p in chances.items()})
+        accuracy.append([float(heart.accuracy(model, own["test"][k])) for model in models.values()])
+        assert len(rows["ill"]) + len(own["test"][k]["ill"]) == [303, 261, 46, 130][k]
+    assert max(each["own_intercept"] for each in wrong) < 0.01
+    assert min(each["fedavg"] for each in wrong[2:]) > 0.2  # Switzerland and VA
+
+    sizes = np.array([len(rows["ill"]) for rows in own["lower"]])
+    reported = run.history.iloc[-1][[f"{name}_accuracy" for name in heart.MODELS]]
+    np.testing.assert_allclose(reported.to_numpy(float), sizes @ np.array(accuracy) / sizes.sum(), atol=1e-5)
+    found = result.result(run.x, tables["va"])  # what the hospital finds out for itself
+    np.testing.assert_allclose(list(found.values()), readme_results()["va"], atol=0.0006)
+    np.testing.assert_allclose([found[name] for name in heart.MODELS], accuracy[3], atol=0.03)
+
+
+def readme_results() -> dict[str, list[float]]:
+    """The README's table of the four hospitals."""
+    rows = re.findall(r"^([a-z]+) +(\d+(?: +[\d.]+){4})$", (EXAMPLE / "README.md").read_text(), flags=re.MULTILINE)
+    return {name: [float(word) for word in numbers.split()] for name, numbers in rows}
+
+
+def test_a_heart_table_is_standardised_by_the_rows_to_train_on(four: Any) -> None:
+    heart, _, tables = four
+    rows = heart.levels(tables["va"])
+    np.testing.assert_allclose(rows["lower"]["features"].mean(axis=0), 0, atol=1e-5)
+    changed = tables["va"].copy()
+    changed.loc[changed["use"] == "test", "age"] += 30
+    np.testing.assert_array_equal(heart.levels(changed)["lower"]["features"], rows["lower"]["features"])
+    with pytest.raises(ValueError, match="no column 'ecg'"):
+        heart.levels(tables["va"].drop(columns="ecg"))
 
 
 def commands() -> dict[str, list[str]]:
@@ -190,6 +268,36 @@ def test_the_readme_on_one_machine(running: Running, example: Any) -> None:
     last = history.iloc[-1]
     assert last["accuracy"] > 0.95
     assert last["trust_billing"] < 0.1 < 0.5 < last["trust_laboratory"]
+
+
+@pytest.mark.slow
+def test_four_hospitals_as_the_readme_has_them(running: Running, example: Any) -> None:
+    """Every site keeps its own part in its folder, and finds its result in the run's files and its own table."""
+    there, port = commands(), a_port()
+    (running.folder / "data" / "heart").mkdir(parents=True)
+    for table, rows in example[1].heart_tables(0).items():
+        rows.to_csv(running.folder / "data" / "heart" / f"{table}.csv", index=False)
+    heart = {what: [c for c in lines if "kits/heart" in c] for what, lines in there.items()}
+    init = heart["federation"][0].replace("--coordinator localhost", f"--coordinator localhost:{port}")
+    assert running.start(init, "init").wait() == 0, running.said("init")
+    coordinator = running.start(heart["serve"][0], "serve")
+    assert len(heart["site"]) == len(HEART_SITES)
+    processes = {name: running.start(command, name) for name, command in zip(HEART_SITES, heart["site"], strict=True)}
+    assert coordinator.wait(240) == 0, running.said("serve")
+    for name, process in processes.items():
+        assert process.wait(30) == 0, running.said(name)
+        assert "The run is over." in running.said(name)
+    run = running.folder / "runs" / "heart"
+    last = pd.read_csv(run / "history.csv").iloc[-1]
+    assert last["fedavg_accuracy"] + 0.03 < last["own_intercept_accuracy"]
+    (line,) = re.findall(r"python (result\.py .* --picture result\.png)", (EXAMPLE / "README.md").read_text())
+    shown = subprocess.run([sys.executable, *line.split()], cwd=running.folder, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    table = {row.split()[0]: [float(word) for word in row.split()[1:]] for row in shown.stdout.splitlines()[1:]}
+    assert tuple(table) == HEART_SITES
+    for name, printed in readme_results().items():
+        np.testing.assert_allclose(table[name], printed, atol=0.0006)
+    assert (running.folder / "result.png").stat().st_size > 5000
 
 
 @pytest.mark.slow

@@ -43,8 +43,8 @@ def worth(
         label: the column with the class to predict. Leave it out for clients.
         positive: its value that counts as positive. None: the last of two values. If there are more than two values,
             it is told from all others.
-        metric: "accuracy", "balanced_accuracy", "auc" or "brier": what gains and the advice refer to. All four are in
-            the result.
+        metric: "accuracy", "balanced_accuracy", "auc", "brier" or "calibration" (how far the mean probability is from
+            the share of positive rows): what gains and the advice refer to. All are in the result.
         splits: how many times the rows are split.
         drop: columns to leave out. Columns that look like an ID, dates, and columns with one value are left out, too,
             with a note.
@@ -98,6 +98,7 @@ def _result(
         "and the values of categories are shared.",
         f"Intervals are corrected for the overlap of the splits. Each is for one comparison: of {count} comparisons "
         f"without any difference, about {count / 40:.2g} would show a gain by chance.",
+        judging.tendency(table),
     )
     settings = {
         "label": data.label,

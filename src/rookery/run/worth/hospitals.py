@@ -1,8 +1,9 @@
 """Each hospital's rows as numbers: categories, missing values, columns left out, and the repeated splits."""
 
+import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 
 TEST, VALIDATION = 0.34, 0.3  # shares of a hospital's rows, and of its training rows
 _LEAST = 12  # rows of a hospital
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ID_ROWS, _ID_SHARE = 50, 0.95  # whole numbers look like an ID from this many rows and this share of distinct ones on
 _MOST_VALUES = 50  # of a column of words
+_MOST_COLUMNS = 500  # that the models see; their designs are matrices
+_STRAY, _SEVERAL = 3, 5  # at most so many words among at least so many numbers: probably marks of missing values
+_COPIES = 0.01  # share of rows that repeat another, from which a note says so
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,35 @@ def federation(
             f"at least one hospital must have both classes of {made.label!r}; got hospitals with one class each. A "
             "model learns nothing from them but which hospital a row comes from."
         )
-    return made
+    if len(made.columns) > _MOST_COLUMNS:
+        raise ValueError(
+            f"the table must have at most {_MOST_COLUMNS} columns to learn from, one for each further word of a "
+            f"category; got {len(made.columns)}. Drop the others, or give summaries of them."
+        )
+    return replace(made, notes=(*made.notes, *_suspicions(made)))
+
+
+def _suspicions(federation: Federation) -> list[str]:
+    """Return notes on what would make every model look better than it is: copies of rows, and of the label."""
+    import pandas as pd
+
+    notes, hospitals = [], federation.hospitals
+    rows = [pd.DataFrame(np.column_stack([each.values, each.positive])) for each in hospitals]
+    copies = sum(int(each.duplicated().sum()) for each in rows)
+    if copies > _COPIES * sum(map(len, rows)):
+        notes.append(
+            f"{count_rows(copies)} {'repeats' if copies == 1 else 'repeat'} another row of the same hospital. Remove "
+            "copies of one patient: a copy among the training rows gives a test row's answer away."
+        )
+    values, positive = (np.concatenate([getattr(h, name) for h in hospitals]) for name in ("values", "positive"))
+    telling = []
+    for name, column in zip(federation.columns, values.T, strict=True):
+        some, others = (column[chosen & ~np.isnan(column)] for chosen in (positive, ~positive))
+        if len(some) and len(others) and (some.min() > others.max() or some.max() < others.min()):
+            telling.append(repr(name))
+    if telling:
+        notes.append(f"By itself, {listed(telling)} tells the classes apart. Drop what restates the label.")
+    return notes
 
 
 def split(hospital: Hospital, count: int, seed: int) -> Splits:
@@ -167,7 +200,7 @@ def _of_table(
         notes.append(f"{count_rows(int((~known).sum()))} without {label!r} left out.")
         columns = {name: column[known].reset_index(drop=True) for name, column in columns.items()}
         of = owners(columns[by], by)
-    classes = [plain(value) for value in sorted(columns[label].unique(), key=lambda value: (str(type(value)), value))]
+    classes = [_whole(value) for value in sorted(columns[label].unique(), key=lambda value: (str(type(value)), value))]
     chosen = _positive(classes, label, positive)
     is_positive = (columns[label] == chosen).to_numpy(bool)
 
@@ -236,21 +269,44 @@ def _block(column: "pd.Series", name: Any, category: bool, of: Owners) -> dict[s
     distinct = len(np.unique(values))
     if distinct == 1 and len(present) == len(column):
         return "one value"
-    if distinct == len(present) >= _LEAST and not number:
-        return "looks like an ID: no two rows share a value"
+    apart = not _repeats(values, of.client[present.index])  # a hospital may number its patients from 1
+    if apart and len(present) >= _LEAST and not number:
+        return "looks like an ID: no two rows of a hospital share a value"
     if number and not category:
-        if len(present) >= _ID_ROWS and distinct >= _ID_SHARE * len(present) and not (values % 1).any():
+        nearly = apart or distinct >= _ID_SHARE * len(present)
+        if nearly and len(present) >= _ID_ROWS and not (values % 1).any():
             return "looks like an ID: whole numbers that differ in nearly every row"
         numbers = column.astype(float).to_numpy(float)
         of.refuse(np.isinf(numbers), name, "is infinite in", "clean these rows, or drop them")
         return {str(name): numbers}
+    words = column.map(lambda value: str(_whole(value)), na_action="ignore")
+    levels = sorted(words.dropna().unique())
+    if not category:
+        _refuse_stray_words(name, levels)
     if distinct > _MOST_VALUES:
         return f"{distinct} different words"
-    words = column.map(plain, na_action="ignore")
-    levels = sorted(words.dropna().unique(), key=str)
-    made = {f"{name}={_word(level)}": (words == level).to_numpy(float) for level in levels[1:]}  # the first is the rest
+    made = {f"{name}={level}": (words == level).to_numpy(float) for level in levels[1:]}  # the first is the rest
     return made | ({f"{name} missing": words.isna().to_numpy(float)} if words.isna().any() else {})
 
 
-def _word(level: Any) -> str:
-    return f"{level:g}" if isinstance(level, float) else str(level)
+def _repeats(values: np.ndarray, hospital: np.ndarray) -> bool:
+    """Return whether two rows of one hospital share a value."""
+    import pandas as pd
+
+    return bool(pd.DataFrame({"hospital": hospital, "value": values}).duplicated().any())
+
+
+def _refuse_stray_words(name: Any, levels: Sequence[str]) -> None:
+    """Raise ValueError for a column of numbers that a few words, such as "?", turned into a column of words."""
+    stray = [level for level in levels if not _NUMBER.fullmatch(level.strip())]
+    if stray and len(stray) <= _STRAY and len(levels) - len(stray) >= _SEVERAL:
+        raise ValueError(
+            f"column {name!r} must hold numbers or words; got numbers and {listed(map(repr, stray))}. Leave cells "
+            f"without a value empty, or give categories=[{name!r}]."
+        )
+
+
+def _whole(value: Any) -> Any:
+    """Return a value as Python's own, and a whole float as an integer: a missing value makes floats of a column."""
+    value = plain(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -51,12 +51,23 @@ def brier(chances: Chances, positive: Truth) -> float:
     return float(np.mean((chances - positive) ** 2))
 
 
+def calibration(chances: Chances, positive: Truth) -> float:
+    """Return how far the mean probability is from the share of positive rows.
+
+    >>> round(calibration(np.array([0.2, 0.4]), np.array([False, True])), 3)
+    0.2
+    """
+    return float(abs(np.mean(chances) - np.mean(positive)))
+
+
 METRICS: dict[str, Callable[[Chances, Truth], float]] = {
     "accuracy": accuracy,
     "balanced_accuracy": balanced_accuracy,
     "auc": auc,
     "brier": brier,
+    "calibration": calibration,
 }
+LOWER = ("brier", "calibration")  # metrics that are better when they are lower
 
 
 def scores(sites: Sequence[Site], fitted: dict[str, Models]) -> "pd.DataFrame":
@@ -80,7 +91,8 @@ def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float
 
     The R splits share rows, so their differences are not independent. Their variance is multiplied by 1/R + test
     rows/training rows, and Student's t has R − 1 degrees of freedom (Nadeau and Bengio, Inference for the
-    Generalization Error, 2003).
+    Generalization Error, 2003). The same difference on every split, as few test rows may give, shows no variance to
+    make an interval of: unless it is zero, the ends are NaN.
 
     >>> [round(end, 3) for end in interval(np.array([0.0, 0.1, 0.2]), 0.5)]
     [0.1, -0.293, 0.493]
@@ -88,7 +100,7 @@ def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float
     from scipy.special import stdtrit  # slow to import
 
     known = differences[~np.isnan(differences)]
-    if len(known) < 2:
+    if len(known) < 2 or (np.ptp(known) < 1e-12 and abs(known[0]) > 1e-12):
         return (float(known.mean()) if len(known) else np.nan), np.nan, np.nan
     mean = float(known.mean())
     half = float(stdtrit(len(known) - 1, (1 + LEVEL) / 2) * np.sqrt(known.var(ddof=1) * (1 / len(known) + ratio)))
@@ -113,9 +125,9 @@ def judged(measured: "pd.DataFrame", sites: Sequence[Site], metric: str) -> "pd.
                 if name == ALONE:
                     verdicts[name] |= {"verdict": "", f"{each}_verdict": ""}
                     continue
-                better = (by_split[name] - by_split[ALONE]) * (-1 if each == "brier" else 1)
+                better = (by_split[name] - by_split[ALONE]) * (-1 if each in LOWER else 1)
                 mean, low, high = interval(better.to_numpy(float), ratio)
-                verdict = _verdict(low, high, one_class(site))
+                verdict = UNDEFINED if np.isnan(mean) else _verdict(low, high, one_class(site))
                 verdicts[name][f"{each}_verdict"] = verdict
                 if each == metric:
                     verdicts[name] |= {"gain": mean, "low": low, "high": high, "verdict": verdict}
@@ -126,8 +138,6 @@ def judged(measured: "pd.DataFrame", sites: Sequence[Site], metric: str) -> "pd.
 
 def _verdict(low: float, high: float, unbeatable: bool) -> str:
     """Return what an interval says; always saying the commoner class cannot be beaten where there is no other."""
-    if np.isnan(low):
-        return UNDEFINED
     return GAINS if low > 0 and not unbeatable else LOSES if high < 0 else UNCLEAR
 
 
@@ -163,7 +173,7 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
         also = f", and also with {_listed(others)}" if others else ""
         parts.append(f"gains {_amount(own.loc[best], metric)} with {best}{also}")
         if not _better(own.loc[best, metric], own.loc[FLOOR, metric], metric):
-            parts.append("that is no more than always saying the commoner class")
+            parts.append(f"that is no more than {_floor(metric)}")
     elif (federated["verdict"] == UNCLEAR).all():
         parts.append("shows no demonstrable gain: no method can be told apart from its own model")
     else:
@@ -177,20 +187,23 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
         if len(mild):
             parts.append(f"{_listed(list(mild.index))} avoid{'' if len(mild) > 1 else 's'} most of that loss")
     floor = own.loc[FLOOR]
-    if not one_class(site) and floor["verdict"] != LOSES and not np.isnan(floor["low"]):
-        parts.append("its own model does not demonstrably beat always saying the commoner class")
-    return f"{site.name} {'; '.join(parts)}."
+    if not one_class(site) and floor["verdict"] in (GAINS, UNCLEAR):
+        parts.append(f"its own model does not demonstrably beat {_floor(metric)}")
+    return f"{_named(site.name, 'Hospital')} {'; '.join(parts)}."
 
 
 def headline(table: "pd.DataFrame", metric: str) -> str:
     """Return what the comparison found, in one sentence."""
     names = list(dict.fromkeys(table["hospital"]))
     gaining, losing = (_hospitals(table, "verdict", verdict) for verdict in (GAINS, LOSES))
-    harmed = f"at least one method demonstrably harms {_listed(losing)}" if losing else ""
+    doubt = {verdict: _doubt(table, verdict) for verdict in (GAINS, LOSES)}
+    harms = "seems to harm" if doubt[LOSES] else "demonstrably harms"
+    harmed = f"at least one method {harms} {_listed(losing)}{doubt[LOSES]}" if losing else ""
     by = f"By {spoken(metric)}, "
     if gaining:
-        ending = "gain" if len(gaining) > 1 else "gains"
-        found = f"{len(gaining)} of {len(names)} hospitals demonstrably {ending}: {_listed(gaining)}"
+        ending = "" if len(gaining) > 1 else "s"
+        gain = f"seem{ending} to gain" if doubt[GAINS] else f"demonstrably gain{ending}"
+        found = f"{len(gaining)} of {len(names)} hospitals {gain}: {_listed(gaining)}{doubt[GAINS]}"
         return by + found + (f"; {harmed}." if harmed else ".")
     if losing:
         return f"{by}nobody demonstrably gains from this federation, and {harmed}."
@@ -198,19 +211,47 @@ def headline(table: "pd.DataFrame", metric: str) -> str:
 
 
 def disagreement(table: "pd.DataFrame") -> str:
-    """Return which hospitals gain by another metric but not by this one; empty if there are none."""
-    here, found = _hospitals(table, "verdict", GAINS), []
+    """Return who gains or loses by another metric but not by this one; empty if nobody does."""
+    here = {verdict: _hospitals(table, "verdict", verdict) for verdict in (GAINS, LOSES)}
+    found = []
     for each in METRICS:
-        new = [name for name in _hospitals(table, f"{each}_verdict", GAINS) if name not in here]
-        if new:
-            found.append(f"{_listed(new)} {'gain' if len(new) > 1 else 'gains'} by {spoken(each)}")
+        gaining, losing = (
+            [name for name in _hospitals(table, f"{each}_verdict", verdict) if name not in here[verdict]]
+            for verdict in (GAINS, LOSES)
+        )
+        said = [f"{_listed(gaining)} {'gain' if len(gaining) > 1 else 'gains'}"] if gaining else []
+        said += [f"at least one method harms {_listed(losing)}"] if losing else []
+        if said:
+            found.append(f"by {spoken(each)}, {', and '.join(said)}")
     return f"Other metrics judge otherwise: {'; '.join(found)}." if found else ""
+
+
+def tendency(table: "pd.DataFrame") -> str:
+    """Return at how many hospitals each method gains, demonstrably or not: many small gains together are not chance."""
+    count = table["hospital"].nunique()
+    gaining = table[table["gain"] > 0]
+    gains = [f"{name} at {int((gaining['method'] == name).sum())}" for name in FEDERATED]
+    return f"Gains on average over the splits, demonstrable or not, of {count} hospitals: {', '.join(gains)}."
 
 
 def _hospitals(table: "pd.DataFrame", column: str, verdict: str) -> list[str]:
     """Return the hospitals with this verdict on some method of a federation."""
     rows = table[table["method"].isin(FEDERATED) & (table[column] == verdict)]
-    return list(dict.fromkeys(rows["hospital"]))
+    return [_named(name) for name in dict.fromkeys(rows["hospital"])]
+
+
+def _named(hospital: str, word: str = "hospital") -> str:
+    """Return a hospital as a sentence has it; a number alone would not be taken for one."""
+    return f"{word} {hospital}" if hospital.replace(".", "").isdigit() else hospital
+
+
+def _doubt(table: "pd.DataFrame", verdict: str) -> str:
+    """Return words of doubt if chance alone would give half as many verdicts of this kind, or more."""
+    federated = table[table["method"].isin(FEDERATED)]
+    found, chance = int((federated["verdict"] == verdict).sum()), len(federated) * (1 - LEVEL) / 2
+    if found > 2 * chance:
+        return ""
+    return f" ({found} of {len(federated)} comparisons; chance alone gives about {chance:.2g})"
 
 
 def number(value: float, sign: str = "") -> str:
@@ -218,25 +259,33 @@ def number(value: float, sign: str = "") -> str:
 
     >>> number(0.656), number(-0.1216, "+"), number(1.0), number(float("nan"))
     ('.656', '-.122', '1.000', '–')
+    >>> number(-0.0001, "+")
+    '+.000'
     """
     if np.isnan(value):
         return "–"
-    text = f"{value:{sign}.3f}"
+    text = f"{round(value, 3) + 0.0:{sign}.3f}"  # no negative zero
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
 
 
 def _better(value: float, other: float, metric: str) -> bool:
-    return value < other if metric == "brier" else value > other
+    return value < other if metric in LOWER else value > other
 
 
 def _shown(value: float, metric: str) -> str:
     """Return a difference as people read it: in points of a percent, or as a number for the Brier score."""
-    return f"{value:.3f}" if metric == "brier" else f"{100 * value:.0f}"
+    return f"{value:.3f}" if metric == "brier" else f"{100 * value:.{0 if value >= 0.01 else 1}f}"
+
+
+def _floor(metric: str) -> str:
+    """Return what the floor does: a metric of probabilities sees the frequency of the classes."""
+    return "always saying the commoner class" if "accuracy" in metric else "always giving the share of positive rows"
 
 
 def spoken(metric: str) -> str:
     """Return a metric's name as a sentence has it."""
-    return {"auc": "AUC", "brier": "Brier score"}.get(metric, metric.replace("_", " "))
+    names = {"auc": "AUC", "brier": "Brier score", "calibration": "calibration error"}
+    return names.get(metric, metric.replace("_", " "))
 
 
 def _amount(row: Any, metric: str) -> str:

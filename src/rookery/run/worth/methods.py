@@ -35,7 +35,8 @@ ABOUT = {
     "learnt weights": "WeightedNodesProx with the hospital's validation rows as the centre learns how much each "
     "hospital's rows count; the model is then trained with these weights.",
     POOLED: "one model on the rows of all hospitals: a bound for common models, not something a federation offers.",
-    FLOOR: "always say the commoner class of the hospital's training rows.",
+    FLOOR: "always say the commoner class of the hospital's training rows; for AUC, the Brier score and the "
+    "calibration error, always give the share of positive rows.",
 }
 
 PENALTIES = (0.003, 0.01, 0.05, 0.2, 0.8)

@@ -16,12 +16,15 @@ h1 { font-size: 24px; line-height: 1.25; margin: 0 0 4px; }
 h2 { font-size: 18px; margin: 30px 0 8px; }
 .soft { color: #5b6673; font-size: 13.5px; }
 .finding { border-left: 5px solid #0072b2; padding: 6px 14px; margin: 16px 0; font-weight: 600; background: #f5f7f9; }
-img { max-width: 100%; height: auto; }
+img { display: block; width: 100%; min-width: 760px; height: auto; }
+.picture { overflow-x: auto; margin: 16px 0; }
 .scroll { overflow-x: auto; border: 1px solid #dde2e8; border-radius: 8px; }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; min-width: 100%; }
 th, td { padding: 5px 10px; text-align: right; white-space: nowrap; border-top: 1px solid #dde2e8; }
-th:first-child { text-align: left; font-weight: 500; }
-thead th { border-top: 0; background: #f5f7f9; font-weight: 600; }
+th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0; background: #fff; }
+thead th, thead th:first-child, tr.group th { border-top: 0; background: #f5f7f9; font-weight: 600; }
+tr.group th { border-top: 1px solid #dde2e8; }
+li { margin: 4px 0; }
 td.gains { color: #00684c; font-weight: 600; }
 td.loses { color: #a34700; font-weight: 600; }
 """
@@ -29,10 +32,10 @@ td.loses { color: #a34700; font-weight: 600; }
 
 def page(result: Any, picture: bytes) -> str:
     """Return the page of a `Worth`, with its picture as a PNG."""
-    records = [{**row, "name": f"{row['hospital']}, {row['method']}"} for row in result.table.to_dict("records")]
+    records = result.table.to_dict("records")
     verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
     about = result.settings
-    rows = ", ".join(f"{name} {count}" for name, count in about["rows"].items())
+    rows = ", ".join(f"{name}: {count}" for name, count in about["rows"].items())
     title = f"Would they gain from joining? {about['label']} in {len(result.hospitals)} hospitals"
     gains = _table(
         [spoken(result.metric), *result.hospitals],
@@ -43,7 +46,14 @@ def page(result: Any, picture: bytes) -> str:
     )
     each = _table(
         ["", *(spoken(metric) for metric in METRICS)],
-        [[row["name"], *((number(row[m]), row[f"{m}_verdict"]) for m in METRICS)] for row in records],
+        [
+            line
+            for row in records
+            for line in [
+                *([[row["hospital"]]] if row["method"] == METHODS[0] else []),
+                [row["method"], *((number(row[m]), row[f"{m}_verdict"]) for m in METRICS)],
+            ]
+        ],
     )
     weights = _table(
         ["learns from", *map(str, result.weights.columns)],
@@ -65,14 +75,17 @@ def page(result: Any, picture: bytes) -> str:
 <ul>
 {_items([*result.advice.values(), *([result.other_metrics] if result.other_metrics else [])])}
 </ul>
-<p><img alt="{escape(result.headline)}" src="data:image/png;base64,{b64encode(picture).decode()}"></p>
+<div class="picture">
+<img alt="{escape(result.headline)}" src="data:image/png;base64,{b64encode(picture).decode()}">
+</div>
 <h2>What each method is worth</h2>
 <p class="soft">Mean over the splits; in brackets the gain over the hospital's own model, ± half of its {LEVEL:.0%}
 interval. A star marks an interval that excludes zero.</p>
 {gains}
 <h2>All metrics</h2>
-<p class="soft">Higher is better, except for the Brier score, which also measures calibration. A dash: the test rows
-have one class. Coloured: the interval of the difference from the hospital's own model excludes zero.</p>
+<p class="soft">Higher is better, except for the Brier score, the mean squared error of the probabilities, and the
+calibration error, the distance of the mean probability from the share of positive rows. A dash: the test rows have one
+class. Coloured: the interval of the difference from the hospital's own model excludes zero.</p>
 {each}
 <h2>Whom they learn from</h2>
 <p class="soft">Mean learnt weights: each row is a hospital, and sums to one.</p>
@@ -92,12 +105,14 @@ def _items(texts: list[str] | tuple[str, ...]) -> str:
 
 
 def _table(head: list[str], rows: list[list[Any]]) -> str:
-    """Return a table; the first cell of a row is its heading, the others are (text, class)."""
+    """Return a table. A row is a heading and cells of (text, class); a heading alone begins a group of rows."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "\n".join(
         f"<tr><th>{escape(first)}</th>"
         + "".join(f'<td class="{kind}">{escape(text)}</td>' for text, kind in cells)
         + "</tr>"
+        if cells
+        else f'<tr class="group"><th colspan="{len(head)}">{escape(first)}</th></tr>'
         for first, *cells in rows
     )
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'

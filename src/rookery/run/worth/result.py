@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rookery.run.worth.judging import GAINS, LEVEL, LOSES, number, spoken
+from rookery.run.worth.judging import GAINS, LEVEL, LOSES, LOWER, number, spoken
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FILES = ("worth.csv", "splits.csv", "weights.csv", "worth.png", "worth.html")
 _BLOCK = 4  # hospitals side by side in a text
+_TITLE, _SHORT = 24, 13  # characters of a name above its panel, and of one that leaves room for its accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +26,11 @@ class Worth:
     Attributes:
         headline: the finding in one sentence.
         advice: one sentence for each hospital.
-        other_metrics: who gains by another metric but not by this one; empty if nobody does.
+        other_metrics: who gains or loses by another metric but not by this one; empty if nobody does.
         table: a DataFrame with a row for each hospital and method: the mean of every metric over the splits; `gain`,
-            how much better the method is than the hospital's own model in the chosen metric (for the Brier score, how
-            much lower), with the ends `low` and `high` of its interval; and `verdict`: "gains" if the interval lies
-            above zero, "loses" if below, else "cannot tell".
+            how much better the method is than the hospital's own model in the chosen metric (for the Brier score and
+            the calibration error, how much lower), with the ends `low` and `high` of its interval; and `verdict`:
+            "gains" if the interval lies above zero, "loses" if below, else "cannot tell".
         splits: a DataFrame with the metrics of every split.
         weights: a DataFrame with the mean learnt weights: a row for each hospital, a column for each it learns from.
         metric: the metric that gains refer to.
@@ -94,10 +95,11 @@ class Worth:
         down = -(-len(self.hospitals) // across)
         fig, axes = figure(down, across, width=1.2 + 2.6 * across, height=0.9 + 2.5 * down)
         by_place: Any = self.table.set_index(["hospital", "method"])
-        ends = self.table[["low", "high"]].to_numpy(float)
+        ends = self.table[["low", "gain", "high"]].to_numpy(float)
         reach = np.nanmax(np.abs(ends)) if np.isfinite(ends).any() else 1.0
         left = max(np.nanmax(-ends, initial=0.0), 0.1 * reach)
         right = max(np.nanmax(ends, initial=0.0), 0.1 * reach)
+        between = "\n" if max(map(len, self.hospitals)) > _SHORT else ": "
         for place, ax in enumerate(axes.flat):
             if place >= len(self.hospitals):
                 ax.set_visible(False)
@@ -119,11 +121,12 @@ class Worth:
             ax.grid(axis="x", color="#e4e4e4", linewidth=0.8)
             ax.grid(visible=False, axis="y")
             own = number(by_place.loc[(name, ALONE)][self.metric])
-            label(ax, title=f"{name}: alone {own}")
-        better = "lower Brier score" if self.metric == "brier" else spoken(self.metric)
+            label(ax, title=f"{_panel(name)}{between}alone {own}")
+        better = f"lower {spoken(self.metric)}" if self.metric in LOWER else spoken(self.metric)
         key = "green: gains, orange: loses, grey: the interval includes zero; hollow: for comparison only"
         fig.supxlabel(f"gain in {better} over the hospital's own model\n{key}", fontsize=9)
-        fig.suptitle(fill(self.headline, 25 * across), fontsize=12, fontweight="bold", x=0.01, ha="left")
+        title = fill(self.headline, 25 * across)
+        fig.suptitle(_literal(title), fontsize=12, fontweight="bold", x=0.01, ha="left")
         return fig
 
     def save(self, folder: str | Path) -> Path:
@@ -146,6 +149,16 @@ class Worth:
         path = folder / "worth.html"
         path.write_text(page(self, picture.read_bytes()), encoding="utf-8")
         return path
+
+
+def _panel(name: str) -> str:
+    """Return a hospital's name as a panel has room for."""
+    return _literal(name if len(name) <= _TITLE else name[: _TITLE - 1] + "…")
+
+
+def _literal(text: str) -> str:
+    """Return text that Matplotlib draws as it is; between dollar signs it would see mathematics."""
+    return text.replace("$", r"\$")
 
 
 def check_folder(folder: str | Path) -> Path:
