@@ -33,6 +33,7 @@ MEANINGS: dict[str, str] = {
     "barrier": "how fast the lower level's gap must fall: by its squared gradient, or by its value",
     "barrier_rate": "factor of that speed",
     "control": "what corrects the drift of local steps: none, or anchor (at twice the exchanges)",
+    "jacobians": "in compositions of several levels: product of a client's own, or tracked, exact for unlike clients",
     "resample": "whether every exchange draws a new cohort",
     "scale_steps": "whether step sizes are divided by the number of local steps",
     "linear_step": "step size on the solution of the linear system, [∇²_y g]⁻¹∇_y f",

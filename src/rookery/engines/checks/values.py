@@ -16,7 +16,7 @@ from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines.checks.losses import known_of, number_of_samples, user_name, warn
 from rookery.language.client import Client
-from rookery.problems.problems import Bilevel, Compositional, Problem, with_key
+from rookery.problems.problems import Bilevel, Composed, Problem, with_key
 
 WRITE_A_MEAN = "Write it as a mean (jnp.mean over the batch, plus terms without data)"
 UNLESS = "; ignore this if the loss uses statistics of the batch, e.g. batch normalisation."
@@ -134,7 +134,7 @@ def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], 
     """Return a function (z, rows) of what methods use of the loss at z = (x, y), all linear in the batch's mean."""
     if name == "r":
         sample = jax.tree.map(lambda a: a[0], clients.upper.rows)
-        return lambda z, rows: problem.inner(z[0], rows, *([sample] if problem.inner_is_conditional else []))
+        return lambda z, rows: problem.r(*z, rows, *([sample] if problem.inner_is_conditional else []))
     if name == "f":
         return lambda z, rows: jax.value_and_grad(lambda z: problem.f(*z, rows))(z)
 
@@ -150,7 +150,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     """Raise ValueError if a loss is not finite at the start; warn if one that is not in `names` is not a mean."""
     if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
         return
-    composed = isinstance(problem, Compositional)
+    composed = isinstance(problem, Composed)
     losses = "fg" if isinstance(problem, Bilevel) else "fr" if composed else "f"
     rows = {name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1) for name in losses}
     key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
@@ -161,9 +161,11 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
 
     def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
-        inner = lambda batch: fixed.inner(x, batch, *([sample] if fixed.inner_is_conditional else []))
-        at = (x, inner(rows["r"])) if "r" in rows else (x, y)
-        of = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch), "r": inner}
+        more = [sample] if composed and fixed.inner_is_conditional else []
+        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
+        at = (x, fixed.forward(x, value)) if composed else (x, y)
+        losses = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
+        of = losses | {"r": lambda batch: fixed.r(*at, batch, *more)}
         alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
         return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
 
