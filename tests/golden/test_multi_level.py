@@ -1,4 +1,4 @@
-"""FedMSA on compositions of four functions against NumPy, where it ends, and the risk of a loss as such a composition."""
+"""FedMSA on compositions of four functions against NumPy, and where it ends; the risk of a loss as a composition."""
 
 import dataclasses
 from typing import Any

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery import algorithms
 from rookery.base.arguments import check_counts, check_seed, is_integer, is_number
 from rookery.base.placement import check_types
 from rookery.data.clients import Clients
@@ -16,6 +17,8 @@ from rookery.engines.checks.losses import check_losses, check_used, describe, fi
 from rookery.language import hyperparameters
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Bilevel, Composed, Minimax, MultiLevel, Problem, SingleLevel, WeightedNodes
+
+_FEW = 3  # methods that a message names
 
 # The start.
 
@@ -214,7 +217,9 @@ def _check_algorithm(problem: Problem, algorithm: Algorithm) -> None:
         raise TypeError(f"{name} must be a dataclass: write @dataclass(frozen=True) above the class.")
     if not isinstance(problem, solves):
         known = ", ".join(cls.__name__ for cls in solves) or "nothing"
-        fix = " Give it problem.as_bilevel()." if Bilevel in solves and hasattr(problem, "as_bilevel") else ""
+        fix = _methods_for(type(problem))
+        if Bilevel in solves and hasattr(problem, "as_bilevel"):
+            fix = " Give it problem.as_bilevel()."
         raise ValueError(f"{name} does not solve {kind} problems (it solves: {known}).{fix}")
     for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
         check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
@@ -230,6 +235,12 @@ def _check_algorithm(problem: Problem, algorithm: Algorithm) -> None:
         raise ValueError(f"{name} needs {level} that is {needed}; this problem's is {actual} ({argument}={scope!r}).")
     if isinstance(problem, Composed):
         _check_composition(problem, name, algorithm)
+
+
+def _methods_for(kind: type) -> str:
+    """Return a sentence with the methods for this class of problems, if they are few."""
+    names = [name for name in algorithms.__all__ if kind in getattr(algorithms, name).solves]
+    return f" Take {' or '.join(names)}." if 0 < len(names) <= _FEW else ""
 
 
 def _check_composition(problem: Composed, name: str, algorithm: Algorithm) -> None:

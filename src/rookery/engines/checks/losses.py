@@ -39,7 +39,7 @@ def _losses(problem: Any, clients: Clients) -> list[_Loss]:
         sample = (jax.tree.map(zeros, clients.upper.rows),) if problem.inner_is_conditional else ()
         for n in range(len(problem.chain)):
             value = lambda x, y, batch, n=n: problem.r(x, y, batch, *sample, key=jax.random.key(0))[n]
-            losses.append(_Loss(_level_name(problem, n), value, clients.lower, inner=True))
+            losses.append(_Loss(level_name(problem, n), value, clients.lower, inner=True))
     return losses
 
 
@@ -52,7 +52,7 @@ def user_name(problem: Any, loss: str) -> str:
     return f"{kind}.{first if loss == 'f' or kind != 'Bilevel' else 'lower'}"
 
 
-def _level_name(problem: Composed, n: int) -> str:
+def level_name(problem: Any, n: int) -> str:
     """Return the user's name for the n-th inner function."""
     return user_name(problem, "r") + (f"[{n}]" if isinstance(problem.inner, tuple) else "")
 
@@ -245,12 +245,14 @@ def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
 def _check_inner(problem: Composed, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
     """Raise ValueError if an inner function fails, if its value's shape depends on the batch, or if y's differs."""
     values = inner_shapes(problem, clients, x, counts)
-    expected, given = (jax.tree.structure(z) for z in (values, y))
-    if shape_of(values) != shape_of(y) or expected != given:
+    wanted, actual = shape_of(values), shape_of(y)
+    structures: list[Any] = [jax.tree.structure(z) for z in (values, y)]
+    if wanted != actual or structures[0] != structures[1]:
         several = isinstance(problem.inner, tuple)
-        whose = "a tuple with the values' shapes" if several else "the shape of the inner function's value"
-        actual = shape_of(y) if not several or isinstance(y, tuple) else f"{kind_of(y)}, {shape_of(y)}"
-        raise ValueError(f"init: y must have {whose}, {shape_of(values)}; its shape is {actual}.{_PAIRS}")
+        one = "have the shape of the inner function's value,"
+        what = "be a tuple with the inner functions' values, of shapes" if several else one
+        actual = actual if wanted != actual else f"{actual}, in {kind_of(y)}"
+        raise ValueError(f"init: y must {what} {wanted}; its shape is {actual}.{_PAIRS}")
 
 
 def inner_shapes(problem: Composed, clients: Clients, x: Any, counts: Sequence[int] = (1,)) -> Any:
@@ -260,7 +262,7 @@ def inner_shapes(problem: Composed, clients: Clients, x: Any, counts: Sequence[i
         first, last = (_inner_shape(problem, clients, n, z, count) for count in (counts[0], counts[-1]))
         if shape_of(first) != shape_of(last):
             raise ValueError(
-                f"{_level_name(problem, n)} must return the mean over the batch; its value has one entry per sample: "
+                f"{level_name(problem, n)} must return the mean over the batch; its value has one entry per sample: "
                 f"{shape_of(last)} on {number_of_samples(counts[-1])}. Use jnp.mean(..., axis=0)."
             )
         return first
@@ -278,7 +280,7 @@ def _inner_shape(problem: Composed, clients: Clients, n: int, z: Any, count: int
         return jax.eval_shape(lambda *z: call(function, *z, key=jax.random.key(0)), *arguments.values())
     except Exception as error:
         hint = "" if n else _PAIRS
-        raise ValueError(f"{_failure(_level_name(problem, n), error, count, arguments)}{hint}") from error
+        raise ValueError(f"{_failure(level_name(problem, n), error, count, arguments)}{hint}") from error
 
 
 # Variables without effect.
@@ -315,12 +317,12 @@ def check_used(problem: Any, clients: Clients, x: Any, y: Any) -> None:
             )
     if isinstance(problem, Composed) and not uses[user_name(problem, "f")]["x"]:
         for n in range(1, len(problem.chain)):
-            name = _level_name(problem, n)
+            name = level_name(problem, n)
             if not any(uses[name].values()):
-                raise ValueError(f"{name} must depend on its value, the first argument; {why.format('it')}.")
-        if not (uses[_level_name(problem, 0)]["x"] and uses[user_name(problem, "f")]["y"]):
+                raise ValueError(f"{name} must depend on the value before it; {why.format('its first argument')}.")
+        if not (uses[level_name(problem, 0)]["x"] and uses[user_name(problem, "f")]["y"]):
             raise ValueError(
-                f"{_level_name(problem, 0)} must depend on x and {kind}.outer on the inner value, or extra on x; here "
+                f"{level_name(problem, 0)} must depend on x and {kind}.outer on the inner value, or extra on x; here "
                 "x has no effect."
             )
     known_of(_SHAPES, problem).add(key)
