@@ -42,7 +42,8 @@ class FedMSA:
        h_i ← D_i(v; ζ) + h_i − D_i(v⁻; ζ), where v⁻ is the point before the step. The server averages v.
 
     With full batches h_i = D_i(v) − D_i(w) + mean D_i(w). The limit is then the root of mean D_i for any number of
-    local steps, if all clients take part. The directions are:
+    local steps, if all clients take part in phase 1. `anchor="all"`, the paper's form, has them all there, and the
+    round's cohort in phase 2; it may then be a single client. The directions are:
 
     - bilevel: w = (x, y, u), and those of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
     - compositional: w = (x, y), and D_i = (∇r_i(x)ᵀ∇f(y), y − r_i(x));
@@ -58,8 +59,7 @@ class FedMSA:
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the steps are those of the authors' code, with
         the same ξ at both points of phase 1, as in its multi-level script (the bilevel script reuses stored values);
-        in the paper all clients take part in phase 1; here the round's cohort does, so that the limit is exact only
-        with full participation;
+        in the paper all clients take part in phase 1; here the round's cohort does, unless `anchor="all"`;
         the server adds (1 − ρ)h instead of the clients, with the same sum;
         u starts at 0, without the authors' rounds of FedAvg and FedIHGP before; y and u have a step size each;
         the outer function of a composition is known to all, and every inner function has a minibatch of its own;
@@ -85,6 +85,7 @@ class FedMSA:
     local_steps: Steps = 4  # K
     momentum: Share = 0.5  # ρ, the weight of the new directions
     batch_size: BatchSize = None  # of every minibatch; None: all the client's data
+    anchor: Literal["cohort", "all"] = "cohort"  # which clients take part in phase 1
     jacobians: Literal["product", "tracked"] = "product"  # of multi-level problems: see above
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel, Compositional, MultiLevel)
@@ -109,7 +110,8 @@ class FedMSA:
             new, old = _directions(c, [w, state.before], jax.random.split(k), self.batch_size)
             return tree.sub(new, tree.scale(kept, old))
 
-        h = tree.add(fed.mean(fed.map(difference, k1), name="h"), tree.scale(kept, state.h))
+        first = fed.everyone if self.anchor == "all" else fed
+        h = tree.add(first.mean(first.map(difference, k1), name="h"), tree.scale(kept, state.h))
 
         def local(c: Client, k: Array) -> Several:
             count, *orders = jax.random.split(k, 3)

@@ -33,6 +33,7 @@ MEANINGS: dict[str, str] = {
     "barrier": "how fast the lower level's gap must fall: by its squared gradient, or by its value",
     "barrier_rate": "factor of that speed",
     "control": "what corrects the drift of local steps: none, or anchor (at twice the exchanges)",
+    "anchor": "which clients the mean direction is taken over: the round's cohort, or all",
     "jacobians": "in compositions of several levels: product of a client's own, or tracked, exact for unlike clients",
     "resample": "whether every exchange draws a new cohort",
     "scale_steps": "whether step sizes are divided by the number of local steps",
