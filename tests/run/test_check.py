@@ -341,6 +341,7 @@ def test_multi_level_problems() -> None:
     [
         ("minimax_quadratic", {"clients": 3, "dim": 3}),
         ("portfolio", {"clients": 3, "assets": 3, "samples": 8}),
+        pytest.param("composition", {"clients": 3}, marks=pytest.mark.slow),
         pytest.param("hyperparameters", {"clients": 3, "noise": 2}, marks=pytest.mark.slow),
         pytest.param("weighted_nodes", {"nodes": 4, "minority": 2}, marks=pytest.mark.slow),
         pytest.param("hyperrep", {"clients": 10, "width": 16}, marks=pytest.mark.slow),
