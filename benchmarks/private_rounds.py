@@ -1,8 +1,8 @@
-"""Time private rounds against plain ones: python benchmarks/private_rounds.py [--unit client] [--cohort 20] [--batch 32].
+"""Time private rounds against plain ones: python benchmarks/private_rounds.py [--unit client] [--cohort 20].
 
 FedBiO and FedNest with the papers' network (784-200-10) and five local steps; clients or, with `--unit record`, records
-as the unit of privacy. Plain and private rounds alternate in one process, in an order drawn for each repetition; a line has the
-best time of each, and the median over the repetitions of private over plain.
+as the unit of privacy. Plain and private rounds alternate in one process, in an order drawn for each repetition; a line
+has the best time of each, and the median over the repetitions of private over plain.
 """
 
 import argparse

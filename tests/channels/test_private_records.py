@@ -249,6 +249,18 @@ def test_a_penalty_is_a_term_of_the_loss_that_is_neither_clipped_nor_noisy() -> 
     np.testing.assert_allclose(tight.y, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_every_level_of_a_composition_is_released_by_itself() -> None:
+    """With bounds that clip nothing, and no noise, a private run is the plain one."""
+    it = cases.ragged("MultiLevel")
+    method = rk.FedMSA(0.02, 0.1, 0.1, 2, jacobians="tracked")
+    plain, loose = (
+        rk.solve(it.problem, it.clients(), method, it.init, 2, **given)
+        for given in ({}, {"channel": channel(clip=1e4, noise=1e-12), "noise_seed": 0})
+    )
+    _same(plain, loose, rtol=1e-5, atol=1e-7)
+
+
 def _same(run: Any, other: Any, **tolerance: float) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), run.state, other.state)
 

@@ -227,6 +227,39 @@ def test_no_rows_for_clients_that_may_be_drawn_twice() -> None:
         solve(ByChance(scattered=True), cohort=3)
 
 
+@dataclass(frozen=True)
+class All(Method):
+    """x is the mean over all clients, and a cohort of the round moves it."""
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        everyone = fed.everyone
+        assert fed.cohort_size == 4 or everyone is not fed
+        sums = everyone.mean(everyone.map(lambda c, k: c.f_x(state.x, (), c.upper(k)), key), name="all")
+        own = fed.map(lambda c, k: c.f_x(state.x, (), c.upper(k)), key)
+        return State(state.x - 0.5 * sums + 0.1 * fed.mean(own, name="own"))
+
+
+@pytest.mark.parametrize("engine", [*EACH, pytest.param(rk.Simulation(mesh="all"), id="mesh", marks=pytest.mark.slow)])
+def test_an_exchange_with_everyone_beside_a_cohort(engine: Any) -> None:
+    """The ledger counts the clients of each, and the plan names them."""
+    run, x = solve(All(), 3, cohort=2, engine=engine), 0.0
+    for t in range(3):
+        x -= 0.5 * 2 * (x - VALUES.mean()) - 0.1 * 2 * (x - VALUES[cohort_of_round(t)].mean())
+    assert float(run.x) == pytest.approx(x, rel=1e-12)
+    assert run.exchanges["bytes_up"].tolist() == [4 * 8, 2 * 8]
+    assert run.history["gradients"].iloc[-1] == 3 * (4 + 2)
+
+
+def test_everyone_is_the_cohort_of_a_run_without_one_and_is_refused_in_a_private_run() -> None:
+    plan = str(rk.explain(SQUARES, FOUR, All(), np.array(0.0), cohort=2))
+    assert plan.count("all clients at") == 1
+    assert "all clients at" not in str(rk.explain(SQUARES, FOUR, All(), np.array(0.0)))
+    private = rk.private(epsilon=8, delta=1e-5, clip=1.0)
+    with pytest.raises(ValueError, match=r"^fed.everyone must not be used .*Leave cohort out of solve"):
+        solve(All(), cohort=2, channel=private)
+    solve(All(), cohort=4, channel=private)
+
+
 # Maps that are computed late, and in blocks.
 
 

@@ -25,16 +25,16 @@ def combined(*terms: tuple[float, Point]) -> Point:
     return tuple(sum(factor * w[k] for factor, w in terms) for k in range(len(terms[0][1])))  # type: ignore[misc]
 
 
-def transcribed(each: Any, directions: Any, w: Point) -> Iterator[Point]:
+def transcribed(each: Any, directions: Any, w: Point, anchor: str = "cohort") -> Iterator[Point]:
     """Phase 1 and phase 2, with the telescoping sums as they are printed."""
     h, before = w, w
     yield w[:2]
     for t, cohort in enumerate(fields.COHORTS):
-        own = []
-        for i in cohort:
+        own, first = [], range(len(each)) if anchor == "all" else cohort
+        for i in first:
             new = directions(each[i], w)
             own.append(new if t == 0 else combined((1, new), (1 - RHO, h), (RHO - 1, directions(each[i], before))))
-        h = fields.mean(cohort, own)
+        h = fields.mean(first, own)
         ends = []
         for i in cohort:
             v, last, h_i = w, w, h
@@ -46,9 +46,10 @@ def transcribed(each: Any, directions: Any, w: Point) -> Iterator[Point]:
         yield w[:2]
 
 
-def test_equals_the_transcription() -> None:
-    method = rk.FedMSA(**SIZES, momentum=RHO, local_steps=fields.LOCAL_STEPS)
-    q.assert_same(fields.library(method), list(transcribed(EACH, directions, (*q.INIT, np.zeros(q.Y_DIM)))))
+@pytest.mark.parametrize("anchor", ["cohort", "all"])
+def test_equals_the_transcription(anchor: Any) -> None:
+    method = rk.FedMSA(**SIZES, momentum=RHO, local_steps=fields.LOCAL_STEPS, anchor=anchor)
+    q.assert_same(fields.library(method), list(transcribed(EACH, directions, (*q.INIT, np.zeros(q.Y_DIM)), anchor)))
 
 
 def test_the_limit_is_the_solution_for_any_number_of_local_steps() -> None:
@@ -59,6 +60,15 @@ def test_the_limit_is_the_solution_for_any_number_of_local_steps() -> None:
     np.testing.assert_allclose(flat((x, y_end, u)), flat((M.x, y, M.p(M.x, y))), rtol=0, atol=1e-10)
     expected = fields.drifted(directions, (0.05, 0.1, 0.1), 5, (*TASK.init, TASK.init[1]))
     assert np.linalg.norm(expected[:3] - M.x) > 0.01
+
+
+def test_all_clients_in_phase_1_make_the_limit_exact_with_one_client_in_phase_2() -> None:
+    """And the ledger counts them: five in the first exchange, one in the second."""
+    method = rk.FedMSA(0.05, 0.1, 0.1, 5, anchor="all")
+    run = rk.solve(TASK.problem, TASK.clients, method, TASK.init, 800, cohort=1)
+    y = M.y(M.x)
+    np.testing.assert_allclose(flat((run.x, run.y, run.state.u)), flat((M.x, y, M.p(M.x, y))), rtol=0, atol=1e-10)
+    assert run.exchanges["bytes_up"].tolist() == [5 * 8 * (3 + 4 + 4), 8 * (3 + 4 + 4)]
 
 
 def test_one_local_step_without_momentum_is_soba() -> None:

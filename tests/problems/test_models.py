@@ -171,6 +171,26 @@ def test_a_module_at_either_level(place: str) -> None:
     assert "are sent: x, y (144 bytes)" in str(rk.explain(problem(clip), clients, method, start))
 
 
+def test_penalties_and_chains_take_the_model_too() -> None:
+    net = equinox()[0]
+    total = lambda z: sum(jnp.sum(a) for a in jax.tree.leaves(eqx.filter(z, eqx.is_inexact_array)))
+    loss = lambda z, b: total(z) * jnp.mean(b)
+    problems = {
+        "x": rk.SingleLevel(loss, penalty=lambda x: total(x) ** 2),
+        "xy": rk.Bilevel(*[lambda x, y, b: loss(x, b) + loss(y, b)] * 2, penalty=lambda x, y: total(x) * total(y)),
+        "xv": rk.MultiLevel((loss, lambda v, b: v + jnp.mean(b)), lambda v: v**2, extra=loss),
+    }
+    batch, values = jnp.arange(3.0), (jnp.ones(()), jnp.ones(()))
+    for names, problem in problems.items():
+        x, y = net, {"x": (), "xy": net, "xv": values}[names]
+        adapted = variables.adapt(problem, net if names == "x" else (x, y))
+        at = adapted.init if isinstance(adapted.init, tuple) else (adapted.init, ())
+        for name in ("f", "g", "r"):
+            if hasattr(problem, name):
+                ours, plain = getattr(adapted.problem, name)(*at, batch), getattr(problem, name)(x, y, batch)
+                np.testing.assert_allclose(ours, plain, err_msg=f"{names}, {name}")
+
+
 def test_what_is_no_variable_is_kept() -> None:
     key = jax.random.key(1)
     model = {"w": np.ones(2), "f": jnp.tanh, "on": True, "word": "relu", "nothing": None, "key": key}

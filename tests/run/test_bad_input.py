@@ -391,6 +391,12 @@ def composed(inner: Any) -> Callable[[], Any]:
     return lambda: solve(rk.Compositional(inner, jnp.sum), init=np.ones(2))
 
 
+def levels(second: Any, outer: Any = jnp.sum, **given: Any) -> Callable[[], Any]:
+    inner = (lambda x, b: jnp.mean(b["a"], axis=0) * x, second)
+    given = {"init": np.ones(2), "algorithm": rk.FedMSA()} | given
+    return lambda: solve(rk.MultiLevel(inner, outer), **given)
+
+
 def single(loss: Any) -> Callable[[], Any]:
     return runs(problem=rk.SingleLevel(loss))
 
@@ -558,6 +564,18 @@ FAULTS: dict[str, list[tuple[Callable[[], Any], str]]] = {
         (composed(lambda x, b: b["q"] @ x), "inner fails .*KeyError: 'q'"),
         (composed(3), "Compositional.inner must be .*; got 3"),
         (composed(lambda x, b: jnp.mean(b["a"])), "x has no effect"),
+        (runs(problem=rk.MultiLevel([squares], jnp.sum)), "MultiLevel.inner must be a tuple of functions.*got a list"),
+        (runs(problem=rk.MultiLevel((), jnp.sum)), "MultiLevel.inner must be a tuple.*; got an empty tuple"),
+        (levels(3), "MultiLevel.inner\\[1\\] must be a function of \\(value, batch\\); got 3"),
+        (levels(lambda v: v), "MultiLevel.inner\\[1\\] must be .*; it takes \\(v\\)"),
+        (levels(lambda v, b: v * b["t"][:, None]), "MultiLevel.inner\\[1\\] must .*one entry per sample.*axis=0"),
+        (levels(lambda v, b: v @ jnp.ones(3)), "MultiLevel.inner\\[1\\] fails .*value is \\(2,\\)"),
+        (levels(lambda v, b: jnp.mean(b["t"])), "MultiLevel.inner\\[1\\] must depend on the value before it"),
+        (levels(lambda v, b: jnp.log(-jnp.exp(v))), "MultiLevel.inner must be finite at init"),
+        (levels(lambda v, b: v, lambda v, b: jnp.sum(v)), "MultiLevel.outer must be .* \\(value\\); it takes"),
+        (levels(lambda v, b: v, algorithm=METHOD), "FedNest does not solve MultiLevel problems.*Take FedMSA\\.$"),
+        (levels(lambda v, b: v, init=(np.ones(2), np.ones(2))), "y must be a tuple .*its shape is \\(2,\\)"),
+        (levels(lambda v, b: v, init=(np.ones(2), [np.ones(2)] * 2)), "y must be a tuple .*, in a list"),
     ],
     "evaluate": [
         (runs(evaluate=3), "evaluate must be a function of \\(x, y\\) or \\(x, y, memory\\); got 3"),

@@ -322,6 +322,17 @@ def test_compositional_problems(kind: str) -> None:
     assert found.numbers["difference"] < 1e-6
 
 
+def test_multi_level_problems() -> None:
+    """The gradient is that of the means put into each other, and a level that is no mean is named."""
+    first: Any = lambda x, b: jnp.mean(b["a"], axis=0) * x
+    second: Any = lambda v, b: jnp.mean(jnp.tanh(b["a"] * v), axis=0)
+    found = rk.check(rk.MultiLevel((first, second), lambda v: v @ v, lambda x, b: x @ x), CLIENTS, INIT[0])
+    assert not found.bad
+    assert found.numbers["difference"] < 1e-6
+    found = rk.check(rk.MultiLevel((first, lambda v, b: jnp.sum(b["a"], axis=0) * v), jnp.sum), CLIENTS, INIT[0])
+    assert any("MultiLevel.inner[1] must be a mean" in line.value for line in found.bad)
+
+
 # The built-in tasks.
 
 
@@ -331,6 +342,7 @@ def test_compositional_problems(kind: str) -> None:
         ("minimax_quadratic", {"clients": 3, "dim": 3}),
         ("portfolio", {"clients": 3, "assets": 3, "samples": 8}),
         pytest.param("fed_heart", {}, marks=pytest.mark.slow),
+        pytest.param("composition", {"clients": 3}, marks=pytest.mark.slow),
         pytest.param("hyperparameters", {"clients": 3, "noise": 2}, marks=pytest.mark.slow),
         pytest.param("weighted_nodes", {"nodes": 4, "minority": 2}, marks=pytest.mark.slow),
         pytest.param("hyperrep", {"clients": 10, "width": 16}, marks=pytest.mark.slow),

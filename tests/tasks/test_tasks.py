@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 
 import rookery as rk
 from rookery.cli.registry import TASKS
+from rookery.cli.request import default_algorithm
 from rookery.tasks.hyperrep import hidden
 from rookery.tasks.images import digit_images
 
@@ -37,7 +38,7 @@ OTHERS = (
 )
 def test_the_defaults_lower_the_metric(name):
     task = TASKS[name]()
-    method = task.algorithm(rk.FedNest)
+    method = task.algorithm(getattr(rk, default_algorithm(task)))
     run = rk.solve(
         task.problem,
         task.clients,

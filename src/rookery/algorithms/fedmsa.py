@@ -1,7 +1,7 @@
 """FedMSA (Tarzanagh et al. 2023): federated stochastic approximation with several coupled sequences."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ from rookery.language.fed import BatchSize, Client, Fed, Share, Step, Steps
 from rookery.parts.compositional import plus_h, slope
 from rookery.parts.fields import Several, minibatches, move
 from rookery.parts.momentum import storm
-from rookery.problems.problems import Bilevel, Compositional
+from rookery.problems.problems import Bilevel, Composed, Compositional, MultiLevel
 
 
 class State(NamedTuple):
-    """The variables, with u ≈ [∇²_y g]⁻¹∇_y f; the server's momentum h of all; and the last round's variables.
+    """The variables, the server's momentum h of all, and the last round's variables.
 
-    In compositional problems u is empty.
+    In bilevel problems u ≈ [∇²_y g]⁻¹∇_y f. With `jacobians="tracked"` u is the tuple u¹, …, uᴺ⁻¹. Else it is empty.
     """
 
     x: tree.Tree
@@ -33,9 +33,7 @@ class State(NamedTuple):
 class FedMSA:
     """FedMSA: local steps on x, y and u, corrected so that unlike clients do not drift.
 
-    FedMSA solves bilevel and compositional problems. It looks for the root of mean D_i(w). In bilevel problems
-    w = (x, y, u), and D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f) are the directions of `FedBiO`. In
-    compositional ones w = (x, y), and D_i = (∇r_i(x)ᵀ∇f(y), y − r_i(x)), with y for the inner value. A round has two
+    FedMSA solves bilevel, compositional and multi-level problems. It looks for the root of mean D_i(w). A round has two
     phases.
 
     1. Each client sends D_i(w; ξ) − (1 − ρ) D_i(w⁻; ξ) on one minibatch, where w⁻ is the last round's w. The server
@@ -43,17 +41,28 @@ class FedMSA:
     2. Each client starts from v = w and h_i = h and takes τ_i steps v ← v − S·h_i, each but the last followed by
        h_i ← D_i(v; ζ) + h_i − D_i(v⁻; ζ), where v⁻ is the point before the step. The server averages v.
 
-    With full batches h_i = D_i(v) − D_i(w) + mean D_i(w). The limit is then the solution for any number of local steps,
-    if all clients take part.
+    With full batches h_i = D_i(v) − D_i(w) + mean D_i(w). The limit is then the root of mean D_i for any number of
+    local steps, if all clients take part in phase 1. `anchor="all"`, the paper's form, has them all there, and the
+    round's cohort in phase 2; it may then be a single client. The directions are:
+
+    - bilevel: w = (x, y, u), and those of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
+    - compositional: w = (x, y), and D_i = (∇r_i(x)ᵀ∇f(y), y − r_i(x));
+    - multi-level: w = (x, z¹, …, zᴺ), with y for the z together, and D_i = (P_i, z¹ − r_1,i(x), …, zᴺ − r_N,i(zᴺ⁻¹)),
+      where P_i = ∇r_1,i(x)ᵀ∇r_2,i(z¹)ᵀ … ∇r_N,i(zᴺ⁻¹)ᵀ∇f(zᴺ).
+
+    The root is the solution, with one exception. In multi-level problems P_i is a product of one client's Jacobians,
+    and the mean of products is the product of means only if at most one of the factors differs between the clients.
+    Otherwise the limit is another point, which no step size or momentum moves. `jacobians="tracked"` (ours) removes the
+    bias: it adds variables uⁿ, which track the mean of ∇r_{n+1}(zⁿ)ᵀuⁿ⁺¹ from uᴺ = ∇f(zᴺ) down, so that
+    P_i = ∇r_1,i(x)ᵀu¹, and every part of D_i has one function of the client. With two functions both are the same.
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the steps are those of the authors' code, with
         the same ξ at both points of phase 1, as in its multi-level script (the bilevel script reuses stored values);
-        in the paper all clients take part in phase 1; here the round's cohort does, so that the limit is exact only
-        with full participation;
+        in the paper all clients take part in phase 1; here the round's cohort does, unless `anchor="all"`;
         the server adds (1 − ρ)h instead of the clients, with the same sum;
         u starts at 0, without the authors' rounds of FedAvg and FedIHGP before; y and u have a step size each;
-        compositions of two functions only, with an outer function that is known to all;
+        the outer function of a composition is known to all, and every inner function has a minibatch of its own;
         x is projected onto the problem's set, if it has one, after the mean.
 
     Exchanges per round: 2, the first for h, the second for the variables.
@@ -72,17 +81,24 @@ class FedMSA:
 
     upper_step: Step = 0.01  # α
     lower_step: Step = 0.05  # β, of y
-    linear_step: Step = 0.05  # β, of u
+    linear_step: Step = 0.05  # β, of u, which compositional problems do not have
     local_steps: Steps = 4  # K
     momentum: Share = 0.5  # ρ, the weight of the new directions
-    batch_size: BatchSize = None  # of both levels' minibatches; None: all the client's data
+    batch_size: BatchSize = None  # of every minibatch; None: all the client's data
+    anchor: Literal["cohort", "all"] = "cohort"  # which clients take part in phase 1
+    jacobians: Literal["product", "tracked"] = "product"  # of multi-level problems: see above
 
-    solves: ClassVar[tuple[type, ...]] = (Bilevel, Compositional)
+    solves: ClassVar[tuple[type, ...]] = (Bilevel, Compositional, MultiLevel)
     needs: ClassVar[tuple[str, ...]] = ("known outer",)
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """Start at u = 0, with a momentum that the first round does not use."""
-        w = (x, y, tree.zeros_like(y) if isinstance(fed.problem, Bilevel) else ())
+        problem, u = fed.problem, ()
+        if isinstance(problem, Bilevel):
+            u = tree.zeros_like(y)
+        elif self.jacobians == "tracked":
+            u = tree.zeros_like(problem.tracked(y)[:-1])
+        w = (x, y, u)
         return State(*w, tree.zeros_like(w), w, jnp.int32(0))
 
     def round(self, fed: Fed, state: State, key: Array) -> State:
@@ -94,7 +110,8 @@ class FedMSA:
             new, old = _directions(c, [w, state.before], jax.random.split(k), self.batch_size)
             return tree.sub(new, tree.scale(kept, old))
 
-        h = tree.add(fed.mean(fed.map(difference, k1), name="h"), tree.scale(kept, state.h))
+        first = fed.everyone if self.anchor == "all" else fed
+        h = tree.add(first.mean(first.map(difference, k1), name="h"), tree.scale(kept, state.h))
 
         def local(c: Client, k: Array) -> Several:
             count, *orders = jax.random.split(k, 3)
@@ -117,10 +134,19 @@ def _directions(c: Client, points: list[Several], orders: Any, size: int | None,
     if isinstance(c.problem, Bilevel):
         upper, lower = minibatches(c, orders, size, step)
         return [c.f_and_g(x, y, u, upper, lower) for x, y, u in points]
-    batch = c.lower(orders[1], size, step)
+    problem: Composed = c.problem  # type: ignore[assignment]
+    batches = [c.lower(jax.random.fold_in(orders[1], n), size, step) for n in range(len(problem.chain))]
 
-    def composed(x: tree.Tree, y: tree.Tree) -> Several:
-        value, pullback = c.r_and_pullback(x, batch)
-        return plus_h(c, x, y, pullback(slope(c.problem, y)), orders[0], size, step), tree.sub(y, value), ()
+    def composed(x: tree.Tree, y: tree.Tree, u: Several) -> Several:
+        z, v = problem.tracked(y), slope(c.problem, problem.tracked(y)[-1])
+        values, pullbacks = zip(*map(c.r_and_pullback, (x, *z), batches, range(len(z))), strict=True)
+        gaps = []
+        for n in reversed(range(len(z))):
+            v = pullbacks[n](v)
+            if u and n > 0:  # u[n − 1] tracks v, and takes its place
+                gaps.append(tree.sub(u[n - 1], v))
+                v = u[n - 1]
+        through = plus_h(c, x, y, v, orders[0], size, step)
+        return through, tree.sub(y, problem.joined(values)), tuple(reversed(gaps))
 
-    return [composed(x, y) for x, y, _ in points]
+    return [composed(x, y, u) for x, y, u in points]

@@ -119,7 +119,11 @@ def default_algorithm(task: Task) -> str:
     problem: Any = task.problem
     if "client" in (getattr(problem, "lower_scope", None), getattr(problem, "inner_scope", None)):
         return "FedBiOLocal" if isinstance(problem, rk.Bilevel) else "FCSG"
-    defaults: dict[type, str] = {rk.SingleLevel: "FedAvg", rk.WeightedNodes: "WeightedNodesProx"}
+    defaults: dict[type, str] = {
+        rk.MultiLevel: "FedMSA",
+        rk.SingleLevel: "FedAvg",
+        rk.WeightedNodes: "WeightedNodesProx",
+    }
     return defaults.get(type(problem), "FedNest")
 
 

@@ -13,6 +13,7 @@ from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange
 from rookery.language.client import Client
+from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
 from rookery.language.primitives import result_type, weighted_sum
 from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing
@@ -96,7 +97,7 @@ class Exchanging:
         Lost replies are left out of the sums, which are scaled to the weights that remain.
         """
         leaves, structure = jax.tree.flatten(sent.value.rows)
-        record, lossy = sent.described(kind, name), self._lossy
+        record, lossy = self._described(kind, name, sent), self._lossy
         mask = [self._present(keys)] if lossy else []
         sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
         present: Any = self._noted(sums.pop()) if lossy else None
@@ -194,11 +195,15 @@ class Exchanging:
         leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy = self._lossy
         mask = [self._present(keys)] if lossy else []
-        rows = self._bind(
-            primitives.gather, self._ids, *mask, *leaves, exchange=sent.described(kind, name), lossy=lossy
-        )
+        record = self._described(kind, name, sent)
+        rows = self._bind(primitives.gather, self._ids, *mask, *leaves, exchange=record, lossy=lossy)
         present = self._noted(rows.pop()) if lossy else None
         return jax.tree.unflatten(structure, rows), present
+
+    def _described(self, kind: str, name: str, sent: Encoded) -> Exchange:
+        """The ledger's record of an exchange."""
+        everyone = self._cohort and self._drawn is None and self.cohort_size == self.n
+        return sent.described(kind, name)._replace(clients=self.n if everyone else None)
 
     def _check_cohort(self, value: Any, what: str) -> None:
         if isinstance(value, PerClient) and value.cohort != self._cohort:

@@ -267,15 +267,33 @@ class Fed(Exchanging):
         It is drawn uniformly and without replacement. If `chances` gives each client's probability, it is drawn with
         replacement: a client that is drawn twice works once, and its reply counts twice.
         """
-        fresh, tracing = copy(self), self._tracing
+        tracing, drawn = self._tracing, None
         if tracing.rate is not None and chances is None:  # a private run: the server keeps its cohorts secret
             keys = tracing.next_keys()
             assert keys is not None
-            ids, fresh._drawn = Draw(self.cohort_size, tracing.chance)(keys.noise, self.n)
+            ids, drawn = Draw(self.cohort_size, tracing.chance)(keys.noise, self.n)
         else:
             ids = sample_cohort(key, self.n, self.cohort_size, chances)
-        tracing.cohorts += 1
-        fresh._ids, fresh._cohort, fresh._repeats = ids, tracing.cohorts, chances is not None
+        return self._with_cohort(ids, drawn, chances is not None)
+
+    @property
+    def everyone(self) -> "Fed":
+        """The federation with all its clients as the cohort, without memory; itself if these are its cohort."""
+        if self.cohort_size == self.n and self._drawn is None and not self._repeats:
+            return self
+        if self._tracing.rate is not None:
+            raise ValueError(
+                "fed.everyone must not be used in a run that is private for each client, because its account counts on "
+                "drawn cohorts; got a cohort that is drawn. Leave cohort out of solve."
+            )
+        return self._with_cohort(jnp.arange(self.n, dtype=jnp.int32))
+
+    def _with_cohort(self, ids: Int[Array, " cohort"], drawn: Array | None = None, repeats: bool = False) -> "Fed":
+        """The federation with another cohort."""
+        fresh = copy(self)
+        fresh._tracing.cohorts += 1
+        fresh._ids, fresh._drawn, fresh._cohort, fresh._repeats = ids, drawn, self._tracing.cohorts, repeats
+        fresh.cohort_size = int(ids.shape[0])
         return fresh
 
     # Steps of the plan.

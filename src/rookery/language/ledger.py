@@ -106,6 +106,7 @@ class Exchange(NamedTuple):
     reply_bytes: int
     beside: tuple[tuple[str, str, float | None, float], ...] = ()  # its bookkeeping: meaning, shape, bounds if any
     updates: bool = True  # whether there is anything else in it
+    clients: int | None = None  # how many take part; None: as many as in the round's cohort
 
 
 @dataclass
@@ -177,8 +178,8 @@ class Ledger:
 
 
 def _clients_in(exchange: Exchange, cohort: int) -> int:
-    """The clients in an exchange: the cohort, or the one that holds the centre's data."""
-    return 1 if exchange.kind == "center" else cohort
+    """The clients in an exchange: the cohort, all of them, or the one that holds the centre's data."""
+    return 1 if exchange.kind == "center" else exchange.clients or cohort
 
 
 def shape_of(avals: Sequence[Any]) -> str:

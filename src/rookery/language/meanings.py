@@ -34,6 +34,8 @@ MEANINGS: dict[str, str] = {
     "barrier_rate": "factor of that speed",
     "control": "what corrects the drift of local steps: none, or anchor (at twice the exchanges)",
     "chance": "probability that a local step is followed by an exchange",
+    "anchor": "which clients the mean direction is taken over: the round's cohort, or all",
+    "jacobians": "in compositions of several levels: product of a client's own, or tracked, exact for unlike clients",
     "resample": "whether every exchange draws a new cohort",
     "scale_steps": "whether step sizes are divided by the number of local steps",
     "linear_step": "step size on the solution of the linear system, [∇²_y g]⁻¹∇_y f",

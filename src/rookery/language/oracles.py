@@ -136,20 +136,25 @@ class Oracles:
         (d_x, f_y, minus_g_yy), g_y = jax.grad(difference, (0, 1, 2), has_aux=True)(x, y, y)
         return d_x, g_y, tree.scale(-1, tree.add(minus_g_yy, f_y))
 
-    def r(self, x: tree.Tree, batch: Data) -> tree.Tree:
-        """The value of the inner function. Like f and g, it counts by its samples only."""
-        return self._mean("r", self._inner, batch, lambda r: r(x), Block("r"))
+    def r(self, x: tree.Tree, batch: Data, level: int = 0) -> tree.Tree:
+        """The value of the inner function. Like f and g, it counts by its samples only.
 
-    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree) -> tree.Tree:
+        A `MultiLevel` problem has several, and `level` is the number of one, from 0; x is then what it takes.
+        """
+        return self._mean("r", self._inner(level), batch, lambda r: r(x), Block("r"))
+
+    def r_x(self, x: tree.Tree, batch: Data, v: tree.Tree, level: int = 0) -> tree.Tree:
         """∇r(x)ᵀv."""
         self._count("products")
-        return self._mean("r", self._inner, batch, lambda r: jax.vjp(r, x)[1](v)[0], Block("r_x", v))
+        return self._mean("r", self._inner(level), batch, lambda r: jax.vjp(r, x)[1](v)[0], Block("r_x", v))
 
-    def r_and_pullback(self, x: tree.Tree, batch: Data) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
+    def r_and_pullback(
+        self, x: tree.Tree, batch: Data, level: int = 0
+    ) -> tuple[tree.Tree, Callable[[tree.Tree], tree.Tree]]:
         """r(x), and v ↦ ∇r(x)ᵀv, which does not evaluate r again (unless the data come in pieces)."""
         if isinstance(batch, Chunks | Drawn):
-            return self.r(x, batch), lambda v: self.r_x(x, batch, v)
-        value, pullback = jax.vjp(lambda x: self.r(x, batch), x)
+            return self.r(x, batch, level), lambda v: self.r_x(x, batch, v, level)
+        value, pullback = jax.vjp(lambda x: self.r(x, batch, level), x)
 
         def product(v: tree.Tree) -> tree.Tree:
             self._count("products")
@@ -162,7 +167,7 @@ class Oracles:
         if isinstance(batch, Drawn):
             entries = lambda r: lambda x: ravel_pytree(r(x))[0]
             both = lambda r: (r(x), jax.jacrev(entries(r))(x))
-            value, jacobian = self._mean("r", self._inner, batch, both, Block("r"), Block("r_x"))
+            value, jacobian = self._mean("r", self._inner(0), batch, both, Block("r"), Block("r_x"))
             self._count("products", ravel_pytree(value)[0].size)
             return value, jacobian
         value, product = self.r_and_pullback(x, batch)
@@ -186,9 +191,8 @@ class Oracles:
 
         return losses, weighted
 
-    @property
-    def _inner(self) -> Callable[..., Any]:
-        return lambda x, rows, key: call(self.problem.inner, x, rows, key=key)  # type: ignore[union-attr]
+    def _inner(self, level: int) -> Callable[..., Any]:
+        return lambda x, rows, key: call(self.problem.chain[level], x, rows, key=key)  # type: ignore[union-attr]
 
     def _lower_loss(self, batch: Data) -> Callable[..., Any]:
         whole = self._lower_in_x()

@@ -2,17 +2,18 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rookery.base.jaxprs import is_key
+from rookery.problems.problems import with_functions
 
 PRECISIONS = (None, "float32", "bfloat16")
 # A problem's functions of data. An outer function takes a few numbers only, and is left unchanged.
-_ON_DATA = ("upper", "lower", "objective", "inner", "extra", "loss")
+_ON_DATA = ("upper", "lower", "objective", "inner", "extra", "loss", "features")
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ class Computing:
         """The problem with its functions computed this way."""
         if self == AS_IT_IS:
             return problem
-        functions = {field.name: getattr(problem, field.name) for field in fields(problem)}
-        changed = {name: self._function(fn) for name, fn in functions.items() if name in _ON_DATA and fn is not None}
-        if functions.get("features") is not None:
-            changed["features"] = self._function(functions["features"], widened=False)
-        return replace(problem, **changed)
+
+        def changed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            name = name.partition("[")[0]
+            return self._function(function, name != "features") if name in _ON_DATA else function
+
+        return with_functions(problem, changed)
 
     def _function(self, function: Callable[..., Any], widened: bool = True) -> Callable[..., Any]:
         """The function with this precision and remat. `widened`: whether its value returns to the type of its

@@ -19,7 +19,7 @@ _KEY, _ROUND = "a key", "the round's number"
 def in_words(plan: Any) -> str:
     """Describe the plan, line by line."""
     ids, weights = plan.given.ids, plan.given.weights
-    words = _Words()
+    words = _Words(ids.shape)
     words.visit(plan.body, _inputs(plan))
     most = "at most " if jax.tree.leaves(plan.given.present) else ""  # Poisson cohorts
     return "\n".join([f"{plan.title}, {most}{ids.shape[0]} of {weights.shape[0]} clients", *words.lines])
@@ -84,8 +84,9 @@ class _Named(Visitor[_Value]):
 class _Words(_Named):
     """Writes the description, one line or more for each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, cohort: tuple[int, ...]) -> None:
         self.lines: list[str] = []
+        self._cohort = cohort
         self._maps, self._depth = 0, 1
 
     def _write(self, line: str) -> None:
@@ -94,7 +95,9 @@ class _Words(_Named):
     def map(self, call: calls.MapCall, read: Read) -> list[_Value]:
         self._maps += 1
         name = f"#{self._maps}"
-        self._write(f"{name} clients at {call.source}")
+        ids: Any = call.ids.aval
+        whose = "clients" if ids.shape == self._cohort else "all clients"
+        self._write(f"{name} {whose} at {call.source}")
         needed = _needed(call, read)
         if needed.sent:
             self._write(f"     are sent: {needed.sent} ({in_bytes(needed.size)})")

@@ -1,5 +1,5 @@
 """Problems, ready-made objectives, and models as variables."""
 
-from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes
+from rookery.problems.problems import Bilevel, Compositional, Minimax, MultiLevel, Problem, SingleLevel, WeightedNodes
 
-__all__ = ["Bilevel", "Compositional", "Minimax", "Problem", "SingleLevel", "WeightedNodes"]
+__all__ = ["Bilevel", "Compositional", "Minimax", "MultiLevel", "Problem", "SingleLevel", "WeightedNodes"]

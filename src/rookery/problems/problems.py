@@ -8,9 +8,9 @@ on the same batch, at two points, use the same key.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
@@ -29,6 +29,8 @@ def unconstrained(x: tree.Tree) -> tree.Tree:
 
 class _Penalised:
     """A problem that may have terms without data."""
+
+    takes: ClassVar[dict[str, str]]  # which of x and y its functions take first
 
     def free(self, loss: str) -> Loss | None:
         """Return the terms of f or g without data, as a function of x and y; None if there are none."""
@@ -74,6 +76,8 @@ class Bilevel(_Penalised):
     project_upper: Projection = unconstrained
     penalty: Callable[..., Float[Array, ""]] | None = None
 
+    takes: ClassVar[dict[str, str]] = {"upper": "xy", "lower": "xy", "features": "x", "penalty": "xy"}
+
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the upper loss on a batch."""
         return call(self.upper, x, y, batch if self.features is None else self.features(x, batch), key=key)
@@ -115,6 +119,8 @@ class Minimax(_Penalised):
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
 
+    takes: ClassVar[dict[str, str]] = {"objective": "xy", "penalty": "xy"}
+
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the objective, which x minimises."""
         value = call(self.objective, x, y, batch, key=key)
@@ -141,8 +147,63 @@ class Minimax(_Penalised):
         return Bilevel(f, g, project_upper=self.project_upper)
 
 
+class Composed(_Penalised):
+    """A problem with inner functions, each a function of the value before: what the two classes of them share."""
+
+    inner: Any
+    outer: Callable[..., Float[Array, ""]]
+    extra: Loss | None
+
+    @property
+    def chain(self) -> tuple[Callable[..., tree.Tree], ...]:
+        """The inner functions, that of x first."""
+        return tuple(self.inner)
+
+    def tracked(self, y: tree.Tree) -> tuple[tree.Tree, ...]:
+        """Return the inner functions' values, which y stands for."""
+        return tuple(y)
+
+    def joined(self, values: Sequence[tree.Tree]) -> tree.Tree:
+        """Return these values as y."""
+        return tuple(values)
+
+    def forward(self, x: tree.Tree, evaluate: Callable[[int, tree.Tree], tree.Tree]) -> tree.Tree:
+        """Return the values, as y, where evaluate(n, z) is that of the n-th inner function, from 0, at z."""
+        values: list[tree.Tree] = []
+        for n in range(len(self.chain)):
+            values.append(evaluate(n, values[-1] if values else x))
+        return self.joined(values)
+
+    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
+        """Return f(y) + h(x), where y stands for the inner value."""
+        value = self.tracked(y)[-1]
+        value = call(self.outer, *((value,) if self.outer_is_known else (value, batch)), key=key)
+        return value if self.extra is None else value + call(self.extra, x, batch, key=key)
+
+    def r(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], *sample: Any, key: Key = None) -> tree.Tree:
+        """Return the inner functions' values on a batch: the first at x, every other at the tracked value before."""
+        at = zip(self.chain, (x, *self.tracked(y)), strict=False)
+        return tuple(call(function, z, batch, *sample, key=key) for function, z in at)
+
+    @property
+    def random(self) -> frozenset[str]:
+        """See `Bilevel.random`."""
+        extra = [] if self.extra is None else [self.extra]
+        return _random(f=[self.outer, *extra], g=[*self.chain], r=[*self.chain])
+
+    @property
+    def outer_is_known(self) -> bool:
+        """Whether f is the same for all clients, f(value), rather than a client's own, f(value, batch)."""
+        return required_arguments(self.outer) < 2
+
+    @property
+    def inner_is_conditional(self) -> bool:
+        """Whether the inner function depends on the outer sample, g(x, batch, sample)."""
+        return False
+
+
 @dataclass(frozen=True)
-class Compositional(_Penalised):
+class Compositional(Composed):
     """min over x of h(x) + f(g(x)) with g = mean g_i (or, with client scope, of mean f_i(g_i(x))).
 
     Arguments:
@@ -162,10 +223,17 @@ class Compositional(_Penalised):
     project_upper: Projection = unconstrained
     features: None = None
 
-    def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
-        """Return f(y) + h(x), where y stands for the inner value."""
-        value = call(self.outer, *((y,) if self.outer_is_known else (y, batch)), key=key)
-        return value if self.extra is None else value + call(self.extra, x, batch, key=key)
+    takes: ClassVar[dict[str, str]] = {"inner": "x", "extra": "x"}
+
+    @property
+    def chain(self) -> tuple[Callable[..., tree.Tree], ...]:
+        return (self.inner,)
+
+    def tracked(self, y: tree.Tree) -> tuple[tree.Tree, ...]:
+        return (y,)
+
+    def joined(self, values: Sequence[tree.Tree]) -> tree.Tree:
+        return values[0]
 
     def g(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return ½‖y − g(x)‖². Its derivatives, ∇_y = y − g(x) and ∇²_xy v = −∇g(x)ᵀv, are means over the batch."""
@@ -173,18 +241,7 @@ class Compositional(_Penalised):
         return 0.5 * tree.dot(gap, gap)
 
     @property
-    def random(self) -> frozenset[str]:
-        """See `Bilevel.random`."""
-        return _random(f=[self.outer, *([] if self.extra is None else [self.extra])], g=[self.inner], r=[self.inner])
-
-    @property
-    def outer_is_known(self) -> bool:
-        """Whether f is the same for all clients, f(value), rather than a client's own, f(value, batch)."""
-        return required_arguments(self.outer) < 2
-
-    @property
     def inner_is_conditional(self) -> bool:
-        """Whether the inner function depends on the outer sample, g(x, batch, sample)."""
         return required_arguments(self.inner) >= 3
 
     def as_bilevel(self) -> Bilevel:
@@ -196,6 +253,50 @@ class Compositional(_Penalised):
             )
         f, g = _losses(self)
         return Bilevel(f, g, lower_scope=self.inner_scope, project_upper=self.project_upper)
+
+
+@dataclass(frozen=True)
+class MultiLevel(Composed):
+    """min over x of h(x) + f(r_N(… r_2(r_1(x)) …)) with r_n = mean r_n,i: compositions of more than two functions.
+
+    y is a tuple with the tracked value of each inner function: y[0] stands for r_1(x), y[1] for r_2(y[0]), and so on.
+    `FedMSA` solves these problems. They have no bilevel form for unlike clients: the mean of ½‖y[n] − r_n,i(y[n − 1])‖²
+    is smallest at another y, because the spread of the r_n,i depends on y[n − 1].
+
+    Arguments:
+        inner: a tuple of functions, r_1(x, batch) and then r_n(value, batch), where value is that of the function
+            before. Each returns an array or pytree, the mean over the batch. All take batches of the lower data.
+        outer: f(value), known to all clients. If it takes data, make it the last of the inner functions, and let outer
+            return its value.
+        extra: h(x, batch), an additional loss on the upper data, or None.
+        project_upper: keeps x in its set after each server step.
+
+    Example:
+        The mean loss plus its upper semideviation over the samples of all clients, mean ℓ + √(mean (ℓ − mean ℓ)₊²):
+
+        >>> import jax.numpy as jnp, numpy as np, rookery as rk
+        >>> losses = lambda x, b: (b - x) ** 2
+        >>> problem = rk.MultiLevel(
+        ...     inner=(
+        ...         lambda x, b: (x, jnp.mean(losses(x, b))),
+        ...         lambda v, b: (v[1], jnp.mean(jnp.maximum(losses(v[0], b) - v[1], 0) ** 2)),
+        ...     ),
+        ...     outer=lambda v: v[0] + jnp.sqrt(v[1] + 1e-6),
+        ... )
+        >>> clients = rk.Clients([np.array([0.0, 1.0]), np.array([1.0, 6.0])])
+        >>> method = rk.FedMSA(0.02, 0.3, 0.3, jacobians="tracked")
+        >>> run = rk.solve(problem, clients, method, np.array(2.0), rounds=200)
+        >>> len(run.y), float(run.x) > 2  # the mean, 2, has the smallest mean loss
+        (2, True)
+    """
+
+    inner: tuple[Callable[..., tree.Tree], ...]
+    outer: Callable[..., Float[Array, ""]]
+    extra: Loss | None = None
+    project_upper: Projection = unconstrained
+    features: None = None
+
+    takes: ClassVar[dict[str, str]] = {"inner[0]": "x", "extra": "x"}
 
 
 @dataclass(frozen=True)
@@ -212,6 +313,8 @@ class SingleLevel(_Penalised):
     project_upper: Projection = unconstrained
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
+
+    takes: ClassVar[dict[str, str]] = {"loss": "x", "penalty": "x"}
 
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the loss; there is no y."""
@@ -254,6 +357,8 @@ class WeightedNodes(_Penalised):
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
 
+    takes: ClassVar[dict[str, str]] = {"loss": "y", "penalty": "y"}
+
     def f(self, x: tree.Tree, y: tree.Tree, batch: PyTree[Any], key: Key = None) -> Float[Array, ""]:
         """Return the loss of θ, on the centre's data; w does not matter."""
         value = call(self.loss, y, batch, key=key)
@@ -273,7 +378,7 @@ class WeightedNodes(_Penalised):
         return _random(f=[self.loss], g=[self.loss])
 
 
-Problem = Bilevel | Minimax | Compositional | SingleLevel | WeightedNodes
+Problem = Bilevel | Minimax | Compositional | MultiLevel | SingleLevel | WeightedNodes
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
@@ -296,8 +401,19 @@ def with_key(problem: Any, key: Array) -> Any:
         keyed.__signature__ = signature.replace(parameters=others)
         return keyed
 
+    return with_functions(problem, lambda _, function: fixed(function) if takes_key(function) else function)
+
+
+def with_functions(problem: Any, change: Callable[[str, Callable[..., Any]], Any]) -> Any:
+    """Return the problem with change(name, function) for each of its functions; one of a tuple is named "inner[0]"."""
+
+    def changed(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(changed(f"{name}[{n}]", part) for n, part in enumerate(value))
+        return change(name, value) if callable(value) else value
+
     values = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return replace(problem, **{name: fixed(fn) for name, fn in values.items() if callable(fn) and takes_key(fn)})
+    return replace(problem, **{name: changed(name, value) for name, value in values.items()})
 
 
 def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:

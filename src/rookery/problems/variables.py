@@ -15,15 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
-from rookery.problems.problems import (
-    Bilevel,
-    Compositional,
-    Minimax,
-    Problem,
-    SingleLevel,
-    WeightedNodes,
-    unconstrained,
-)
+from rookery.problems.problems import Composed, Problem, SingleLevel, WeightedNodes, unconstrained, with_functions
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -107,14 +99,14 @@ def adapt(problem: Problem, init: Any) -> Adapted:
 def _pair(problem: Problem, init: Any) -> tuple[Any, Any, Callable[[Any, Any], Any]]:
     """Return x and y of a start, and a function that rebuilds it. `start_values` refuses what is not a start."""
     pair = isinstance(init, tuple) and len(init) == 2 and not hasattr(init, "_fields")
-    if isinstance(problem, SingleLevel) or (isinstance(problem, Compositional) and not pair):
+    if isinstance(problem, SingleLevel) or (isinstance(problem, Composed) and not pair):
         return init, None, lambda x, y: x
     if isinstance(problem, WeightedNodes):
         weights = pair and (init[0] is None or hasattr(init[0], "shape") or isinstance(init[0], list))
         return (None, init[1], lambda x, y: (init[0], y)) if weights else (None, init, lambda x, y: y)
     if not pair:
         return None, None, lambda x, y: init
-    if isinstance(problem, Compositional):  # y is the inner function's value
+    if isinstance(problem, Composed):  # y is the inner function's value
         return init[0], None, lambda x, y: (x, init[1])
     return init[0], init[1], lambda x, y: (x, y)
 
@@ -153,9 +145,10 @@ def _is_variable(path: Any, leaf: Any, name: str) -> bool:
 def _adapted(problem: Any, x: Model | None, y: Model | None) -> Any:
     """Return the problem as a function of `Variables`."""
 
-    def of(function: Any, *models: Model | None) -> Any:
-        if function is None:
-            return None
+    def of(name: str, function: Any) -> Any:
+        models = [{"x": x, "y": y}[variable] for variable in problem.takes.get(name, "")]
+        if not any(models):
+            return function
 
         @functools.wraps(function)
         def adapted(*args: Any, **key: Any) -> Any:
@@ -164,17 +157,7 @@ def _adapted(problem: Any, x: Model | None, y: Model | None) -> Any:
 
         return adapted
 
-    if isinstance(problem, WeightedNodes):
-        return replace(problem, loss=of(problem.loss, y))
-    project = problem.project_upper
-    if x is not None and project is not unconstrained:
-        model = x
-        problem = replace(problem, project_upper=lambda v: model.variables(project(model.whole(v))))
-    if isinstance(problem, Bilevel):
-        features = of(problem.features, x)
-        return replace(problem, upper=of(problem.upper, x, y), lower=of(problem.lower, x, y), features=features)
-    if isinstance(problem, Minimax):
-        return replace(problem, objective=of(problem.objective, x, y))
-    if isinstance(problem, Compositional):
-        return replace(problem, inner=of(problem.inner, x), extra=of(problem.extra, x))
-    return replace(problem, loss=of(problem.loss, x))
+    adapted, project = with_functions(problem, of), getattr(problem, "project_upper", unconstrained)
+    if x is None or project is unconstrained:
+        return adapted
+    return replace(adapted, project_upper=lambda v: x.variables(project(x.whole(v))))

@@ -14,7 +14,7 @@ from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines import checks
 from rookery.engines.checks.values import UNLESS, WRITE_A_MEAN, rows_of
-from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes, with_key
+from rookery.problems.problems import Bilevel, Composed, Minimax, Problem, SingleLevel, WeightedNodes, with_key
 from rookery.problems.variables import adapt
 from rookery.run.diagnosis import Diagnosis, Findings, Line
 from rookery.run.hypergradient import Sample, check_leaves, check_nested, compare_derivatives
@@ -103,7 +103,7 @@ def _rows(source: ClientRows, ids: Iterable[int], most: int) -> Any:
 
 
 def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
-    names = {Bilevel: ("f", "g"), Compositional: ("f", "r")}.get(type(problem), ("f",))
+    names = ["f", *(["g"] if isinstance(problem, Bilevel) else ["r"] if isinstance(problem, Composed) else [])]
     sizes = max(clients.lower_sizes.max(), clients.upper_sizes.max())
     if sizes < 2:
         return Line("means over the batch", "not checked: every client has one sample", "note")
@@ -137,12 +137,12 @@ def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Clien
     if isinstance(problem, Bilevel):
         g = lambda z, rows: problem.g(z[0], z[1], rows)
         return [("upper", clients.upper, f), ("lower", clients.lower, g)]
-    if isinstance(problem, Compositional):
-        sample = jax.tree.map(lambda a: a[0], clients.upper.rows) if problem.inner_is_conditional else None
-        more = () if sample is None else (sample,)
+    if isinstance(problem, Composed):
+        more = () if not problem.inner_is_conditional else (jax.tree.map(lambda a: a[0], clients.upper.rows),)
 
         def inner(z: Any, rows: Any) -> Any:
-            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(problem.inner(z[0], rows, *more)))
+            values = problem.forward(z[0], lambda n, z: problem.chain[n](z, rows, *more))
+            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(values))
 
         outer = lambda z, rows: problem.f(z[0], value, rows)
         return [("inner", clients.lower, inner), ("outer", clients.upper, outer)]
@@ -156,9 +156,10 @@ def _losses(problem: Any, clients: Clients, value: Any) -> list[tuple[str, Clien
 def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: Sample) -> list[Line]:
     """Return a line for each loss that is not finite somewhere; one good line if there is none."""
     value = None
-    if isinstance(problem, Compositional):
+    if isinstance(problem, Composed):
         more = (jax.tree.map(lambda a: a[0, 0], sample.upper),) if problem.inner_is_conditional else ()
-        value = problem.inner(x, jax.tree.map(lambda a: a[0], sample.lower), *more)
+        rows = jax.tree.map(lambda a: a[0], sample.lower)
+        value = problem.forward(x, lambda n, z: problem.chain[n](z, rows, *more))
     advice = (
         "look for log, sqrt or a division at 0 and for exp of a large number; a jnp.where does not protect a gradient, "
         "so put a safe number into the branch that is not taken."
@@ -216,7 +217,7 @@ def _blocks(source: ClientRows) -> tuple[np.ndarray, np.ndarray]:
 def _in_double(problem: Problem, sample: Sample, x: Any, y: Any, rng: np.random.Generator, findings: Findings) -> None:
     sample, x, y = (jax.tree.map(_widened, value) for value in (sample, x, y))
     try:
-        if isinstance(problem, SingleLevel | Compositional):
+        if isinstance(problem, SingleLevel | Composed):
             _plain_gradient(_objective(problem, sample), x, rng, findings)
         else:
             check_nested(problem, sample, x, y, rng, findings)
@@ -245,10 +246,11 @@ def _objective(problem: Any, sample: Sample) -> Callable[[Any], Any]:
         return lambda x: p @ jax.vmap(lambda low, up: of_client(x, low, up))(sample.lower, sample.upper)
 
     def composed(x: Any) -> Any:
-        values = jax.vmap(lambda rows: problem.inner(x, rows))(sample.lower)
-        if problem.inner_scope == "client":
-            return p @ jax.vmap(lambda value, rows: problem.f(x, value, rows))(values, sample.upper)
-        value = jax.tree.map(lambda a: jnp.tensordot(p, a, axes=1), values)
+        each = lambda n, z: jax.vmap(lambda rows: problem.chain[n](z, rows))(sample.lower)
+        if getattr(problem, "inner_scope", "global") == "client":
+            return p @ jax.vmap(lambda value, rows: problem.f(x, value, rows))(each(0, x), sample.upper)
+        mean = lambda n, z: jax.tree.map(lambda a: jnp.tensordot(p, a, axes=1), each(n, z))
+        value = problem.forward(x, mean)
         return p @ jax.vmap(lambda rows: problem.f(x, value, rows))(sample.upper)
 
     return composed

@@ -28,7 +28,7 @@ from rookery.language.fed import (
     Steps,
 )
 from rookery.problems import objectives
-from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.problems.problems import Bilevel, Compositional, Minimax, MultiLevel, SingleLevel, WeightedNodes
 from rookery.run.check import check
 from rookery.run.diagnosis import Diagnosis
 from rookery.run.explain import explain
@@ -42,7 +42,8 @@ from rookery.run.worth import Worth, worth
 __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
-    "Minimax", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run", "Share",
+    "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
+    "Share",
     "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check",
     "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve",
     "tree", "tune", "with_server_optimizer", "worth", *_algorithms,

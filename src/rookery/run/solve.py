@@ -62,7 +62,7 @@ def solve(
     """Run an algorithm on a problem.
 
     Arguments:
-        problem: `Bilevel`, `Minimax`, `Compositional`, `SingleLevel` or `WeightedNodes`.
+        problem: `Bilevel`, `Minimax`, `Compositional`, `MultiLevel`, `SingleLevel` or `WeightedNodes`.
         clients: the federation's data.
         algorithm: a method with its hyperparameters, e.g. `rk.FedNest(upper_step=0.01)`.
         init: the start (x, y), pytrees or models (Equinox modules, Flax variables and states); only x for single-level

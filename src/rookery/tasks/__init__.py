@@ -1,5 +1,6 @@
 """Tasks: ready-made problems with their data, a start, a way to evaluate, and defaults that work."""
 
+from rookery.tasks.composition import composition
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.dro_imbalanced import dro_imbalanced
 from rookery.tasks.fairness import fairness
@@ -18,6 +19,7 @@ from rookery.tasks.worst_group import worst_group
 
 __all__ = [
     "Task",
+    "composition",
     "data_cleaning",
     "dro_imbalanced",
     "fairness",

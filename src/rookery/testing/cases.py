@@ -15,14 +15,15 @@ from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.language.channel import Faults, chain
 from rookery.language.hyperparameters import BatchSize, Steps, annotations
-from rookery.problems.problems import Bilevel, Compositional, Minimax, SingleLevel, WeightedNodes
+from rookery.problems.problems import Bilevel, Compositional, Minimax, MultiLevel, SingleLevel, WeightedNodes
 from rookery.tasks.quadratic import quadratic
 
 UNEQUAL = (2, 3, 5, 4)  # samples per client
 VERY_UNEQUAL = (1, 3, 40, 200)
 # The classes of problems; in a "Local…" problem every client has its own lower level or inner function.
 KINDS = (
-    "Bilevel", "LocalBilevel", "Minimax", "Compositional", "LocalCompositional", "SingleLevel", "WeightedNodes",
+    "Bilevel", "LocalBilevel", "Minimax", "Compositional", "LocalCompositional", "MultiLevel", "SingleLevel",
+    "WeightedNodes",
 )  # fmt: skip
 
 # Clipped and noisy updates, and lost replies.
@@ -94,6 +95,10 @@ def _client_outer(value: Any, batch: Any) -> Any:
     return jnp.mean(batch["w"]) * jnp.sum(value["r"] ** 2) + _outer(value)
 
 
+def _second(value: Any, batch: Any) -> Any:
+    return jnp.mean(jnp.tanh(value["r"]) * batch["s"] + batch["m"][..., 0] * value["r"] ** 2, axis=0)
+
+
 def _extra(x: Any, batch: Any) -> Any:
     return 0.5 * jnp.mean(batch["w"]) * x @ x
 
@@ -115,7 +120,7 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
     if kind == "Minimax":
         data = {"upper": [{"a": 0.3 * draw(3, 2), "b": draw(2), "c": 0.3 * draw(3)} for _ in range(clients)]}
         return Case(Minimax(_saddle), data, (np.ones(3), np.ones(2)))
-    if kind in ("Compositional", "LocalCompositional"):
+    if kind in ("Compositional", "LocalCompositional", "MultiLevel"):
         data = {
             "lower": [{"m": draw(2, 3), "s": draw(2)} for _ in range(clients)],
             "upper": [{"w": np.abs(draw())} for _ in range(clients)],
@@ -123,6 +128,9 @@ def case(kind: str, clients: int = 4, samples: int = 3) -> Case:
         problem = Compositional(_inner, _outer, _extra)
         if kind == "LocalCompositional":
             problem = Compositional(_inner, _client_outer, _extra, inner_scope="client")
+        if kind == "MultiLevel":
+            three = MultiLevel((_inner, _second), lambda value: jnp.sum((value - 0.3) ** 2), _extra)
+            return Case(three, data, (np.ones(3), ({"r": np.ones(2)}, np.ones(2))))
         return Case(problem, data, (np.ones(3), {"r": np.ones(2)}))
     data = {"upper": [{"a": draw(3), "t": np.sign(draw())} for _ in range(clients)]}
     center = {"center": {"a": draw(3), "t": np.sign(draw())}}
@@ -149,7 +157,7 @@ def single(it: Case) -> Case:
 def kinds(method: Any) -> list[str]:
     """Return the classes of problems that a method claims to solve, as in KINDS."""
     local = getattr(method, "scope", "global") == "client"
-    known = (Bilevel, Minimax, Compositional, SingleLevel, WeightedNodes)
+    known = (Bilevel, Minimax, Compositional, MultiLevel, SingleLevel, WeightedNodes)
     return ["Local" * local + cls.__name__ for cls in method.solves if cls in known]
 
 

@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery import algorithms
 from rookery.base.arguments import check_counts, check_seed, is_integer, is_number
 from rookery.base.placement import check_types
 from rookery.data.clients import Clients
 from rookery.data.joining import overflows
-from rookery.engines.checks.losses import check_losses, check_used, describe, first_line, inner_shape, shape_of
+from rookery.engines.checks.losses import check_losses, check_used, describe, first_line, inner_shapes, shape_of
 from rookery.language import hyperparameters
 from rookery.language.fed import Algorithm
-from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, SingleLevel, WeightedNodes
+from rookery.problems.problems import Bilevel, Composed, Minimax, MultiLevel, Problem, SingleLevel, WeightedNodes
+
+_FEW = 3  # methods that a message names
 
 # The start.
 
@@ -23,7 +26,7 @@ from rookery.problems.problems import Bilevel, Compositional, Minimax, Problem, 
 def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, Any]:
     """Return x and y as arrays; raise if the problem, the clients or init are not what `solve` takes."""
     if not isinstance(problem, Problem):
-        kinds = "rk.Bilevel, Minimax, Compositional, SingleLevel or WeightedNodes"
+        kinds = "rk.Bilevel, Minimax, Compositional, MultiLevel, SingleLevel or WeightedNodes"
         raise TypeError(f"problem must be an {kinds}; got {describe(problem)}.")
     if not isinstance(clients, Clients):
         raise TypeError(f"clients must be rk.Clients(lower=[...], upper=[...]); got {describe(clients)}.")
@@ -33,15 +36,14 @@ def start_values(problem: Problem, clients: Clients, init: Any) -> tuple[Any, An
         return _arrays(init, "x"), ()
     if isinstance(problem, WeightedNodes):
         return _weights_and_model(problem, clients, init)
-    if isinstance(problem, Compositional) and not (type(init) is tuple and len(init) == 2):
+    if isinstance(problem, Composed) and not (type(init) is tuple and len(init) == 2):
         init = (init, None)
     if not (isinstance(init, tuple) and len(init) == 2):
         actual = f"a tuple of {len(init)}" if isinstance(init, tuple) else describe(init)
         raise ValueError(f"init must be a pair (x, y) for a {type(problem).__name__} problem; got {actual}.")
     x = _arrays(init[0], "x")
-    if init[1] is None and isinstance(problem, Compositional):
-        value = inner_shape(problem, clients, x, 1)
-        return x, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), value)
+    if init[1] is None and isinstance(problem, Composed):
+        return x, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), inner_shapes(problem, clients, x))
     return x, _arrays(init[1], "y")
 
 
@@ -96,14 +98,28 @@ def _arrays(value: Any, name: str) -> Any:
 _FORMS: dict[str, tuple[str, ...]] = {"inner": ("x, batch", "x, batch, sample"), "outer": ("value", "value, batch")}
 _FORMS |= dict.fromkeys(("upper", "lower", "objective"), ("x, y, batch",))
 _FORMS |= dict.fromkeys(("extra", "features", "loss"), ("x, batch",))
+_LEVELS = {"inner[0]": ("x, batch",), "outer": ("value",)}  # of a MultiLevel problem, and of the other levels:
+_LEVEL = ("value, batch",)
 
 
 def _check_functions(problem: Problem) -> None:
     """Raise TypeError if a field of the problem is not a function of the right arguments."""
-    forms = _FORMS | ({"loss": ("theta, batch",)} if isinstance(problem, WeightedNodes) else {})
-    for name, function in vars(problem).items():
+    forms, kind = _FORMS | ({"loss": ("theta, batch",)} if isinstance(problem, WeightedNodes) else {}), type(problem)
+    functions = dict(vars(problem))
+    if isinstance(problem, MultiLevel):
+        functions |= _levels(functions.pop("inner"))
+        forms |= {name: _LEVEL for name in functions if name.startswith("inner")} | _LEVELS
+    for name, function in functions.items():
         if name in forms and not (function is None and name in ("extra", "features")):
-            check_function(f"{type(problem).__name__}.{name}", function, *forms[name])
+            check_function(f"{kind.__name__}.{name}", function, *forms[name])
+
+
+def _levels(inner: Any) -> dict[str, Any]:
+    """Return the functions of a tuple by name."""
+    if not isinstance(inner, tuple) or not inner:
+        actual = "an empty tuple" if inner == () else describe(inner)
+        raise TypeError(f"MultiLevel.inner must be a tuple of functions, (r_1, r_2, ...); got {actual}.")
+    return {f"inner[{n}]": function for n, function in enumerate(inner)}
 
 
 def check_function(name: str, function: Any, *forms: str) -> None:
@@ -201,7 +217,9 @@ def _check_algorithm(problem: Problem, algorithm: Algorithm) -> None:
         raise TypeError(f"{name} must be a dataclass: write @dataclass(frozen=True) above the class.")
     if not isinstance(problem, solves):
         known = ", ".join(cls.__name__ for cls in solves) or "nothing"
-        fix = " Give it problem.as_bilevel()." if Bilevel in solves and hasattr(problem, "as_bilevel") else ""
+        fix = _methods_for(type(problem))
+        if Bilevel in solves and hasattr(problem, "as_bilevel"):
+            fix = " Give it problem.as_bilevel()."
         raise ValueError(f"{name} does not solve {kind} problems (it solves: {known}).{fix}")
     for method, form in (("init", "fed, x, y, key"), ("round", "fed, state, key")):
         check_function(f"{name}.{method}", getattr(algorithm, method, None), form)
@@ -215,11 +233,17 @@ def _check_algorithm(problem: Problem, algorithm: Algorithm) -> None:
             ("each client's own", "one for all") if scope == "client" else ("one for all", "each client's own")
         )
         raise ValueError(f"{name} needs {level} that is {needed}; this problem's is {actual} ({argument}={scope!r}).")
-    if isinstance(problem, Compositional):
+    if isinstance(problem, Composed):
         _check_composition(problem, name, algorithm)
 
 
-def _check_composition(problem: Compositional, name: str, algorithm: Algorithm) -> None:
+def _methods_for(kind: type) -> str:
+    """Return a sentence with the methods for this class of problems, if they are few."""
+    names = [name for name in algorithms.__all__ if kind in getattr(algorithms, name).solves]
+    return f" Take {' or '.join(names)}." if 0 < len(names) <= _FEW else ""
+
+
+def _check_composition(problem: Composed, name: str, algorithm: Algorithm) -> None:
     if problem.inner_is_conditional and not getattr(algorithm, "conditional", False):
         raise ValueError(
             f"{name} needs an inner function g(x, batch); this problem's is conditional, g(x, batch, sample): it "

@@ -13,7 +13,7 @@ from rookery.base import jaxprs
 from rookery.base.arguments import kind_of, nearest
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
-from rookery.problems.problems import Bilevel, Compositional, Problem, WeightedNodes, call
+from rookery.problems.problems import Bilevel, Composed, Problem, WeightedNodes, call
 
 _PAIRS = " A tuple of two is (x, y); give an x that is such a tuple itself as init=(x, None)."
 _REMEMBERED = 256
@@ -24,6 +24,7 @@ class _Loss(NamedTuple):
     name: str  # the user's name for it, "Bilevel.upper"
     function: Callable[..., Any]  # of (x, y, batch)
     source: ClientRows
+    inner: bool = False  # whether it is an inner function, whose value need not be one number
 
 
 def _losses(problem: Any, clients: Clients) -> list[_Loss]:
@@ -33,20 +34,27 @@ def _losses(problem: Any, clients: Clients) -> list[_Loss]:
         losses.append(_Loss(user_name(problem, "g"), keyed(problem.g), clients.lower))
     if isinstance(problem, WeightedNodes) and clients.center is not None:
         losses.append(_Loss("WeightedNodes.loss, on the centre's data,", keyed(problem.f), clients.center))
-    if isinstance(problem, Compositional):
+    if isinstance(problem, Composed):
         zeros = lambda a: jnp.zeros(a.shape[1:], a.dtype)
         sample = (jax.tree.map(zeros, clients.upper.rows),) if problem.inner_is_conditional else ()
-        inner = lambda x, y, batch: call(problem.inner, x, batch, *sample, key=jax.random.key(0))
-        losses.append(_Loss(user_name(problem, "r"), inner, clients.lower))
+        for n in range(len(problem.chain)):
+            value = lambda x, y, batch, n=n: problem.r(x, y, batch, *sample, key=jax.random.key(0))[n]
+            losses.append(_Loss(level_name(problem, n), value, clients.lower, inner=True))
     return losses
 
 
 def user_name(problem: Any, loss: str) -> str:
     """Return the user's name for f, g or r, e.g. "Bilevel.upper"."""
     kind = type(problem).__name__
-    first = {"Bilevel": "upper", "Minimax": "objective", "Compositional": "outer"}.get(kind, "loss")
-    other = {"Bilevel": "lower", "Compositional": "inner"}.get(kind, first)
-    return f"{kind}.{first if loss == 'f' else other}"
+    if isinstance(problem, Composed):
+        return f"{kind}.{'outer' if loss == 'f' else 'inner'}"
+    first = {"Bilevel": "upper", "Minimax": "objective"}.get(kind, "loss")
+    return f"{kind}.{first if loss == 'f' or kind != 'Bilevel' else 'lower'}"
+
+
+def level_name(problem: Any, n: int) -> str:
+    """Return the user's name for the n-th inner function."""
+    return user_name(problem, "r") + (f"[{n}]" if isinstance(problem.inner, tuple) else "")
 
 
 # Words for messages.
@@ -97,12 +105,12 @@ def check_losses(problem: Problem, clients: Clients, x: Any, y: Any) -> None:
         return
     count, other_count = _batch_sizes(clients, x, y)
     counts = lambda source: (1, count) if source.widest > 1 or not clients.held else (1,)
-    if isinstance(problem, Compositional):
+    if isinstance(problem, Composed):
         _check_inner(problem, clients, x, y, counts(clients.lower))
     for loss in _losses(problem, clients):
         for n in counts(loss.source):
             traced, value = _traced(loss, x, y, n)
-            if loss.name != "Compositional.inner":
+            if not loss.inner:
                 _check_number(loss.name, value, n)
         crossing = _crossing(traced.jaxpr, n, {}) if n > 1 else None
         # An axis may have one of the two lengths by chance.
@@ -231,33 +239,48 @@ def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
     return shape == () or (len(shape) == len(result) and all(a in (1, b) for a, b in zip(shape, result, strict=True)))
 
 
-# The inner function of a composition.
+# The inner functions of a composition.
 
 
-def _check_inner(problem: Compositional, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
-    """Raise ValueError if the inner function fails, or if its value's shape depends on the batch or is not y's."""
-    first, last = (shape_of(inner_shape(problem, clients, x, count)) for count in (counts[0], counts[-1]))
-    if first != last:
-        raise ValueError(
-            "Compositional.inner must return the mean over the batch; its value has one entry per sample: "
-            f"{last} on {number_of_samples(counts[-1])}. Use jnp.mean(..., axis=0)."
-        )
-    if first != shape_of(y):
-        raise ValueError(
-            f"init: y must have the shape of the inner function's value, {first}; its shape is {shape_of(y)}.{_PAIRS}"
-        )
+def _check_inner(problem: Composed, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
+    """Raise ValueError if an inner function fails, if its value's shape depends on the batch, or if y's differs."""
+    values = inner_shapes(problem, clients, x, counts)
+    wanted, actual = shape_of(values), shape_of(y)
+    structures: list[Any] = [jax.tree.structure(z) for z in (values, y)]
+    if wanted != actual or structures[0] != structures[1]:
+        several = isinstance(problem.inner, tuple)
+        one = "have the shape of the inner function's value,"
+        what = "be a tuple with the inner functions' values, of shapes" if several else one
+        actual = actual if wanted != actual else f"{actual}, in {kind_of(y)}"
+        raise ValueError(f"init: y must {what} {wanted}; its shape is {actual}.{_PAIRS}")
 
 
-def inner_shape(problem: Compositional, clients: Clients, x: Any, count: int) -> Any:
-    """Return the shape of the inner function's value on a batch of `count` samples."""
-    arguments = {"x": x, "a batch": _batch(clients.lower, count)}
+def inner_shapes(problem: Composed, clients: Clients, x: Any, counts: Sequence[int] = (1,)) -> Any:
+    """Return the shapes of the inner functions' values, as y, on batches of each of these numbers of samples."""
+
+    def shape(n: int, z: Any) -> Any:
+        first, last = (_inner_shape(problem, clients, n, z, count) for count in (counts[0], counts[-1]))
+        if shape_of(first) != shape_of(last):
+            raise ValueError(
+                f"{level_name(problem, n)} must return the mean over the batch; its value has one entry per sample: "
+                f"{shape_of(last)} on {number_of_samples(counts[-1])}. Use jnp.mean(..., axis=0)."
+            )
+        return first
+
+    return problem.forward(x, shape)
+
+
+def _inner_shape(problem: Composed, clients: Clients, n: int, z: Any, count: int) -> Any:
+    arguments = {"value" if n else "x": z, "a batch": _batch(clients.lower, count)}
     if problem.inner_is_conditional:
         row = lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
         arguments["the outer sample"] = jax.tree.map(row, clients.upper.rows)
     try:
-        return jax.eval_shape(lambda *z: call(problem.inner, *z, key=jax.random.key(0)), *arguments.values())
+        function = problem.chain[n]
+        return jax.eval_shape(lambda *z: call(function, *z, key=jax.random.key(0)), *arguments.values())
     except Exception as error:
-        raise ValueError(f"{_failure('Compositional.inner', error, count, arguments)}{_PAIRS}") from error
+        hint = "" if n else _PAIRS
+        raise ValueError(f"{_failure(level_name(problem, n), error, count, arguments)}{hint}") from error
 
 
 # Variables without effect.
@@ -292,11 +315,14 @@ def check_used(problem: Any, clients: Clients, x: Any, y: Any) -> None:
                 "Bilevel.upper and Bilevel.lower are the same function on the same data, so the lower solution already "
                 "minimises the upper loss. Give the levels different data: rk.Clients(lower=[...], upper=[...])."
             )
-    if isinstance(problem, Compositional):
-        outer, inner = uses["Compositional.outer"], uses["Compositional.inner"]
-        if not (inner["x"] and outer["y"]) and not outer["x"]:
+    if isinstance(problem, Composed) and not uses[user_name(problem, "f")]["x"]:
+        for n in range(1, len(problem.chain)):
+            name = level_name(problem, n)
+            if not any(uses[name].values()):
+                raise ValueError(f"{name} must depend on the value before it; {why.format('its first argument')}.")
+        if not (uses[level_name(problem, 0)]["x"] and uses[user_name(problem, "f")]["y"]):
             raise ValueError(
-                "Compositional.inner must depend on x and Compositional.outer on the inner value, or extra on x; here "
+                f"{level_name(problem, 0)} must depend on x and {kind}.outer on the inner value, or extra on x; here "
                 "x has no effect."
             )
     known_of(_SHAPES, problem).add(key)

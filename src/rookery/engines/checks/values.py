@@ -14,9 +14,9 @@ from rookery.base import jaxprs
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
-from rookery.engines.checks.losses import known_of, number_of_samples, user_name, warn
+from rookery.engines.checks.losses import known_of, level_name, number_of_samples, user_name, warn
 from rookery.language.client import Client
-from rookery.problems.problems import Bilevel, Compositional, Problem, with_key
+from rookery.problems.problems import Bilevel, Composed, Problem, with_key
 
 WRITE_A_MEAN = "Write it as a mean (jnp.mean over the batch, plus terms without data)"
 UNLESS = "; ignore this if the loss uses statistics of the batch, e.g. batch normalisation."
@@ -118,12 +118,13 @@ def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, co
             break
     else:
         together, alone = (), ()
-    for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True):
+    for level, a, b in _pairs(together, alone):
         if not _close(a, b):
             what = "its value" if name == "r" else "it" if a.ndim == 0 and name == "f" else "its gradient"
             fix = "; or give all clients the same number of samples, and batches that are not larger"
+            not_a_mean = _not_a_mean(problem, name, level, what, a, b, rows)
             raise ValueError(
-                f"{_not_a_mean(problem, name, what, a, b, rows)} Where clients differ in size, have fewer samples than "
+                f"{not_a_mean} Where clients differ in size, have fewer samples than "
                 "a batch, or where the method weights single samples, the loss is evaluated sample by sample, and that "
                 f"would change the problem. {WRITE_A_MEAN}{'' if source.widest == source.narrowest else fix}."
             )
@@ -134,7 +135,7 @@ def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], 
     """Return a function (z, rows) of what methods use of the loss at z = (x, y), all linear in the batch's mean."""
     if name == "r":
         sample = jax.tree.map(lambda a: a[0], clients.upper.rows)
-        return lambda z, rows: problem.inner(z[0], rows, *([sample] if problem.inner_is_conditional else []))
+        return lambda z, rows: problem.r(*z, rows, *([sample] if problem.inner_is_conditional else []))
     if name == "f":
         return lambda z, rows: jax.value_and_grad(lambda z: problem.f(*z, rows))(z)
 
@@ -150,8 +151,8 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     """Raise ValueError if a loss is not finite at the start; warn if one that is not in `names` is not a mean."""
     if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
         return
-    composed = isinstance(problem, Compositional)
-    losses = "fg" if isinstance(problem, Bilevel) else "fr" if composed else "f"
+    composed = isinstance(problem, Composed)
+    losses = "fg" if isinstance(problem, Bilevel) else "rf" if composed else "f"
     rows = {name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1) for name in losses}
     key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
     if key in known_of(_VALUES, problem):
@@ -161,20 +162,23 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
 
     def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
-        inner = lambda batch: fixed.inner(x, batch, *([sample] if fixed.inner_is_conditional else []))
-        at = (x, inner(rows["r"])) if "r" in rows else (x, y)
-        of = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch), "r": inner}
+        more = [sample] if composed and fixed.inner_is_conditional else []
+        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
+        at = (x, fixed.forward(x, value)) if composed else (x, y)
+        losses = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
+        of = losses | {"r": lambda batch: fixed.r(*at, batch, *more)}
         alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
         return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
 
     evaluate = lambda *args: _Traced(values, *args)(*args)
-    for name, (together, _) in evaluate(x, y, rows).items():
-        if not _finite(together):
+    at_start = evaluate(x, y, rows)
+    for name in losses:
+        if not _finite(at_start[name][0]):
             _check_finite(problem, clients, name, evaluate, x, y, rows)
     for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
-        for a, b in zip(*map(jax.tree.leaves, (together, alone)), strict=True) if name in compared else ():
+        for level, a, b in _pairs(together, alone) if name in compared else ():
             if not _close(a, b):
-                warn(f"{_not_a_mean(problem, name, 'it', a, b, rows[name])} {_SCALE}")
+                warn(f"{_not_a_mean(problem, name, level, 'it', a, b, rows[name])} {_SCALE}")
                 break
     known_of(_VALUES, problem).add(key)
 
@@ -195,11 +199,18 @@ def _check_finite(
         )
 
 
-def _not_a_mean(problem: Any, name: str, what: str, together: Any, alone: Any, rows: Any) -> str:
+def _pairs(together: Any, alone: Any) -> list[tuple[int, Any, Any]]:
+    """Return the leaves of two trees in pairs, with the places that they have in the outermost tuple, if it is one."""
+    leaves = zip(jax.tree_util.tree_leaves_with_path(together), jax.tree.leaves(alone), strict=True)
+    return [(getattr(path[0], "idx", 0) if path else 0, a, b) for (path, a), b in leaves]
+
+
+def _not_a_mean(problem: Any, name: str, level: int, what: str, together: Any, alone: Any, rows: Any) -> str:
     shown = lambda v: np.array2string(np.asarray(v).ravel()[:3], precision=5)
     count = number_of_samples(len(jax.tree.leaves(rows)[0]))
+    whose = level_name(problem, level) if name == "r" else user_name(problem, name)
     return (
-        f"{user_name(problem, name)} must be a mean over its batch; on {count} {what} is {shown(together)}, and the "
+        f"{whose} must be a mean over its batch; on {count} {what} is {shown(together)}, and the "
         f"mean over each of them alone is {shown(alone)}."
     )
 
