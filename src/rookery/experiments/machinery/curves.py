@@ -16,7 +16,7 @@ def _chosen(results: pd.DataFrame, labels: Mapping[str, Any]) -> np.ndarray:
     """Which rows have these labels."""
     chosen = np.ones(len(results), bool)
     for name, value in labels.items():
-        chosen &= (results[name] == value).to_numpy()
+        chosen &= results[name].to_numpy() == value
     return chosen
 
 
