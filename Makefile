@@ -1,6 +1,7 @@
 # Every target sets up what it needs: only python3 (>= 3.11, with venv and pip) has to be there.
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=  # processes that the tests start find the package compiled
 
 .PHONY: demo test lint slow gpu browser flare test-oldest bench docs linkcheck docs-setup setup clean
 
