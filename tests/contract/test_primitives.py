@@ -266,5 +266,5 @@ def test_a_fresh_cohort_has_no_memory() -> None:
             fed.resample(key).map_state(lambda c, k, m: (m, m), key)
             return state
 
-    with pytest.raises(ValueError, match="memory of a cohort of `resample` would be lost"):
+    with pytest.raises(ValueError, match="memory of a cohort of `resample` or `everyone` would be lost"):
         rk.solve(PROBLEM, clients(), Forgetful(), np.zeros(()), 1)

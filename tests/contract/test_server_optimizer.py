@@ -206,6 +206,7 @@ ASKS = odd(lambda x: (), lambda g, s, x, value: (g, s))
         (lambda: rk.FedOpt("adam", 0.1, floor=0.0), r"^floor must be a positive number; got 0.0\.$"),
         (lambda: rk.FedOpt("adam", 0.1, decay=1.0), r"^decay must be below 1; got 1.0\.$"),
         (lambda: rk.FedOpt("adam", 0.1, start=-1.0), r"^start must be a number of at least 0; got -1.0\.$"),
+        (lambda: rk.FedOpt("adam", 0.1, start=""), r"^start must be a number of at least 0; got ''\.$"),
         (lambda: rk.FedAvg(optimizer=GROWS), r"The local steps: an update must keep the structure"),
         (lambda: rk.FedAvg(optimizer=optax.adam), r"FedAvg: optimizer must be an optax .*; got the function adam"),
         (lambda: rk.FedAvg(optimizer="adam"), r"FedAvg: optimizer must be an optax optimizer.*; got 'adam'"),

@@ -250,6 +250,17 @@ def test_an_exchange_with_everyone_beside_a_cohort(engine: Any) -> None:
     assert run.history["gradients"].iloc[-1] == 3 * (4 + 2)
 
 
+def test_lost_replies_of_everyone() -> None:
+    """They are drawn for all clients, alike on both engines, and stay out of the mean."""
+    given: dict[str, Any] = {"rounds": 4, "cohort": 2, "faults": rk.Faults(dropout=0.4)}
+    runs = [solve(All(), engine=own, **given) for own in (rk.Simulation(), rk.Federation())]
+    assert float(runs[0].x) == pytest.approx(float(runs[1].x), rel=1e-12)
+    assert float(runs[0].x) != pytest.approx(float(solve(All(), 4, cohort=2).x), rel=1e-3)
+    for name in ("missing", "bytes_up", "bytes_down", "gradients"):
+        assert runs[0].history[name].tolist() == runs[1].history[name].tolist()
+    assert runs[0].history["missing"].iloc[-1] > 4  # of 4 * (4 + 2) replies
+
+
 def test_everyone_is_the_cohort_of_a_run_without_one_and_is_refused_in_a_private_run() -> None:
     plan = str(rk.explain(SQUARES, FOUR, All(), np.array(0.0), cohort=2))
     assert plan.count("all clients at") == 1

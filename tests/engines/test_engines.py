@@ -197,6 +197,29 @@ def test_work_beyond_32_bits(own: Any, local_steps: Any) -> None:
     assert busiest == 15 * 2**30 if local_steps == 5 else steps / 3 <= busiest / 2**30 <= 18
 
 
+@dataclass(frozen=True)
+class BusyBetween(Method):
+    """A loop of a fixed length that counts beyond 32 bits, between batches whose sizes differ by client."""
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        def local(c: Any, k: Any) -> Any:
+            before = c.f_x(state.x, (), c.upper())
+            busy = c.loop(4, lambda i, z: (c._count("samples_upper", 2**30), z)[1], before)
+            other = c.loop(2, lambda i, z: c.loop(4, lambda i, z: (c._count("products", 2**29), z)[1], z), busy)
+            return other + c.f_x(state.x, (), c.upper())
+
+        return State(state.x - 0.1 * fed.mean(fed.map(local, key)))
+
+
+def test_work_beyond_32_bits_beside_batches_of_unequal_size() -> None:
+    clients = rk.Clients(upper=[np.ones((n, 1)) for n in (1, 3, 40)])
+    run = rk.solve(SQUARES, clients, BusyBetween(), ZERO, 2)
+    last = run.history.iloc[-1]
+    assert last["samples_upper"] == 2 * (3 * 2**32 + 2 * 44)
+    assert last["gradients"] == 2 * 3 * 2
+    assert last["products"] == 2 * 3 * 2**32
+
+
 QUICK = settings(deadline=None, derandomize=True, max_examples=60)
 ADDED, TIMES, ADDED_UP, WORKED = map(jax.jit, (ledger.add, ledger.times, ledger.total, ledger.worked))
 large = st.integers(0, 2**64 - 1) | st.integers(0, 2**33)

@@ -138,6 +138,19 @@ def test_proxskip_equals_the_transcription() -> None:
     np.testing.assert_allclose(flat(tuple(by_weight)), 0, atol=1e-12)
 
 
+def test_the_mean_of_proxskips_control_variates_with_lost_and_with_clipped_replies() -> None:
+    game = rk.Minimax(lambda x, y, b: jnp.mean((x - b) ** 2 - (y + b) ** 2) + x * y)
+    p = [1.0, 2.0, 3.0]
+    clients = rk.Clients(upper=[np.arange(n) + 2.0 * n for n in (1, 3, 7)], weights=p)
+    method, start = rk.ProxSkipGDA(**STEPS, chance=SHARE), (np.zeros(()), np.zeros(()))
+    given: list[dict[str, Any]] = [{"faults": rk.Faults(dropout=0.2)}, {"channel": rk.clip(0.5)}]
+    lost, clipped = (rk.solve(game, clients, method, start, 8, **each) for each in given)
+    assert lost.history["missing"].iloc[-1] > 0
+    assert min(np.abs(part).max() for part in lost.memory) > 0.1
+    assert max(abs(p @ np.asarray(part)) for part in lost.memory) < 1e-12
+    assert max(abs(p @ np.asarray(part)) for part in clipped.memory) > 0.1
+
+
 def test_proxskip_refuses_a_cohort() -> None:
     with pytest.raises(
         ValueError, match=r"ProxSkipGDA needs all 5 clients in every round; got cohort=3\. Leave cohort"

@@ -39,7 +39,7 @@ class CoBo:
 
     Departures from the paper:
         the paper's form is pairwise. Here the server holds all models and weights, n·d + n² numbers, and **sees every
-        client's model and gradients**: take it for a few clients who trust the server;
+        client's model and gradients**: use it with few clients, who trust the server;
         the pairs are a random perfect matching of the cohort, in which an odd client rests. Of n clients, a pair is
         drawn with chance 1/(n − 1) if n is even and 1/n if it is odd (the paper: each pair with chance 1/n). Pairs are
         unordered, so that w_ij = w_ji;

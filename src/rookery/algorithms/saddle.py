@@ -124,7 +124,8 @@ class LocalExtragradient(_LocalSteps):
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
     two public scripts, which agree. Both lines have the same step sizes S, one for x and one for y; x is projected
-    only after the mean; `control="anchor"` is ours.
+    only after the mean; `control="anchor"` is ours. A local step takes two minibatches, so `rk.Epochs(1)` makes two
+    passes over the data.
 
     Exchanges per round: 1, or 2 with `control="anchor"`.
 
@@ -191,7 +192,8 @@ class ProxSkipGDA:
     solution. It steps w_i ← w_i − S·(G_i(w_i) − h_i), and after each step a coin, the same for all clients, shows heads
     with probability p. At heads the server averages, w ← mean w_i, and each client sets h_i ← h_i + p S⁻¹(w − w_i).
     A round lasts from heads to heads: the server draws the number of steps, 1/p on average. The weighted mean of the
-    h_i stays 0. With full batches the limit is the saddle point, and h_i = G_i there.
+    h_i stays 0, also if replies are lost, but not with clipping or noise. With full batches the limit is the saddle
+    point, and h_i = G_i there.
 
     In theory, with steps of 1/L and p = √(step·μ), where μ is the strong convexity and concavity, the number of
     exchanges grows like the square root of the condition number L/μ.

@@ -61,7 +61,7 @@ class FedOpt:
         if self.rule not in ("adam", "yogi", "adagrad"):
             raise ValueError(f"rule must be one of adam, yogi, adagrad; got {self.rule!r}.")
         check_positive(step=self.step, floor=self.floor)
-        check_amounts(momentum=self.momentum, decay=self.decay, start=self.start or 0.0)
+        check_amounts(momentum=self.momentum, decay=self.decay, start=0.0 if self.start is None else self.start)
         for name, value in (("momentum", self.momentum), ("decay", self.decay)):
             if value >= 1:
                 raise ValueError(f"{name} must be below 1; got {value!r}.")

@@ -203,8 +203,10 @@ class Client(Oracles):
             drawn = turn.before(most)
             carry = fixed_loop(count, lambda i, carry: turn(i, carry, drawn(i))[0], carry)
             if every is not None and isinstance(count, int):
-                self._counts = [a + count * b for a, b in zip(self._counts, every, strict=True)]
-                return carry
+                known = [a + count * b for a, b in zip(self._counts, every, strict=True) if isinstance(a, int)]
+                if len(known) == len(WORK) and max(known) < 2**31:  # else they are counted in wide numbers
+                    self._counts = known
+                    return carry
             done = ledger.times(per_turn, jnp.maximum(count, 0))
         else:
 

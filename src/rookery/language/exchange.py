@@ -208,8 +208,8 @@ class Exchanging:
     def _check_cohort(self, value: Any, what: str) -> None:
         if isinstance(value, PerClient) and value.cohort != self._cohort:
             raise ValueError(
-                f"fed.{what} must be given a value of its own cohort; got one of another. A cohort of `resample` and "
-                "the round's own cohort can't use each other's values."
+                f"fed.{what} must be given a value of its own cohort; got one of another. The round's own "
+                "cohort and one of `resample` or `everyone` can't use each other's values."
             )
 
     @property

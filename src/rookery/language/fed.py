@@ -112,8 +112,8 @@ class Fed(Exchanging):
         """Compute fn(client, key, memory, *values) -> (value, memory), where the memory stays with the client."""
         if self._cohort:
             raise ValueError(
-                "fed.map_state must be called on the round's own cohort; the memory of a cohort of `resample` would be "
-                "lost. Use map there."
+                "fed.map_state must be called on the round's own cohort; the memory of a cohort of `resample` or "
+                "`everyone` would be lost. Use map there."
             )
         both = self.map(fn, key, PerClient(self._tracing.threaded.memory, self._cohort), *values)
         if not isinstance(both.rows, tuple) or len(both.rows) != 2:
