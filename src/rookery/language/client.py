@@ -205,7 +205,7 @@ class Client(Oracles):
             if every is not None and isinstance(count, int):
                 known = [a + count * b for a, b in zip(self._counts, every, strict=True) if isinstance(a, int)]
                 if len(known) == len(WORK) and max(known) < 2**31:  # else they are counted in wide numbers
-                    self._counts = known
+                    self._counts = [*known]
                     return carry
             done = ledger.times(per_turn, jnp.maximum(count, 0))
         else:
