@@ -1,6 +1,6 @@
 """Choose the values of the methods that `rookery reproduce choice-problems` compares.
 
-    python benchmarks/choice.py search FOLDER [PROBLEM ...]   # by successive halving; a file for each problem and method
+    python benchmarks/choice.py search FOLDER [PROBLEM ...]   # by successive halving; a file for each of them
     python benchmarks/choice.py choose FOLDER search.csv      # gather them, and write the best into chosen.csv
 
 Each candidate runs on the two seeds of the search. All candidates of a method run side by side, as in `rk.tune`.

@@ -54,9 +54,9 @@ def ended(results: pd.DataFrame, by: str = "exchanges", column: str = "value") -
     runs = within.groupby(["problem", "method", "seed"], sort=False)[column]
     last = runs.last().where(runs.count() == runs.size())  # a run that has left the finite numbers has none
     found = {}
-    for (problem, method), values in last.groupby(level=["problem", "method"], sort=False):
+    for problem, method in dict.fromkeys(zip(results["problem"], results["method"], strict=True)):
         metric = PROBLEMS[problem].metric
-        own = values.fillna(WORST[metric]).to_numpy()
+        own = last.loc[problem, method].fillna(WORST[metric]).to_numpy()
         own = own if metric == "accuracy" else np.minimum(own, WORST[metric])
         found[problem, method] = np.log10(own) if metric == "distance" else own
     return found
@@ -65,7 +65,7 @@ def ended(results: pd.DataFrame, by: str = "exchanges", column: str = "value") -
 def ahead(ends: Ends, problem: str, first: str, second: str) -> Lead:
     """How much better the first method is than the second: points of accuracy, of loss, or powers of ten."""
     sign = PROBLEMS[problem].sign
-    return lead(*(sign * ends[problem, method] for method in (first, second)))
+    return lead(sign * ends[problem, first], sign * ends[problem, second])
 
 
 def among(ends: Ends, problem: str, methods: tuple[str, ...]) -> list[str]:

@@ -54,7 +54,7 @@ def task(seed: int, problem: str, plain: bool = False) -> Task:
     clients = PROBLEMS[problem].clients
     if problem in ("exact", "noisy"):
         samples = {"samples": 16, "noise": 0.5} if problem == "noisy" else {"samples": 1}
-        made = quadratic(clients, seed=seed, **samples)  # type: ignore[arg-type]
+        made = quadratic(clients, seed=seed, **samples)
     elif problem == "penalties":
         made = hyperparameters(clients, partition="dirichlet", seed=seed)
     elif problem == "cleaning":
@@ -84,6 +84,8 @@ ONE = SECOND + FIRST  # with one exchange a round
 MORE = ("FedMSA", "LFedNest", "FedNest")
 METHODS = (*ONE, *MORE, "FedAvg")
 
+CHOSEN = keyed(Path(__file__).with_name("chosen.csv"), 2)  # upper, lower and third number, by problem and method
+
 
 def plays(method: str, problem: str) -> bool:
     """Whether a method is run on a problem."""
@@ -96,15 +98,15 @@ def algorithm(problem: str, method: str, upper: float, lower: float, third: floa
     batch: dict[str, Any] = {"batch_size": own.batch_size}
     steps = batch | {"local_steps": 1 if method in ALIASES else LOCAL}
     if method == "FedAvg":
-        return cls(step=lower, **steps)  # type: ignore[no-any-return]
+        return cls(step=lower, **steps)
     two = {"upper_step": upper, "lower_step": lower}
     if THIRD[method] == "server":
         two["linear_step"] = lower
         steps |= two | {f"server_{name}": third * value for name, value in two.items()}
         if method != "SimFBO":
-            middle = [LEVELS[3] * least for least in (own.upper, own.lower, own.lower)]
-            steps["bounds"] = tuple((value / 10, value) for value in middle)
-        return cls(**steps)  # type: ignore[no-any-return]
+            x, y, times = CHOSEN[problem, "SimFBO"]
+            steps["bounds"] = tuple((step * times / 3, step * times * 3) for step in (x, y, y))
+        return cls(**steps)
     two[THIRD[method]] = third
     if THIRD[method] == "multiplier":
         if method in ("VPBGD", "MEHA"):  # their step on x is along ∇F/λ
@@ -113,13 +115,13 @@ def algorithm(problem: str, method: str, upper: float, lower: float, third: floa
             two["auxiliary_step"] = lower
     if method in ("FedBiO", "SOBA"):
         steps["shared_batch"] = True
-    if method == "SGHA" and own.upper >= 1:  # its pull towards x̂ is no step's size: the least of these would overshoot
+    if method == "SGHA" and own.upper >= 1:  # the pull towards x̂ would overshoot: no step size scales it
         steps["smoothing"] = 0.0
     if THIRD[method] == "hessian_step":
         steps["neumann_terms"] = TERMS
         if method != "LocalBSGM":
             steps = batch | {"neumann_terms": TERMS, "lower_local_steps": LOCAL}
-    return cls(**two, **steps)  # type: ignore[no-any-return]
+    return cls(**two, **steps)
 
 
 THIRD = {  # what the third number of a method is
@@ -141,9 +143,6 @@ def candidates(problem: str, method: str) -> list[tuple[float, float, float]]:
     middle = count // 2
     places = [(a, b, (a + 2 * b - 2 * middle) % count) for a, b in product(range(count), repeat=2)]
     return [(at(own.upper, a), at(own.lower, b), at(third, c)) for a, b, c in places]
-
-
-CHOSEN = keyed(Path(__file__).with_name("chosen.csv"), 2)  # upper, lower and third number, by problem and method
 
 
 def name(problem: str, method: str, values: Sequence[float]) -> str:
