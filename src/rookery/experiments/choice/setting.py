@@ -1,22 +1,24 @@
 """The problems, the methods and their candidates, and the runs of the comparison of methods."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rookery import algorithms
+from rookery.base.draws import seed_key
 from rookery.experiments.machinery import Config, Grid
 from rookery.experiments.machinery.numbers import keyed
 from rookery.language.fed import Algorithm
 from rookery.tasks.data_cleaning import data_cleaning
 from rookery.tasks.hyperparameters import hyperparameters
-from rookery.tasks.hyperrep import hyperrep
+from rookery.tasks.hyperrep import hyperrep, layers
 from rookery.tasks.quadratic import quadratic
 from rookery.tasks.task import Task
 
 BUDGET, LOCAL, TERMS = 200, 5, 5  # exchanges; local steps; terms of a Neumann series
-SEEDS, SEARCH_SEEDS = (0, 1, 2, 3, 4), (8, 9)
+SEEDS, SEARCH_SEEDS = (0, 1, 2, 3, 4), (8, 9)  # of quadratics; the other problems have the first three
 LEVELS = (1, 3, 10, 30, 100, 300, 1000)  # of each number that is searched, times the least one
 
 
@@ -52,18 +54,29 @@ PROBLEMS = {
 }
 
 
-def task(seed: int, problem: str, plain: bool = False) -> Task:
-    """The problem with unlike clients; `plain`: its single-level form, for FedAvg."""
+def task(seed: int, problem: str, plain: bool = False, data: int | None = None) -> Task:
+    """The problem with unlike clients.
+
+    Arguments:
+        seed: of the start of hyper-representation, and of the data.
+        problem: one of PROBLEMS.
+        plain: its single-level form, for FedAvg.
+        data: the seed of the data of the last three problems, if it is another.
+    """
+    data = seed if data is None else data
     clients = PROBLEMS[problem].clients
     if problem in ("exact", "noisy"):
         samples = {"samples": 16, "noise": 0.5} if problem == "noisy" else {"samples": 1}
         made = quadratic(clients, seed=seed, **samples)
     elif problem == "penalties":
-        made = hyperparameters(clients, partition="dirichlet", seed=seed)
+        made = hyperparameters(clients, partition="dirichlet", seed=data)
     elif problem == "cleaning":
-        made = data_cleaning(clients, partition="dirichlet", seed=seed)
+        made = data_cleaning(clients, partition="dirichlet", seed=data)
     else:
-        made = hyperrep(clients, partition="shards", width=32, seed=seed)
+        made = hyperrep(clients, partition="shards", width=32, seed=data)
+        start = layers(seed_key(seed), 64, 32, 10)
+        assert made.single_level is not None
+        made = replace(made, init=start, single_level=replace(made.single_level, init=start))
     if plain:
         assert made.single_level is not None
         return made.single_level
@@ -163,10 +176,10 @@ def config(quick: bool, problem: str, method: str) -> Config:
         name=f"{own.words}, {method}",
         labels={"problem": problem, "method": method},
         task=task,
-        settings={"problem": problem, "plain": method == "FedAvg"},
+        settings={"problem": problem, "plain": method == "FedAvg"} | ({} if own.metric == "distance" else {"data": 0}),
         algorithm=algorithm(problem, method, *CHOSEN[problem, method]),
         cohort=own.cohort,
         rounds=rounds,
         every=max(1, budget // (100 if method in EXCHANGES else 40)),
-        seeds=SEEDS[:1] if quick else SEEDS,
+        seeds=SEEDS[: 1 if quick else 5 if own.metric == "distance" else 3],
     )

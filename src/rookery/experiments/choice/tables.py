@@ -23,7 +23,7 @@ def page(results: pd.DataFrame) -> str:
     auc = ended(results, column="auc")
     parts["auc"] = "; ".join(f"{m} {_number(auc['cleaning', m], 2)}" for m in METHODS[:-1])
     text = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
-    return text.format(setting=setting, PRODUCT=PRODUCT, seeds=len(SEEDS), **parts)
+    return text.format(setting=setting, PRODUCT=PRODUCT, **parts)
 
 
 def _table(cell: Cell) -> list[str]:
