@@ -149,7 +149,10 @@ def picture(results: pd.DataFrame) -> Figure:
             ax.set_yticks([-i for i in range(len(methods))], methods if ax is axes[0, 0] else [""] * len(methods))
             ax.grid(axis="x", color="#e4e4e4", linewidth=0.8)
             words = {"distance": "log₁₀ ‖x − x*‖²", "loss": "test loss", "accuracy": "test accuracy"}[own.metric]
-            report.label(ax, words, "", own.words)
+            report.label(ax, words, "", own.words.replace(", ", ",\n"))
+            ax.set_ylim(-len(methods) + 0.3, 0.7)
+            if own.metric == "accuracy":
+                ax.set_xlim(0.4, 1.0)
     below(fig, axes[0, 0], 2)
     return fig
 

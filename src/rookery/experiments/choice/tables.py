@@ -44,8 +44,9 @@ def _valued(ends: Ends) -> Cell:
 
 def _number(values: np.ndarray, digits: int) -> str:
     """Mean and standard deviation."""
-    mean, spread = (f"{value:.{digits}f}".replace("0.", ".", 1) if digits > 1 else f"{value:.{digits}f}"
-                    for value in (values.mean(), values.std(ddof=1)))  # fmt: skip
+    mean, spread = (f"{value:.{digits}f}" for value in (values.mean(), values.std(ddof=1)))
+    if digits > 1:
+        mean, spread = mean.lstrip("0"), spread.lstrip("0")
     return f"{mean} ± {spread}".replace("-", "−")
 
 
