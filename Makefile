@@ -55,6 +55,7 @@ docs: docs-setup
 	$(BIN)/python -m rookery.report.methods docs/methods.md
 	$(BIN)/python -m rookery.testing.prices docs/privacy-methods.md
 	$(BIN)/python -m rookery.experiments.page docs/reproduction docs/reproduction.md
+	$(BIN)/python -m rookery.experiments.choice.tables docs/reproduction/choice-problems docs/which-method.md
 	$(BIN)/python -m sphinx -E -W --keep-going -b html docs docs/_build/html
 
 linkcheck: docs-setup

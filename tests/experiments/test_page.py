@@ -10,6 +10,7 @@ import pytest
 
 from rookery.experiments import EXPERIMENTS, page
 from rookery.experiments.asfbo import fig1, hetero
+from rookery.experiments.choice import setting
 from rookery.experiments.fedbio import cleaning, fair, hyperrep
 from rookery.experiments.feddro import adult, images
 from rookery.experiments.feddro import fig1 as feddro_fig1
@@ -72,6 +73,7 @@ def test_a_pass_that_rests_on_an_artefact_does_not_count(name: str) -> None:
 
 
 CHOSEN = {
+    "choice-problems": lambda problem, method: setting.CHOSEN[problem, method],
     "asfbo-fig1": lambda method, split: (fig1.CHOSEN[method, split],),
     "asfbo-hetero": lambda method, work: (hetero.HETERO_CHOSEN[method, work],),
     "fedbio-cleaning": lambda method: cleaning.CLEANING_CHOSEN[method],

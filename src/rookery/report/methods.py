@@ -22,7 +22,7 @@ _INTRODUCTION = """# The methods
 
 {count} methods, each with the exchanges that a round takes. A docstring (`help(rk.FedNest)`, or `rookery list
 FedNest`) has the hyperparameters, with the paper's symbols, and every departure from the paper. This page is made
-from them by `make docs`.
+from them by `make docs`. [Which bilevel method for which problem](which-method.md) compares fourteen of them.
 
 T is the number of inner iterations (`lower_rounds`), N the terms of the inverse-Hessian series (`neumann_terms`; N'
 and N_j are drawn below it), I the steps of a round (`local_steps`), T_s the steps of a call of Local-SVRG (`steps`)
