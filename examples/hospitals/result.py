@@ -14,6 +14,7 @@ import pandas as pd
 from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize
 
+LABELS = {"alone": "alone", "fedavg": "FedAvg", "own_intercept": "own intercept"}
 COLOURS = ("#767676", "#D55E00", "#0072B2")
 
 
@@ -45,7 +46,7 @@ def draw(found: pd.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(7, 0.6 * len(found) + 1.4), layout="constrained")
     axes = figure.subplots()
     for name, shift, colour in zip(heart.MODELS, (-0.2, 0, 0.2), COLOURS, strict=True):
-        axes.plot(found[name], np.arange(len(found)) + shift, "o", color=colour, label=name, markersize=7)
+        axes.plot(found[name], np.arange(len(found)) + shift, "o", color=colour, label=LABELS[name], markersize=7)
     axes.plot(found["commoner class"], range(len(found)), "|", color="black", label="commoner class", markersize=22)
     axes.set_yticks(range(len(found)), [f"{name} ({count:g})" for name, count in found["test patients"].items()])
     axes.set(xlabel="accuracy on test patients", ylim=(len(found) - 0.5, -0.5))
