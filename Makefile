@@ -3,12 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=  # processes that the tests start find the package compiled
 
-.PHONY: demo test lint slow gpu browser flare test-oldest bench docs linkcheck docs-setup setup clean
+.PHONY: demo test quick lint slow gpu browser flare test-oldest bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
 
-test: lint
+test: setup
+	$(MAKE) --no-print-directory --jobs=2 lint quick
+
+quick: setup
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
 
 lint: setup

@@ -20,8 +20,8 @@ def test_the_same_as_in_simulation(name: str, kind: str) -> None:
     agree(here, there)
 
 
-# Two levels, and memory; all methods are in the slow tests, and in the hard setting.
-FAMILIES = {"FedBiO", "PFedMe"}
+# One with memory; all methods are in the slow tests. (Two levels: the hard setting of the contract.)
+FAMILIES = {"PFedMe"}
 
 
 @pytest.mark.parametrize("name", [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in names()])
