@@ -122,6 +122,24 @@ def test_a_reason_fits_a_cell(name: str) -> None:
     assert max(len(row["note"]) for row in rows) <= 450
 
 
+def test_more_local_steps_help_only_if_they_do_so_in_every_group_of_runs() -> None:
+    def found(*groups: tuple[float, ...]) -> bool | None:
+        rows = [
+            {"run": f"{method} {data} {local}", "method": method, "data": data, "local": local, "seed": seed}
+            | {"round": 240, "train_accuracy": value}
+            for method in images.IMAGES[:2]
+            for data, accuracies in enumerate(groups)
+            for local, value in zip(fig3.LONG_SWEEP, accuracies, strict=False)
+            if method != "FedDRO" or local < 50
+            for seed in (0, 1, 2)
+        ]
+        return fig3.locals_help(pd.DataFrame(rows), data=(0, 1)).holds
+
+    assert found((0.4, 0.6, 0.65)) is True  # a quick run has one of them
+    assert found((0.4, 0.6, 0.65), (0.3, 0.6, 0.7, 0.9)) is True  # I = 50, which one method has, is not compared
+    assert found((0.4, 0.6, 0.65), (0.3, 0.6, 0.8)) is False
+
+
 @pytest.mark.parametrize("data", fig3.SYNCED.values())
 def test_more_local_steps_help_and_saturate_by_the_seeds(data: str) -> None:
     def found(accuracies: tuple[float, ...], noise: float = 0.0) -> bool | None:
@@ -132,7 +150,7 @@ def test_more_local_steps_help_and_saturate_by_the_seeds(data: str) -> None:
             for local, value in zip(fig3.SWEEP, accuracies, strict=True)
             for seed in (0, 1, 2)
         ]
-        return fig3.locals_help(pd.DataFrame(rows), data=data).holds
+        return fig3.locals_help(pd.DataFrame(rows), data=(data,)).holds
 
     assert found((0.4, 0.6, 0.65)) is True
     assert found((0.4, 0.6, 0.75)) is False  # it goes on

@@ -160,12 +160,12 @@ k32_claim(HIGHER, **AGAINST_ALL, metrics=("train_accuracy",))(_compared)
 def headlines(results: pd.DataFrame) -> list[Headline]:
     """Training accuracies with (4), and how unequal PDSGD's weights end; the paper's figure has no numbers."""
     lines = []
-    for penalty in FOUR:
-        own = select(results, data=with_four(penalty))
+    for data, penalty in product(shared.DATA, FOUR):
+        own = select(results, data=with_four(penalty, data))
         if len(own):
             shown = {f"{m}, training": ends(own, "train_accuracy", method=m) for m in (*IMAGES[:2], "PDSGD")}
             shown["PDSGD, spread of its weights"] = last(own, "spread", method="PDSGD")
-            lines += [Headline(f"{words}, (4), λ = {penalty:g}", "", ours) for words, ours in shown.items()]
+            lines += [Headline(f"{words}, {with_four(penalty, data)}", "", ours) for words, ours in shown.items()]
     return lines
 
 
@@ -186,7 +186,7 @@ fig1 = Experiment(
 )
 
 k32 = Experiment(
-    **description("feddro-k32", globals(), steps=shared.STEPS // 4),
+    **description("feddro-k32", globals(), steps=shared.STEPS // 4, penalties=listed(FOUR)),
     runs=k32_runs,
     picture=fig1_picture,
     claims=tuple(k32_claim),
