@@ -12,12 +12,13 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _CA_DAYS = 3650
 _SLACK = timedelta(days=1)  # participants' clocks differ
+_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 _USES = (
     "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
     "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
@@ -86,6 +87,59 @@ def serial_of(cert: bytes) -> str:
     return f"{_certificate(Path('certificate'), cert).serial_number:x}"
 
 
+def name_of(cert: bytes) -> str:
+    """Return the participant's name in a certificate (PEM); "" if it has none."""
+    names = _certificate(Path("certificate"), cert).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def sign(key: bytes, purpose: str, message: bytes) -> bytes:
+    """Sign a message with a participant's private key (PEM).
+
+    A signature holds for one purpose alone, so that a message of one protocol can't be passed off in another. Each
+    purpose is a constant text of the program.
+    """
+    private, text = _private_key(Path("key"), key), _for_purpose(purpose, message)
+    if isinstance(private, ec.EllipticCurvePrivateKey):
+        return private.sign(text, ec.ECDSA(hashes.SHA256()))
+    if isinstance(private, rsa.RSAPrivateKey):  # of `nvflare provision`
+        return private.sign(text, _PSS, hashes.SHA256())
+    raise ValueError(f"A participant's key must be an EC or an RSA key; got {type(private).__name__}. Make a new kit.")
+
+
+def verify(cert: bytes, purpose: str, message: bytes, signature: bytes) -> bool:
+    """Return whether the owner of a certificate (PEM) has signed this message for this purpose: see `sign`.
+
+    It says nothing about the certificate: see `issued_by`.
+    """
+    text = _for_purpose(purpose, message)
+    try:
+        public = x509.load_pem_x509_certificate(cert).public_key()
+        if isinstance(public, ec.EllipticCurvePublicKey):
+            public.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+        elif isinstance(public, rsa.RSAPublicKey):
+            public.verify(signature, text, _PSS, hashes.SHA256())
+        else:
+            return False
+    except (ValueError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def issued_by(ca: bytes, cert: bytes) -> bool:
+    """Return whether a CA has issued a certificate, and both are valid today (all PEM).
+
+    It says neither whose certificate it is (`name_of`) nor whether it was revoked (`Revocations`).
+    """
+    now = datetime.now(UTC)
+    try:
+        both = x509.load_pem_x509_certificate(ca), x509.load_pem_x509_certificate(cert)
+        both[1].verify_directly_issued_by(both[0])
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return all(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in both)
+
+
 def checked_name(paths: dict[str, Path], contents: dict[str, bytes]) -> str:
     """Return the name in a kit's certificate; ValueError unless it is valid, of the key and signed by the CA."""
     ca, cert = _certificate(paths["ca"], contents["ca"]), _certificate(paths["cert"], contents["cert"])
@@ -105,6 +159,10 @@ def checked_name(paths: dict[str, Path], contents: dict[str, bytes]) -> str:
             f"{paths['cert']} must have a common name, the participant's; it has none. Copy the kit again."
         )
     return str(names[0].value)
+
+
+def _for_purpose(purpose: str, message: bytes) -> bytes:
+    return f"rookery: {purpose}".encode() + b"\0" + message
 
 
 def _general_name(host: str) -> x509.GeneralName:
