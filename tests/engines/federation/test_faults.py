@@ -40,7 +40,7 @@ from tests.engines.federation.studies import like, study, without_data
 
 import rookery as rk
 from rookery import cli
-from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.provision import make_kits
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc_site
 from rookery.testing.runs import close

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from rookery.engines.federation.kits import load_kit, make_kits
+from rookery.engines.federation.kits import load_kit
+from rookery.engines.federation.provision import make_kits
 
 pytest.importorskip("cryptography.x509")
 
-from cryptography.hazmat.primitives.asymmetric import ed25519, rsa  # noqa: E402
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from rookery.engines.federation import certificates  # noqa: E402
-from rookery.engines.federation.certificates import issued_by, name_of, sign, verify  # noqa: E402
+from rookery.engines.federation import certificates
+from rookery.engines.federation.certificates import issued_by, name_of, sign, verify
 
 TEXT = b"four bytes and more \x00\xff"
 

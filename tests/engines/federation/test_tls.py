@@ -25,8 +25,9 @@ import rookery as rk
 from rookery import cli
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
-from rookery.engines.federation import certificates, kits
-from rookery.engines.federation.kits import Kit, load_kit, make_kits
+from rookery.engines.federation import certificates, provision
+from rookery.engines.federation.kits import Kit, load_kit
+from rookery.engines.federation.provision import make_kits
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports import grpc_site
 
@@ -182,7 +183,7 @@ def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path
     folder = tmp_path / "kits"
     make_kits(folder, "localhost", ["a", "b"], 30)
     old = {name: load_kit(folder / name) for name in "ab"}
-    kits.revoke(folder, "a")
+    provision.revoke(folder, "a")
     shutil.rmtree(folder / "b")
     make_kits(folder, "localhost", ["a", "b"], 30)
     transport = network.GrpcServer("localhost:0", (), folder / "coordinator")
@@ -220,7 +221,7 @@ def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
     site = threading.Thread(target=join, daemon=True)
     site.start()
     assert transport.receive(10.0) == (0, "here", b"")
-    kits.revoke(folder, "a")
+    provision.revoke(folder, "a")
     events = [event for _ in range(20) if (event := transport.receive(0.2)) is not None]
     assert [(event.site, event.kind) for event in events] == [(0, "gone")]
     site.join(10)
