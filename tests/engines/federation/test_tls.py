@@ -134,7 +134,7 @@ def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: 
     kit = load_kit(out / "others" / "a")
     line = "the coordinator's certificate was not issued by this federation's CA"
     if whose == "site":
-        kit = dataclasses.replace(kit, ca=load_kit(out / "kits" / "a").ca)
+        kit = dataclasses.replace(kit, ca=load_kit(out / "kits" / "a").ca, folder=None, revocations=0)
         line = "the coordinator does not accept this site's certificate"
     asked: list[bytes] = []
     told: list[str] = []
@@ -182,7 +182,7 @@ def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path
     """Its name has a new kit: by `revoke`, or since the folder was deleted and made anew."""
     folder = tmp_path / "kits"
     make_kits(folder, "localhost", ["a", "b"], 30)
-    old = {name: load_kit(folder / name) for name in "ab"}
+    old = {name: dataclasses.replace(load_kit(folder / name), folder=None, revocations=0) for name in "ab"}
     provision.revoke(folder, "a")
     shutil.rmtree(folder / "b")
     make_kits(folder, "localhost", ["a", "b"], 30)

@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rookery.base.printable import printable
+from rookery.engines.federation import kits
 from rookery.engines.federation.kits import Kit, accepted, check_names, load_kit, serial_of
 from rookery.engines.federation.transports import Event
+from rookery.engines.federation.transports.trust import EXPIRED, note, proof
 from rookery.engines.federation.wire import PART, Message, Parts, cut
 
 LOG = logging.getLogger("rookery.network")
@@ -26,6 +29,7 @@ METHOD = f"/{_SERVICE}/{_JOIN}"
 _UNREAD = 16  # unread messages of a site, beyond which it sends more than it is asked for
 _LOG_EVERY = 10.0  # seconds between lines about refused connections
 _REVOKED = "the certificate of {!r} was revoked or replaced; ask for a new kit"
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", PART),
@@ -86,12 +90,12 @@ class Assembly:
 class _Connection:
     """A site's stream, at the coordinator."""
 
-    def __init__(self, site: int, serial: str) -> None:
-        self.site, self.serial = site, serial  # the certificate's serial number
+    def __init__(self, site: int, serial: str, end: datetime) -> None:
+        self.site, self.serial, self.end = site, serial, end  # of the certificate
         self.out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.unread = 0
         self.why = "has left"
-        self.over = self.replaced = False
+        self.over = self.replaced = self.refused = False
         self.dismissed = ""  # why the site can't take part
 
     def close(self, why: str = "") -> None:
@@ -123,13 +127,14 @@ class GrpcServer:
                 "A coordinator needs certificates; got none. Give kit=FOLDER, made by `rookery federation init`, or "
                 "insecure=True, which listens on this machine only."
             )
-        self._listing, self._stamp, self._next_look = listing, (0, 0), 0.0
+        self._listing, self._stamp, self._reading, self._ends = listing, (0, 0), threading.Lock(), _NEVER
+        self._kit, self._revocations = loaded, None if loaded is None else kits.revocations(loaded)
         self._serials = loaded.certificates if loaded else {}  # see `accepted`
         self._refused, self._logged = 0, -_LOG_EVERY  # connections since the last line about them, and its time
         self.names = tuple(sites) or (tuple(loaded.sites) if loaded else ())
         check_names(self.names)
         self.limit, self.rejoins = _FIRST, True
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[_Connection | None, Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
         self._secure, self._closed, self._over = not insecure, False, "the run is over"
@@ -163,18 +168,21 @@ class GrpcServer:
         """Serve a site's stream, which ends when this generator does."""
         status = import_grpc().StatusCode
         try:
-            site, serial = self._identify(context)
+            connection = self._identify(context)
         except PermissionError as error:
             self._log_refusal(str(error))
             context.abort(status.PERMISSION_DENIED, str(error))
+        site = connection.site
         context.send_initial_metadata(())  # tells the site that it is connected
-        connection = _Connection(site, serial)
+        if self._kit is not None:
+            self._introduce(connection, dict(context.invocation_metadata()).get("nonce", ""))
         with self._lock:  # so that a site's events come in the order in which they happen
             before = self._connections.get(site)
             self._connections[site] = connection
+            self._ends = min(self._ends, connection.end)
             if before is not None:  # a reply to what was sent there never comes
-                self._events.put(Event(site, "gone", b"has connected anew"))
-            self._events.put(Event(site, "here"))
+                self._events.put((before, Event(site, "gone", b"has connected anew")))
+            self._events.put((connection, Event(site, "here")))
         if before is not None:
             before.replaced = True
             before.close()
@@ -198,28 +206,50 @@ class GrpcServer:
         with self._lock:
             if self._connections.get(connection.site) is connection:
                 del self._connections[connection.site]
-                self._events.put(Event(connection.site, "gone", connection.why.encode()))
+                self._events.put((connection, Event(connection.site, "gone", connection.why.encode())))
 
-    def _identify(self, context: Any) -> tuple[int, str]:
-        """Return the connecting site's number and its certificate's serial number; PermissionError if refused."""
+    def _identify(self, context: Any) -> _Connection:
+        """Return the connecting site's connection; PermissionError if it is refused."""
         if self._closed:
             raise PermissionError(self._over)
-        claimed, serial = dict(context.invocation_metadata()).get("site", ""), ""
+        claimed, serial, end = dict(context.invocation_metadata()).get("site", ""), "", _NEVER
         if self._secure:
-            proof = context.auth_context()
-            names = proof.get("x509_common_name", [])
+            from rookery.engines.federation import certificates
+
+            shown = context.auth_context()
+            names, cert = shown.get("x509_common_name", []), shown["x509_pem_cert"][0]
+            serial, end = serial_of(cert), certificates.end_of(cert)
             name = names[0].decode(errors="replace") if names else ""
             if name != claimed:
                 raise PermissionError(
                     f"the certificate belongs to {name[:64]!r}, but the site calls itself {str(claimed)[:64]!r}"
                 )
-            serial = serial_of(proof["x509_pem_cert"][0])
-            self._reread_list()
-            if self._serials.get(name, serial) != serial:
-                raise PermissionError(_REVOKED.format(name[:64]))
-        if claimed not in self.names:
+        number = self.names.index(claimed) if claimed in self.names else -1
+        connection = _Connection(number, serial, end)
+        self._reread()
+        why = self._refusal(str(claimed)[:64], connection)
+        if why:
+            raise PermissionError(why)
+        if number < 0:
             raise PermissionError(f"{str(claimed)[:64]!r} is not one of this run's sites")
-        return self.names.index(claimed), serial
+        return connection
+
+    def _refusal(self, name: str, connection: _Connection) -> str:
+        """Return why a site's certificate is not accepted; "" if it is."""
+        if self._revocations is None:
+            return ""
+        serial = connection.serial
+        if self._revocations.names(serial) or serial not in self._serials.get(name, serial).split():
+            return _REVOKED.format(name)
+        return EXPIRED.format(name, connection.end) if datetime.now(UTC) > connection.end else ""
+
+    def _introduce(self, connection: _Connection, nonce: str) -> None:
+        """Prove to a site who this is, and send it the list of revoked certificates and its renewed certificate."""
+        assert self._kit is not None
+        assert self._revocations is not None
+        name = self.names[connection.site]
+        fields = {"list": self._revocations.pem, **proof(self._kit, name, nonce)}
+        connection.out.put(note(**fields, renewed=kits.renewed(self._kit, name)))
 
     def _log_refusal(self, why: str) -> None:
         """Log refused connections: one line in ten seconds, however many there are."""
@@ -230,28 +260,44 @@ class GrpcServer:
             count, self._refused, self._logged = self._refused, 0, now
         LOG.warning("Refused %s: %s", "a connection" if count == 1 else f"{count} connections, the last of them", why)
 
-    def _reread_list(self) -> None:
-        """Read which certificates are accepted, if the list has changed, and end the connections of all others."""
-        if self._listing is None or time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + 1.0
-        try:
-            stat = self._listing.stat()
-            stamp = (stat.st_mtime_ns, stat.st_ino)
-            if stamp == self._stamp:
-                return
-            self._serials, self._stamp = accepted(self._listing), stamp
-        except (OSError, ValueError) as error:
-            self._stamp = (0, 0)
-            self._log_refusal(f"{self._listing} can't be read, so the list before stays in force: {printable(error)}")
+    def _reread(self) -> None:
+        """End connections whose certificates are no longer in force, and tell the other sites what has changed."""
+        if self._revocations is None or self._kit is None:
             return
         with self._lock:
             connections = list(self._connections.values())
-        for connection in connections:
-            name = self.names[connection.site]
-            if self._serials.get(name, connection.serial) != connection.serial:
-                connection.dismissed = _REVOKED.format(name)
-                connection.close("has lost its connection: its certificate was revoked")
+        with self._reading:
+            changed = self._reread_files()
+            if not changed and datetime.now(UTC) <= self._ends:
+                return
+            refusals = [self._refusal(self.names[connection.site], connection) for connection in connections]
+            self._ends = min((c.end for c, why in zip(connections, refusals, strict=True) if not why), default=_NEVER)
+        for connection, why in zip(connections, refusals, strict=True):
+            if why:
+                connection.dismissed, connection.refused = why, True
+                connection.close(f"has lost its connection: {why}")
+                self._leave(connection)
+            elif changed:
+                waiting = kits.renewed(self._kit, self.names[connection.site])
+                connection.out.put(note(list=self._revocations.pem, renewed=waiting))
+
+    def _reread_files(self) -> bool:
+        """Read the signed list of revoked certificates, and the coordinator's own; return whether one has changed."""
+        assert self._revocations is not None
+        try:
+            changed = self._revocations.refresh()
+            if self._listing is None:
+                return changed
+            stat = self._listing.stat()
+            stamp = (stat.st_mtime_ns, stat.st_ino)
+            if stamp == self._stamp:
+                return changed
+            self._serials, self._stamp = accepted(self._listing), stamp
+            return True
+        except (OSError, ValueError) as error:
+            self._stamp = (0, 0)
+            self._log_refusal(f"what was in force stays in force, as a list can't be read: {printable(error)}")
+            return False
 
     def _read(self, connection: _Connection, requests: Any) -> None:
         assembly = Assembly(lambda: self.limit)
@@ -273,29 +319,31 @@ class GrpcServer:
                 connection.unread += 1
                 if connection.unread > _UNREAD:
                     raise ValueError("sends messages that nobody has asked for")
-                self._events.put(Event(connection.site, "reply", message))
+                self._events.put((connection, Event(connection.site, "reply", message)))
 
     def send(self, site: int, message: Message) -> None:
         """See `Transport`."""
+        self._reread()
         with self._lock:
             connection = self._connections.get(site)
             if connection is None:
-                self._events.put(Event(site, "gone", b"is not connected"))
+                self._events.put((None, Event(site, "gone", b"is not connected")))
             else:
                 connection.out.put(message)
 
     def receive(self, seconds: float) -> Event | None:
         """See `Transport`."""
-        self._reread_list()
         try:
-            event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
+            connection, event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
         except queue.Empty:
+            self._reread()
             return None
-        if event.kind == "reply":
+        if event.kind == "reply" and connection is not None:
+            self._reread()
             with self._lock:
-                connection = self._connections.get(event.site)
-                if connection is not None:
-                    connection.unread = max(0, connection.unread - 1)
+                connection.unread = max(0, connection.unread - 1)
+            if connection.refused:  # "gone" has been put behind it
+                return self.receive(0.0)
         return event
 
     def dismiss(self, site: int, why: str) -> None:
