@@ -93,8 +93,10 @@ def load_kit(folder: Path, address: str | None = None, sites: Sequence[str] = ()
             f"{folder} was made by `nvflare provision`, and does not say where to connect. Give the address."
         )
     sites = tuple(sites) or tuple(said.get("sites", ()))
-    kept = {"certificates": said.get("certificates", {}), "revocations": said.get("revocations", 0)}
-    kit = Kit(parse_address(address)[0], name, sites, **contents, **kept, folder=folder if said else None)
+    kit = Kit(
+        parse_address(address)[0], name, sites, **contents, certificates=said.get("certificates", {}),
+        folder=folder if said else None, revocations=said.get("revocations", 0),
+    )  # fmt: skip
     if kit.folder is not None and kit.revocations:
         read_part(kit.folder / REVOKED)
     if revocations(kit).names(certificates.serial_of(kit.cert)):

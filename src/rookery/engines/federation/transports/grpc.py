@@ -90,8 +90,8 @@ class Assembly:
 class _Connection:
     """A site's stream, at the coordinator."""
 
-    def __init__(self, site: int, serial: str, end: datetime) -> None:
-        self.site, self.serial, self.end = site, serial, end  # of the certificate
+    def __init__(self, site: int, cert: bytes, serial: str, end: datetime) -> None:
+        self.site, self.cert, self.serial, self.end = site, cert, serial, end  # the certificate (PEM), and of it
         self.out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.unread = 0
         self.why = "has left"
@@ -128,7 +128,7 @@ class GrpcServer:
                 "insecure=True, which listens on this machine only."
             )
         self._listing, self._stamp, self._reading, self._ends = listing, (0, 0), threading.Lock(), _NEVER
-        self._kit, self._revocations = loaded, None if loaded is None else kits.revocations(loaded)
+        self.kit, self._revocations = loaded, None if loaded is None else kits.revocations(loaded)
         self._serials = loaded.certificates if loaded else {}  # see `accepted`
         self._refused, self._logged = 0, -_LOG_EVERY  # connections since the last line about them, and its time
         self.names = tuple(sites) or (tuple(loaded.sites) if loaded else ())
@@ -137,6 +137,7 @@ class GrpcServer:
         self._events: queue.SimpleQueue[tuple[_Connection | None, Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
+        self._certificates: dict[int, bytes] = {}  # of each site's last connection
         self._secure, self._closed, self._over = not insecure, False, "the run is over"
         self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
         self._server = grpc.server(self._pool, options=OPTIONS)
@@ -174,11 +175,12 @@ class GrpcServer:
             context.abort(status.PERMISSION_DENIED, str(error))
         site = connection.site
         context.send_initial_metadata(())  # tells the site that it is connected
-        if self._kit is not None:
+        if self.kit is not None:
             self._introduce(connection, dict(context.invocation_metadata()).get("nonce", ""))
         with self._lock:  # so that a site's events come in the order in which they happen
             before = self._connections.get(site)
             self._connections[site] = connection
+            self._certificates[site] = connection.cert
             self._ends = min(self._ends, connection.end)
             if before is not None:  # a reply to what was sent there never comes
                 self._events.put((before, Event(site, "gone", b"has connected anew")))
@@ -212,7 +214,7 @@ class GrpcServer:
         """Return the connecting site's connection; PermissionError if it is refused."""
         if self._closed:
             raise PermissionError(self._over)
-        claimed, serial, end = dict(context.invocation_metadata()).get("site", ""), "", _NEVER
+        claimed, cert, serial, end = dict(context.invocation_metadata()).get("site", ""), b"", "", _NEVER
         if self._secure:
             from rookery.engines.federation import certificates
 
@@ -225,7 +227,7 @@ class GrpcServer:
                     f"the certificate belongs to {name[:64]!r}, but the site calls itself {str(claimed)[:64]!r}"
                 )
         number = self.names.index(claimed) if claimed in self.names else -1
-        connection = _Connection(number, serial, end)
+        connection = _Connection(number, cert, serial, end)
         self._reread()
         why = self._refusal(str(claimed)[:64], connection)
         if why:
@@ -245,11 +247,11 @@ class GrpcServer:
 
     def _introduce(self, connection: _Connection, nonce: str) -> None:
         """Prove to a site who this is, and send it the list of revoked certificates and its renewed certificate."""
-        assert self._kit is not None
+        assert self.kit is not None
         assert self._revocations is not None
         name = self.names[connection.site]
-        fields = {"list": self._revocations.pem, **proof(self._kit, name, nonce)}
-        connection.out.put(note(**fields, renewed=kits.renewed(self._kit, name)))
+        fields = {"list": self._revocations.pem, **proof(self.kit, name, nonce)}
+        connection.out.put(note(**fields, renewed=kits.renewed(self.kit, name)))
 
     def _log_refusal(self, why: str) -> None:
         """Log refused connections: one line in ten seconds, however many there are."""
@@ -262,7 +264,7 @@ class GrpcServer:
 
     def _reread(self) -> None:
         """End connections whose certificates are no longer in force, and tell the other sites what has changed."""
-        if self._revocations is None or self._kit is None:
+        if self._revocations is None or self.kit is None:
             return
         with self._lock:
             connections = list(self._connections.values())
@@ -278,7 +280,7 @@ class GrpcServer:
                 connection.close(f"has lost its connection: {why}")
                 self._leave(connection)
             elif changed:
-                waiting = kits.renewed(self._kit, self.names[connection.site])
+                waiting = kits.renewed(self.kit, self.names[connection.site])
                 connection.out.put(note(list=self._revocations.pem, renewed=waiting))
 
     def _reread_files(self) -> bool:
@@ -345,6 +347,17 @@ class GrpcServer:
             if connection.refused:  # "gone" has been put behind it
                 return self.receive(0.0)
         return event
+
+    def certificate(self, site: int) -> bytes:
+        """Return the certificate (PEM) of a site's last connection; empty if there is none."""
+        return self._certificates.get(site, b"")
+
+    def receipt(self, site: int, receipt: str) -> None:
+        """Send a site the receipt for the head of its audit log: see `heads`."""
+        with self._lock:
+            connection = self._connections.get(site)
+        if connection is not None:
+            connection.out.put(note(receipt=receipt))
 
     def dismiss(self, site: int, why: str) -> None:
         """See `Transport`."""

@@ -37,6 +37,7 @@ def join(
     tell: Callable[[str], None] = LOG.info,
     limit: int = LIMIT,
     patience: float | None = None,
+    receipts: Callable[[str, bytes], None] = lambda receipt, coordinator: None,
 ) -> None:
     """Connect as a site, answer until it is done, and connect again whenever the connection is lost.
 
@@ -50,6 +51,8 @@ def join(
         tell: tell(text), called with what happens to the connection.
         limit: how many bytes a request may have.
         patience: seconds without any connection after which it gives up; None: never.
+        receipts: receipts(receipt, coordinator), called with a receipt for the head of the site's audit log and the
+            coordinator's certificate: see `heads`.
     """
     if kit is None and parse_address(address)[1] not in LOOPBACK:
         raise ValueError(f"address must be on this machine without certificates; got {address}. Give a kit, too.")
@@ -64,6 +67,9 @@ def join(
             trust.check()
             return False
         trust.take(said)
+        if "receipt" in said:
+            trust.check()
+            receipts(str(said["receipt"]), trust.coordinator)
         return True
 
     def attend() -> tuple[bool, str]:

@@ -60,19 +60,20 @@ class Trust:
     Attributes:
         kit: the site's kit, with a renewed certificate once there is one.
         nonce: the number that the coordinator has to sign on this connection.
+        coordinator: the certificate (PEM) that the coordinator has proved to be its own; empty before.
     """
 
     def __init__(self, kit: Kit, host: str, tell: Callable[[str], None]) -> None:
         self.kit, self._host, self._tell = kit, host, tell
         self._revocations = kits.revocations(kit)
         self._told = self.nonce = ""
-        self._cert = b""
+        self.coordinator = b""
 
     def begin(self) -> None:
         """Begin a connection; ValueError if the site's own certificate has expired or was revoked."""
         from rookery.engines.federation import certificates
 
-        self.nonce, self._cert = secrets.token_hex(16), b""
+        self.nonce, self.coordinator = secrets.token_hex(16), b""
         end, soon = certificates.end_of(self.kit.cert), certificates.ending(self.kit.cert)
         self._refresh()
         if datetime.now(UTC) > end:
@@ -96,13 +97,13 @@ class Trust:
         """Check that the coordinator has proved who it is, and that its certificate is in force; else ValueError."""
         from rookery.engines.federation import certificates
 
-        if not self._cert:
+        if not self.coordinator:
             raise ValueError("has not proved who it is")
         self._refresh()
         if self._revocations.names(self._serial):
             raise ValueError("has a certificate that was revoked. Ask for its new address or certificate")
         if datetime.now(UTC) > self._end:
-            raise ValueError(EXPIRED.format("coordinator", certificates.end_of(self._cert)))
+            raise ValueError(EXPIRED.format("coordinator", certificates.end_of(self.coordinator)))
 
     def _refresh(self) -> None:
         """Read the list of revoked certificates again; if it can't be used, the one before stays in force."""
@@ -138,7 +139,7 @@ class Trust:
             raise ValueError(f"shows a certificate that is not the coordinator's at {self._host}")
         if not certificates.verify(cert, _PURPOSE, _statement(self.kit.name, self.nonce), signature):
             raise ValueError("can't prove that its certificate is its own")
-        self._cert, self._serial, self._end = cert, certificates.serial_of(cert), certificates.end_of(cert)
+        self.coordinator, self._serial, self._end = cert, certificates.serial_of(cert), certificates.end_of(cert)
         self.check()
 
     def _take_renewed(self, cert: bytes) -> None:
@@ -147,7 +148,7 @@ class Trust:
         from rookery.engines.federation.revocations import replace_file
 
         kit = self.kit
-        if cert == kit.cert or not self._cert:
+        if cert == kit.cert or not self.coordinator:
             return
         own = certificates.issued_by(kit.ca, cert) and certificates.same_key(cert, kit.cert)
         if not own or certificates.name_of(cert) != kit.name:
