@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.federation.processes import Played, play
+from tests.engines.federation import processes
+from tests.engines.federation.processes import Played, Process, play
 from tests.engines.federation.studies import study, without_data
 
 import rookery as rk
@@ -118,6 +119,28 @@ def test_a_connected_site_is_refused_in_the_round_after_its_revocation(
     assert "the certificate of 'c' was revoked or replaced" in joined.ended["c"]
     waiting(lambda: any("List 2 of revoked certificates is in force" in text for text in joined.told["a"]))
     assert Trust(load_kit(out / "a"), "localhost", print)._revocations.number == 2
+
+
+@pytest.mark.slow
+def test_a_revoked_process_is_refused_within_one_round(sites: list[Process], tmp_path: Path) -> None:
+    make_kits(tmp_path / "kits", "localhost", list(processes.NAMES), 30)
+    found = network.GrpcServer("localhost:0", (), tmp_path / "kits" / "coordinator")
+    what: dict[str, Any] = {"name": "FedAvg", "faults": rk.Faults(minimum=2)}
+    for process, name in zip(sites, processes.NAMES, strict=True):
+        process.join(what, found.address, kit=tmp_path / "kits" / name)
+    played, replies = Played(), dict[int, int]()
+
+    def between(t: int) -> None:
+        replies[t] = played.links.records[2].replies
+        if t == 3:
+            revoke(tmp_path / "kits", processes.NAMES[2])
+
+    play(processes.federation(found, played), without_data(processes.job(**what)), 6, played, between)
+    assert replies[0] < replies[1] < replies[2] < replies[3] == replies[4] == played.links.records[2].replies
+    assert {site for _, site in played.lost} == {2}
+    results = [process.result() for process in sites]
+    assert [result.get("error") for result in results[:2]] == [None, None]
+    assert "was revoked or replaced; ask for a new kit" in results[2]["error"]
 
 
 def test_a_reply_that_was_on_its_way_is_not_used(out: Path, transport: network.GrpcServer) -> None:
