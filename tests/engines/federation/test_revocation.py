@@ -287,7 +287,7 @@ def test_a_renewed_certificate_is_for_this_site_and_key(out: Path, monkeypatch: 
     assert own.kit.cert == load_kit(out / "a").cert
 
 
-def test_a_warning_before_the_end(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_before_the_end(out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from rookery.engines.federation import certificates
 
     cert = load_kit(out / "a").cert
@@ -308,6 +308,14 @@ def test_a_warning_before_the_end(out: Path, monkeypatch: pytest.MonkeyPatch) ->
         own = Trust(load_kit(out / "a"), "localhost", told.append)
         own.begin()
         own.begin()
+        own.begin()
+        coordinator = network.GrpcServer("localhost:0", (), out / "coordinator")
+        joined = Joined(coordinator.address, {"b": load_kit(out / "b")}, {"b": lambda message: b""})
+        waiting(lambda: len(caplog.records) == 2)
+        coordinator.close()
+        joined.end()
+    for who, record in zip(("coordinator", "b"), caplog.records, strict=True):
+        assert f"The certificate of {who} ends on" in record.getMessage()
     assert len(told) == 1
     assert "This site's certificate ends on" in told[0]
     assert "in 5 days. Renew it with `rookery federation renew`." in told[0]

@@ -137,6 +137,9 @@ class GrpcServer:
         self._events: queue.SimpleQueue[tuple[_Connection | None, Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
+        self._warned: set[str] = set()
+        if loaded is not None:
+            self._warn(loaded.name, loaded.cert)
         self._certificates: dict[int, bytes] = {}  # of each site's last connection
         self._secure, self._closed, self._over = not insecure, False, "the run is over"
         self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
@@ -252,6 +255,16 @@ class GrpcServer:
         name = self.names[connection.site]
         fields = {"list": self._revocations.pem, **proof(self.kit, name, nonce)}
         connection.out.put(note(**fields, renewed=kits.renewed(self.kit, name)))
+        self._warn(name, connection.cert)
+
+    def _warn(self, name: str, cert: bytes) -> None:
+        """Warn once that a certificate ends soon."""
+        from rookery.engines.federation import certificates
+
+        soon = certificates.ending(cert)
+        if soon and name not in self._warned:
+            self._warned.add(name)
+            LOG.warning("The certificate of %s ends %s. Renew it with `rookery federation renew`.", name, soon)
 
     def _log_refusal(self, why: str) -> None:
         """Log refused connections: one line in ten seconds, however many there are."""
