@@ -170,7 +170,10 @@ def test_files_that_are_no_heads(folder: Path) -> None:
     for words, line in (
         (("--heads", folder / "heads.jsonl"), "has heads of a, b. Give --site NAME."),
         (("--heads", folder / "heads.jsonl", "--site", "c"), "must have heads of c; it has those of a, b."),
-        (("--heads", folder / "b" / "audit.jsonl"), "must have a head of a log in each line; line 1 is none"),
+        (
+            ("--heads", folder / "b" / "audit.jsonl"),
+            "must have a head of a log in each line; line 1 does not",
+        ),
         (("--heads", folder / "nowhere"), "must be a file with heads of a log"),
         (("--ca", folder / "nowhere"), "--ca must be ca.pem of a kit"),
     ):

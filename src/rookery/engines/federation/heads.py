@@ -215,7 +215,7 @@ def _read(path: Path) -> tuple[list[tuple[Head, dict[str, Any]]], list[bytes]]:
             else:
                 entries.append((_head(line), line))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} must have a head of a log in each line; line {number} is none.") from None
+            raise ValueError(f"{path} must have a head of a log in each line; line {number} does not.") from None
     return entries, certificates
 
 
