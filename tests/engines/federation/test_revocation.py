@@ -161,6 +161,21 @@ def test_a_reply_that_was_on_its_way_is_not_used(out: Path, transport: network.G
     joined.end()
 
 
+def test_a_revocation_while_a_site_connects(out: Path, transport: network.GrpcServer) -> None:
+    introduce = transport._introduce
+
+    def slowly(connection: Any, nonce: str) -> None:
+        introduce(connection, nonce)
+        revoke(out, "c")
+        transport._reread()  # by another thread, which does not see this connection yet
+
+    transport._introduce = slowly  # type: ignore[method-assign]
+    joined = Joined(transport.address, {"c": load_kit(out / "c")}, {"c": lambda message: b""})
+    waiting(lambda: joined.ended)
+    assert "was revoked or replaced" in joined.ended["c"]
+    assert not transport._connections
+
+
 def expire(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     """Have this process think that it is so many days later."""
 
@@ -207,8 +222,9 @@ def test_a_certificate_that_expires_ends_the_connection_unless_it_was_renewed(
 def introduced(kit: Kit, coordinator: Kit, site: str = "", nonce: str = "", pem: bytes | None = None) -> Trust:
     own = Trust(kit, "localhost", lambda text: None)
     own.begin()
-    listed = (coordinator.folder / "revoked.pem").read_bytes() if coordinator.folder and pem is None else pem or b""
-    said = noted(note(list=listed, **proof(coordinator, site or kit.name, nonce or own.nonce)))
+    if pem is None:
+        pem = (coordinator.folder / "revoked.pem").read_bytes() if coordinator.folder else b""
+    said = noted(note(list=pem, **proof(coordinator, site or kit.name, nonce or own.nonce)))
     assert said is not None
     own.take(said)
     own.check()
@@ -268,7 +284,10 @@ def test_a_list_is_never_older_than_one_seen_before(out: Path, tmp_path: Path) -
         with pytest.raises(ValueError, match=f"has a list .* that is not to be trusted: .*{words}"):
             own.take({**(noted(note(list=wrong)) or {})})
         with pytest.raises(ValueError, match="not to be trusted"):
-            introduced(a, coordinator, pem=wrong) if wrong else own.take({"list": ""})
+            introduced(a, coordinator, pem=wrong)
+    silent = noted(note(**proof(coordinator, "a", own.nonce))) or {}
+    with pytest.raises(ValueError, match="must be there; it has none"):
+        own.take(silent)  # it leaves its list out
     earlier = dataclasses.replace(a, folder=None, revocations=0)  # a kit of an earlier version has no list
     bare = dataclasses.replace(coordinator, folder=None)
     assert introduced(earlier, bare)._revocations.number == 0

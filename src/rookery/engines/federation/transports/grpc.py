@@ -191,6 +191,9 @@ class GrpcServer:
         if before is not None:
             before.replaced = True
             before.close()
+        why = self._refusal(self.names[site], connection)
+        if why:  # since a moment ago
+            self._refuse(connection, why)
         leave = lambda: self._leave(connection)
         if not context.add_callback(leave):  # gRPC asks for no piece after the stream has ended
             leave()
@@ -254,7 +257,7 @@ class GrpcServer:
         assert self._revocations is not None
         name = self.names[connection.site]
         fields = {"list": self._revocations.pem, **proof(self.kit, name, nonce)}
-        connection.out.put(note(**fields, renewed=kits.renewed(self.kit, name)))
+        connection.out.put(note(**fields, renewed=self._renewed(name)))
         self._warn(name, connection.cert)
 
     def _warn(self, name: str, cert: bytes) -> None:
@@ -279,22 +282,35 @@ class GrpcServer:
         """End connections whose certificates are no longer in force, and tell the other sites what has changed."""
         if self._revocations is None or self.kit is None:
             return
-        with self._lock:
-            connections = list(self._connections.values())
         with self._reading:
             changed = self._reread_files()
             if not changed and datetime.now(UTC) <= self._ends:
                 return
+            with self._lock:  # a site that joins later looks at what is in force after this
+                connections = list(self._connections.values())
             refusals = [self._refusal(self.names[connection.site], connection) for connection in connections]
             self._ends = min((c.end for c, why in zip(connections, refusals, strict=True) if not why), default=_NEVER)
         for connection, why in zip(connections, refusals, strict=True):
             if why:
-                connection.dismissed, connection.refused = why, True
-                connection.close(f"has lost its connection: {why}")
-                self._leave(connection)
+                self._refuse(connection, why)
             elif changed:
-                waiting = kits.renewed(self.kit, self.names[connection.site])
+                waiting = self._renewed(self.names[connection.site])
                 connection.out.put(note(list=self._revocations.pem, renewed=waiting))
+
+    def _refuse(self, connection: _Connection, why: str) -> None:
+        """End a connection; nothing that was received over it, and not yet taken, is used."""
+        connection.dismissed, connection.refused = why, True
+        connection.close(f"has lost its connection: {why}")
+        self._leave(connection)
+
+    def _renewed(self, name: str) -> bytes:
+        """Return the certificate (PEM) that waits for a site; empty if there is none."""
+        assert self.kit is not None
+        try:
+            return kits.renewed(self.kit, name)
+        except ValueError as error:
+            self._log_refusal(f"the renewed certificate of {name} can't be sent: {printable(error)}")
+            return b""
 
     def _reread_files(self) -> bool:
         """Read the signed list of revoked certificates, and the coordinator's own; return whether one has changed."""

@@ -7,6 +7,7 @@ and a number that the site has drawn for this connection.
 """
 
 import base64
+import ipaddress
 import json
 import secrets
 from collections.abc import Callable
@@ -86,7 +87,7 @@ class Trust:
 
     def take(self, said: dict[str, Any]) -> None:
         """Take a note of the coordinator's; ValueError, which ends the connection, if it is not to be trusted."""
-        if "list" in said:
+        if "list" in said or "signature" in said:  # a coordinator that leaves out its list has none
             self._take_list(_bytes(said, "list"))
         if "signature" in said:
             self._take_proof(_bytes(said, "certificate"), _bytes(said, "signature"))
@@ -135,7 +136,7 @@ class Trust:
         from rookery.engines.federation import certificates
 
         known = certificates.issued_by(self.kit.ca, cert) and certificates.is_server(cert)
-        if not known or self._host not in certificates.hosts_of(cert):
+        if not known or bare_host(self._host) not in map(bare_host, certificates.hosts_of(cert)):
             raise ValueError(f"shows a certificate that is not the coordinator's at {self._host}")
         if not certificates.verify(cert, _PURPOSE, _statement(self.kit.name, self.nonce), signature):
             raise ValueError("can't prove that its certificate is its own")
@@ -166,6 +167,18 @@ class Trust:
             self._tell(f"This site's certificate was renewed, and is valid until {until}.")
         except OSError as error:
             self._tell(f"This site's renewed certificate can't be saved in {kit.folder} ({error.strerror}).")
+
+
+def bare_host(host: str) -> str:
+    """Return a host in the one form that can be compared.
+
+    >>> bare_host("FL.example.org"), bare_host("0:0::1")
+    ('fl.example.org', '::1')
+    """
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
 
 
 def _bytes(said: dict[str, Any], name: str) -> bytes:
