@@ -5,13 +5,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.engines.federation import processes
+from tests.engines.federation.clocks import ahead
 from tests.engines.federation.processes import Played, Process, play
 from tests.engines.federation.studies import study, without_data
 
@@ -179,13 +179,8 @@ def test_a_revocation_while_a_site_connects(out: Path, transport: network.GrpcSe
 def expire(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
     """Have this process think that it is so many days later."""
 
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) + timedelta(days=days)
-
-    monkeypatch.setattr(network, "datetime", Clock)
-    monkeypatch.setattr(trust, "datetime", Clock)
+    for module in (network, trust):
+        monkeypatch.setattr(module, "datetime", ahead(days))
 
 
 def test_a_certificate_that_expires_ends_the_connection_unless_it_was_renewed(
@@ -312,17 +307,11 @@ def test_a_warning_before_the_end(out: Path, monkeypatch: pytest.MonkeyPatch, ca
     cert = load_kit(out / "a").cert
     assert certificates.ending(cert) == ""
     for days, soon in ((20, False), (24, True)):
-
-        class Clock(datetime):
-            @classmethod
-            def now(cls, tz: Any = None, days: int = days) -> datetime:
-                return datetime.now(UTC) + timedelta(days=days)
-
         with monkeypatch.context() as patch:
-            patch.setattr(certificates, "datetime", Clock)
+            patch.setattr(certificates, "datetime", ahead(days))
             assert bool(certificates.ending(cert)) is soon
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "datetime", Clock)
+        patch.setattr(certificates, "datetime", ahead(24))
         told: list[str] = []
         own = Trust(load_kit(out / "a"), "localhost", told.append)
         own.begin()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engines.federation.clocks import ahead
 
 from rookery.engines.federation.kits import load_kit
 from rookery.engines.federation.provision import make_kits
@@ -51,14 +52,8 @@ def test_who_issued_a_certificate(out: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not issued_by(a.ca, b"")
 
     for days, valid in ((29, True), (31, False), (-2, False)):
-
-        class Clock(datetime):
-            @classmethod
-            def now(cls, tz: Any = None, days: int = days) -> datetime:
-                return datetime.now(UTC) + timedelta(days=days)
-
         with monkeypatch.context() as patch:
-            patch.setattr(certificates, "datetime", Clock)
+            patch.setattr(certificates, "datetime", ahead(days))
             assert issued_by(a.ca, a.cert) is valid
 
 

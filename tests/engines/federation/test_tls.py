@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import grpc
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.engines.federation.clocks import ahead
 from tests.engines.federation.processes import Played, federation, in_threads, play, server
 from tests.engines.federation.studies import without_data
 from typer.testing import CliRunner
@@ -84,16 +84,11 @@ def test_a_site_with_its_certificate_is_let_in(out: Path, listening: network.Grp
 
 
 def expired(out: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) - timedelta(days=40)
-
     good = load_kit(out / "kits" / "a")
     paths = (out / "kits" / "ca" / "ca.pem", out / "kits" / "ca" / "key.pem")
     ca = certificates.load_authority(paths, (paths[0].read_bytes(), paths[1].read_bytes()))
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "datetime", Clock)
+        patch.setattr(certificates, "datetime", ahead(-40))
         cert, key = ca.issue("a", 30, ["a"], server=False)
     return dataclasses.replace(good, key=key, cert=cert)
 
