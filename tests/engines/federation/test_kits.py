@@ -443,6 +443,13 @@ def test_renewing(out: Path) -> None:
     assert (
         policy(out / "ca").build_server_verifier(x509.DNSName("localhost")).verify(certificate(out / "coordinator"), [])
     )
+    assert certificates.serials_of((out / "ca" / "issued" / "coordinator.pem").read_bytes()) == {
+        serial["coordinator"], kits.serial_of(coordinator.cert),
+    }  # fmt: skip
+    provision.revoke(out, "coordinator")
+    found = read_list(out, "coordinator")
+    assert found.names(serial["coordinator"])  # the one before its renewal, whose key is the same
+    assert found.names(kits.serial_of(coordinator.cert))
     provision.revoke(out, "a")
     mine = out / "b"
     mine.mkdir()
@@ -463,6 +470,23 @@ def test_renewing(out: Path) -> None:
         assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
         assert line in failed.stderr
     assert renewing(out).exit_code == 0
+
+
+def test_kits_of_an_earlier_version_get_a_list(out: Path) -> None:
+    for path in out.glob("*/revoked.pem"):
+        path.unlink()
+    for path in out.glob("*/kit.toml"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if "revocations" not in line))
+    shutil.rmtree(out / "ca" / "issued")
+    assert read_list(out, "a").number == load_kit(out / "coordinator").revocations == 0
+    serial = kits.serial_of((out / "b" / "cert.pem").read_bytes())
+    assert renewing(out, "a").exit_code == 0
+    provision.revoke(out, "b")
+    for name in ("a", "coordinator"):
+        found = read_list(out, name)
+        assert (found.number, found.names(serial)) == (1, True)
+    make_kits(out, "localhost", ["c"], 30)
+    assert [load_kit(out / name).revocations for name in ("a", "c", "coordinator")] == [0, 1, 1]
 
 
 def context(kit: Path, server: bool) -> ssl.SSLContext:

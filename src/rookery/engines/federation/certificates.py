@@ -107,6 +107,11 @@ def serial_of(cert: bytes) -> str:
     return f"{_certificate(Path('certificate'), cert).serial_number:x}"
 
 
+def serials_of(certs: bytes) -> set[str]:
+    """Return the serial numbers of several certificates (PEM), in hexadecimal digits."""
+    return {f"{cert.serial_number:x}" for cert in x509.load_pem_x509_certificates(certs)}
+
+
 def name_of(cert: bytes) -> str:
     """Return the participant's name in a certificate (PEM); "" if it has none."""
     names = _certificate(Path("certificate"), cert).subject.get_attributes_for_oid(NameOID.COMMON_NAME)

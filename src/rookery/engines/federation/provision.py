@@ -79,21 +79,22 @@ def revoke(out: Path, name: str) -> list[Path]:
     """
     listing, said, ca = _known(out, [name])
     before, folder = said.get("certificates", {}), out / name
-    certificates = [path for path in _certificate_files(out, name) if path.exists()]
-    serials = {*(serial_of(read_part(path)) for path in certificates), *before.get(name, "").split()}
+    paths = [path for path in _certificate_files(out, name) if path.exists()]
+    known = (certificates_module().serials_of(read_part(path)) for path in paths)
+    number = _relist(out, ca, {*before.get(name, "").split()}.union(*known))
     files = [out / COORDINATOR / REVOKED]
     if name == COORDINATOR:
         cert, key = ca.reissue(read_part(folder / FILES["cert"]))
         _replace_key(folder / FILES["key"], key)
-        _publish(cert, *_certificate_files(out, name)[:2])
+        _publish(cert, folder / FILES["cert"])
+        _record(out, name, cert)
         files = [folder / FILES["key"], folder / FILES["cert"], *files]
     else:
         before = _serials(out, said["sites"]) | before | {name: ""}
-        for path in certificates:
+        for path in paths:
             path.unlink()
         if folder.exists():
             shutil.rmtree(folder)
-    number = _relist(out, ca, serials)
     _list(listing, said["address"], said["sites"], before, number)
     return [*files, listing]
 
@@ -120,8 +121,11 @@ def renew(out: Path, names: Sequence[str] = (), days: int | None = None) -> list
     files = []
     for name in names or [*(site for site in said["sites"] if serials.get(site) != ""), COORDINATOR]:
         issued, own, waiting = _certificate_files(out, name)
-        cert = ca.renew(read_part(issued if issued.exists() else own), days)
-        _publish(cert, issued, *([own] if own.parent.exists() else []))
+        old = read_part(issued if issued.exists() else own)
+        cert = ca.renew(old, days)
+        _record(out, name, cert, old)
+        if own.parent.exists():
+            _publish(cert, own)
         if name == COORDINATOR:
             files.append(own)
             continue
@@ -185,8 +189,7 @@ def _issue(
     cert, key = ca.issue(name, days, list(dict.fromkeys(hosts)), server=bool(host))
     content = read_part(out / CA / REVOKED)
     listing = _toml(address, name, sites, serials, _number(ca, content))
-    (out / CA / _ISSUED).mkdir(exist_ok=True)
-    _publish(cert, out / CA / _ISSUED / f"{name}.pem")
+    _record(out, name, cert)
     return _write(
         out / name, {"ca.pem": ca.pem, "cert.pem": cert, "key.pem": key, REVOKED: content, "kit.toml": listing}
     )
@@ -221,6 +224,12 @@ def _certificate_files(out: Path, name: str) -> tuple[Path, Path, Path]:
         out / name / FILES["cert"],
         out / COORDINATOR / RENEWED / f"{name}.pem",
     )
+
+
+def _record(out: Path, name: str, cert: bytes, old: bytes = b"") -> None:
+    """Keep a participant's new certificate at the CA, before all earlier ones, so that they can be revoked."""
+    path = _certificate_files(out, name)[0]
+    _publish(cert + (read_part(path) if path.exists() else old), path)
 
 
 def _relist(out: Path, ca: Any, serials: Iterable[str] = ()) -> int:
