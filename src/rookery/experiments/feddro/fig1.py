@@ -110,7 +110,7 @@ def fig1_picture(results: pd.DataFrame) -> Figure:
                 ax.errorbar(mean(values), -IMAGES.index(method), xerr=two_errors(values), **look)
             methods = list(results["method"].unique())
             ax.set_yticks(-np.arange(len(methods)), methods if ax is axes[row, 1] else [""] * len(methods))
-            title = data.replace("CIFAR10-ST, ", "") + ", cap" * ("(4)" not in data)
+            title = data.replace("CIFAR10-ST, 60", "60").replace("-ST, (4)", "-ST (4)") + ", cap" * ("(4)" not in data)
             report.label(ax, f"{words} at the end", "", title * (not row))
     below(fig, axes[0, 0], len(IMAGES))
     return fig
