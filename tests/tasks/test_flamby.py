@@ -14,7 +14,7 @@ from rookery.data import DataError, formats, heart, load
 from rookery.experiments.flamby.heart import BASELINE, HEART
 from rookery.experiments.flamby.tcga import TCGA
 from rookery.tasks import flamby
-from rookery.tasks.survival import concordance, cox_losses
+from rookery.problems.survival import concordance, cox_losses
 
 REAL = os.environ.get("ROOKERY_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -15,7 +15,7 @@ from rookery.data import heart, load
 from rookery.data.clients import Clients
 from rookery.problems.problems import SingleLevel
 from rookery.tasks.linear import binary_scores, log_losses
-from rookery.tasks.survival import concordance, cox_losses
+from rookery.problems.survival import concordance, cox_losses
 from rookery.tasks.task import Task, choice, take
 
 Rows = dict[str, np.ndarray]
