@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rookery as rk
 from rookery import cli
 from rookery.data import heart
-from rookery.run.worth import judging, methods, metrics
+from rookery.run.worth import methods, metrics
 from rookery.run.worth.designs import Site, site
 from rookery.run.worth.fits import RIDGE, minimise
 from rookery.run.worth.hospitals import Hospital, federation, split

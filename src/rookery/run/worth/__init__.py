@@ -102,8 +102,8 @@ def _result(
     count = len(names) * sum(name in methods.FEDERATED for name in study.methods)
     notes = (
         *data.notes,
-        f"{splits} splits, stratified by the {'events' if study.survival else 'label'}: {TEST:.0%} of a hospital's rows for tests, and {VALIDATION:.0%} of "
-        "the others to choose settings. Test rows serve for nothing else.",
+        f"{splits} splits, stratified by the {'events' if study.survival else 'label'}: {TEST:.0%} of a hospital's "
+        f"rows for tests, and {VALIDATION:.0%} of the others to choose settings. Test rows serve for nothing else.",
         "Medians, means and deviations come from the hospital's own training rows of the split. The names of columns "
         "and the values of categories are shared.",
         f"Intervals are corrected for the overlap of the splits. Each is for one comparison: of {count} comparisons "

@@ -164,7 +164,9 @@ def _restated_times(columns: Sequence[str], values: np.ndarray, times: np.ndarra
     frame = pd.DataFrame(dict(zip(columns, values.T, strict=True)))
     alike = frame.corrwith(pd.Series(times), method="spearman").abs()
     telling = alike.index[alike > _ALIKE]
-    return [f"By itself, {listed(map(repr, telling))} gives the times. Drop what restates them."] if len(telling) else []
+    return (
+        [f"By itself, {listed(map(repr, telling))} gives the times. Drop what restates them."] if len(telling) else []
+    )
 
 
 def split(hospital: Hospital, count: int, seed: int) -> Splits:

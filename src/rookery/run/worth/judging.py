@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
+_FEW_EVENTS = 5  # in the tests of a split
 GAINS, LOSES, UNCLEAR, UNDEFINED = "gains", "loses", "cannot tell", "undefined"
 
 
@@ -91,6 +92,11 @@ def one_class(site: Site) -> bool:
     return bool(np.all((found == 0) | (found == tests)))
 
 
+def _events_in_tests(site: Site) -> int:
+    """Return how many events the test rows of each split have."""
+    return int((site.positive & ~site.splits.train[0]).sum())
+
+
 def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
     """Return one sentence on what joining is worth for a hospital."""
     own: Any = table[table["hospital"] == site.name].set_index("method")
@@ -124,6 +130,8 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
         mild = federated[(federated["verdict"] != LOSES) & (federated["gain"] > own.loc[worst, "gain"] / 2)]
         if len(mild):
             parts.append(f"{_listed(list(mild.index))} avoid{'' if len(mild) > 1 else 's'} most of that loss")
+    if site.survival and (tested := _events_in_tests(site)) < _FEW_EVENTS:
+        parts.append(f"each of its tests holds only {tested} event{'s' if tested > 1 else ''}, which can show little")
     if not one_class(site) and floor["verdict"] in (GAINS, UNCLEAR):
         parts.append(f"its own model does not demonstrably beat {_floor(metric)}")
     return f"{_named(site.name, 'Hospital')} {'; '.join(parts)}."

@@ -45,8 +45,8 @@ ABOUT_TIMES = ABOUT | {
     "FedAvg": "one model for all, with the penalty that is best on the validation rows of all. Cox's loss compares a "
     "patient only with those of the same hospital, so each hospital has a baseline hazard of its own, and there is no "
     "intercept to share.",
-    POOLED: "one model on the rows of all hospitals, in which patients of different hospitals are compared, too: a bound "
-    "for common models, not something a federation offers.",
+    POOLED: "one model on the rows of all hospitals, which also compares patients of different hospitals: a bound for "
+    "common models, not something a federation offers.",
 }
 
 PENALTIES = (0.003, 0.01, 0.05, 0.2, 0.8)

@@ -100,6 +100,7 @@ def _of_times(site: Site, split: int, models: dict[str, np.ndarray]) -> dict[str
     tests = ~site.splits.train[split]
     features = site.features(len(site.splits.train) + split, tests)
     risks = {name: features @ model for name, model in models.items()} | {CHANCE: np.zeros(len(features))}
+    assert site.time is not None
     found = _concordances(np.stack([risks[name] for name in SURVIVAL_METHODS]), site.positive[tests], site.time[tests])
     return {name: {"concordance": float(own)} for name, own in zip(SURVIVAL_METHODS, found, strict=True)}
 

@@ -48,8 +48,8 @@ class Target:
         wrong = times[~np.isfinite(times) | (times < 0)]
         if len(wrong):
             raise ValueError(
-                f"time must be at least 0 and finite; column {self.time!r} has {listed(f'{t:g}' for t in wrong)}. Correct "
-                "these rows, or leave them out."
+                f"time must be at least 0 and finite; column {self.time!r} has {listed(f'{t:g}' for t in wrong)}. "
+                "Correct these rows, or leave them out."
             )
         return times
 
@@ -75,12 +75,16 @@ def target(label: Any, positive: Any, time: Any, event: Any) -> Target:
     if time is None and event is None:
         return Target(label, positive)
     if label is not None:
-        raise ValueError(f"label must be left out where time and event are given; got {label!r}. Give one or the other.")
+        raise ValueError(
+            f"label must be left out where time and event are given; got {label!r}. Give one or the other."
+        )
     if positive is not None:
         raise ValueError(f"positive must be left out where event is given, which is 0 or 1; got {positive!r}.")
     for missing, name in (("time", time), ("event", event)):
         if name is None:
-            raise ValueError(f"{missing} must be the name of a column; got None. Survival needs both time=… and event=….")
+            raise ValueError(
+                f"{missing} must be the name of a column; got None. Survival needs both time=… and event=…."
+            )
     if time == event:
         raise ValueError(f"event must be another column than time; got {time!r} for both.")
     return Target(event, time=time)
@@ -89,8 +93,7 @@ def target(label: Any, positive: Any, time: Any, event: Any) -> Target:
 def positive_class(classes: list[Any], label: Any, wanted: Any) -> Any:
     """Return the class that counts as positive: the given one or, of two, the last."""
     if len(classes) < 2:
-        found = f"only {classes[0]!r}" if classes else "no values"
-        raise ValueError(f"label must have two classes; column {label!r} has {found}.")
+        raise ValueError(f"label must have two classes; column {label!r} has only {classes[0]!r}.")
     if wanted is not None:
         found = next((value for value in classes if value == wanted or str(value) == str(wanted)), None)
         if found is None:

@@ -10,8 +10,8 @@ from rookery.run.worth.metrics import number, spoken
 
 _CLASSES = (
     "Higher is better, except for the Brier score, the mean squared error of the probabilities, and the calibration "
-    "error, the distance of the mean probability from the share of positive rows. A dash: the test rows have one class. "
-    "Coloured: the interval of the difference from the hospital's own model excludes zero."
+    "error, the distance of the mean probability from the share of positive rows. A dash: the test rows have one "
+    "class. Coloured: the interval of the difference from the hospital's own model excludes zero."
 )
 _TIMES = (
     "The C-index is the share of comparable pairs of test rows in which the patient with the higher risk had the event "
@@ -49,7 +49,11 @@ def page(result: Any, picture: bytes) -> str:
     predicted = f"{about['time']} to {about['event']}" if survival else about["label"]
     title = f"Would they gain from joining? {predicted} in {len(result.hospitals)} hospitals"
     counted = {name: f"{count} ({about['events'][name]})" for name, count in about["rows"].items()} if survival else {}
-    first = f"Rows (events): {_counts(counted)}." if survival else f"Rows: {_counts(about['rows'])}. Positive: {about['positive']}."
+    first = (
+        f"Rows (events): {_counts(counted)}."
+        if survival
+        else f"Rows: {_counts(about['rows'])}. Positive: {about['positive']}."
+    )
     metrics, texts = metrics_in(result.table), ABOUT_TIMES if survival else ABOUT
     gains = _table(
         [spoken(result.metric), *result.hospitals],

@@ -36,8 +36,8 @@ class Worth:
         weights: a DataFrame with the mean learnt weights: a row for each hospital, a column for each it learns from.
         metric: the metric that gains refer to.
         notes: what was left out or filled, and how the numbers came about.
-        settings: the arguments, the label and its positive value or the columns of times and events, and each hospital's
-            rows, and events.
+        settings: the arguments, the label and its positive value or the columns of times and events, and each
+            hospital's rows, and events.
     """
 
     headline: str
@@ -63,7 +63,7 @@ class Worth:
     def cell(self, hospital: str, method: str) -> str:
         """Return a method's mean for a hospital, with its gain and half of the interval; a star if that excludes zero.
 
-        The number is "–" where the metric is undefined, because the test rows have one class, or no two can be compared.
+        The number is "–" where the metric is undefined: the test rows have one class, or no two can be compared.
         """
         row: Any = self.table.set_index(["hospital", "method"]).loc[(hospital, method)]
         value = number(row[self.metric])
