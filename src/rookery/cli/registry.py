@@ -45,7 +45,7 @@ class Named(NamedTuple):
     hyperparameters: dict[str, Any]
 
     @property
-    def algorithm(self) -> type:
+    def algorithm(self) -> Any:
         """The class of an algorithm."""
         return self.target if isinstance(self.target, type) else type(self.target())
 

@@ -84,7 +84,7 @@ def rarer(site: Site) -> int:
 
 
 def one_class(site: Site) -> bool:
-    """Return whether the hospital's test rows have one class in every split; events at a time are no class."""
+    """Return whether the hospital's test rows have one class in every split. With times there are no classes."""
     if site.survival:
         return False
     tests = site.splits.train.shape[1] - site.splits.train.sum(axis=1)
