@@ -104,9 +104,7 @@ def _cox(strata: Sequence[Rows]) -> _Objective:
         hazard = np.exp(scores - scores.max(axis=1, keepdims=True))
         at_risk = np.maximum(np.cumsum(hazard, axis=1), np.finfo(float).tiny)
         shares = np.where(event, a, 0) / at_risk
-        counted = (
-            hazard * np.cumsum(shares[:, ::-1], axis=1)[:, ::-1]
-        )  # of each row, over the events that it is at risk at
+        counted = hazard * np.cumsum(shares[:, ::-1], axis=1)[:, ::-1]  # over the events at which a row is at risk
         means = np.cumsum(hazard[..., None] * z, axis=1)[:, event] / at_risk[:, event, None]
         spread = (means.swapaxes(1, 2) * a[event]) @ means
         return (counted - a * t) @ z, (z.T * counted[:, None, :]) @ z - spread

@@ -201,10 +201,14 @@ def _common(study: Study, clients: Clients, method: Any) -> tuple[np.ndarray, tu
 def _personal(
     study: Study, clients: Clients, loss: "SummedOwn", methods: Sequence[Any], start: np.ndarray, rounds: int
 ) -> Models:
-    """Return each hospital's own models by the method that is best on its own validation rows."""
+    """Return each hospital's own models by the method that is best on its own validation rows.
+
+    With times, validation rows that tell nothing leave the method in the middle.
+    """
     begin = start.astype(np.float32)
     runs = [solve(SingleLevel(loss), clients, method, begin, rounds, progress=False) for method in methods]
-    return study.chosen_by_each(np.stack([np.asarray(run.memory, float) for run in runs], axis=2))
+    otherwise = len(methods) // 2 if study.survival else None
+    return study.chosen_by_each(np.stack([np.asarray(run.memory, float) for run in runs], axis=2), otherwise)
 
 
 def _minimised(study: Study, shares: Any, together: bool = False) -> np.ndarray:

@@ -48,12 +48,6 @@ def page(result: Any, picture: bytes) -> str:
     survival = "time" in about
     predicted = f"{about['time']} to {about['event']}" if survival else about["label"]
     title = f"Would they gain from joining? {predicted} in {len(result.hospitals)} hospitals"
-    counted = {name: f"{count} ({about['events'][name]})" for name, count in about["rows"].items()} if survival else {}
-    first = (
-        f"Rows (events): {_counts(counted)}."
-        if survival
-        else f"Rows: {_counts(about['rows'])}. Positive: {about['positive']}."
-    )
     metrics, texts = metrics_in(result.table), ABOUT_TIMES if survival else ABOUT
     gains = _table(
         [spoken(result.metric), *result.hospitals],
@@ -88,7 +82,7 @@ def page(result: Any, picture: bytes) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<p class="soft">{escape(first)} {about["splits"]} repeated splits.</p>
+<p class="soft">{escape(_counts(about))} {about["splits"]} repeated splits.</p>
 <p class="finding">{escape(result.headline)}</p>
 <ul>
 {_items([*result.advice.values(), *([result.other_metrics] if result.other_metrics else [])])}
@@ -100,9 +94,9 @@ def page(result: Any, picture: bytes) -> str:
 <p class="soft">Mean over the splits; in brackets the gain over the hospital's own model, ± half of its {LEVEL:.0%}
 interval. A star marks an interval that excludes zero.</p>
 {gains}
-<h2>All metrics</h2>
+<h2>{"The C-index" if survival else "All metrics"}</h2>
 <p class="soft">{escape(_TIMES if survival else _CLASSES)}</p>
-{each}
+{"" if survival else each}
 <h2>Whom they learn from</h2>
 <p class="soft">Mean learnt weights: each row is a hospital, and sums to one.</p>
 {weights}
@@ -116,8 +110,13 @@ interval. A star marks an interval that excludes zero.</p>
 """
 
 
-def _counts(of: dict[str, Any]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in of.items())
+def _counts(about: dict[str, Any]) -> str:
+    """Return each hospital's rows, with its events if there are times."""
+    if "time" in about:
+        rows = ", ".join(f"{name}: {count} ({about['events'][name]})" for name, count in about["rows"].items())
+        return f"Rows (events): {rows}."
+    rows = ", ".join(f"{name}: {count}" for name, count in about["rows"].items())
+    return f"Rows: {rows}. Positive: {about['positive']}."
 
 
 def _items(texts: list[str] | tuple[str, ...]) -> str:
