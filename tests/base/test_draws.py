@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 import rookery as rk
-from rookery.algorithms.commfedbio import random_places
+from rookery.channels.codecs import random_places
 from rookery.base import draws
 from rookery.data.cohort import sample_cohort
 

@@ -213,7 +213,8 @@ class Fed(Exchanging):
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), [])
         exchange, parts = messages[-1]
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), noise, [])
-        record = parts.described(described(name, "center", [v.aval for v in work.outvars[:-1]]))
+        record = described(name, "center", [v.aval for v in work.outvars[:-1]])
+        record = parts.described(record, channels.compresses(channel))
         out = self._bind(
             primitives.center, *operands,
             work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
@@ -223,6 +224,8 @@ class Fed(Exchanging):
             return value
         self._tracing.exchanges.setdefault(name, exchange)
         updates, marked = value
+        if channels.compresses(channel):
+            updates = channel.unpack(exchange, updates, self._server_state(channel, exchange))
         return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), marked)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, most: int | None = None) -> C:

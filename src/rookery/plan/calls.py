@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from rookery.base import jaxprs
-from rookery.base.compat import Jaxpr, Literal, Var
+from rookery.base.compat import Jaxpr, Literal, ShapedArray, Var
 from rookery.language import ledger, primitives
 
 V = TypeVar("V")
@@ -130,10 +133,34 @@ class ExchangeCall(Call):
 
 @dataclass(frozen=True, eq=False)
 class ReduceCall(ExchangeCall):
-    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows."""
+    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows.
+
+    `unpack`: if a channel compresses the rows, the server's work on one of them before it is added to the sums. Its
+    inputs are the server's values in its `operands`, and a client's row.
+    """
 
     primitive = "reduce"
     weights: Atom
+    unpack: ServerWork | None = None
+
+    def unpacking(self, repeats: bool) -> MapCall:
+        """Describe `unpack` as a function of every client that does no work, for engines that compute it with them."""
+        assert self.unpack is not None
+        jaxpr, sent, ids = self.unpack.jaxpr, self.unpack.operands, self.ids
+        idle = lambda *a: [*jaxprs.run(jaxpr, *a), jnp.zeros((2, len(ledger.WORK)), jnp.uint32)]
+        traced, _ = jaxprs.trace(idle, *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars))
+        outputs: Any = [_Rows(ShapedArray((*ids.aval.shape, *v.aval.shape), v.aval.dtype)) for v in jaxpr.outvars]
+        return MapCall(
+            number=self.number, operands=[*sent, *self.rows], outputs=outputs, sent=sent, key=None, local=self.rows,
+            work=jaxprs.open_up(traced), data=(), identity=False, source="the server", noise=None, levels=None,
+            ids=ids, repeats=repeats,
+        )  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """Stands for a variable, one that no step of a plan defines."""
+
+    aval: ShapedArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +364,9 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
     weights = take(0) if eqn.primitive is primitives.reduce else None
     present = take(0) if params["lossy"] else None
     if eqn.primitive is primitives.reduce:
-        return ReduceCall(*common, params["exchange"], ids, present, rest, weights)
+        unpack, closed = params.get("unpack"), params.get("closed", 0)
+        work = None if unpack is None else ServerWork(unpack, rest[:closed], unpack.outvars)
+        return ReduceCall(*common, params["exchange"], ids, present, rest[closed:], weights, work)
     return GatherCall(*common, params["exchange"], ids, present, rest)
 
 
