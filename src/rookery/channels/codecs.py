@@ -46,6 +46,10 @@ class TopK:
     share: float | None
     k: int | None
 
+    @property
+    def in_words(self) -> str:
+        return f"of each array, {_kept(self)} with the largest absolute values are sent"
+
     def fits(self, like: Any) -> bool:
         return like.size > 0
 
@@ -65,6 +69,10 @@ class RandomK:
 
     share: float | None
     k: int | None
+
+    @property
+    def in_words(self) -> str:
+        return f"of each array, {_kept(self)} drawn at random are sent"
 
     def fits(self, like: Any) -> bool:
         return like.size > 0
@@ -86,6 +94,10 @@ class Quantize:
     """Levels at equal distances from −s to s, of which one is 0 with 4 or 8 bits, and the number s. See `quantize`."""
 
     bits: int
+
+    @property
+    def in_words(self) -> str:
+        return f"each number is rounded to {self.bits} bit{'s' * (self.bits > 1)}"
 
     @property
     def levels(self) -> int:
@@ -122,6 +134,10 @@ class LowRank:
 
     rank: int
 
+    @property
+    def in_words(self) -> str:
+        return f"each matrix is sent as two factors of rank {self.rank}"
+
     def fits(self, like: Any) -> bool:
         return like.size > 0 and len(like.shape) > 1 and self.rank < min(_matrix(like.shape))
 
@@ -143,6 +159,12 @@ class LowRank:
 def _count(codec: TopK | RandomK, size: int) -> int:
     """k, for an array of this size."""
     return codec.k if codec.k is not None else max(1, math.ceil(codec.share * size))  # type: ignore[operator]
+
+
+def _kept(codec: TopK | RandomK) -> str:
+    if codec.k is not None:
+        return f"{codec.k} numbers"
+    return f"{100 * codec.share:.3g} % of the numbers"  # type: ignore[operator]
 
 
 def largest(values: Float[Array, " d"], k: int) -> Int[Array, " k"]:

@@ -35,6 +35,21 @@ class Compression:
         """Whether the server needs the sum of all messages, so that no other channel can reduce them."""
         return self.feedback == "difference"
 
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether what is unpacked has at most the norm of what was packed."""
+        return self.feedback is None and isinstance(self.codec, TopK | LowRank)
+
+    @property
+    def in_words(self) -> str:
+        """What is done to a reply, for a site's owner."""
+        added = {
+            "error": " What is left out stays here and is added to the next reply.",
+            "difference": " Only the difference to what the coordinator already knows of it is sent.",
+            "aggregate": " Only the difference to the last result is sent.",
+        }
+        return f"{self.codec.in_words}.{added.get(self.feedback or '', '')}"
+
     def held_to(self, bound: float | None) -> "Compression":
         """Return the same compression, with what it unpacks scaled down to this norm; see `rk.chain`."""
         if self.feedback is not None:
@@ -238,9 +253,7 @@ def _amount(owner: str, share: Any, k: Any) -> tuple[float | None, int | None]:
 
 def _known(owner: str, feedback: Any) -> str | None:
     if feedback not in _FEEDBACK:
-        raise ValueError(
-            f'rk.{owner}: feedback must be "error", "difference", "aggregate" or None; got {feedback!r}.'
-        )
+        raise ValueError(f'rk.{owner}: feedback must be "error", "difference", "aggregate" or None; got {feedback!r}.')
     return feedback
 
 

@@ -132,6 +132,7 @@ class Interpreter(Visitor[Any]):
 
     def _unpacked(self, call: calls.ReduceCall, read: Read) -> list[Any]:
         """The rows of compressed messages, unpacked when they are needed, as by a function of the clients."""
+        assert call.unpack is not None
         rows = read(call.rows)
         repeats = any(isinstance(row, MappedValue) and row.mapped.call.repeats for row in rows)
         mapped = Mapped(call.unpacking(repeats), read(call.ids), read(call.unpack.operands), None, rows)

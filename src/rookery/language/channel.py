@@ -120,7 +120,7 @@ class Chain:
         """The `unpack` of the member that has one; None: messages are sent as they are."""
         for i, member in enumerate(self.members):
             if compresses(member):
-                return lambda exchange, message, state: member.unpack(exchange, message, state[i])  # noqa: B023
+                return lambda exchange, message, state: member.unpack(exchange, message, state[i])
         return None
 
     @property
@@ -128,7 +128,7 @@ class Chain:
         """What the member with an `unpack` tells the clients."""
         for i, member in enumerate(self.members):
             if compresses(member) and hasattr(member, "public"):
-                return lambda state: member.public(state[i])  # noqa: B023
+                return lambda state: member.public(state[i])
         raise AttributeError("public")
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
@@ -169,6 +169,8 @@ def chain(*members: Channel) -> Channel:
         bound = getattr(channel, "bound", bound if keeps_bound else None)
         bounded.append(channel)
     result = Chain(tuple(bounded))
+    if len(down_too := [member for member in _flat(result) if hasattr(member, "down")]) > 1:
+        raise ValueError(f"rk.chain must have at most one rk.broadcast; got {down_too}.")
     reducing = [member for member in _flat(result) if _reduces(member)]
     scaled = [member for member in _flat(result) if hasattr(member, "bounded_by")]
     if len(reducing) > 1:
@@ -182,11 +184,11 @@ def chain(*members: Channel) -> Channel:
     return result
 
 
-def _with_packing(members: list[Any]) -> list[Any]:
-    """The members of a chain; those after a compressor are checked, and the compressor keeps to a bound if one asks."""
-    if not any(map(compresses, members)):
-        return members
-    members = [single for member in members for single in _flat(member)]
+def _with_packing(given: list[Any]) -> list[Any]:
+    """Check the members of a chain around one that compresses, which keeps to a bound if noise follows."""
+    if not any(map(compresses, given)):
+        return given
+    members = [single for member in given for single in _flat(member)]
     packing = [member for member in members if compresses(member)]
     if len(packing) > 1:
         raise ValueError(f"rk.chain must have at most one channel that compresses; got {packing}.")
@@ -207,6 +209,11 @@ def _with_packing(members: list[Any]) -> list[Any]:
     if any(hasattr(member, "bounded_by") for member in after):
         return [*before, packing[0].held_to(Chain(tuple(before)).bound), *after]
     return members
+
+
+def down(channel: Any) -> Any:
+    """What packs the values that clients are sent: the `down` of a member, or None."""
+    return next((member.down for member in _flat(channel) if hasattr(member, "down")), None)
 
 
 def compresses(channel: Any) -> bool:
@@ -254,6 +261,11 @@ def check_kind(channel: Any) -> None:
             raise ValueError(
                 "rk.private must be the channel of all exchanges; got it for one. Give bounds by name instead: "
                 'rk.private(..., clip={"x": 1.0, ...}).'
+            )
+        if isinstance(channel, Mapping) and down(member) is not None:
+            raise ValueError(
+                "rk.broadcast must be in the channel of all exchanges, because a value that clients are sent may serve "
+                f"several; got it for one. Give channel={member!r}."
             )
         if member is not None and not is_channel(member):
             raise TypeError(

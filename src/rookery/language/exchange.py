@@ -159,6 +159,7 @@ class Exchanging:
             )
         if hasattr(channel, "public"):
             exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
+            tracing.exact += jax.tree.leaves(exchange.public)  # what `unpack` at the server computes with, too
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
         fresh = states[1]
 

@@ -146,14 +146,15 @@ class ReduceCall(ExchangeCall):
     def unpacking(self, repeats: bool) -> MapCall:
         """Describe `unpack` as a function of every client that does no work, for engines that compute it with them."""
         assert self.unpack is not None
-        jaxpr, sent, ids = self.unpack.jaxpr, self.unpack.operands, self.ids
+        jaxpr, sent, size = self.unpack.jaxpr, self.unpack.operands, self.ids.aval.shape[0]  # type: ignore[attr-defined]
         idle = lambda *a: [*jaxprs.run(jaxpr, *a), jnp.zeros((2, len(ledger.WORK)), jnp.uint32)]
-        traced, _ = jaxprs.trace(idle, *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars))
-        outputs: Any = [_Rows(ShapedArray((*ids.aval.shape, *v.aval.shape), v.aval.dtype)) for v in jaxpr.outvars]
+        inputs, outputs = ([v.aval for v in variables] for variables in (jaxpr.invars, jaxpr.outvars))
+        traced, _ = jaxprs.trace(idle, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs))
+        rows: Any = [_Rows(ShapedArray((size, *a.shape), a.dtype)) for a in outputs]
         return MapCall(
-            number=self.number, operands=[*sent, *self.rows], outputs=outputs, sent=sent, key=None, local=self.rows,
+            number=self.number, operands=[*sent, *self.rows], outputs=rows, sent=sent, key=None, local=self.rows,
             work=jaxprs.open_up(traced), data=(), identity=False, source="the server", noise=None, levels=None,
-            ids=ids, repeats=repeats,
+            ids=self.ids, repeats=repeats,
         )  # fmt: skip
 
 

@@ -262,7 +262,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products, setting.rate,
             setting.chance,
         )  # fmt: skip
-        tracing.levels = levels
+        tracing.levels, tracing.down = levels, channels.down(setting.channel)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded

@@ -174,9 +174,9 @@ class Phase(Visitor[Any]):
         """See `Visitor`. Sum w_j v_j over the clients present, in float32 or better, one reply after the other."""
         replies, present = self._exchange(call, read)
         weights = np.asarray(read(call.weights).array)
-        shapes, unpacked = map(_shape, read(call.rows)), lambda reply: reply
+        shapes, unpacked = list(map(_shape, read(call.rows))), lambda reply: reply
         if (step := call.unpack) is not None:
-            shapes = (v.aval for v in step.outputs)
+            shapes = [v.aval for v in step.outputs]
             unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
             unpacked = lambda reply: map(np.asarray, unpack(*reply))
         totals = [np.zeros(s.shape, accumulator(s.dtype)) for s in shapes]
