@@ -113,8 +113,7 @@ class Quantize:
             return bits_packed((flat >= 0).astype(jnp.uint8), 1), jnp.mean(jnp.abs(flat))
         scale = jnp.max(jnp.abs(flat))
         safe = jnp.where(scale >= jnp.finfo(flat.dtype).tiny, scale, 1)
-        exact = (flat / safe + 1) * (self.levels / 2) if self.bits == 1 else flat / safe * (self.levels / 2)
-        exact = exact if self.bits == 1 else exact + self.levels // 2
+        exact = (flat / safe + 1) * (self.levels / 2)
         if unbiased:
             uniform = (jax.random.bits(key, flat.shape, jnp.uint32) >> 8).astype(flat.dtype) * 2.0**-24
             whole = jnp.floor(exact)

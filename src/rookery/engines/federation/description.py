@@ -14,7 +14,7 @@ import rookery
 from rookery import algorithms
 from rookery.base.printable import printable
 from rookery.channels import codecs
-from rookery.channels.broadcast import Broadcast
+from rookery.channels.downlink import Broadcast
 from rookery.channels.compression import Compression
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.channels.private import Private, PrivateRecords

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from rookery.base.printable import printable
-from rookery.channels.broadcast import Broadcast
+from rookery.channels.downlink import Broadcast
 from rookery.channels.compression import Compression
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.policy import bound_and_noise, members_of
