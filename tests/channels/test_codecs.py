@@ -37,7 +37,7 @@ def test_bits_are_packed_as_numpy_packs_them(size: int) -> None:
 
 
 def test_top_k_keeps_the_largest() -> None:
-    values, places = codecs.packed(TopK(0.2, None), jnp.asarray(VECTOR), KEY, False)
+    _, places = codecs.packed(TopK(0.2, None), jnp.asarray(VECTOR), KEY, False)
     order = np.argsort(-np.abs(VECTOR))[:8]  # ⌈0.2 · 37⌉
     np.testing.assert_array_equal(np.sort(places), np.sort(order))
     assert places.dtype == np.uint8

@@ -98,11 +98,11 @@ def test_fed_back_errors_leave_a_distance_of_the_order_of_the_step() -> None:
 )
 def test_a_nested_method_converges(channel: Any) -> None:
     task = rk.tasks.quadratic(clients=3)
-    method = rk.SimFBO(upper_step=0.1, lower_step=0.2, linear_step=0.2)
+    method = rk.FedBiO(upper_step=0.05, lower_step=0.1, linear_step=0.1)
     plain, packed = (
-        rk.solve(task.problem, task.clients, method, task.init, 600, channel=given) for given in (None, channel)
+        rk.solve(task.problem, task.clients, method, task.init, 800, channel=given) for given in (None, channel)
     )
-    np.testing.assert_allclose(packed.x, plain.x, atol=1e-5)
+    np.testing.assert_allclose(packed.x, plain.x, atol=1e-6)
     assert packed.history["bytes_up"].iloc[-1] <= plain.history["bytes_up"].iloc[-1]
 
 
@@ -205,15 +205,14 @@ def test_a_broadcast_is_rounded_and_unbiased(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(downlink, "LEAST", 2)
     first = run(1, channel=rk.broadcast(8))
     np.testing.assert_allclose(first.x, transcribed(None, SIZE, 1), atol=1e-12)  # zero is a level
-    moves = []
-    for seed in range(40):
-        got = rk.solve(SQUARES, CLIENTS, METHOD, np.linspace(-1, 1, SIZE) ** 3, 1, seed=seed, channel=rk.broadcast(4))
-        moves.append(np.asarray(got.x))
-    plain = rk.solve(SQUARES, CLIENTS, METHOD, np.linspace(-1, 1, SIZE) ** 3, 1)
-    bars = np.std(moves, axis=0) / np.sqrt(len(moves))
-    assert np.all(np.abs(np.mean(moves, axis=0) - plain.x) <= 4 * bars + 1e-7)
-    assert np.max(bars) > 0
-    assert np.max(np.abs(np.array(moves) - plain.x)) <= STEP * 2 / SIZE / 7  # a level, times the step
+    start, level = np.array([-1.0, 0.35, 0.62, -0.5, 0.2]), STEP * 2 / SIZE / 7  # a level, times the step
+    solved = lambda seed, channel: np.asarray(
+        rk.solve(SQUARES, CLIENTS, METHOD, start, 1, seed=seed, channel=channel).x
+    )
+    moves = np.array([solved(seed, rk.broadcast(4)) for seed in range(40)]) - solved(0, None)
+    assert np.all(np.abs(np.mean(moves, axis=0)) <= 4 * level / 2 / np.sqrt(40))
+    assert np.all(np.std(moves[:, 1:], axis=0) > level / 4)
+    assert np.max(np.abs(moves)) <= level
 
 
 def test_the_start_and_the_evaluation_get_exact_values() -> None:
@@ -284,7 +283,7 @@ def test_a_plan_says_what_is_compressed() -> None:
     plan = str(rk.explain(SQUARES, clients, METHOD, np.zeros(400, "f"), channel=channel))
     assert "(24 bytes; 1.6 kB before compression), aggregated" in plan
     assert "FedAvg.round, 2 of 2 clients; what they are sent is rounded to 8 bits per number" in plan
-    assert "x (404 bytes)" in plan or "(408 bytes)" in plan
+    assert "x, step (41" in plan or "step, x (41" in plan or "x (40" in plan, plan
 
 
 INTEGERS = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
@@ -318,8 +317,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"the server knows the sum of the updates alone, and Largest needs each of them\. Use feedback=\"error\"\."
         r"|Largest can't act on a compressed message",
     ),
-    "one exchange": (lambda: run(channel={"x": rk.broadcast(8)}), r"rk.broadcast must be in the channel of all exchang"),
-    "large k": (lambda: run(channel=rk.top_k(k=6)), r"k must be at most the size of each array; .* sends one of 5, and "),
+    "one exchange": (lambda: run(channel={"x": rk.broadcast(8)}), r"rk.broadcast must be in the channel of all"),
+    "large k": (lambda: run(channel=rk.top_k(k=6)), r"k must be at most the size of each array; .* sends one of 5"),
     "a cohort": (
         lambda: run(channel=rk.top_k(0.5, feedback="difference"), cohort=2),
         r'rk.top_k: feedback="difference" needs every client in every round, .* Use feedback="error"\.',

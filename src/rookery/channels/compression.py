@@ -112,8 +112,8 @@ class Compression:
         return any(is_packed(self.codec, a.shape, a.dtype) for a in jax.tree.leaves(exchange.shapes))
 
     def _feedback(self, exchange: ChannelExchange) -> str | None:
-        """The feedback of this exchange. A centre has no memory, and only means are compared with earlier results."""
-        kinds = ("mean", "sum", "gather") if self.feedback == "error" else ("mean",)
+        """The feedback of this exchange. A centre has no memory, and single replies are not compared with results."""
+        kinds = ("mean", "sum", "gather") if self.feedback == "error" else ("mean", "sum")
         return self.feedback if exchange.kind in kinds else None
 
     def _unbiased(self, exchange: ChannelExchange) -> bool:
@@ -166,8 +166,8 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
       the aggregate again. Clients remember nothing, so it suits clients that are sampled.
     - `None`: what is left out is lost.
 
-    "error" covers means, sums and gathers of the round's own cohort; the other two cover means. Other messages, such as
-    those of a client that holds the centre's data, are compressed without feedback.
+    All three cover means and sums, and "error" covers gathers, too. Other messages are compressed without feedback:
+    those of a client that holds the centre's data and, for what a client remembers, of a cohort drawn by `resample`.
 
     Arguments:
         share: the share of each array's entries that is sent, rounded up; above 0 and below 1.
