@@ -1,7 +1,7 @@
 """The channels: clipping, noise, budgets of privacy, and compression."""
 
-from rookery.channels.downlink import broadcast
 from rookery.channels.compression import low_rank, quantize, random_k, top_k
+from rookery.channels.downlink import broadcast
 from rookery.channels.privacy import clip, gaussian
 from rookery.channels.private import private
 

@@ -3,13 +3,14 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from rookery.base import draws
+from rookery.base.arguments import is_integer, is_number
 from rookery.language import ledger
 from rookery.language.primitives import accumulator
 
@@ -45,6 +46,10 @@ class TopK:
 
     share: float | None
     k: int | None
+    name: ClassVar[str] = "top_k"
+
+    def __post_init__(self) -> None:
+        _check_amount(self)
 
     @property
     def in_words(self) -> str:
@@ -69,6 +74,10 @@ class RandomK:
 
     share: float | None
     k: int | None
+    name: ClassVar[str] = "random_k"
+
+    def __post_init__(self) -> None:
+        _check_amount(self)
 
     @property
     def in_words(self) -> str:
@@ -94,6 +103,10 @@ class Quantize:
     """Levels at equal distances from −s to s, of which one is 0 with 4 or 8 bits, and the number s. See `quantize`."""
 
     bits: int
+    name: ClassVar[str] = "quantize"
+
+    def __post_init__(self) -> None:
+        check_bits(self.name, self.bits)
 
     @property
     def in_words(self) -> str:
@@ -132,6 +145,11 @@ class LowRank:
     """An array as a matrix, projected onto r of its main directions, as two factors. See `low_rank`."""
 
     rank: int
+    name: ClassVar[str] = "low_rank"
+
+    def __post_init__(self) -> None:
+        if not is_integer(self.rank) or self.rank < 1:
+            raise ValueError(f"rk.low_rank: rank must be an integer of at least 1; got {self.rank!r}.")
 
     @property
     def in_words(self) -> str:
@@ -153,6 +171,22 @@ class LowRank:
     def unpack(self, arrays: tuple[Array, ...], like: Any, unbiased: bool) -> Array:
         basis, factor = (a.astype(accumulator(a.dtype)) for a in arrays)
         return _product(basis, factor.T).reshape(like.shape)
+
+
+def _check_amount(codec: TopK | RandomK) -> None:
+    owner, share, k = codec.name, codec.share, codec.k
+    if (share is None) == (k is None):
+        raise ValueError(f"rk.{owner} must be given a share such as 0.01, or k=...; got {share!r} and {k!r}.")
+    if k is not None and (not is_integer(k) or k < 1):
+        raise ValueError(f"rk.{owner}: k must be an integer of at least 1; got {k!r}.")
+    if share is not None and (not is_number(share) or not 0 < share < 1):
+        raise ValueError(f"rk.{owner}: share must be a number between 0 and 1, such as 0.01; got {share!r}.")
+
+
+def check_bits(owner: str, bits: Any) -> None:
+    """Raise ValueError if numbers of so many bits can't be packed."""
+    if not is_integer(bits) or bits not in (1, 4, 8):
+        raise ValueError(f"rk.{owner}: bits must be 8, 4 or 1; got {bits!r}.")
 
 
 def _count(codec: TopK | RandomK, size: int) -> int:

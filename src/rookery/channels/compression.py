@@ -8,12 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base import tree
-from rookery.base.arguments import is_integer, is_number
-from rookery.channels.codecs import LowRank, Quantize, RandomK, TopK, is_packed, packed, unpacked
+from rookery.channels.codecs import LowRank, Quantize, RandomK, TopK, packed, unpacked
 from rookery.language.channel import ChannelExchange
 
 _FEEDBACK = ("error", "difference", "aggregate", None)
-BITS = (1, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,13 @@ class Compression:
     codec: Any
     feedback: str | None = None
     bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.feedback not in _FEEDBACK:
+            raise ValueError(
+                f'rk.{self.codec.name}: feedback must be "error", "difference", "aggregate" or None; got '
+                f"{self.feedback!r}."
+            )
 
     @property
     def sums_only(self) -> bool:
@@ -107,10 +112,6 @@ class Compression:
             total = tree.add(state, total)
         return total, state if feedback in ("error", None) else total
 
-    def packs(self, exchange: ChannelExchange) -> bool:
-        """Return whether any array of the exchange becomes smaller."""
-        return any(is_packed(self.codec, a.shape, a.dtype) for a in jax.tree.leaves(exchange.shapes))
-
     def _feedback(self, exchange: ChannelExchange) -> str | None:
         """The feedback of this exchange. A centre has no memory, and single replies are not compared with results."""
         kinds = ("mean", "sum", "gather") if self.feedback == "error" else ("mean", "sum")
@@ -127,7 +128,7 @@ class Compression:
 
     def _check(self, exchange: ChannelExchange) -> None:
         """Raise if the exchange can't be compressed in this way."""
-        name, k = f"rk.{_NAMES[type(self.codec)]}", getattr(self.codec, "k", None)
+        name, k = f"rk.{self.codec.name}", getattr(self.codec, "k", None)
         for leaf in jax.tree.leaves(exchange.shapes):
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise TypeError(
@@ -144,9 +145,6 @@ class Compression:
                 f'{name}: feedback="difference" needs every client in every round, with weights that do not change; '
                 f'the exchange {exchange.name!r} may lack some or weighs them anew. Use feedback="error".'
             )
-
-
-_NAMES = {TopK: "top_k", RandomK: "random_k", Quantize: "quantize", LowRank: "low_rank"}
 
 
 def top_k(share: float | None = None, *, k: int | None = None, feedback: str | None = "error") -> Compression:
@@ -182,7 +180,7 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
         >>> import rookery as rk
         >>> channel = rk.chain(rk.clip(1.0), rk.top_k(0.01))
     """
-    return Compression(TopK(*_amount("top_k", share, k)), _known("top_k", feedback))
+    return Compression(TopK(share, k), feedback)
 
 
 def random_k(share: float | None = None, *, k: int | None = None, feedback: str | None = None) -> Compression:
@@ -195,7 +193,7 @@ def random_k(share: float | None = None, *, k: int | None = None, feedback: str 
     Arguments:
         share, k, feedback: see `top_k`.
     """
-    return Compression(RandomK(*_amount("random_k", share, k)), _known("random_k", feedback))
+    return Compression(RandomK(share, k), feedback)
 
 
 def quantize(bits: int = 8, *, feedback: str | None = None) -> Compression:
@@ -210,7 +208,7 @@ def quantize(bits: int = 8, *, feedback: str | None = None) -> Compression:
         bits: 8, 4 or 1.
         feedback: see `top_k`.
     """
-    return Compression(Quantize(checked_bits("quantize", bits)), _known("quantize", feedback))
+    return Compression(Quantize(bits), feedback)
 
 
 def low_rank(rank: int, *, feedback: str | None = "error") -> Compression:
@@ -227,34 +225,7 @@ def low_rank(rank: int, *, feedback: str | None = "error") -> Compression:
     Reference: the idea is that of Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019, whose factors are averaged
     separately and started from the last round's; here each client's product is averaged.
     """
-    if not is_integer(rank) or rank < 1:
-        raise ValueError(f"rk.low_rank: rank must be an integer of at least 1; got {rank!r}.")
-    return Compression(LowRank(int(rank)), _known("low_rank", feedback))
-
-
-def checked_bits(owner: str, bits: Any) -> int:
-    """Return the number of bits; ValueError if there is no such format."""
-    if not is_integer(bits) or bits not in BITS:
-        raise ValueError(f"rk.{owner}: bits must be 8, 4 or 1; got {bits!r}.")
-    return int(bits)
-
-
-def _amount(owner: str, share: Any, k: Any) -> tuple[float | None, int | None]:
-    if (share is None) == (k is None):
-        raise ValueError(f"rk.{owner} must be given a share such as 0.01, or k=...; got {share!r} and {k!r}.")
-    if k is not None:
-        if not is_integer(k) or k < 1:
-            raise ValueError(f"rk.{owner}: k must be an integer of at least 1; got {k!r}.")
-        return None, int(k)
-    if not is_number(share) or not 0 < share < 1:
-        raise ValueError(f"rk.{owner}: share must be a number between 0 and 1, such as 0.01; got {share!r}.")
-    return float(share), None
-
-
-def _known(owner: str, feedback: Any) -> str | None:
-    if feedback not in _FEEDBACK:
-        raise ValueError(f'rk.{owner}: feedback must be "error", "difference", "aggregate" or None; got {feedback!r}.')
-    return feedback
+    return Compression(LowRank(rank), feedback)
 
 
 def _finite(value: Any) -> Any:

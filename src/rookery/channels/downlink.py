@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.base.jaxprs import is_key
-from rookery.channels.codecs import Quantize, is_packed, packed, unpacked
-from rookery.channels.compression import checked_bits
+from rookery.channels.codecs import Quantize, check_bits, is_packed, packed, unpacked
 from rookery.language.channel import Plain
 
 LEAST = 16  # numbers of an array; smaller ones, such as step sizes, are sent as they are
@@ -45,6 +44,9 @@ class Broadcast(Plain):
 
     bits: int
 
+    def __post_init__(self) -> None:
+        check_bits("broadcast", self.bits)
+
     @property
     def down(self) -> Downlink:
         """What packs the values that clients are sent."""
@@ -68,4 +70,4 @@ def broadcast(bits: int = 8) -> Broadcast:
         >>> import rookery as rk
         >>> channel = rk.chain(rk.top_k(0.01), rk.broadcast(bits=8))
     """
-    return Broadcast(checked_bits("broadcast", bits))
+    return Broadcast(bits)

@@ -14,8 +14,8 @@ import rookery
 from rookery import algorithms
 from rookery.base.printable import printable
 from rookery.channels import codecs
-from rookery.channels.downlink import Broadcast
 from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.channels.private import Private, PrivateRecords
 from rookery.engines.federation import wire

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from rookery.base.printable import printable
-from rookery.channels.downlink import Broadcast
 from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.policy import bound_and_noise, members_of
 from rookery.engines.federation.responder import Opened

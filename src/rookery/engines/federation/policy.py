@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rookery.base.arguments import check_amounts, check_counts, check_positive, is_number
-from rookery.channels.downlink import Broadcast
 from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
