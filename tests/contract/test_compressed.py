@@ -8,7 +8,7 @@ import pytest
 import rookery as rk
 from rookery.channels import downlink
 from rookery.testing import contract
-from rookery.testing.runs import Outcome, outcome
+from rookery.testing.runs import outcome
 
 from .cases import EXCHANGES, case, job, pairs, ragged, together
 
@@ -34,24 +34,22 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downlink, "LEAST", 2)
 
 
-def agrees(name: str, kind: str, given: dict[str, Any], engines: dict[str, Any]) -> Outcome:
-    here = contract.engines_agree(job(name, ragged(kind), **given), engines, tolerance=1e-9)
+def agrees(name: str, kind: str, given: dict[str, Any]) -> None:
+    here = contract.engines_agree(job(name, ragged(kind), **given), ENGINES, tolerance=1e-9)
     assert here.each_round == [EXCHANGES[name, kind]] * 2
-    return here
 
 
 @together(pairs(), default={"FedAvg"})
 def test_all_engines_agree(name: str, kind: str) -> None:
     """Unequal clients, a cohort, blocks, minibatches, clipping, lost replies, feedback, and both directions."""
-    here = agrees(name, kind, CHANNELS["errors fed back"], ENGINES)
-    assert here.counts["missing"] > 0 or not EXCHANGES[name, kind]
+    agrees(name, kind, CHANNELS["errors fed back"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", [name for name in CHANNELS if name != "errors fed back"])
 @together(pairs())
 def test_every_channel(name: str, kind: str, channel: str) -> None:
-    agrees(name, kind, CHANNELS[channel], ENGINES)
+    agrees(name, kind, CHANNELS[channel])
 
 
 @together(pairs(), default={"FedAvg"})

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, PyTree
 
+from rookery.base.compat import Tracer
 from rookery.language.channel import ChannelExchange, Faults
 from rookery.language.records import Records
 
@@ -95,7 +96,7 @@ class Tracing:
 
     def packed(self, value: Any) -> tuple[Array, ...] | None:
         """The server's value as clients are sent it, packed once; None: it is sent as it is."""
-        known = not isinstance(value, jax.core.Tracer)  # a constant, which every participant has
+        known = not isinstance(value, Tracer)  # a constant, which every participant has
         if known or any(value is exact for exact in self.exact) or not self.down.packs(value):
             return None
         if id(value) not in self._packed:
