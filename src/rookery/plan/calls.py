@@ -148,7 +148,8 @@ class ReduceCall(ExchangeCall):
         assert self.unpack is not None
         jaxpr, sent, size = self.unpack.jaxpr, self.unpack.operands, self.ids.aval.shape[0]  # type: ignore[attr-defined]
         idle = lambda *a: [*jaxprs.run(jaxpr, *a), jnp.zeros((2, len(ledger.WORK)), jnp.uint32)]
-        inputs, outputs = ([v.aval for v in variables] for variables in (jaxpr.invars, jaxpr.outvars))
+        avals: Any = [v.aval for v in (*jaxpr.invars, *jaxpr.outvars)]
+        inputs, outputs = avals[: len(jaxpr.invars)], avals[len(jaxpr.invars) :]
         traced, _ = jaxprs.trace(idle, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs))
         rows: Any = [_Rows(ShapedArray((size, *a.shape), a.dtype)) for a in outputs]
         return MapCall(
