@@ -212,6 +212,15 @@ class Body:
         """All calls in order, including those inside loops."""
         return list(self._walk())
 
+    def origin(self, value: Atom) -> Atom:
+        """The variable with this value before the loops that carry it unchanged."""
+        for step in reversed(self.steps):
+            if isinstance(step, LoopCall) and value in step.outputs:
+                i, inner = step.outputs.index(value), step.body
+                if inner.origin(inner.outputs[i]) is inner.inputs[i - len(step.carry)]:
+                    value = step.carry[i]
+        return value
+
     def _walk(self) -> Iterator[Call]:
         for step in self.steps:
             if isinstance(step, Call):

@@ -143,7 +143,8 @@ class Plan:
         """Whether the plan changes the memory of clients or the state of their side of a channel."""
         before, after = self.inputs.carry, self.outputs.carry
         remembered = (before.memory, before.client) if isinstance(before, Carry) else ()
-        return jax.tree.leaves((after.memory, after.client)) != jax.tree.leaves(remembered)
+        origins = [self.body.origin(v) for v in jax.tree.leaves((after.memory, after.client))]
+        return origins != jax.tree.leaves(remembered)
 
     @cached_property
     def signature(self) -> str:
