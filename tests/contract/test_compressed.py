@@ -52,7 +52,8 @@ def test_every_channel(name: str, kind: str, channel: str) -> None:
     agrees(name, kind, CHANNELS[channel])
 
 
-@together(pairs(), default={"FedAvg"})
+@pytest.mark.slow
+@together(pairs())
 def test_the_bytes_are_those_on_the_wire(name: str, kind: str) -> None:
     what = job(name, case(kind), channel=CHANNELS["errors fed back"]["channel"])
     there = outcome(rk.Federation(), what)
