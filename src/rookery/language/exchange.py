@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
 from rookery.data.rows import entries
@@ -44,8 +45,8 @@ class Exchanging:
     ) -> Any:
         """The weighted mean or sum."""
         keys = self._tracing.next_keys()
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping, weights is self._weights)
         weights = jnp.asarray(weights)
-        sent = self._encoded(kind, value, name, around, keys, bookkeeping)
         p, total = self._scaled(kind, weights)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
@@ -100,7 +101,15 @@ class Exchanging:
         leaves, structure = jax.tree.flatten(sent.value.rows)
         record, lossy = self._described(kind, name, sent), self._lossy
         mask = [self._present(keys)] if lossy else []
-        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
+        closed, unpacking, likes = [], {}, leaves
+        if (unpack := self._unpack(sent)) is not None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
+            traced, shapes = jaxprs.trace(unpack, one)
+            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
+            likes, structure = jax.tree.flatten(shapes)
+        sums = self._bind(
+            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, lossy=lossy, **unpacking
+        )
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
         if lossy and self._tracing.rate is None:
@@ -109,7 +118,7 @@ class Exchanging:
             scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
             p = jnp.where(present, p, 0) * scale
         scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
-        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
+        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
 
     def _reduced_by_channel(
@@ -125,8 +134,9 @@ class Exchanging:
         return (reduce(sent.exchange, updates, p, mask), [weighted_sum(p, a) for a in marked]), p, total, present
 
     def _encoded(
-        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any
-    ) -> Encoded:
+        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any,
+        steady: bool = False,
+    ) -> Encoded:  # fmt: skip
         """What clients send: with a channel, the encoded updates and the bookkeeping."""
         if not isinstance(value, PerClient):
             raise TypeError(
@@ -136,7 +146,8 @@ class Exchanging:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         parts = Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
-        exchange, tracing = ChannelExchange(name, kind, updates), self._tracing
+        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort)
+        exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
         if channel is None or keys is None:
@@ -149,6 +160,7 @@ class Exchanging:
             )
         if hasattr(channel, "public"):
             exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
+            tracing.exact += jax.tree.leaves(exchange.public)  # what `unpack` at the server computes with, too
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
         fresh = states[1]
 
@@ -164,6 +176,14 @@ class Exchanging:
             client = {**tracing.threaded.client, name: state}
             tracing.threaded = tracing.threaded._replace(client=client)
         return Encoded(PerClient(sent, self._cohort), exchange, channel, parts)
+
+    def _unpack(self, sent: Encoded) -> Callable[[Any], Any] | None:
+        """What turns a client's message back into its updates and bookkeeping; None if nothing is compressed."""
+        channel, exchange = sent.channel, sent.exchange
+        if not channels.compresses(channel):
+            return None
+        state = self._server_state(channel, exchange)
+        return lambda both: (channel.unpack(exchange, both[0], state), both[1])
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         """What the channel's server side makes of a result; its state is threaded on."""
@@ -199,7 +219,10 @@ class Exchanging:
         record = self._described(kind, name, sent)
         rows = self._bind(primitives.gather, self._ids, *mask, *leaves, exchange=record, lossy=lossy)
         present = self._noted(rows.pop()) if lossy else None
-        return jax.tree.unflatten(structure, rows), present
+        replies = jax.tree.unflatten(structure, rows)
+        if (unpack := self._unpack(sent)) is not None:
+            replies = jax.vmap(unpack)(replies)
+        return replies, present
 
     def _described(self, kind: str, name: str, sent: Encoded) -> Exchange:
         """The ledger's record of an exchange."""
