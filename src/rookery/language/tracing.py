@@ -84,6 +84,7 @@ class Tracing:
         self._keys, self._drawn, self._mapped = keys, 0, 0
         self.levels: Any = None  # with a channel that is private for each record: the noise multipliers
         self.cohorts = 0  # how many have been resampled so far
+        self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:
         """The keys of the next exchange; None if nothing in it is random."""
