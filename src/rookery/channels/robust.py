@@ -160,10 +160,8 @@ class Mixing(_Wrapped):
         return self.rule.least(liars)
 
     def combined(self, votes: Votes, last: list[Array], key: Array) -> list[Array]:
-        kept = votes.number - votes.liars
-        near = jax.vmap(ranks)(pairs(votes)) < kept
-        shares = jnp.where(near & votes.counted, 1 / jnp.maximum(kept, 1), 0)
-        mixed = [jax.vmap(lambda w, a=a: weighed(w, a))(shares) for a in votes.rows]
+        near = jax.vmap(ranks)(pairs(votes)) < votes.number - votes.liars
+        mixed = [jax.vmap(lambda chosen, a=a: mean_of([a], chosen)[0])(near & votes.counted) for a in votes.rows]
         return self.rule.combined(Votes.of(mixed, votes.counted, votes.liars), last, key)
 
 

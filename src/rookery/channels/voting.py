@@ -92,7 +92,7 @@ class Rule(Plain):
         if exchange.uneven:
             raise ValueError(
                 f"rk.{self.name} needs replies that count equally; in the exchange {exchange.name!r}, "
-                f"{exchange.uneven}. Leave the rule out, or name the exchanges that it protects: channel={{name: rule}}."
+                f"{exchange.uneven}. Name the exchanges that it protects: channel={{name: rule}}."
             )
         liars, replies = self.borne(len(present)), jnp.sum(present, dtype=jnp.int32)
         if self.attackers is None:
@@ -182,15 +182,15 @@ def weighed(weights: Array, rows: Array) -> Array:
 
 def mean_of(rows: list[Array], chosen: Array) -> list[Array]:
     """The mean of the chosen rows."""
-    share = 1 / jnp.maximum(jnp.sum(chosen, dtype=jnp.int32), 1)
-    return [weighed(jnp.where(chosen, share, 0), a) for a in rows]
+    count = jnp.maximum(jnp.sum(chosen, dtype=jnp.int32), 1)
+    return [weighed(jnp.where(chosen, 1 / count.astype(a.dtype), 0), a) for a in rows]
 
 
 def distances(rows: list[Array], point: list[Array]) -> Array:
     """‖row − point‖ over the whole variable; infinite where it overflows."""
     gaps = [jnp.abs(a - b).reshape(len(a), -1) for a, b in zip(rows, point, strict=True)]
     largest = functools.reduce(jnp.maximum, [jnp.max(gap, axis=1, initial=0) for gap in gaps])
-    unit = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    unit = jnp.clip(largest, 1e-30, 1e30)  # the reciprocals of other numbers are flushed to zero in single precision
     squares = [jnp.sum(jnp.square(gap / unit[:, None].astype(gap.dtype)), axis=1) for gap in gaps]
     return unit * jnp.sqrt(functools.reduce(jnp.add, squares))
 
