@@ -58,7 +58,7 @@ class _Attack:
             )
         if self.redraw and chosen:
             raise ValueError(
-                f"rk.attacks.{name}: redraw must be False with chosen attackers; got {who!r}. Leave it out."
+                f"rk.attacks.{name}: redraw must be False for chosen attackers; got {who!r}. Leave it out."
             )
 
     @property

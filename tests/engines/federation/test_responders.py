@@ -1,5 +1,6 @@
 """Every algorithm between a coordinator without data and responders that trace the plan themselves."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from tests.engines.federation.studies import in_memory, responders, without_data
 
 import rookery as rk
 from rookery.engines.federation import wire
-from rookery.testing.runs import agree, outcome
+from rookery.testing.runs import agree, difference, outcome
 
 
 @pytest.mark.slow
@@ -30,6 +31,17 @@ def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     here = outcome(rk.Simulation(), what, 1)
     there = outcome(in_memory(own := responders(what)), without_data(what), 1, responders=own)
     agree(here, there)
+
+
+def test_sites_that_lie_under_a_robust_mean() -> None:
+    """A site learns the attack with the plan, and lies by itself."""
+    faults = rk.Faults(attack=rk.attacks.SignFlip((1,), scale=5.0))
+    what = dataclasses.replace(job("FedAvg", ragged("SingleLevel"), channel=rk.median(1), faults=faults), cohort=4)
+    here = outcome(rk.Simulation(), what)
+    there = outcome(in_memory(own := responders(what)), without_data(what), responders=own)
+    agree(here, there)
+    honest = outcome(rk.Simulation(), dataclasses.replace(what, faults=rk.Faults()))
+    assert difference(here.state, honest.state)
 
 
 @pytest.mark.parametrize("name", ["Scaffold", pytest.param("FedNest", marks=pytest.mark.slow)])
