@@ -35,9 +35,10 @@ def lying(name: str, kind: str, channel: Any, attack: Any) -> Any:
     return dataclasses.replace(what, cohort=what.clients.n)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("FastDRO", "DRFA") else pytest.param(n, marks=pytest.mark.slow) for n in REFUSED]
-)
+SOME = {"FastDRO", "DRFA"}
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in REFUSED])
 def test_the_reason_for_a_refusal(name: str) -> None:
     for kind in claims(name):
         with pytest.raises(ValueError, match=REFUSED[name]):
@@ -58,7 +59,7 @@ def test_engines_agree(name: str, kind: str) -> None:
 @together(BORNE)
 def test_engines_agree_under_each_rule(name: str, kind: str, rule: str) -> None:
     """With a liar that lies by itself."""
-    what = dataclasses.replace(lying(name, kind, RULES[rule], rk.attacks.SignFlip((1,), 0.1)))
+    what = lying(name, kind, RULES[rule], rk.attacks.SignFlip((1,), 0.1))
     if rule != "median":  # whose attackers are as many as the replies allow
         what = dataclasses.replace(what, faults=dataclasses.replace(what.faults, dropout=0.0))
     here = outcome(rk.Simulation(), what)

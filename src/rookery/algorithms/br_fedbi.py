@@ -43,7 +43,7 @@ class BRFedBi:
     Departures from the paper:
         unverified: we had a summary with these formulas and the reviews, not the paper;
         any cohort; x is projected onto the problem's set, if it has one;
-        the robust means count all clients equally, whatever their weights.
+        the robust means count all clients equally and ignore their weights.
 
     Exchanges per round: 1.
 
@@ -92,8 +92,8 @@ class BRFedBiM(BRFedBi):
     θ D_i for each of the directions D_i of `BRFedBi`, from m_i = D_i in its first round on, and sends m_i.
 
     Departures from the paper:
-        as in `BRFedBi`; the order of momentum and step is ours, since our summary leaves it open: the direction is
-        computed and the momentum updated before it is sent, at the same point;
+        unverified, as in `BRFedBi`; our summary leaves the order of momentum and step open: here the momentum is
+        updated with the direction at the point that the client receives, and then sent;
         a client that sat out continues with the momentum that it had.
 
     Exchanges per round: 1.
@@ -128,7 +128,7 @@ class BRFedBiP(BRFedBi):
     Otherwise v_i ← v_i + D_i(w) − D_i(w⁻), where w⁻ is the last round's w, on one minibatch for both. It sends v_i.
 
     Departures from the paper:
-        as in `BRFedBi`; our summary leaves p open, for which PAGE suggests b/(b + b_large);
+        unverified, as in `BRFedBi`; our summary leaves p open, for which PAGE suggests b/(b + b_large);
         the first round takes the large batch, and so does a client that did not take part in the last round.
 
     Exchanges per round: 1.

@@ -72,6 +72,9 @@ def _who(opened: Opened) -> list[str]:
     ]
     if opened.faults is not None:
         lines.append(f"A round goes on without clients that do not reply, as long as {opened.faults.minimum} do.")
+        if opened.faults.attack is not None:
+            attack = printable(repr(opened.faults.attack))
+            lines.append(f"To test the federation, some clients send something else than their replies: {attack}.")
     return lines
 
 
