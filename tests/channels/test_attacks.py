@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,12 +101,31 @@ def test_a_number_a_share_or_chosen_clients() -> None:
     assert set.union(*drawn) == set(range(20))
 
 
+class Point(NamedTuple):
+    x: Any
+    y: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Two exchanges a round."""
+
+    solves: ClassVar[tuple[type, ...]] = (rk.SingleLevel,)
+
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> Point:
+        return Point(x)
+
+    def round(self, fed: rk.Fed, state: Point, key: Any) -> Point:
+        gradient = fed.map(lambda c, k: c.f_x(state.x, (), c.upper()), key)
+        return Point(state.x + fed.mean(gradient, name="a") + fed.mean(gradient, name="b"))
+
+
 def test_liars_that_are_drawn_anew_differ_by_round_and_are_the_same_in_a_round() -> None:
     """Two exchanges a round, under one draw: a client that lies in one lies in the other."""
     attack, lied = rk.attacks.SignFlip(2, 1e3, redraw=True), []
     for rounds in (1, 2, 3):
-        sent = received(attack, rounds, rk.FedSVRG(step=0.1, local_steps=2))
-        by_name = [np.flatnonzero(np.abs(sent[name]).max(axis=1) > 10).tolist() for name in ("h", "x")]
+        sent = received(attack, rounds, Twice())
+        by_name = [np.flatnonzero(np.abs(sent[name]).max(axis=1) > 10).tolist() for name in ("a", "b")]
         assert by_name[0] == by_name[1]
         assert len(by_name[0]) == 2
         lied.append(set(by_name[0]))

@@ -45,7 +45,7 @@ def test_the_reason_for_a_refusal(name: str) -> None:
             engine.traced(lying(name, kind, rk.median(), None))
 
 
-@together(BORNE, default={"BRFedBiM"})
+@together(BORNE, default={"FedAvg"})
 def test_engines_agree(name: str, kind: str) -> None:
     """With the median, and a liar that knows all replies."""
     what = lying(name, kind, rk.median(), rk.attacks.InnerProduct((1,), 0.1))

@@ -99,8 +99,12 @@ def _of_channel(channel: Any) -> str:
     if bound == float("inf"):
         if is_private_for_records(channel):
             return "nothing more is done to it; the noise is in it already."
-        members = getattr(channel, "members", (channel,))
-        known = "; ".join(type(member).__name__ for member in members if not isinstance(member, Clip | Gaussian))
+        members, rules = getattr(channel, "members", (channel,)), channels.rules(channel)
+        others = [member for member in members if not isinstance(member, Clip | Gaussian) and member not in rules]
+        if not others:
+            named = "; ".join(type(rule).__name__ for rule in rules)
+            return f"nothing is done to it. The coordinator sees each reply, and combines them by a rule ({named})."
+        known = "; ".join(type(member).__name__ for member in others)
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
     if noise == 0:
