@@ -74,6 +74,13 @@ def test_what_liars_send(name: str) -> None:
     np.testing.assert_allclose(x[HONEST], SENT[HONEST], atol=1e-12)
 
 
+def test_other_liars_in_the_next_call_lie() -> None:
+    """The set is a value of the program, which is compiled once."""
+    for liar in range(2):
+        x = received(rk.attacks.SignFlip((liar,), 100.0))["x"]
+        assert np.flatnonzero(np.abs(x).max(axis=1) > 3).tolist() == [liar]
+
+
 def test_noise_is_the_liars_own_and_has_its_size() -> None:
     sent = received(rk.attacks.Noise(LIARS, 2.0))["x"]
     np.testing.assert_allclose(sent[HONEST], SENT[HONEST], atol=1e-12)
@@ -240,7 +247,7 @@ def labelled(flip: bool, placement: str = "device") -> rk.Clients:
 FLIP = rk.attacks.LabelFlip((1, 3), lambda rows: {**rows, "label": 9 - rows["label"]})
 
 
-@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize("placement", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_flipped_labels_are_those_of_the_attackers(placement: str) -> None:
     problem = rk.SingleLevel(lambda x, b: jnp.mean((b["a"] @ x - b["label"]) ** 2))
     run = lambda clients, faults: (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
+from rookery.engines.federation import in_words
 from rookery.language.channel import Bookkeeping, ChannelExchange
 from rookery.theory.quadratic import solution
 
@@ -348,3 +349,18 @@ def test_a_chain_passes_the_rule_its_own_state() -> None:
     np.testing.assert_allclose(
         rk.solve(SINGLE, FOUR, rk.FedAvg(step=0.1), np.zeros(2), 4, channel=chained).x, alone, rtol=1e-12
     )
+
+
+def test_explain_says_that_the_server_sees_each_reply() -> None:
+    plan = rk.explain(SINGLE, FOUR, rk.FedAvg(), np.zeros(2), channel=rk.median())
+    assert "not aggregated: the server uses each reply" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("channel", "begin"),
+    [(rk.median(), "nothing is done to it; "), (rk.chain(rk.clip(2.0), rk.median()), "it is clipped here: ")],
+)
+def test_what_a_site_s_owner_reads(channel: Any, begin: str) -> None:
+    text = in_words._of_channel(channel)
+    assert text.startswith(begin)
+    assert text.endswith("The coordinator sees each reply, and combines them by a rule (Median).")

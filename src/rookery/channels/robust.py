@@ -165,6 +165,8 @@ class Mixing(_Wrapped):
         return self.rule.combined(Votes.of(mixed, votes.counted, votes.liars), last, key)
 
 
+RULES = (Trimmed, Median, GeometricMedian, Krum, CenteredClipping, Bucketing, Mixing)
+
 # Their public names.
 
 

@@ -33,6 +33,7 @@ def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     agree(here, there)
 
 
+@pytest.mark.slow
 def test_sites_that_lie_under_a_robust_mean() -> None:
     """A site learns the attack with the plan, and lies by itself."""
     faults = rk.Faults(attack=rk.attacks.SignFlip((1,), scale=5.0))

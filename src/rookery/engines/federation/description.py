@@ -27,7 +27,7 @@ def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
     """Return the classes that a description may name: this library's, and those among a site's `names`."""
     parts = [channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, client.Epochs]
     parts += [getattr(attacks, name) for name in attacks.__all__ if name != "LabelFlip"]
-    parts += [thing for thing in vars(robust).values() if isinstance(thing, type) and issubclass(thing, robust.Rule)]
+    parts += robust.RULES
     found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}
     for thing in (names or {}).values():
         if isinstance(thing, type) and dataclasses.is_dataclass(thing):

@@ -96,19 +96,21 @@ def _of_channel(channel: Any) -> str:
     if channel is None:
         return "nothing is done to it; it is sent as it was computed."
     bound, noise = bound_and_noise(channel)
+    rules = channels.rules(channel)
+    named = "; ".join(type(rule).__name__ for rule in rules)
+    judged = f" The coordinator sees each reply, and combines them by a rule ({named})." if rules else ""
     if bound == float("inf"):
         if is_private_for_records(channel):
             return "nothing more is done to it; the noise is in it already."
-        members, rules = getattr(channel, "members", (channel,)), channels.rules(channel)
+        members = getattr(channel, "members", (channel,))
         others = [member for member in members if not isinstance(member, Clip | Gaussian) and member not in rules]
         if not others:
-            named = "; ".join(type(rule).__name__ for rule in rules)
-            return f"nothing is done to it. The coordinator sees each reply, and combines them by a rule ({named})."
+            return f"nothing is done to it; it is sent as it was computed.{judged}"
         known = "; ".join(type(member).__name__ for member in others)
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
     if noise == 0:
-        return clipped
+        return clipped + judged
     return (
         f"{clipped} The coordinator adds noise to the result, {noise:g} times what one client can move it by. (The "
         "coordinator draws the noise; it can't be checked here.)"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rookery.base.arguments import check_amounts, check_counts, check_positive, is_number
 from rookery.channels.privacy import Clip, Gaussian
+from rookery.channels.robust import RULES
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
@@ -235,7 +236,7 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
     They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
     members = _members(channel)
-    if not all(type(member) in (Clip, Gaussian, channels.Plain) for member in members):
+    if not all(type(member) in (Clip, Gaussian, channels.Plain, *RULES) for member in members):
         return math.inf, 0.0
     bound = min((float(member.bound) for member in members if isinstance(member, Clip)), default=0.0)
     if bound <= 0:
