@@ -96,7 +96,7 @@ class _Attack:
         liars = liars if present is None else liars & present
         honest = ~liars if present is None else ~liars & present
         if self.knows_all:
-            return self._replaced(messages, lambda leaves: self.together(leaves, honest, liars), liars)
+            return self._replaced(messages, lambda leaves: self.together(leaves, honest, liars, ids), liars)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
         return self._replaced(messages, lambda leaves: jax.vmap(self.own)(leaves, keys), liars)
 
@@ -104,7 +104,7 @@ class _Attack:
         """What a client sends instead, from its own reply."""
         raise NotImplementedError
 
-    def together(self, rows: list[Array], honest: Array, liars: Array) -> list[Array]:
+    def together(self, rows: list[Array], honest: Array, liars: Array, ids: Array) -> list[Array]:
         """What all liars send, from the replies of the honest."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class InnerProduct(_Attack):
 
     knows_all: ClassVar[bool] = True
 
-    def together(self, rows: list[Array], honest: Array, liars: Array) -> list[Array]:
+    def together(self, rows: list[Array], honest: Array, liars: Array, ids: Array) -> list[Array]:
         return [-self.scale * _moments(a, honest)[0] for a in rows]
 
 
@@ -193,7 +193,7 @@ class ALittleIsEnough(_Attack):
 
     knows_all: ClassVar[bool] = True
 
-    def together(self, rows: list[Array], honest: Array, liars: Array) -> list[Array]:
+    def together(self, rows: list[Array], honest: Array, liars: Array, ids: Array) -> list[Array]:
         z: Any = self.z
         if z is None:
             f, h = jnp.sum(liars, dtype=jnp.int32), jnp.sum(honest, dtype=jnp.int32)
@@ -205,7 +205,7 @@ class ALittleIsEnough(_Attack):
 
 @dataclass(frozen=True)
 class Mimic(_Attack):
-    """All liars send the reply of the first honest client of the cohort, so that it counts several times.
+    """All liars send the reply of the honest client with the lowest number, which then counts several times.
 
     (In the paper they choose the client whose replies vary most, from a few rounds of watching.)
 
@@ -214,8 +214,9 @@ class Mimic(_Attack):
 
     knows_all: ClassVar[bool] = True
 
-    def together(self, rows: list[Array], honest: Array, liars: Array) -> list[Array]:
-        return [a[jnp.argmax(honest)] for a in rows]
+    def together(self, rows: list[Array], honest: Array, liars: Array, ids: Array) -> list[Array]:
+        chosen = jnp.argmin(jnp.where(honest, ids, jnp.iinfo(ids.dtype).max))
+        return [a[chosen] for a in rows]
 
 
 @dataclass(frozen=True)
