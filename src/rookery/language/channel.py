@@ -21,6 +21,9 @@ class ChannelExchange(NamedTuple):
     share: Any = None  # in `decode`: the largest weight of a client in the result
     public: Any = None  # in `encode`: what the channel's `public(server_state)`, if it has one, tells the clients
     steady: bool = False  # whether every client replies in every round, with the same weight
+    state: Any = None  # in `reduce`: the server's state
+    key: Any = None  # in `reduce`: a key that is derived from the seed
+    uneven: str = ""  # in `reduce`: why the clients' replies must not count equally, or ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Channel(Protocol):
     message, with None instead of its `Bookkeeping`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
-    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0.
+    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
+    have `reduce_bookkeeping(marks, rows, weights, present)`, too, for the bookkeeping; otherwise that is summed.
 
     One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
     update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
@@ -113,7 +117,16 @@ class Chain:
     @property
     def reduce(self) -> Any:
         """The `reduce` of the member that has one; None: the weighted sum."""
-        return next((member.reduce for member in self.members if _reduces(member)), None)
+        i = next((i for i, member in enumerate(self.members) if _reduces(member)), None)
+        if i is None:
+            return None
+        own = lambda exchange: exchange._replace(state=exchange.state[i])
+        return lambda exchange, *replies: self.members[i].reduce(own(exchange), *replies)
+
+    @property
+    def reduce_bookkeeping(self) -> Any:
+        """The `reduce_bookkeeping` of the member that reduces; None: the weighted sum."""
+        return next((getattr(m, "reduce_bookkeeping", None) for m in self.members if _reduces(m)), None)
 
     @property
     def unpack(self) -> Any:
@@ -233,6 +246,11 @@ def _flat(channel: Any) -> list[Any]:
     return [] if channel is None else [channel]
 
 
+def rules(channel: Any) -> list[Any]:
+    """Return the members of a channel, or of a dict of channels, that check the number of clients before a run."""
+    return [member for member in _flat(channel) if hasattr(member, "check_cohort")]
+
+
 def draws_noise(channel: Any) -> bool:
     """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
     silent = lambda member: getattr(type(member), "decode", None) is Plain.decode or hasattr(member, "held_to")
@@ -290,7 +308,7 @@ def check(channel: Any, names: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Faults:
-    """Replies that do not arrive.
+    """Replies that do not arrive, and clients that lie.
 
     A mean leaves lost replies out and normalises the weights of the others. A client that missed an exchange of a round
     keeps its memory from before the round. `missing` in the history counts lost replies. The start (round 0) loses
@@ -300,16 +318,20 @@ class Faults:
         dropout: the probability that a client's reply to an exchange is lost, independently of all others.
         minimum: the round fails if fewer replies to an exchange arrive. The simulation ignores it for cohorts of
             `rk.Poisson`, whose size is secret.
+        attack: what some clients send instead of their replies, e.g. `rk.attacks.SignFlip(2)`; None: all are honest.
     """
 
     dropout: float = 0.0
     minimum: int = 1
+    attack: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
             raise ValueError(f"Faults: dropout must be a number of at least 0 and below 1; got {self.dropout!r}.")
         if not isinstance(self.minimum, int) or isinstance(self.minimum, bool) or self.minimum < 1:
             raise ValueError(f"Faults: minimum must be an integer of at least 1; got {self.minimum!r}.")
+        if self.attack is not None and (isinstance(self.attack, type) or not hasattr(self.attack, "attackers")):
+            raise TypeError(f"Faults: attack must be an attack such as rk.attacks.SignFlip(2); got {self.attack!r}.")
 
     def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
         """Draw whose replies arrive."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery.base import convolutions, jaxprs
@@ -127,7 +128,7 @@ class Fed(Exchanging):
         return PerClient(value, self._cohort)
 
     def mean(
-        self, value: PerClient, name: str = "mean", weights: Array | None = None, around: Any = None,
+        self, value: PerClient, name: str = "mean", weights: Array | np.ndarray | None = None, around: Any = None,
         heard: bool = False, bookkeeping: Any = None,
     ) -> Any:  # fmt: skip
         """One exchange: Σ p_i v_i / Σ p_i over the clients of the cohort that reply.
@@ -135,7 +136,8 @@ class Fed(Exchanging):
         Arguments:
             value: what each client sends.
             name: the name of the exchange, in the ledger and for channels chosen by name.
-            weights: replaces p, with an entry for each client of the federation.
+            weights: replaces p, with an entry for each client of the federation. Robust means, which count all clients
+                equally, accept only equal weights in a NumPy array.
             around: the public value that an iterate started from, so that channels act on the difference: a tree like
                 the value, or a prefix of it, with None for parts that are not iterates.
             heard: whether to also return a `Heard`, which says how many clients replied, and their weight.

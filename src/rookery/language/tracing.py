@@ -88,6 +88,7 @@ class Tracing:
         self.down: Any = None  # what packs the server's values on their way to clients, if a channel does so
         self.exact: list[Any] = []  # values that it leaves as they are
         self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
+        self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:
         """The keys of the next exchange; None if nothing in it is random."""

@@ -264,6 +264,8 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.chance,
         )  # fmt: skip
         tracing.levels, tracing.down = levels, channels.down(setting.channel)
+        if setting.faults is not None and setting.faults.attack is not None:
+            tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded

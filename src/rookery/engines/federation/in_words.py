@@ -74,6 +74,9 @@ def _who(opened: Opened) -> list[str]:
     ]
     if opened.faults is not None:
         lines.append(f"A round goes on without clients that do not reply, as long as {opened.faults.minimum} do.")
+        if opened.faults.attack is not None:
+            attack = printable(repr(opened.faults.attack))
+            lines.append(f"To test the federation, some clients send something else than their replies: {attack}.")
     return lines
 
 
@@ -107,15 +110,21 @@ def _of_channel(channel: Any) -> str:
 
 def _of_members(channel: Any) -> str:
     bound, noise = bound_and_noise(channel)
+    rules = channels.rules(channel)
+    named = "; ".join(type(rule).__name__ for rule in rules)
+    judged = f" The coordinator sees each reply, and combines them by a rule ({named})." if rules else ""
     if bound == float("inf"):
         if is_private_for_records(channel):
             return "nothing more is done to it; the noise is in it already."
         members = getattr(channel, "members", (channel,))
-        known = "; ".join(type(member).__name__ for member in members if not isinstance(member, Clip | Gaussian))
+        others = [member for member in members if not isinstance(member, Clip | Gaussian) and member not in rules]
+        if not others:
+            return f"nothing is done to it; it is sent as it was computed.{judged}"
+        known = "; ".join(type(member).__name__ for member in others)
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
     if noise == 0:
-        return clipped
+        return clipped + judged
     return (
         f"{clipped} The coordinator adds noise to the result, {noise:g} times what one client can move it by. (The "
         "coordinator draws the noise; it can't be checked here.)"

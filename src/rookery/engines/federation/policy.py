@@ -15,6 +15,7 @@ from rookery.base.arguments import check_amounts, check_counts, check_positive, 
 from rookery.channels.compression import Compression
 from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
+from rookery.channels.robust import RULES
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
@@ -236,9 +237,9 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
 
     They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
-    members = members_of(channel)
+    members, plain = members_of(channel), (Clip, Gaussian, channels.Plain, Broadcast, *RULES)
     keeps_norm = lambda member: isinstance(member, Compression) and member.keeps_norm
-    if not all(type(member) in (Clip, Gaussian, channels.Plain, Broadcast) or keeps_norm(member) for member in members):
+    if not all(type(member) in plain or keeps_norm(member) for member in members):
         return math.inf, 0.0
     bound = min((float(member.bound) for member in members if isinstance(member, Clip)), default=0.0)
     if bound <= 0:
