@@ -106,6 +106,11 @@ class Chain:
         return getattr(last, "bound", None)
 
     @property
+    def secure(self) -> Any:
+        """The secure sum at the end of the chain; None: there is none."""
+        return getattr(self.members[-1], "secure", None) if self.members else None
+
+    @property
     def reduce(self) -> Any:
         """The `reduce` of the member that has one; None: the weighted sum."""
         return next((member.reduce for member in self.members if _reduces(member)), None)
@@ -148,7 +153,8 @@ def chain(*members: Channel) -> Channel:
         bounded.append(channel)
     result = Chain(tuple(bounded))
     reducing = [member for member in _flat(result) if _reduces(member)]
-    scaled = [member for member in _flat(result) if hasattr(member, "bounded_by")]
+    scaled = [member for member in _flat(result) if hasattr(member, "bounded_by") and not _is_secure(member)]
+    _check_secure(_flat(result), reducing)
     if len(reducing) > 1:
         raise ValueError(f"rk.chain must have at most one channel that reduces the clients' values; got {reducing}.")
     if reducing and scaled:
@@ -158,6 +164,28 @@ def chain(*members: Channel) -> Channel:
             "another way. Leave out one of the two."
         )
     return result
+
+
+def _check_secure(members: list[Any], reducing: list[Any]) -> None:
+    """Raise ValueError if a secure sum is not the last member, or if another member needs single replies."""
+    if not any(map(_is_secure, members)):
+        return
+    single = [member for member in members if hasattr(member, "unpack")]
+    if reducing or single:
+        other = type((reducing or single)[0]).__name__
+        raise ValueError(
+            f"rk.chain: {other} needs each client's value by itself, and rk.secure_sum shows the server only their sum. "
+            "Leave out one of the two."
+        )
+    if any(map(_is_secure, members[:-1])):
+        raise ValueError(
+            "rk.chain: rk.secure_sum must be the last member, because it turns values into integers; got another "
+            "after it."
+        )
+
+
+def _is_secure(channel: Any) -> bool:
+    return getattr(channel, "secure", None) is not None
 
 
 def _reduces(channel: Any) -> bool:

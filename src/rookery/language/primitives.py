@@ -28,6 +28,11 @@ def result_type(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
 
 
+def sum_type(weights: Any, dtype: Any) -> Any:
+    """The type in which values of this type are added up: their own if the weights are unsigned, as in a secure sum."""
+    return dtype if jnp.issubdtype(weights, jnp.unsignedinteger) else accumulator(dtype)
+
+
 def weighted_sum(weights: Array, rows: Array) -> Array:
     """Σ w_j v_j over the rows with a weight other than 0, in the type of a mean."""
     w = weights.astype(accumulator(rows.dtype)).reshape(-1, *(1,) * (rows.ndim - 1))
@@ -51,7 +56,7 @@ scatter.def_abstract_eval(lambda ids, rows: [ShapedArray(rows.shape, rows.dtype)
 
 @reduce.def_abstract_eval
 def _(ids: Any, weights: Any, *rows: Any, lossy: bool, **_: Any) -> list[Any]:
-    sums = [ShapedArray(v.shape[1:], accumulator(v.dtype)) for v in rows[lossy:]]
+    sums = [ShapedArray(v.shape[1:], sum_type(weights.dtype, v.dtype)) for v in rows[lossy:]]
     return sums + [ShapedArray(weights.shape, jnp.bool_)] * lossy
 
 

@@ -7,7 +7,7 @@ from rookery.algorithms.fedbio import SOBA
 from rookery.algorithms.server_optimizer import FedOpt, with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
-from rookery.channels import clip, gaussian, private
+from rookery.channels import clip, gaussian, private, secure_sum
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines.federation import Federation
@@ -45,6 +45,6 @@ __all__ = [
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
     "Share",
     "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check",
-    "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve",
+    "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "secure_sum", "session", "solve",
     "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

@@ -107,6 +107,45 @@ def checked_name(paths: dict[str, Path], contents: dict[str, bytes]) -> str:
     return str(names[0].value)
 
 
+def sign(key: bytes, content: bytes) -> bytes:
+    """Sign with a participant's private key (PEM)."""
+    private = _private_key(Path("key"), key)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError("A kit must have an elliptic-curve key for secure sums; got another kind. Make new kits.")
+    return private.sign(content, ec.ECDSA(hashes.SHA256()))
+
+
+def check_signature(ca: bytes, cert: bytes, name: str, content: bytes, signature: bytes) -> None:
+    """Raise ValueError unless this content is signed by the site of this name, with a certificate of the CA (PEM)."""
+    given = _certificate(Path(f"the certificate of {name}"), cert)
+    _check_site(given, _certificate(Path("the CA's certificate"), ca), name)
+    key = given.public_key()
+    try:
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise InvalidSignature
+        key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise ValueError(f"the keys of {name} must be signed with its certificate; they are not") from None
+
+
+def _check_site(cert: x509.Certificate, ca: x509.Certificate, name: str) -> None:
+    """Raise ValueError unless the CA issued this certificate, still valid, to the site of this name."""
+    try:
+        cert.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ValueError(f"the certificate of {name} must be issued by this federation's CA; it is not") from None
+    if not cert.not_valid_before_utc <= datetime.now(UTC) <= cert.not_valid_after_utc:
+        raise ValueError(f"the certificate of {name} must be valid now; it is not")
+    if [entry.value for entry in cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)] != [name]:
+        raise ValueError(f"the certificate of {name} must have that name; it has another")
+    try:
+        uses: Any = cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        uses = ()
+    if ExtendedKeyUsageOID.CLIENT_AUTH not in uses:
+        raise ValueError(f"the certificate of {name} must be a site's; it is not")
+
+
 def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
