@@ -205,6 +205,11 @@ def draws_noise(channel: Any) -> bool:
     return any(getattr(type(member), "decode", None) is not Plain.decode for member in _flat(channel))
 
 
+def sums_securely(channel: Any) -> bool:
+    """Return whether a channel, or one of a dict of channels, has a secure sum."""
+    return any(map(_is_secure, channel.values() if isinstance(channel, Mapping) else [channel]))
+
+
 def is_private(channel: Any) -> bool:
     """Return whether a channel hides the single client, so that cohorts are secret and denominators public."""
     return getattr(channel, "unit", None) == "client"

@@ -8,6 +8,7 @@ from typing import Any
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
+from rookery.engines.federation.identity import Identity
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports import grpc_site
@@ -79,7 +80,8 @@ def join(
         allow_other_study: take part even if the coordinator's study differs from its own, with a message.
     """
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
-    responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
+    identity = None if own is None else Identity(own)
+    responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study, identity=identity)
     grpc_site.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
     return responder

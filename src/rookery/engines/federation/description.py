@@ -15,6 +15,7 @@ from rookery import algorithms
 from rookery.base.printable import printable
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.channels.private import Private, PrivateRecords
+from rookery.channels.secure import SecureSum
 from rookery.engines.federation import wire
 from rookery.language import channel, client
 from rookery.language.hyperparameters import is_array
@@ -24,7 +25,8 @@ PROTOCOL = 1
 
 def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
     """Return the classes that a description may name: this library's, and those among a site's `names`."""
-    parts = [channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, client.Epochs]
+    parts = [channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, SecureSum]
+    parts += [client.Epochs]
     found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}
     for thing in (names or {}).values():
         if isinstance(thing, type) and dataclasses.is_dataclass(thing):

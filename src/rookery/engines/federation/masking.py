@@ -18,15 +18,11 @@ import numpy as np
 
 from rookery.engines.federation import masks
 from rookery.engines.federation.identity import Identity
-from rookery.engines.federation.site import RefusedError
+from rookery.engines.federation.site import ForgottenError, RefusedError
 from rookery.engines.federation.store import Moment
 
 MOST_SLOTS = 64  # of one agreement
 _MOST_SITES = 10_000
-
-
-class ForgottenError(Exception):
-    """This site does not have the keys of this agreement: it was restarted, or has other ones by now."""
 
 
 class Hides(NamedTuple):
@@ -214,7 +210,7 @@ class Masking:
         for client in among:
             if client != self._client:
                 purpose = pair_purpose(own.context, slot, call, self._client, client)
-                common = masks.agreed_key(key, own.peers[client][1 + slot].tobytes(), purpose)
+                common = _agreed(key, own.peers[client][1 + slot], purpose)
                 masks.add_stream(flat, common, 1 if self._client < client else -1)
         ends = np.cumsum([a.size for a in reply])[:-1]
         return [part.reshape(a.shape) for part, a in zip(np.split(flat, ends), reply, strict=True)]
@@ -231,7 +227,7 @@ class Masking:
                 f"a sum must have at least {own.threshold} of the sites that it was masked for, this one among them, "
                 f"to be unmasked; got {len(added)}."
             )
-        if own.revealed.setdefault(slot, added) != added:
+        if own.revealed.get(slot, added) != added:
             raise RefusedError("a sum must be unmasked for the same sites as before; others are asked for.")
         names = sorted(own.names[client] for client in added)
         if self._unmasked.get(request, names) != names:
@@ -242,6 +238,7 @@ class Masking:
         shares = self._opened(own, slot, among, arrays)
         if request not in self._unmasked:
             self._note(request, names)
+        own.revealed[slot] = added
         kind = lambda client: slice(0, masks.SHARE) if client in added else slice(masks.SHARE, None)
         chosen = b"".join(shares[client][kind(client)] for client in among)
         return [np.frombuffer(chosen, np.uint8).reshape(len(among), masks.SHARE)]
@@ -265,10 +262,7 @@ class Masking:
 
     def _envelope(self, own: Agreement, parts: np.ndarray, sender: int, receiver: int) -> bytes:
         """Return the key of the shares that one client sends another; `parts` is of the other one."""
-        try:
-            return masks.agreed_key(own.envelope, parts[0].tobytes(), f"shares {own.context} {sender} {receiver}")
-        except ValueError as error:
-            raise RefusedError("the keys of a participant must be valid; those of one are not.") from error
+        return _agreed(own.envelope, parts[0], f"shares {own.context} {sender} {receiver}")
 
     def _agreement(self, header: Any) -> Agreement:
         number = _integer(header["agreement"])
@@ -281,6 +275,13 @@ class Masking:
         if not own.threshold or not 0 <= slot < len(own.keys):
             raise RefusedError("a secure sum must have a slot of an agreement on keys; it has none.")
         return slot
+
+
+def _agreed(private: bytes, public: np.ndarray, purpose: str) -> bytes:
+    try:
+        return masks.agreed_key(private, public.tobytes(), purpose)
+    except ValueError as error:
+        raise RefusedError("the keys of a participant must be valid; those of one are not.") from error
 
 
 def _integer(value: Any) -> int:

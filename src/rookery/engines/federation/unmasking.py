@@ -77,29 +77,29 @@ class Agreed:
                 masks.add_stream(total, common, -1 if other < client else 1)
 
 
+def is_forgotten(reply: Reply) -> bool:
+    """Return whether a site says that it has no keys any more."""
+    return reply.header.get("forgotten") is True and not reply.arrays
+
+
 def wrong_parts(reply: Reply, slots: int) -> str | None:
     """Return what is wrong with the reply to a request for keys, or None."""
-    if reply.header.get("forgotten") is True and not reply.arrays:
-        return None
-    if [(a.shape, a.dtype) for a in reply.arrays] == [((1 + 2 * slots, masks.SECRET), np.dtype(np.uint8))]:
-        return None
-    return "does not send the keys of its masks as asked"
+    return _wrong(reply, (1 + 2 * slots, masks.SECRET), "send the keys of its masks as asked")
 
 
 def wrong_sealed(reply: Reply, others: int, slots: int) -> str | None:
     """Return what is wrong with the reply to a request for encrypted shares, or None."""
-    if reply.header.get("forgotten") is True and not reply.arrays:
-        return None
-    if [(a.shape, a.dtype) for a in reply.arrays] == [((others, slots, masks.SEALED), np.dtype(np.uint8))]:
-        return None
-    return "does not send the shares of its secrets as asked"
+    return None if is_forgotten(reply) else _wrong(reply, (others, slots, masks.SEALED), "share its secrets as asked")
 
 
 def wrong_shares(reply: Reply, count: int) -> str | None:
     """Return what is wrong with the reply to a request to unmask, or None."""
-    if [(a.shape, a.dtype) for a in reply.arrays] == [((count, masks.SHARE), np.dtype(np.uint8))]:
-        return None
-    return "does not reveal its shares as asked"
+    return _wrong(reply, (count, masks.SHARE), "reveal its shares as asked")
+
+
+def _wrong(reply: Reply, shape: tuple[int, ...], what: str) -> str | None:
+    fits = [(a.shape, a.dtype) for a in reply.arrays] == [(shape, np.dtype(np.uint8))]
+    return None if fits else f"does not {what}"
 
 
 def certificate_of(header: Mapping[str, Any]) -> dict[str, Any]:
