@@ -175,7 +175,7 @@ def secure_sum(bits: int = 32, unit: float | None = None, threshold: int | None 
     If sites drop out in the middle of an exchange, the sum is that of the others. With fewer replies than the
     threshold, nothing is revealed and the round fails. Refused, before the run, are methods that gather single replies,
     a centre held by a client, bookkeeping without a bound, channels that reduce single replies, fewer than three
-    clients, cohorts of `rk.Poisson` or with replacement, and integers that could overflow.
+    clients, cohorts drawn with replacement, and integers that could overflow.
 
     Arguments:
         bits: 16, 32 or 64 (which needs `jax_enable_x64`). With 16 bits a message is half as long, and rounding is

@@ -207,10 +207,10 @@ class Exchanging:
 
     def _shares_sent(self, name: str, weights: Array) -> PerClient:
         """Send each client its weight, relative to the largest one of the cohort."""
-        if self._repeats or self._drawn is not None:
+        if self._repeats:
             raise ValueError(
-                f"rk.secure_sum needs cohorts of a fixed size with each client once, and the exchange {name!r} has a "
-                "cohort that is drawn with replacement or by rk.Poisson. Leave rk.secure_sum out."
+                f"rk.secure_sum needs cohorts with each client once, and the exchange {name!r} has one that is drawn "
+                "with replacement. Choose another method or setting."
             )
         relative = weights / _largest(weights)
         return PerClient(self._bind(primitives.scatter, self._ids, relative)[0], self._cohort)
