@@ -121,6 +121,8 @@ class _Words(_Named):
         """Say what each client sends, and whether it is seen alone."""
         exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
         seen = "aggregated: only the result is used" if aggregated else "not aggregated: the server uses each reply"
+        if exchange.secure:
+            seen = f"summed securely: the coordinator never sees a reply, only sums of at least {exchange.secure}"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
@@ -159,6 +161,7 @@ class Exchanged(NamedTuple):
     alone: bool  # whether the server sees the reply itself
     times: int | None  # in a round; None: known only during the run
     beside: tuple[str, ...] = ()  # the bookkeeping in the reply
+    secure: int = 0  # the fewest replies of a secure sum; 0: it is none
 
 
 class _Exchanges(_Named):
@@ -196,7 +199,7 @@ class _Exchanges(_Named):
         return [_Value(call.exchange.name) for _ in call.outputs]
 
     def _add(self, exchange: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
-        reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
+        reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange)), exchange.secure
         self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:

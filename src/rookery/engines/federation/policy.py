@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from rookery.base.arguments import check_amounts, check_counts, check_positive, is_number
 from rookery.channels.privacy import Clip, Gaussian
+from rookery.channels.private import PrivateRecords
+from rookery.channels.secure import SecureSum
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
@@ -38,8 +40,8 @@ class Policy:
 
     Promised by the coordinator: the number of clients; that replies are averaged before anybody looks at them, and with
     which weights; that it draws the noise and adds it; and that nobody is shown a site's own evaluation. The
-    coordinator's process sees every reply. Nor does a policy bound how much a reply
-    reveals of the data: read the plan (`in_words_for_a_site`).
+    coordinator's process sees every reply, except those to secure sums. Nor does a policy bound how much a reply, or a
+    sum, reveals of the data: read the plan (`in_words_for_a_site`).
 
     Arguments:
         plans: the fingerprints of the approved plans; None: all are. The fingerprint covers the code, whole numbers and
@@ -62,6 +64,8 @@ class Policy:
             (`rk.private(..., unit="record")`). The site draws the noise itself, and stops answering when the budget is
             spent.
         show_epsilon: whether the coordinator is told with each reply what is spent.
+        secure_sum: whether every exchange must be a secure sum (`rk.secure_sum`), so that the coordinator never sees a
+            reply of this site. Plans with evaluations are refused, too.
     """
 
     plans: tuple[str, ...] | None = None
@@ -77,6 +81,7 @@ class Policy:
     epsilon: float | None = None
     delta: float | None = None
     show_epsilon: bool = False
+    secure_sum: bool = False
 
     def __post_init__(self) -> None:
         texts = lambda value: isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
@@ -96,8 +101,9 @@ class Policy:
             check_positive(epsilon=self.epsilon)
         if self.delta is not None and not (is_number(self.delta) and 0 < self.delta < 1):
             raise ValueError(f"delta must be a number between 0 and 1, such as 1e-5; got {self.delta!r}.")
-        if not isinstance(self.show_epsilon, bool):
-            raise ValueError(f"show_epsilon must be true or false; got {self.show_epsilon!r}.")
+        for name in ("show_epsilon", "secure_sum"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.show_epsilon and self.epsilon is None:
             raise ValueError("show_epsilon must be false without epsilon and delta; got true.")
         if self.evaluation not in EVALUATIONS:
@@ -149,9 +155,18 @@ class Policy:
                     f"its policy wants {'every exchange' if self.aggregated is True else 'this exchange'} aggregated, "
                     f"and {seen.name!r} of {seen.title} sends {seen.shape} that is seen alone."
                 )
+            if self.secure_sum and not seen.secure:
+                raise RefusedError(
+                    f"its policy wants secure sums only, and the coordinator would see the replies to {seen.name!r} of "
+                    f"{seen.title}. Give rk.chain(rk.clip(...), rk.secure_sum())."
+                )
             self._check_channel(seen, channels.chosen(opened.channel, seen.name))
         if self.evaluation == "none" and len(opened.plans) > 2:
             raise RefusedError("its policy does not allow evaluations. Leave evaluate_client out.")
+        if self.secure_sum and len(opened.plans) > 2:
+            raise RefusedError(
+                "its policy wants secure sums only, and the coordinator sees evaluations. Leave evaluate_client out."
+            )
         if self.rounds is not None and self.exchanges is None:
             for plan in opened.plans:
                 if not is_fixed(plan):
@@ -213,6 +228,7 @@ class Seen(NamedTuple):
     shape: str
     alone: bool  # whether the site's reply is seen as it is
     unbounded: str  # the bookkeeping in it that has no bound
+    secure: bool  # whether it is a secure sum
 
 
 def exchanges(opened: Opened) -> list[Seen]:
@@ -225,7 +241,7 @@ def exchanges(opened: Opened) -> list[Seen]:
                 exchange = exchange_of(plan, call.number)
                 unbounded = ", ".join(what for what, _, most, _ in exchange.beside if most is None)
                 alone = not isinstance(call, ReduceCall)
-                found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded))
+                found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded, exchange.secure > 0))
     return found
 
 
@@ -235,7 +251,7 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
     They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
     members = _members(channel)
-    if not all(type(member) in (Clip, Gaussian, channels.Plain) for member in members):
+    if not all(type(member) in (Clip, Gaussian, SecureSum, channels.Plain) for member in members):
         return math.inf, 0.0
     bound = min((float(member.bound) for member in members if isinstance(member, Clip)), default=0.0)
     if bound <= 0:
@@ -247,6 +263,8 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
 def _members(channel: Any) -> list[Any]:
     if channel is None:
         return []
+    if isinstance(channel, PrivateRecords):
+        return _members(channel.then)
     if isinstance(channel, channels.Chain):
         return [inner for member in channel.members for inner in _members(member)]
     return [channel]
