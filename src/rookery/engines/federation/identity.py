@@ -30,6 +30,8 @@ class Identity:
         """Raise ValueError unless the site of this name signed the content, with a certificate of the same CA."""
         from rookery.engines.federation.certificates import check_signature
 
-        if not isinstance(cert, str) or not isinstance(signature, str):
-            raise ValueError(f"the keys of {name} must be signed with its certificate; they are not")
-        check_signature(self.kit.ca, cert.encode(), name, content, bytes.fromhex(signature))
+        try:
+            given = str(cert).encode(), bytes.fromhex(str(signature))
+        except ValueError:
+            raise ValueError(f"the keys of {name} must be signed with its certificate; they are not") from None
+        check_signature(self.kit.ca, given[0], name, content, given[1])

@@ -76,7 +76,9 @@ class Summing:
         check = lambda site, reply: wrong_shares(reply, len(slot.among))
         replies = self._ask("unmask", fields, sealed, check, threshold)
         if len(replies) < threshold:
-            return f"needs {threshold} sites to unmask it; got {len(replies)}"
+            links, away = self._links, [client for client in added if client not in replies]
+            who = "; ".join(f"{links.name(i)} {links.records[i].why.rstrip('.')}" for i in away)
+            return f"needs {threshold} sites to unmask it; got {len(replies)} ({who})"
         shares = {client: reply.arrays[0] for client, reply in replies.items()}
         try:
             agreed.unmask(total, slot.number, call, slot.among, added, shares)
