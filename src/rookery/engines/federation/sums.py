@@ -40,13 +40,15 @@ class ExactSum:
         flat, factor = array.reshape(-1), self._dtype.type(weight)
         if not flat.size:
             return
-        largest = float(abs(factor) * max(self._dtype.type(flat.max()), -self._dtype.type(flat.min())))
+        with np.errstate(all="ignore"):
+            largest = float(abs(factor) * max(self._dtype.type(flat.max()), -self._dtype.type(flat.min())))
         exponent = math.frexp(largest)[1] if math.isfinite(largest) else _LARGEST + 1
         if not largest:
             return
         if exponent > _LARGEST:
             self._rest = np.zeros_like(self._parts[0]) if self._rest is None else self._rest
-            self._rest += factor * flat.astype(self._dtype)
+            with np.errstate(all="ignore"):
+                self._rest += factor * flat.astype(self._dtype)
             return
         self._rise(-(-exponent // self._width))
         grids = [1.5 * 2.0 ** (_BITS + exponent) for exponent in self._exponents()]
@@ -80,8 +82,11 @@ class ExactSum:
                 carried = np.ldexp(np.floor(np.ldexp(parts[i + 1], -exponent)), exponent)  # so that parts are unique
                 parts[i] += carried
                 parts[i + 1] -= carried
-            exact = parts[0] + (parts[1] + parts[2])
-            total[here] = exact if self._rest is None else exact + self._rest[here]
+            high, middle, low = parts
+            both = high + middle
+            lost = (high - (both - (both - high))) + (middle - (both - high))  # Knuth's exact error of that sum
+            with np.errstate(all="ignore"):
+                total[here] = both + (lost + low) + (0 if self._rest is None else self._rest[here])
         return total.reshape(self._shape)
 
 
