@@ -79,7 +79,9 @@ def test_another_shape_and_another_bound_on_the_same_problem() -> None:
         start = {"w": np.zeros(width, np.float32), "b": np.float32(1)}
         run = rk.solve(problem, clients, METHOD, start, 1, channel=secure(bound))
         move = np.concatenate([run.x["w"], [run.x["b"] - 1]])
-        assert np.linalg.norm(move) == pytest.approx(min(bound, np.linalg.norm([0.5 / width] * width + [-0.5])), rel=1e-6)
+        assert np.linalg.norm(move) == pytest.approx(
+            min(bound, np.linalg.norm([0.5 / width] * width + [-0.5])), rel=1e-6
+        )
 
 
 def test_a_client_with_nan_counts_as_zero_and_extreme_weights_do_not_overflow() -> None:

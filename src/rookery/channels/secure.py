@@ -58,7 +58,9 @@ class SecureSum(Plain):
         if self.received is None:
             self.bounded_by(None)
         if exchange.kind in ("gather", "center"):
-            what = "gathers single replies" if exchange.kind == "gather" else "asks the one client with the centre's data"
+            what = (
+                "gathers single replies" if exchange.kind == "gather" else "asks the one client with the centre's data"
+            )
             raise ValueError(
                 f"rk.secure_sum shows the server only sums, and the exchange {exchange.name!r} {what}. Choose another "
                 "method, or give channels by name: channel={'x': rk.chain(...)}."

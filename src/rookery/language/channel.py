@@ -174,8 +174,8 @@ def _check_secure(members: list[Any], reducing: list[Any]) -> None:
     if reducing or single:
         other = type((reducing or single)[0]).__name__
         raise ValueError(
-            f"rk.chain: {other} needs each client's value by itself, and rk.secure_sum shows the server only their sum. "
-            "Leave out one of the two."
+            f"rk.chain: {other} needs each client's value by itself, and rk.secure_sum shows the server only their "
+            "sum. Leave out one of the two."
         )
     if any(map(_is_secure, members[:-1])):
         raise ValueError(

@@ -26,6 +26,7 @@ class Exchanging:
     cohort_size: int
     _ids: Array
     _weights: Array
+    _repeats: bool  # whether a client may be in the cohort twice
     _cohort: int  # 0 for the round's own cohort, which has memory; resampled ones are numbered from 1
     _drawn: Array | None  # with Poisson sampling: which of `ids` are in the cohort
     _tracing: Tracing

@@ -43,8 +43,7 @@ __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
-    "Share",
-    "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check",
-    "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "secure_sum", "session", "solve",
-    "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
+    "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain",
+    "check", "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights",
+    "secure_sum", "session", "solve", "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

@@ -23,7 +23,11 @@ def test_the_field_is_one() -> None:
 def test_as_many_shares_as_the_threshold_give_the_secret(threshold: int, count: int) -> None:
     secret = masks.new_secret()
     shares = masks.split(secret, threshold, range(1, count + 1))
-    for places in (range(1, threshold + 1), range(count - threshold + 1, count + 1), range(count, count - threshold, -1)):
+    for places in (
+        range(1, threshold + 1),
+        range(count - threshold + 1, count + 1),
+        range(count, count - threshold, -1),
+    ):
         factors = masks.joiner(list(places))
         assert masks.joined({i: shares[i] for i in places}, factors) == secret
 

@@ -148,10 +148,14 @@ def _exchange(i: int, exchange: Exchanged) -> list[str]:
         "summed securely: the coordinator never sees your reply, only the sum of those of at least "
         f"{exchange.secure} sites"
     )
-    seen = summed if exchange.secure else (
-        "SEEN ALONE: the coordinator sees this site's reply as it is"
-        if exchange.alone
-        else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
+    seen = (
+        summed
+        if exchange.secure
+        else (
+            "SEEN ALONE: the coordinator sees this site's reply as it is"
+            if exchange.alone
+            else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
+        )
     )
     return [
         f'  {i}. "{exchange.name}" ({exchange.kind}), {often}',

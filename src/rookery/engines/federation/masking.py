@@ -115,9 +115,9 @@ class Masking:
             raise RefusedError(f"an agreement on keys must have 1 to {MOST_SLOTS} slots; got {slots}.")
         self._agreements = {n: a for n, a in self._agreements.items() if a.moment == moment}
         if number not in self._agreements:
-            secrets = [[masks.new_secret() for _ in range(slots)] for _ in range(2)]
+            keys, seeds = ([masks.new_secret() for _ in range(slots)] for _ in range(2))
             context = context_of(self._run, moment, number)
-            self._agreements[number] = Agreement(context, moment, masks.new_secret(), *secrets)
+            self._agreements[number] = Agreement(context, moment, masks.new_secret(), keys, seeds)
         own = self._agreements[number]
         if len(own.keys) != slots:
             raise RefusedError("an agreement on keys must keep its number of slots; it has another.")
@@ -243,9 +243,7 @@ class Masking:
         chosen = b"".join(shares[client][kind(client)] for client in among)
         return [np.frombuffer(chosen, np.uint8).reshape(len(among), masks.SHARE)]
 
-    def _opened(
-        self, own: Agreement, slot: int, among: tuple[int, ...], arrays: list[np.ndarray]
-    ) -> dict[int, bytes]:
+    def _opened(self, own: Agreement, slot: int, among: tuple[int, ...], arrays: list[np.ndarray]) -> dict[int, bytes]:
         """Return this site's shares of everybody's secrets, those of others decrypted."""
         (sealed,) = arrays
         others = [client for client in among if client != self._client]

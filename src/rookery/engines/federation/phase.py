@@ -45,7 +45,6 @@ from rookery.plan import calls, costs
 from rookery.plan.calls import Read, Visitor
 from rookery.plan.trace import Made, Plan
 
-
 _TRIES = 5  # of a secure sum, if sites are restarted meanwhile
 _UNKNOWN = 8  # exchanges for which sites agree on keys at once, if the run draws their number
 
@@ -260,7 +259,11 @@ class Phase(Visitor[Any]):
     def _sum_securely(self, call: calls.ReduceCall, read: Read) -> list[ServerValue]:
         """Sum integers that the sites hide under masks. With too few replies the sum is zero, and nobody replied."""
         cohort, exchange = self._cohort(read(call.ids)), call.exchange
-        shapes, there, clients = list(map(shape_of, read(call.rows))), self._there(cohort, call, read), tuple(cohort.ids)
+        shapes, there, clients = (
+            list(map(shape_of, read(call.rows))),
+            self._there(cohort, call, read),
+            tuple(cohort.ids),
+        )
         self._entries.setdefault(exchange, Entry()).add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
         for _ in range(_TRIES):

@@ -241,7 +241,11 @@ def exchanges(opened: Opened) -> list[Seen]:
                 exchange = exchange_of(plan, call.number)
                 unbounded = ", ".join(what for what, _, most, _ in exchange.beside if most is None)
                 alone = not isinstance(call, ReduceCall)
-                found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded, exchange.secure > 0))
+                found.append(
+                    Seen(
+                        plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded, exchange.secure > 0
+                    )
+                )
     return found
 
 

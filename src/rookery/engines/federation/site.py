@@ -147,7 +147,9 @@ class Site:
         self._data, self._center = jax.tree.leaves(data), None if center is None else jax.tree.leaves(center)
         self._guard, self._held, self._noise = guard, held, noise
         self._masking = masking
-        self._traces = any(part is not None for part in (guard, noise, masking))  # whether it needs to know what results depend on
+        self._traces = any(
+            part is not None for part in (guard, noise, masking)
+        )  # whether it needs to know what results depend on
         self._hidden: dict[int, str] = {}  # by phase: a digest of what all noise depends on
         self.memory = SiteMemory()
         self._shown = self.memory.present  # the memory that the present request reads

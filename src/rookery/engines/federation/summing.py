@@ -74,7 +74,7 @@ class Summing:
         sealed = {client: [agreed.shares_for(client, slot.number, slot.among)] for client in added}
         fields = {"agreement": agreed.number, "slot": slot.number, "added": added}
         check = lambda site, reply: wrong_shares(reply, len(slot.among))
-        replies = self._ask("unmask", fields, sealed, check, threshold)
+        replies = self._ask("unmask", fields, [], sealed, check, threshold)
         if len(replies) < threshold:
             links, away = self._links, [client for client in added if client not in replies]
             who = "; ".join(f"{links.name(i)} {links.records[i].why.rstrip('.')}" for i in away)
@@ -88,36 +88,39 @@ class Summing:
 
     def _agree(self, clients: tuple[int, ...], threshold: int) -> Agreed | None:
         """Have the clients announce keys and exchange shares."""
-        needed = None if self._least is None else max(self._least, threshold)
+        least = None if self._least is None else max(self._least, threshold)
         for _ in range(_TRIES):
-            number, slots = self._links.number(), self._slots
-            fields = {"agreement": number, "slots": slots, "phase": self._moment[0], "round": self._moment[1]}
-            keys = self._ask("keys", fields, dict.fromkeys(clients, []), lambda _, r: wrong_parts(r, slots), needed)
+            number, (phase, t) = self._links.number(), self._moment
+            fields = {"agreement": number, "slots": self._slots, "phase": phase, "round": t}
+            check = lambda site, reply: wrong_parts(reply, self._slots)
+            keys = self._ask("keys", fields, [], {client: [] for client in clients}, check, least)
             if len(keys) < threshold:
                 return None
-            there = sorted(keys)
-            parts = {client: keys[client].arrays[0] for client in there}
-            name = self._links.name
-            peers = [{"client": i, "name": name(i), **certificate_of(keys[i].header)} for i in there]
-            fields = {"agreement": number, "threshold": threshold, "peers": peers}
-            check = lambda _, reply, others=len(there) - 1, slots=slots: wrong_sealed(reply, others, slots)
-            sealed = self._ask("shares", fields, dict.fromkeys(there, list(parts.values())), check, needed)
-            found = {client: reply.arrays[0] for client, reply in sealed.items() if not is_forgotten(reply)}
-            if len(found) == len(sealed) or self._least is not None:
-                context = context_of(self._run, self._moment, number)
-                return Agreed(number, context, threshold, slots, parts, found) if len(found) >= threshold else None
+            agreed = self._share(number, threshold, keys, least)
+            if len(agreed.sealed) == len(keys) or least is not None:
+                return agreed if len(agreed.sealed) >= threshold else None
         return None
 
+    def _share(self, number: int, threshold: int, keys: dict[int, Reply], least: int | None) -> Agreed:
+        """Pass on the keys, and take the shares."""
+        there, name = sorted(keys), self._links.name
+        peers = [{"client": i, "name": name(i), **certificate_of(keys[i].header)} for i in there]
+        fields = {"agreement": number, "threshold": threshold, "peers": peers}
+        parts = {client: keys[client].arrays[0] for client in there}
+        check = lambda site, reply: wrong_sealed(reply, len(there) - 1, self._slots)
+        replies = self._ask("shares", fields, list(parts.values()), {client: [] for client in there}, check, least)
+        sealed = {client: reply.arrays[0] for client, reply in replies.items() if not is_forgotten(reply)}
+        return Agreed(number, context_of(self._run, self._moment, number), threshold, self._slots, parts, sealed)
+
     def _ask(
-        self, do: str, fields: dict[str, Any], arrays: Mapping[int, list[Any]],
+        self, do: str, fields: dict[str, Any], shared: list[Any], own: Mapping[int, list[Any]],
         check: Callable[[int, Reply], str | None], least: int | None,
     ) -> dict[int, Reply]:  # fmt: skip
-        """Ask clients for their part in the protocol; `arrays` has what each is sent."""
+        """Ask clients for their part in the protocol. All are sent the arrays `shared`, and each its `own`."""
         number = self._links.number()
         header = {"do": do, "run": self._run, "number": number, **fields}
-        messages = zip(arrays, wire.encode_each(header, [], list(arrays.values())), strict=True)
-        again = lambda own: lambda number: wire.encode({**header, "number": number}, own)
-        requests = {client: Request(number, message, again(arrays[client])) for client, message in messages}
+        messages = zip(own, wire.encode_each(header, shared, list(own.values())), strict=True)
+        requests = {client: Request(number, message) for client, message in messages}
         try:
             return self._links.ask(requests, least, check)
         except SiteError as error:
