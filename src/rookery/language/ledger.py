@@ -107,7 +107,7 @@ class Exchange(NamedTuple):
     beside: tuple[tuple[str, str, float | None, float], ...] = ()  # its bookkeeping: meaning, shape, bounds if any
     updates: bool = True  # whether there is anything else in it
     clients: int | None = None  # how many take part; None: as many as in the round's cohort
-    secure: int = 0  # the fewest replies of a secure sum, in which the server sees none of them; 0: it is none
+    secure: int = 0  # the fewest replies of a secure sum, in which the server sees none of them; 0: it is not one
 
 
 @dataclass

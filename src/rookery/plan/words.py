@@ -161,7 +161,7 @@ class Exchanged(NamedTuple):
     alone: bool  # whether the server sees the reply itself
     times: int | None  # in a round; None: known only during the run
     beside: tuple[str, ...] = ()  # the bookkeeping in the reply
-    secure: int = 0  # the fewest replies of a secure sum; 0: it is none
+    secure: int = 0  # the fewest replies of a secure sum; 0: it is not one
 
 
 class _Exchanges(_Named):

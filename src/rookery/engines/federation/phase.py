@@ -292,7 +292,7 @@ class Phase(Visitor[Any]):
                 return self._received(call, total.result(), np.isin(clients, added))
             break
         if self._least is None:
-            raise RuntimeError(f"The secure sum {exchange.name!r} {why}.")
+            raise SiteError(f"The secure sum {exchange.name!r} {why}.")
         self.blamed[f"the secure sum {exchange.name!r}"] = str(why)
         return self._received(call, ModularSum(shapes).result(), np.zeros(len(clients), bool))
 
