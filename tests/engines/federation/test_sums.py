@@ -16,7 +16,10 @@ from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.sums import ExactSum, ModularSum
+from rookery.engines.federation.transports.grpc import Assembly
+from rookery.engines.federation.transports.incoming import Room
 from rookery.engines.federation.transports.memory import Memory
+from rookery.engines.federation.wire import PART
 
 TYPES = [np.float16, jnp.bfloat16, np.float32, np.float64, np.int32, np.bool_]
 
@@ -181,3 +184,20 @@ def large() -> None:
     session.init()
     session.advance(1)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, session.coordinator.links.records[0].replies * 200)
+
+
+def test_long_messages_that_wait_go_to_files_once_there_is_no_room() -> None:
+    """Three sites' messages come at the same time, and are whole; the room is free again when they are taken."""
+    room, limit = Room(3 * PART), lambda: 100 * PART
+    assemblies = [Assembly(limit, room) for _ in range(3)]
+    pieces = [[bytes([i]) * PART] * 3 + [b"end"] for i in range(3)]
+    messages: list[Any] = []
+    for turn in range(4):
+        messages = [assembly.add(each[turn]) for assembly, each in zip(assemblies, pieces, strict=True)]
+    assert not room.take(1)
+    for message, each in zip(messages, pieces, strict=True):
+        assert bytes(message) == b"".join(each) == bytes(message)
+        assert len(message) == 3 * PART + 3
+    del message, messages
+    assert room.take(3 * PART)
+    assert assemblies[0].add(b"short") == b"short"

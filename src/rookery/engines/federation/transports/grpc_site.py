@@ -28,7 +28,7 @@ class JoinError(RuntimeError):
 
 
 def join(
-    handle: Callable[[bytes], Message],
+    handle: Callable[[Message], Message],
     done: Callable[[], bool],
     name: str,
     address: str,
