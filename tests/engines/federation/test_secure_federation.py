@@ -69,8 +69,28 @@ def tapped(
     return found
 
 
+def inside(
+    change: Callable[[int, dict[str, Any], Any], Any] = lambda i, header, message: message,
+) -> tuple[Any, list[Told]]:
+    """An engine with sites in this process, which share a trace, and what they are asked."""
+    found: list[Told] = []
+
+    def transport(sites: Any) -> Any:
+        def asked(i: int, message: Any) -> Any:
+            header, _ = wire.decode(message)
+            if change(i, header, message) is None:
+                raise TimeoutError
+            answer = sites[i].handle(message)
+            found.append((i, header, bytes(answer)))
+            return answer
+
+        return asked
+
+    return rk.Federation(transport=transport), found
+
+
 def advanced(engine: Any, what: Job, rounds: int = 2) -> Any:
-    session = engine.open(without_data(what))
+    session = engine.open(without_data(what) if hasattr(engine.transport, "receive") else what)
     session.init()
     session.advance(rounds)
     return session
@@ -132,8 +152,7 @@ class Looping:
 def test_one_agreement_on_keys_serves_all_exchanges_of_a_round() -> None:
     """Every exchange, also of a loop, has its own slot."""
     what = dataclasses.replace(job(), algorithm=Looping())
-    engine = in_memory(responders(what))
-    found = tapped(engine)
+    engine, found = inside()
     np.testing.assert_array_equal(advanced(engine, what).state.x, here(what))
     for t in range(2):
         used = [h["masks"] for i, h, _ in found if i == 0 and "masks" in h and (h["phase"], h["round"]) == (1, t)]
@@ -155,8 +174,7 @@ def expected(lost: int, rounds: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("stage", ["keys", "shares", "work", "unmask"])
 def test_a_site_that_drops_out_in_the_middle_of_an_exchange_does_not_spoil_the_sum(stage: str) -> None:
     what = job(faults=LENIENT)
-    engine = in_memory(responders(what))
-    found = tapped(engine, lambda i, h, m: None if i == 3 and h["do"] == stage and h.get("round", 0) == 0 else m)
+    engine, found = inside(lambda i, h, m: None if i == 3 and h["do"] == stage and h.get("round", 0) == 0 else m)
     session = advanced(engine, what, 1)
     assert session.stopped is None
     at_hand = here(job(), 1) if stage == "unmask" else expected(3)
@@ -167,8 +185,7 @@ def test_a_site_that_drops_out_in_the_middle_of_an_exchange_does_not_spoil_the_s
 @pytest.mark.parametrize("stage", ["keys", "shares", "work", "unmask"])
 def test_below_the_threshold_the_round_fails_and_reveals_nothing(stage: str) -> None:
     what = job(faults=LENIENT)
-    engine = in_memory(responders(what))
-    found = tapped(engine, lambda i, h, m: None if i >= 2 and h["do"] == stage else m)
+    engine, found = inside(lambda i, h, m: None if i >= 2 and h["do"] == stage else m)
     session = advanced(engine, what, 1)
     assert session.stopped is not None
     assert "got 0 replies" in session.stopped.reason
@@ -179,9 +196,8 @@ def test_below_the_threshold_the_round_fails_and_reveals_nothing(stage: str) -> 
 
 
 def test_without_faults_the_run_says_who_is_missing() -> None:
-    engine = in_memory(responders(job()))
-    tapped(engine, lambda i, h, m: None if i == 1 and h["do"] == "work" else m)
-    with pytest.raises(RuntimeError, match="site-1 did not answer"):
+    engine, _ = inside(lambda i, h, m: None if i == 1 and h["do"] == "work" else m)
+    with pytest.raises(RuntimeError, match="client 1 did not answer"):
         advanced(engine, job())
 
 
