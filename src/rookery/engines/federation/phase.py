@@ -20,7 +20,7 @@ from rookery.engines import engine
 from rookery.engines.federation import wire
 from rookery.engines.federation.dataflow import secure_times
 from rookery.engines.federation.links import Links, Reply, Request, SiteError, needed
-from rookery.engines.federation.replies import unusable_values, wrong_arrays, wrong_finish, wrong_work
+from rookery.engines.federation.replies import is_forgotten, unusable_values, wrong_arrays, wrong_finish, wrong_work
 from rookery.engines.federation.site import NO_EXCHANGE, client_program
 from rookery.engines.federation.store import Moment
 from rookery.engines.federation.sums import ExactSum, ModularSum
@@ -259,11 +259,8 @@ class Phase(Visitor[Any]):
     def _sum_securely(self, call: calls.ReduceCall, read: Read) -> list[ServerValue]:
         """Sum integers that the sites hide under masks. With too few replies the sum is zero, and nobody replied."""
         cohort, exchange = self._cohort(read(call.ids)), call.exchange
-        shapes, there, clients = (
-            list(map(shape_of, read(call.rows))),
-            self._there(cohort, call, read),
-            tuple(cohort.ids),
-        )
+        shapes, there = list(map(shape_of, read(call.rows))), self._there(cohort, call, read)
+        clients = tuple(cohort.ids)
         self._entries.setdefault(exchange, Entry()).add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
         for _ in range(_TRIES):
@@ -273,7 +270,7 @@ class Phase(Visitor[Any]):
                 break
 
             def take(client: int, reply: Reply, total: ModularSum = total, forgotten: set[int] = forgotten) -> Reply:
-                if "forgotten" in reply.header:
+                if is_forgotten(reply):
                     forgotten.add(client)
                 elif there[clients.index(client)]:
                     total.add(reply.arrays)
@@ -318,7 +315,7 @@ class Phase(Visitor[Any]):
         shapes = [(s.shape, np.dtype(np.uint32 if is_key(s) else s.dtype)) for s in map(shape_of, wanted.reply)]
 
         def wrong(site: int, reply: Reply) -> str | None:
-            if wanted.masks is not None and reply.header.get("forgotten") is True and not reply.arrays:
+            if wanted.masks is not None and is_forgotten(reply):
                 return None if least is None else "has been restarted, and has no keys for this round's sums"
             malformed = wrong_arrays(exchange.name, reply, shapes)
             if malformed is not None or not self._links.finite:

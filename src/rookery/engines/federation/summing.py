@@ -11,11 +11,11 @@ import numpy as np
 from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Reply, Request, SiteError, needed
 from rookery.engines.federation.masking import MOST_SLOTS, context_of
+from rookery.engines.federation.replies import is_forgotten
 from rookery.engines.federation.store import Moment
 from rookery.engines.federation.unmasking import (
     Agreed,
     certificate_of,
-    is_forgotten,
     wrong_parts,
     wrong_sealed,
     wrong_shares,

@@ -12,6 +12,7 @@ import numpy as np
 from rookery.engines.federation import masks
 from rookery.engines.federation.links import Reply
 from rookery.engines.federation.masking import own_purpose, pair_purpose
+from rookery.engines.federation.replies import is_forgotten
 
 
 @dataclass(eq=False)
@@ -75,11 +76,6 @@ class Agreed:
                 purpose = pair_purpose(self.context, slot, call, client, other)
                 common = masks.agreed_key(secret, self.parts[other][1 + slot].tobytes(), purpose)
                 masks.add_stream(total, common, -1 if other < client else 1)
-
-
-def is_forgotten(reply: Reply) -> bool:
-    """Return whether a site says that it has no keys any more."""
-    return reply.header.get("forgotten") is True and not reply.arrays
 
 
 def wrong_parts(reply: Reply, slots: int) -> str | None:

@@ -45,7 +45,9 @@ class Incoming(Parts):
             self._taken.append(len(piece))
             self.parts.append(piece)
             return
-        self._file = self._file or tempfile.TemporaryFile()
+        if self._file is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this message
+            weakref.finalize(self, self._file.close)
         self._file.write(piece)
 
     def __len__(self) -> int:
