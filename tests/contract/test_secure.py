@@ -1,4 +1,4 @@
-"""Every algorithm with secure sums: the same numbers and the same ledger on every engine, or refused with the reason."""
+"""Every algorithm with secure sums: the same numbers and ledger on every engine, or refused with the reason."""
 
 import re
 
@@ -12,10 +12,10 @@ CORE = {"FedAvg"}
 # 64 bits, so that a value which two engines round differently does not move the result by more than they differ.
 SECURE = rk.chain(rk.clip(1.0), rk.secure_sum(bits=64))
 REASONS = (
-    r"the exchange '.*' gathers single replies",
-    r"the exchange '.*' carries bookkeeping without",
-    r"the exchange '.*' has one that is drawn with replacement",
-    r"the exchange '.*' asks the one client with the centre's data",
+    r"the exchange .* gathers single replies",
+    r"the exchange .* carries bookkeeping without",
+    r"the exchange .* has one that is drawn with replacement",
+    r"the exchange .* asks the one client with the centre's data",
 )
 
 
