@@ -197,7 +197,17 @@ class Median:
         return jax.tree.map(lambda a: jnp.median(a, 0), rows)
 
 
+class Coded(Median):
+    """A channel whose messages the server decodes one by one."""
+
+    bound, reduce = 1.0, None
+
+    def unpack(self, *_: Any) -> Any: ...
+
+
 def test_what_does_not_go_together() -> None:
+    with pytest.raises(ValueError, match="Coded needs each client's value by itself"):
+        rk.chain(Coded(), rk.secure_sum())
     with pytest.raises(ValueError, match="Median needs each client's value by itself"):
         rk.chain(Median(), rk.clip(1.0), rk.secure_sum())
     with pytest.raises(ValueError, match="must be the last member"):
