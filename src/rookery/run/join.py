@@ -8,6 +8,7 @@ from typing import Any
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
+from rookery.engines.federation.heads import Receipts
 from rookery.engines.federation.identity import Identity
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
@@ -83,5 +84,8 @@ def join(
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
     identity = None if own is None else Identity(own)
     responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study, identity=identity)
-    grpc_site.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
+    done, log, more = lambda: responder.done or enough(), getattr(guard, "audit", None), dict[str, Any]()
+    if log is not None and log.path is not None and own is not None:
+        log.kit, more = own, {"receipts": Receipts(log, tell)}
+    grpc_site.join(responder.handle, done, name, address, own, tell, patience=patience, **more)
     return responder

@@ -1,6 +1,7 @@
 """Secure sums in a federation: the numbers of a simulation, dropouts, lost and forged messages, policies and words."""
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +27,10 @@ from rookery.engines.federation import certificates, wire
 from rookery.engines.federation.audit import Audit, verify
 from rookery.engines.federation.identity import Identity
 from rookery.engines.federation.in_words import in_words_for_a_site
-from rookery.engines.federation.kits import load_kit, make_kits
+from rookery.engines.federation.kits import load_kit
 from rookery.engines.federation.masking import Masking, signed_text
 from rookery.engines.federation.policy import Policy
+from rookery.engines.federation.provision import make_kits, renew, revoke
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.site import RefusedError
 from rookery.testing.runs import agree, close, outcome
@@ -345,12 +347,12 @@ def test_a_coordinator_can_not_put_other_keys_in_the_place_of_a_sites(kits: Path
         ({"signature": "zz"}, genuine, "signed with its certificate"),
         ({"signature": None}, genuine, "signed with its certificate"),
         ({"cert": foreign.cert, "signature": foreign.sign(text(1))}, changed, "issued by this federation's CA"),
-        ({"cert": second.cert, "signature": second.sign(text(1))}, changed, "must have that name"),
-        ({"cert": "nothing"}, genuine, "PEM"),
+        ({"cert": second.cert, "signature": second.sign(text(1))}, changed, "another participant's"),
+        ({"cert": "nothing"}, genuine, "issued by this federation's CA"),
         (
             {"cert": coordinator.cert, "name": "coordinator", "signature": coordinator.sign(text(1))},
             changed,
-            "must be a site's",
+            "another participant's",
         ),
         ({"cert": second.cert, "name": "site-2", "signature": second.sign(text(1))}, changed, "once"),
     ]
@@ -383,8 +385,23 @@ def test_a_certificate_that_has_expired_is_refused(kits: Path, monkeypatch: pyte
             return later
 
     monkeypatch.setattr(certificates, "datetime", Later)
-    with pytest.raises(ValueError, match="must be valid now"):
+    with pytest.raises(ValueError, match="be valid now"):
         identity.check("site-1", identity.cert, signature, content)
+
+
+def test_a_certificate_that_was_revoked_is_refused_and_a_renewed_one_is_used(tmp_path: Path) -> None:
+    """Once the list is in the site's folder, where its connection puts it."""
+    make_kits(tmp_path, "localhost", ["site-0", "site-1"], 30)
+    own, other = (Identity(load_kit(tmp_path / f"site-{i}")) for i in range(2))
+    before, signature = other.cert, other.sign(b"content")
+    own.check("site-1", before, signature, b"content")
+    renew(tmp_path, ["site-1"])
+    assert other.cert == (tmp_path / "site-1" / "cert.pem").read_text()
+    own.check("site-1", other.cert, other.sign(b"content"), b"content")
+    revoke(tmp_path, "site-1")
+    shutil.copy(tmp_path / "coordinator" / "revoked.pem", tmp_path / "site-0" / "revoked.pem")
+    with pytest.raises(ValueError, match="must be in force; it was revoked"):
+        own.check("site-1", before, signature, b"content")
 
 
 # ------------------------------------------------------------ policies, words, other transports
