@@ -97,7 +97,7 @@ def test_a_sum_is_exact_whenever_a_site_drops_out(count: int, threshold: int, st
 @pytest.mark.parametrize("count", [pytest.param(n, marks=pytest.mark.slow) for n in (10, 25, 50)] + [7])
 def test_a_sum_is_exact_with_a_dropout_at_every_stage_at_once(count: int) -> None:
     lost = dict(zip((1, 2, count - 1, 0), STAGES, strict=True)) if count >= 10 else {1: "shares", 6: "unmasking"}
-    played = Played(integers(count), -(-2 * count // 3) if count >= 10 else 4, lost, slots=1)
+    played = Played(integers(count), {7: 4, 10: 6}.get(count, -(-2 * count // 3)), lost, slots=1)
     total, added = played.sum()
     np.testing.assert_array_equal(total, exact(played.values, added))
     assert len(added) == count - sum(stage != "unmasking" for stage in lost.values())
