@@ -81,6 +81,21 @@ def test_the_page_on_secure_sums(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_on_compression(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes are those of the table; the accuracies, too, up to rounding on another machine."""
+    (page,) = blocks("docs/compression.md", "python")
+    with jax.enable_x64(False):
+        exec(compile(page, "compression.md", "exec"), {})
+    found = re.findall(r"(.*) kB up, (.*) kB down, accuracy (.*)", capsys.readouterr().out)
+    text = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| .* \| (\S+) kB \| .* % \| (\S+) kB \| (\S+) \|$", text, flags=re.MULTILINE)
+    assert len(found) == len(table) == 8
+    for (up, down, accuracy), (shown_up, shown_down, shown) in zip(found, table, strict=True):
+        assert (up, down) == (shown_up, shown_down)
+        assert float(accuracy) == pytest.approx(float(shown), abs=0.03)
+
+
+@pytest.mark.slow
 def test_the_page_on_privacy(capsys: pytest.CaptureFixture[str]) -> None:
     """The budgets are kept exactly; the accuracies are those of the page, up to rounding on another machine."""
     names: dict[str, object] = {}

@@ -8,7 +8,7 @@ from rookery.base.arguments import is_integer, is_number
 from rookery.channels.budgeted import Budgeted, ByName
 from rookery.channels.private_clients import Private
 from rookery.channels.private_records import PrivateRecords
-from rookery.language.channel import is_channel
+from rookery.language.channel import compresses, is_channel
 
 __all__ = ["Budgeted", "Private", "PrivateRecords", "private"]
 
@@ -83,7 +83,8 @@ def private(
     bounds, levels = _by_name("clip", clip), None if noise is None else _by_name("noise", noise)
     rounds = None if rounds is None else int(rounds)
     fields = None if epsilon is None else float(epsilon), float(delta), bounds, rounds, levels
-    if then is not None and (unit == _CLIENT or not is_channel(then) or hasattr(then, "calibrated")):
+    fits = unit == _RECORD and is_channel(then) and not hasattr(then, "calibrated") and not compresses(then)
+    if then is not None and not fits:
         raise ValueError(f'rk.private: then must be a channel such as rk.clip(1.0), with unit="record"; got {then!r}.')
     if unit == _CLIENT:
         return Private(*fields, quantile=quantile)

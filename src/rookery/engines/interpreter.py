@@ -81,6 +81,7 @@ class Interpreter(Visitor[Any]):
     def __init__(self, clients: Clients, axes: list[Any], block: Block) -> None:
         self._clients, self._axes, self._block = clients, axes, block
         self._deferred: list[Mapped] = []  # functions that may not have been computed yet
+        self._taken: tuple[Any, Any] = None, None  # the clients whose data were taken last, and the data
         self._worked_here: list[Any] = []  # for each function, a row of counts for each client
         self._worked_in_loops: list[Any] = []
         self.turns: dict[int, Any] = {}  # by number, the turns of loops whose length only the run determines
@@ -127,7 +128,17 @@ class Interpreter(Visitor[Any]):
         weights, present = read(call.weights), read(call.present)
         replies = [] if present is None else [present]
         masked = weights if present is None else jnp.where(present, weights, 0)
-        return [*self._weighted_sums(read(call.ids), masked, read(call.rows)), *replies]
+        rows = read(call.rows) if call.unpack is None else self._unpacked(call, read)
+        return [*self._weighted_sums(read(call.ids), masked, rows), *replies]
+
+    def _unpacked(self, call: calls.ReduceCall, read: Read) -> list[Any]:
+        """The rows of compressed messages, unpacked when they are needed, as by a function of the clients."""
+        assert call.unpack is not None
+        rows = read(call.rows)
+        repeats = any(isinstance(row, MappedValue) and row.mapped.call.repeats for row in rows)
+        mapped = Mapped(call.unpacking(repeats), read(call.ids), read(call.unpack.operands), None, rows)
+        self._deferred.append(mapped)
+        return [MappedValue(mapped, i) for i in range(len(mapped.call.outputs))]
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
         rows = [self._gathered(read(call.ids), self._array(value)) for value in read(call.rows)]
@@ -300,7 +311,9 @@ class Interpreter(Visitor[Any]):
         """Compute a function for some clients side by side. Returns rows of its values, and of counts of work."""
         call = mapped.call
         each = lambda key: None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
-        data = jax.tree.leaves(self._members(ids))
+        if self._taken[0] is not ids:  # the maps of a cohort share its data
+            self._taken = ids, jax.tree.leaves(self._members(ids))
+        data = self._taken[1]
         axes = call.arguments([None] * len(mapped.sent), self._axes, 0, 0, [0] * len(local), 0, None)
         arguments = call.arguments(mapped.sent, data, ids, each(mapped.key), local, each(mapped.noise), mapped.levels)
         out = jax.vmap(lambda *a: jaxprs.run(call.work, *a), axes, axis_size=len(ids))(*arguments)

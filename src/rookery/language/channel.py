@@ -20,6 +20,7 @@ class ChannelExchange(NamedTuple):
     shapes: Any  # of a client's update (its difference to `around`, if the algorithm names one); None: bookkeeping
     share: Any = None  # in `decode`: the largest weight of a client in the result
     public: Any = None  # in `encode`: what the channel's `public(server_state)`, if it has one, tells the clients
+    steady: bool = False  # whether every client replies in every round, with the same weight
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Channel(Protocol):
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
     `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0.
+
+    One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
+    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
+    of the server's side; what `unpack` computes must depend on nothing else.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
@@ -115,6 +120,22 @@ class Chain:
         """The `reduce` of the member that has one; None: the weighted sum."""
         return next((member.reduce for member in self.members if _reduces(member)), None)
 
+    @property
+    def unpack(self) -> Any:
+        """The `unpack` of the member that has one; None: messages are sent as they are."""
+        for i, member in enumerate(self.members):
+            if compresses(member):
+                return lambda exchange, message, state: member.unpack(exchange, message, state[i])
+        return None
+
+    @property
+    def public(self) -> Any:
+        """What the member with an `unpack` tells the clients."""
+        for i, member in enumerate(self.members):
+            if compresses(member) and hasattr(member, "public"):
+                return lambda state: member.public(state[i])
+        raise AttributeError("public")
+
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         states = [member.init(exchange) for member in self.members]
         return tuple(server for server, _ in states), tuple(client for _, client in states)
@@ -147,14 +168,17 @@ def chain(*members: Channel) -> Channel:
             raise TypeError(f"rk.chain must be given channels such as rk.clip(1.0); got {member!r}.")
         if hasattr(member, "calibrated"):
             raise ValueError("rk.private must be the whole channel of a run; got it in a chain.")
+    _check_secure([single for member in members for single in _flat(member)])
+    for member in _with_packing(list(members)):
         channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
         keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
         bound = getattr(channel, "bound", bound if keeps_bound else None)
         bounded.append(channel)
     result = Chain(tuple(bounded))
+    if len(down_too := [member for member in _flat(result) if hasattr(member, "down")]) > 1:
+        raise ValueError(f"rk.chain must have at most one rk.broadcast; got {down_too}.")
     reducing = [member for member in _flat(result) if _reduces(member)]
     scaled = [member for member in _flat(result) if hasattr(member, "bounded_by") and not _is_secure(member)]
-    _check_secure(_flat(result), reducing)
     if len(reducing) > 1:
         raise ValueError(f"rk.chain must have at most one channel that reduces the clients' values; got {reducing}.")
     if reducing and scaled:
@@ -166,13 +190,13 @@ def chain(*members: Channel) -> Channel:
     return result
 
 
-def _check_secure(members: list[Any], reducing: list[Any]) -> None:
+def _check_secure(members: list[Any]) -> None:
     """Raise ValueError if a secure sum is not the last member, or if another member needs single replies."""
     if not any(map(_is_secure, members)):
         return
-    single = [member for member in members if hasattr(member, "unpack")]
-    if reducing or single:
-        other = type((reducing or single)[0]).__name__
+    single = [member for member in members if _reduces(member) or compresses(member)]
+    if single:
+        other = type(single[0]).__name__
         raise ValueError(
             f"rk.chain: {other} needs each client's value by itself, and rk.secure_sum shows the server only their "
             "sum. Leave out one of the two."
@@ -186,6 +210,43 @@ def _check_secure(members: list[Any], reducing: list[Any]) -> None:
 
 def _is_secure(channel: Any) -> bool:
     return getattr(channel, "secure", None) is not None
+
+
+def _with_packing(given: list[Any]) -> list[Any]:
+    """Check the members of a chain around one that compresses, which keeps to a bound if noise follows."""
+    if not any(map(compresses, given)):
+        return given
+    members = [single for member in given for single in _flat(member)]
+    packing = [member for member in members if compresses(member)]
+    if len(packing) > 1:
+        raise ValueError(f"rk.chain must have at most one channel that compresses; got {packing}.")
+    at = next(i for i, member in enumerate(members) if member is packing[0])
+    before, after = members[:at], members[at + 1 :]
+    for member in after:
+        if getattr(type(member), "encode", None) is not Plain.encode:
+            raise ValueError(
+                f"rk.chain: {type(member).__name__} can't act on a compressed message. Put it before "
+                f"{type(packing[0]).__name__}."
+            )
+    if getattr(packing[0], "sums_only", False) and any(map(_reduces, members)):
+        other = next(type(member).__name__ for member in members if _reduces(member))
+        raise ValueError(
+            f'rk.chain: with feedback="difference" the server knows the sum of the updates alone, and {other} needs '
+            'each of them. Use feedback="error".'
+        )
+    if any(hasattr(member, "bounded_by") for member in after):
+        return [*before, packing[0].held_to(Chain(tuple(before)).bound), *after]
+    return members
+
+
+def down(channel: Any) -> Any:
+    """What packs the values that clients are sent: the `down` of a member, or None."""
+    return next((member.down for member in _flat(channel) if hasattr(member, "down")), None)
+
+
+def compresses(channel: Any) -> bool:
+    """Return whether the server unpacks each reply of a channel."""
+    return getattr(channel, "unpack", None) is not None
 
 
 def _reduces(channel: Any) -> bool:
@@ -202,7 +263,8 @@ def _flat(channel: Any) -> list[Any]:
 
 def draws_noise(channel: Any) -> bool:
     """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
-    return any(getattr(type(member), "decode", None) is not Plain.decode for member in _flat(channel))
+    silent = lambda member: getattr(type(member), "decode", None) is Plain.decode or hasattr(member, "held_to")
+    return not all(silent(member) for member in _flat(channel))
 
 
 def sums_securely(channel: Any) -> bool:
@@ -232,6 +294,11 @@ def check_kind(channel: Any) -> None:
             raise ValueError(
                 "rk.private must be the channel of all exchanges; got it for one. Give bounds by name instead: "
                 'rk.private(..., clip={"x": 1.0, ...}).'
+            )
+        if isinstance(channel, Mapping) and down(member) is not None:
+            raise ValueError(
+                "rk.broadcast must be in the channel of all exchanges, because a value that clients are sent may serve "
+                f"several; got it for one. Give channel={member!r}."
             )
         if member is not None and not is_channel(member):
             raise TypeError(

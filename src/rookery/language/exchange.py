@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
+from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange
@@ -44,10 +46,10 @@ class Exchanging:
     ) -> Any:
         """The weighted mean or sum."""
         keys = self._tracing.next_keys()
-        weights = jnp.asarray(weights)
+        steady, weights = weights is self._weights, jnp.asarray(weights)
         weights = weights.astype(result_type(weights.dtype))
         p, total = self._scaled(kind, weights)
-        sent = self._encoded(kind, value, name, around, keys, bookkeeping, p)
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping, steady, p)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if sent.secure is not None:
@@ -84,7 +86,7 @@ class Exchanging:
         In a private run, the total is that of a cohort of the expected size: who takes part is secret. With lost
         replies, weights are scaled once it is known who replied.
         """
-        p, rate = weights[self._ids], self._tracing.rate
+        p, rate = entries(weights, self._ids), self._tracing.rate
         if rate is not None:
             total = rate * jnp.sum(weights)
             return p / (total if kind == "mean" else rate), total
@@ -103,7 +105,15 @@ class Exchanging:
         leaves, structure = jax.tree.flatten(sent.value.rows)
         record, lossy = self._described(kind, name, sent), self._lossy
         mask = [self._present(keys)] if lossy else []
-        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
+        closed, unpacking, likes = [], {}, leaves
+        if (unpack := self._unpack(sent)) is not None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
+            traced, shapes = jaxprs.trace(unpack, one)
+            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
+            likes, structure = jax.tree.flatten(shapes)
+        sums = self._bind(
+            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, lossy=lossy, **unpacking
+        )
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
         if lossy and self._tracing.rate is None:
@@ -112,7 +122,7 @@ class Exchanging:
             scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
             p = jnp.where(present, p, 0) * scale
         scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
-        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
+        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
 
     def _reduced_securely(
@@ -157,7 +167,7 @@ class Exchanging:
 
     def _encoded(
         self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any,
-        weights: Any = None,
+        steady: bool = False, weights: Any = None,
     ) -> Encoded:  # fmt: skip
         """What clients send: with a channel, the encoded updates and the bookkeeping.
 
@@ -171,7 +181,8 @@ class Exchanging:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         parts = Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
-        exchange, tracing = ChannelExchange(name, kind, updates), self._tracing
+        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort)
+        exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
         if channel is None or keys is None:
@@ -184,6 +195,7 @@ class Exchanging:
             )
         if hasattr(channel, "public"):
             exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
+            tracing.exact += jax.tree.leaves(exchange.public)  # what `unpack` at the server computes with, too
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
         fresh, plain = states[1], list[Any]()
         secure = getattr(channel, "secure", None)
@@ -215,6 +227,14 @@ class Exchanging:
             )
         relative = weights / _largest(weights)
         return PerClient(self._bind(primitives.scatter, self._ids, relative)[0], self._cohort)
+
+    def _unpack(self, sent: Encoded) -> Callable[[Any], Any] | None:
+        """What turns a client's message back into its updates and bookkeeping; None if nothing is compressed."""
+        channel, exchange = sent.channel, sent.exchange
+        if not channels.compresses(channel):
+            return None
+        state = self._server_state(channel, exchange)
+        return lambda both: (channel.unpack(exchange, both[0], state), both[1])
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         """What the channel's server side makes of a result; its state is threaded on."""
@@ -250,7 +270,10 @@ class Exchanging:
         record = self._described(kind, name, sent)
         rows = self._bind(primitives.gather, self._ids, *mask, *leaves, exchange=record, lossy=lossy)
         present = self._noted(rows.pop()) if lossy else None
-        return jax.tree.unflatten(structure, rows), present
+        replies = jax.tree.unflatten(structure, rows)
+        if (unpack := self._unpack(sent)) is not None:
+            replies = jax.vmap(unpack)(replies)
+        return replies, present
 
     def _described(self, kind: str, name: str, sent: Encoded) -> Exchange:
         """The ledger's record of an exchange."""

@@ -12,7 +12,7 @@ from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw, sample_cohort
-from rookery.data.rows import Count
+from rookery.data.rows import Count, entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import Bookkeeping, ChannelExchange
@@ -102,6 +102,8 @@ class Fed(Exchanging):
         noise = self._tracing.record_noise()
         traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), rows)
         work, operands, inputs = self._work(traced, key, noise, local)
+        if self._tracing.down is not None:
+            work, operands, inputs = self._packed_down(work, operands, inputs)
         out = self._bind(
             primitives.client_map, self._ids, *operands,
             work=work, inputs=inputs, source=source_of(fn), repeats=self._repeats,
@@ -213,7 +215,8 @@ class Fed(Exchanging):
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), [])
         exchange, parts = messages[-1]
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), noise, [])
-        record = parts.described(described(name, "center", [v.aval for v in work.outvars[:-1]]))
+        record = described(name, "center", [v.aval for v in work.outvars[:-1]])
+        record = parts.described(record, channels.compresses(channel))
         out = self._bind(
             primitives.center, *operands,
             work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
@@ -223,6 +226,8 @@ class Fed(Exchanging):
             return value
         self._tracing.exchanges.setdefault(name, exchange)
         updates, marked = value
+        if channels.compresses(channel):
+            updates = channel.unpack(exchange, updates, self._server_state(channel, exchange))
         return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), marked)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, most: int | None = None) -> C:
@@ -258,7 +263,7 @@ class Fed(Exchanging):
     @property
     def shares(self) -> Float[Array, " cohort"]:
         """The clients' shares in a mean over the cohort: p_i / Σ p_i."""
-        p = self._weights[self._ids]
+        p = entries(self._weights, self._ids)
         return p / jnp.sum(p)
 
     def resample(self, key: Array, chances: Array | None = None) -> "Fed":
@@ -314,6 +319,23 @@ class Fed(Exchanging):
         inputs = Inputs(len(sent), data, identity, with_key, len(kept), *used[end:last])
         work = convolutions.rewrite(work) if self._tracing.products else work
         return work, [*sent, *([key] if with_key else []), *hiding, *kept], inputs
+
+    def _packed_down(self, work: Any, operands: list[Any], inputs: Inputs) -> tuple[Any, list[Any], Inputs]:
+        """A client's function that is sent packed values, which it unpacks first."""
+        down, sent, rest = self._tracing.down, operands[: inputs.sent], operands[inputs.sent :]
+        packed = [self._tracing.packed(value) for value in sent]
+        likes = [jax.typeof(value) for value in sent]
+
+        def unpacked(sent: list[Any], *rest: Any) -> list[Any]:
+            both = zip(sent, likes, packed, strict=True)
+            values = [a[0] if p is None else down.unpack(a, like) for a, like, p in both]
+            return jaxprs.run(work, *values, *rest)
+
+        messages = [(value,) if p is None else p for value, p in zip(sent, packed, strict=True)]
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in work.invars[inputs.sent :]]
+        traced, _ = jaxprs.trace(unpacked, jax.tree.map(jax.typeof, messages), *shapes)
+        flat = [a for message in messages for a in message]
+        return jaxprs.open_up(traced), [*flat, *rest], inputs._replace(sent=len(flat))
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)

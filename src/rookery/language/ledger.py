@@ -23,8 +23,8 @@ Wide = UInt[Array, "2 ..."]
 
 def wide(count: Any) -> Wide:
     """Integers of at least 0 as wide numbers."""
-    low = jnp.asarray(count).astype(jnp.uint32)
-    return jnp.stack([low, jnp.zeros_like(low)])
+    low = jnp.asarray(count).astype(jnp.uint32)[None]
+    return lax.pad(low, np.uint32(0), [(0, 1, 0), *[(0, 0, 0)] * (low.ndim - 1)])
 
 
 def wide_row(counts: Sequence[Any]) -> Wide:
@@ -107,6 +107,7 @@ class Exchange(NamedTuple):
     beside: tuple[tuple[str, str, float | None, float], ...] = ()  # its bookkeeping: meaning, shape, bounds if any
     updates: bool = True  # whether there is anything else in it
     clients: int | None = None  # how many take part; None: as many as in the round's cohort
+    plain_bytes: int | None = None  # if a channel compresses the reply: its bytes before that
     secure: int = 0  # the fewest replies of a secure sum, in which the server sees none of them; 0: it is not one
 
 

@@ -7,7 +7,7 @@ from rookery.algorithms.fedbio import SOBA
 from rookery.algorithms.server_optimizer import FedOpt, with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
-from rookery.channels import clip, gaussian, private, secure_sum
+from rookery.channels import broadcast, clip, gaussian, low_rank, private, quantize, random_k, secure_sum, top_k
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines.federation import Federation
@@ -43,7 +43,8 @@ __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
-    "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain",
-    "check", "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights",
-    "secure_sum", "session", "solve", "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
+    "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "broadcast",
+    "chain", "check", "clip", "explain", "gaussian", "load_weights", "low_rank", "objectives", "parts", "private",
+    "quantize", "random_k", "save_weights", "secure_sum", "session", "solve", "top_k", "tree", "tune",
+    "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from rookery.base.printable import printable
+from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
-from rookery.engines.federation.policy import bound_and_noise
+from rookery.engines.federation.policy import bound_and_noise, members_of
 from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.spending import Budget, Spending, epsilon, plus
 from rookery.language import channel as channels
@@ -84,9 +86,11 @@ def _method(algorithm: Any) -> list[str]:
 def _channel(opened: Opened) -> list[str]:
     names = list(dict.fromkeys(name for plan in opened.plans[:2] for name in plan.exchanges))
     each = {name: _of_channel(channels.chosen(opened.channel, name)) for name in names}
+    down = channels.down(opened.channel)
+    comes = [] if down is None else [f"What comes in during a round is {down.in_words}, from arrays of some length on."]
     if len(set(each.values())) <= 1:
-        return [f"Before a reply is sent: {next(iter(each.values()), _of_channel(None))}"]
-    return ["Before a reply is sent:", *(f'  "{name}": {text}' for name, text in each.items())]
+        return [f"Before a reply is sent: {next(iter(each.values()), _of_channel(None))}", *comes]
+    return ["Before a reply is sent:", *(f'  "{name}": {text}' for name, text in each.items()), *comes]
 
 
 def _of_channel(channel: Any) -> str:
@@ -96,6 +100,16 @@ def _of_channel(channel: Any) -> str:
         if channel.then is None:
             return "nothing more is done to it; the noise is in it already."
         return f"the noise is in it already; {_of_channel(channel.then)}"
+    members = members_of(channel)
+    rest = tuple(member for member in members if not isinstance(member, Compression | Broadcast))
+    if len(rest) == len(members):
+        return _of_members(channel)
+    said = [_of_members(channels.Chain(rest))] if rest else []
+    compressed = [f"it is compressed here: {member.in_words}" for member in members if isinstance(member, Compression)]
+    return " Then ".join([*said, *compressed]) or _of_channel(None)
+
+
+def _of_members(channel: Any) -> str:
     bound, noise = bound_and_noise(channel)
     if bound == float("inf"):
         members = getattr(channel, "members", (channel,))
@@ -160,7 +174,7 @@ def _exchange(i: int, exchange: Exchanged) -> list[str]:
     return [
         f'  {i}. "{exchange.name}" ({exchange.kind}), {often}',
         f"     comes in: {comes}",
-        f"     goes out: {_shape(exchange.shape)}, {in_bytes(exchange.up)}",
+        f"     goes out: {_shape(exchange.shape)}, {in_bytes(exchange.up)}{exchange.compressed}",
         *(f"     {line}" for line in exchange.beside),
         f"     {seen}",
     ]

@@ -130,14 +130,20 @@ class Phase(Visitor[Any]):
             return self._sum_securely(call, read)
         cohort, weights = self._cohort(read(call.ids)), np.asarray(read(call.weights).array)
         shapes, there = list(map(shape_of, read(call.rows))), self._there(cohort, call, read)
+        unpacked: Callable[[list[Any]], Any] = lambda arrays: arrays
+        if (step := call.unpack) is not None:
+            shapes = [v.aval for v in step.outputs]
+            unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
+            unpacked = lambda arrays: list(map(np.asarray, unpack(*arrays)))
         sums = [ExactSum(s.shape, s.dtype, len(cohort.ids)) for s in shapes]
         places = cohort.places
 
         def take(client: int, reply: Reply) -> Reply:
-            for place in places[client]:
-                if there[place] and weights[place] != 0:
-                    for total, leaf in zip(sums, reply.arrays, strict=True):
-                        total.add(weights[place], leaf)
+            counting = [place for place in places[client] if there[place] and weights[place] != 0]
+            leaves = unpacked(reply.arrays) if counting else []
+            for place in counting:
+                for total, leaf in zip(sums, leaves, strict=True):
+                    total.add(weights[place], leaf)
             return Reply(reply.header, [])
 
         _, present = self._exchange(call, read, take)
