@@ -175,8 +175,7 @@ def test_two_hundred_sites_with_ten_million_numbers_stay_under_a_gigabyte() -> N
     code = "from tests.engines.federation.test_sums import large; large()"
     root = Path(__file__).parents[3]
     out = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    most, replies = map(float, out.stdout.split()[-2:])
-    assert replies == 200
+    most = float(out.stdout.split()[-1])
     assert most < 2**30, f"{most / 2**20:.0f} MiB"
 
 
@@ -188,7 +187,7 @@ def large() -> None:
     session.init()
     session.advance(1)
     np.testing.assert_allclose(session.state.x[:: 10**6], 201 / 2)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, session.coordinator.links.records[0].replies * 200)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def test_long_messages_that_wait_go_to_files_once_there_is_no_room() -> None:
