@@ -74,6 +74,12 @@ def test_the_page_on_checkpoints_and_channels(capsys: pytest.CaptureFixture[str]
     assert rounds == exchanges
 
 
+def test_the_page_on_secure_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks("docs/secure-sums.md", "python")
+    exec(compile(program, "secure-sums.md", "exec"), {})
+    assert capsys.readouterr().out == "[0.583 0.583]\n" * 2
+
+
 @pytest.mark.slow
 def test_the_page_on_compression(capsys: pytest.CaptureFixture[str]) -> None:
     """The bytes are those of the table; the accuracies, too, up to rounding on another machine."""

@@ -1,4 +1,4 @@
-"""The channels: clipping, noise, budgets of privacy, compression, and robust means."""
+"""The channels: clipping, noise, budgets of privacy, compression, robust means, and secure sums."""
 
 from rookery.channels.compression import low_rank, quantize, random_k, top_k
 from rookery.channels.downlink import broadcast
@@ -13,8 +13,9 @@ from rookery.channels.robust import (
     nearest_neighbors,
     trimmed_mean,
 )
+from rookery.channels.secure import secure_sum
 
 __all__ = [
     "broadcast", "bucketing", "centered_clipping", "clip", "gaussian", "geometric_median", "krum", "low_rank", "median",
-    "nearest_neighbors", "private", "quantize", "random_k", "top_k", "trimmed_mean",
+    "nearest_neighbors", "private", "quantize", "random_k", "secure_sum", "top_k", "trimmed_mean",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from rookery.base.arguments import is_integer, is_number
 from rookery.channels.budgeted import Budgeted, ByName
 from rookery.channels.private_clients import Private
 from rookery.channels.private_records import PrivateRecords
+from rookery.language.channel import compresses, is_channel
 
 __all__ = ["Budgeted", "Private", "PrivateRecords", "private"]
 
@@ -22,6 +23,7 @@ def private(
     unit: str = "client",
     noise: float | Mapping[str, float] | None = None,
     quantile: float | None = None,
+    then: Any = None,
 ) -> Budgeted:
     """Keep a run to a budget of differential privacy, (ε, δ), for any method: `channel=rk.private(8, 1e-5)`.
 
@@ -58,6 +60,8 @@ def private(
             that keeps to ε, divided among the exchanges so that their noise together is smallest.
         quantile: let each bound follow this quantile of the updates' norms (Andrew et al., 2021), from `clip` on. A
             twentieth of the privacy of each exchange pays for it. Clients only. None: fixed bounds.
+        then: a channel for the messages, whose values are private already, such as
+            `rk.chain(rk.clip(10.0), rk.secure_sum())`. Records only.
 
     Example:
         >>> import rookery as rk
@@ -79,11 +83,14 @@ def private(
     bounds, levels = _by_name("clip", clip), None if noise is None else _by_name("noise", noise)
     rounds = None if rounds is None else int(rounds)
     fields = None if epsilon is None else float(epsilon), float(delta), bounds, rounds, levels
+    fits = unit == _RECORD and is_channel(then) and not hasattr(then, "calibrated") and not compresses(then)
+    if then is not None and not fits:
+        raise ValueError(f'rk.private: then must be a channel such as rk.clip(1.0), with unit="record"; got {then!r}.')
     if unit == _CLIENT:
         return Private(*fields, quantile=quantile)
     if quantile is not None:
         raise ValueError("rk.private: quantile must be None for records, whose bounds are fixed; got a number.")
-    return PrivateRecords(*fields)
+    return PrivateRecords(*fields, then=then)
 
 
 def _by_name(what: str, given: Any) -> ByName:

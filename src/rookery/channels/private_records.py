@@ -4,21 +4,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxtyping import Array
+
 from rookery.channels.account import Account, Draws, Worst
 from rookery.channels.budgeted import Budgeted, of_name, refuse
+from rookery.language.channel import ChannelExchange
 from rookery.language.records import LEVELS, OVERFLOW
 from rookery.plan.releases import Releases, releases
 
 
 @dataclass(frozen=True)
 class PrivateRecords(Budgeted):
-    """The channel of `private` for records. Messages pass it unchanged: all that is in them is private already.
+    """The channel of `private` for records. All that is in a message is private already, so anything may follow.
 
     Attributes:
         levels: once the noise is calibrated, its multiplier for the lower and for the upper data.
+        then: a channel for the messages; None: they stay unchanged.
     """
 
     unit = "record"
+    then: Any = None
+
+    @property
+    def secure(self) -> Any:
+        """The secure sum at the end of `then`; None: there is none."""
+        return getattr(self.then, "secure", None)
+
+    @property
+    def reduce(self) -> Any:
+        """The `reduce` of `then`; None: the weighted sum."""
+        return getattr(self.then, "reduce", None)
+
+    def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
+        return ((), ()) if self.then is None else self.then.init(exchange)
+
+    def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        return (value, state) if self.then is None else self.then.encode(exchange, value, key, state)
+
+    def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
+        return (total, state) if self.then is None else self.then.decode(exchange, total, key, state)
 
     def bound(self, oracle: str) -> float:
         """Return the largest norm of one record's value of an oracle; of a product, relative to the public vector."""

@@ -25,6 +25,7 @@ def explain(
     poisson: opt.Poisson = False,
     clip: opt.Clip = None,
     noise: opt.Noise = None,
+    secure_sum: opt.SecureSum = False,
     rounds: opt.Rounds = None,
     config: opt.ConfigFile = None,
 ) -> None:
@@ -33,7 +34,7 @@ def explain(
     With --private and --delta, show the price of privacy as well: what a round releases, and the noise and the ε that
     follow.
     """
-    privacy = Privacy(private, delta, clip, noise, unit, poisson)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
     channel = privacy.channel
     request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], clients, partition, seed)))
     if request.note:

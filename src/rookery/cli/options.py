@@ -101,6 +101,12 @@ Noise = Annotated[
         "as the budget needs."
     ),
 ]
+SecureSum = Annotated[
+    bool,
+    typer.Option(
+        "--secure-sum", help="With --clip: show the coordinator only sums over clients, never a single reply."
+    ),
+]
 
 # Of a run over a network.
 Minimum = Annotated[

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rookery.cli.request import Request
 
 CODE = 3  # the exit code of a run that its budget ended early
-_OPTIONS = ("private", "delta", "clip", "noise", "unit", "poisson")
+_OPTIONS = ("private", "delta", "clip", "noise", "unit", "poisson", "secure-sum")
 
 
 class Privacy(NamedTuple):
-    """The options that bound what a client sends, add noise, or keep to a budget of privacy."""
+    """The options that bound what a client sends, add noise, hide it in a sum, or keep to a budget of privacy."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -24,21 +24,27 @@ class Privacy(NamedTuple):
     noise: float | None = None
     unit: str | None = None
     poisson: bool = False
+    secure_sum: bool = False
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Privacy:
         """Return the options that `recorded` gave."""
-        epsilon, delta, clip, noise, unit, poisson = map(options.get, _OPTIONS)
-        return cls(epsilon, delta, clip, noise, unit, bool(poisson))
+        epsilon, delta, clip, noise, unit, poisson, secure_sum = map(options.get, _OPTIONS)
+        return cls(epsilon, delta, clip, noise, unit, bool(poisson), bool(secure_sum))
 
     @property
     def recorded(self) -> dict[str, Any]:
         """The options for run.toml, None where they were not given."""
-        return dict(zip(_OPTIONS, (*self[:5], self.poisson or None), strict=True))
+        return dict(zip(_OPTIONS, (*self[:5], self.poisson or None, self.secure_sum or None), strict=True))
 
     @property
     def channel(self) -> Any:
         """The channel; None without one. Raise ValueError for options that do not belong together."""
+        if self.secure_sum and (self.clip is None or self.epsilon is not None):
+            raise ValueError(
+                "--secure-sum needs --clip, from which its integers follow, and no --private. Give --clip alone, or "
+                "write rk.private(..., unit='record', then=...) in Python."
+            )
         if self.epsilon is None:
             given = {"delta": self.delta, "unit": self.unit, "poisson": self.poisson or None}
             alone = [name for name, value in given.items() if value is not None]
@@ -51,7 +57,8 @@ class Privacy(NamedTuple):
                     "--noise needs --clip, which bounds the effect of one client; got none. Give --clip, too."
                 )
             noise = [] if self.noise is None else [rk.gaussian(self.noise)]
-            return None if self.clip is None else rk.chain(rk.clip(self.clip), *noise)
+            secure = [rk.secure_sum()] if self.secure_sum else []
+            return None if self.clip is None else rk.chain(rk.clip(self.clip), *noise, *secure)
         if self.delta is None:
             raise ValueError(
                 "--private needs --delta, the chance that the promise fails, below 1 over the number of clients; got "

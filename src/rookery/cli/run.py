@@ -45,6 +45,7 @@ def run(
     poisson: opt.Poisson = False,
     clip: opt.Clip = None,
     noise: opt.Noise = None,
+    secure_sum: opt.SecureSum = False,
     config: opt.ConfigFile = None,
     out: opt.Out = None,
     resume: opt.Resume = False,
@@ -75,7 +76,7 @@ def run(
         debug=debug, mesh=None if mesh is None else parse_value(mesh), precision=precision, remat=remat
     )
     recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
-    privacy = Privacy(private, delta, clip, noise, unit, poisson)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
     options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy)
     settings = settings or []
 

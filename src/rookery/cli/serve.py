@@ -44,6 +44,7 @@ def serve(
     unit: opt.Unit = None,
     clip: opt.Clip = None,
     noise: opt.Noise = None,
+    secure_sum: opt.SecureSum = False,
     rounds: opt.Rounds = None,
     cohort: opt.Cohort = None,
     poisson: opt.Poisson = False,
@@ -66,9 +67,9 @@ def serve(
     hint = " Continue with --resume, from the last completed round." if out is not None else ""
     with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
-        privacy = Privacy(private, delta, clip, noise, unit, poisson)
+        privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
         if resume and out is not None:  # before any site is asked
-            _check_options(out, {"clip": clip, "noise": noise}, minimum)
+            _check_options(out, {"clip": clip, "noise": noise, "secure-sum": secure_sum or None}, minimum)
         request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed)))
         if insecure:
             print(INSECURE, file=sys.stderr)

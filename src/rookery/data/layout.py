@@ -97,6 +97,8 @@ class Layout:
             ids: their numbers; None: only the shapes of one client's data.
             first: the number of the first client whose data are here.
         """
+        rows: Callable[[Any], Any]
+        number: Callable[[Any, Any], Any]
         if ids is None:
             rows = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
             number = lambda a, _: jax.ShapeDtypeStruct((1,), a.dtype)

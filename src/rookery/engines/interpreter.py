@@ -13,7 +13,7 @@ from rookery.base import jaxprs
 from rookery.base.compat import Jaxpr, Literal
 from rookery.data.clients import Clients
 from rookery.language import ledger
-from rookery.language.primitives import accumulator, zeroed
+from rookery.language.primitives import sum_type, zeroed
 from rookery.plan import calls
 from rookery.plan.calls import Read, Visitor
 from rookery.plan.costs import counted_loops
@@ -272,7 +272,7 @@ class Interpreter(Visitor[Any]):
             added, kept, counts = self._on_block(group, ids, local, inside, masked, valid, keep)
             return jax.tree.map(jnp.add, total, added), (kept, counts)
 
-        zeros = [jnp.zeros(v.aval.shape[1:], accumulator(v.aval.dtype)) for v in inside]
+        zeros = [jnp.zeros(v.aval.shape[1:], sum_type(weights.dtype, v.aval.dtype)) for v in inside]
         xs = ([cut(m.ids) for m in group], outside, cut(weights), valid)
         total, (kept, counts) = jax.lax.scan(one, zeros, xs)
         whole = lambda a: a.reshape(blocks * block, *a.shape[2:])[:size]
@@ -359,11 +359,11 @@ def _large_products(jaxpr: Jaxpr) -> bool:
 
 
 def weighted_sum(weights: Array, rows: Array) -> Array:
-    """Σ w_j v_j over the rows with a weight other than 0, in float32 or better.
+    """Σ w_j v_j over the rows with a weight other than 0, in float32 or better; in a secure sum, modulo 2^k.
 
     It is not a matrix product, which a GPU would round to fewer bits.
     """
-    kind = accumulator(rows.dtype)
+    kind = sum_type(weights.dtype, rows.dtype)
     w = weights.astype(kind).reshape(-1, *(1,) * (rows.ndim - 1))
     product = w * rows.astype(kind)
-    return jnp.sum(jnp.where(w != 0, product, 0), axis=0)
+    return jnp.sum(jnp.where(w != 0, product, 0), axis=0, dtype=kind)

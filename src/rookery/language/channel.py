@@ -115,6 +115,11 @@ class Chain:
         return getattr(last, "bound", None)
 
     @property
+    def secure(self) -> Any:
+        """The secure sum at the end of the chain; None: there is none."""
+        return getattr(self.members[-1], "secure", None) if self.members else None
+
+    @property
     def reduce(self) -> Any:
         """The `reduce` of the member that has one; None: the weighted sum."""
         i = next((i for i, member in enumerate(self.members) if _reduces(member)), None)
@@ -176,6 +181,7 @@ def chain(*members: Channel) -> Channel:
             raise TypeError(f"rk.chain must be given channels such as rk.clip(1.0); got {member!r}.")
         if hasattr(member, "calibrated"):
             raise ValueError("rk.private must be the whole channel of a run; got it in a chain.")
+    _check_secure([single for member in members for single in _flat(member)])
     for member in _with_packing(list(members)):
         channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
         keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
@@ -185,7 +191,7 @@ def chain(*members: Channel) -> Channel:
     if len(down_too := [member for member in _flat(result) if hasattr(member, "down")]) > 1:
         raise ValueError(f"rk.chain must have at most one rk.broadcast; got {down_too}.")
     reducing = [member for member in _flat(result) if _reduces(member)]
-    scaled = [member for member in _flat(result) if hasattr(member, "bounded_by")]
+    scaled = [member for member in _flat(result) if hasattr(member, "bounded_by") and not _is_secure(member)]
     if len(reducing) > 1:
         raise ValueError(f"rk.chain must have at most one channel that reduces the clients' values; got {reducing}.")
     if reducing and scaled:
@@ -195,6 +201,28 @@ def chain(*members: Channel) -> Channel:
             "another way. Leave out one of the two."
         )
     return result
+
+
+def _check_secure(members: list[Any]) -> None:
+    """Raise ValueError if a secure sum is not the last member, or if another member needs single replies."""
+    if not any(map(_is_secure, members)):
+        return
+    single = [member for member in members if _reduces(member) or compresses(member)]
+    if single:
+        other = type(single[0]).__name__
+        raise ValueError(
+            f"rk.chain: {other} needs each client's value by itself, and rk.secure_sum shows the server only their "
+            "sum. Leave out one of the two."
+        )
+    if any(map(_is_secure, members[:-1])):
+        raise ValueError(
+            "rk.chain: rk.secure_sum must be the last member, because it turns values into integers; got another "
+            "after it."
+        )
+
+
+def _is_secure(channel: Any) -> bool:
+    return getattr(channel, "secure", None) is not None
 
 
 def _with_packing(given: list[Any]) -> list[Any]:
@@ -255,6 +283,11 @@ def draws_noise(channel: Any) -> bool:
     """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
     silent = lambda member: getattr(type(member), "decode", None) is Plain.decode or hasattr(member, "held_to")
     return not all(silent(member) for member in _flat(channel))
+
+
+def sums_securely(channel: Any) -> bool:
+    """Return whether a channel, or one of a dict of channels, has a secure sum."""
+    return any(map(_is_secure, channel.values() if isinstance(channel, Mapping) else [channel]))
 
 
 def is_private(channel: Any) -> bool:

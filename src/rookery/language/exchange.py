@@ -47,14 +47,17 @@ class Exchanging:
     ) -> Any:
         """The weighted mean or sum."""
         keys, uneven = self._tracing.next_keys(), self._uneven(weights)
-        sent = self._encoded(kind, value, name, around, keys, bookkeeping, weights is self._weights)
-        weights = jnp.asarray(weights)
+        steady, weights = weights is self._weights, jnp.asarray(weights)
+        weights = weights.astype(result_type(weights.dtype))
         p, total = self._scaled(kind, weights)
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping, steady, p)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if by_channel is None and self._attack is not None and not self._attack.alone:
             by_channel = _summed  # the server must see the replies, of which the attack is made
-        if by_channel is None:
+        if sent.secure is not None:
+            reduced = self._reduced_securely(kind, name, sent, keys, p, total)
+        elif by_channel is None:
             reduced = self._reduced_by_plan(kind, name, sent, keys, p, total)
         else:
             state = self._server_state(channel, sent.exchange)
@@ -129,6 +132,34 @@ class Exchanging:
         result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
 
+    def _reduced_securely(
+        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
+    ) -> tuple[Any, Array, Array, Any]:
+        """Add up integers in which clients have included their weights. Returns the same as `_reduced_by_plan`.
+
+        With too few replies the result is zero, and the round counts as failed.
+        """
+        secure, lossy, largest = sent.secure, self._lossy, _largest(p)
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        fewest = secure.fewest(self.cohort_size)
+        record = self._described(kind, name, sent)._replace(secure=fewest)
+        mask, ones = [self._present(keys)] if lossy else [], jnp.ones(self.cohort_size, jnp.uint32)
+        sums = self._bind(primitives.reduce, self._ids, ones, *mask, *leaves, exchange=record, lossy=lossy)
+        present: Any = self._noted(sums.pop()) if lossy else None
+        scale: Any = jnp.ones((), p.dtype)
+        if lossy:
+            enough = jnp.sum(present) >= fewest
+            p = jnp.where(present & enough, p, 0)
+            total = jnp.sum(p)
+            count = jnp.maximum(jnp.sum(present), 1).astype(p.dtype)
+            scale = 1 / jnp.where(total > 0, total, 1) if kind == "mean" else self.n / count
+            p = p * scale
+            sums = [jnp.where(enough, a, jnp.zeros((), a.dtype)) for a in sums]
+            least = self._tracing.threaded.least
+            self._tracing.threaded = self._tracing.threaded._replace(least=jnp.where(enough, least, 0))
+        updates, marked = secure.values(sent.plain, jax.tree.unflatten(structure, sums), scale * largest)
+        return (updates, marked), p, total, present
+
     def _reduced_by_channel(
         self, reduce: Callable[..., Any], kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
     ) -> tuple[Any, Array, Array, Any]:
@@ -152,9 +183,12 @@ class Exchanging:
 
     def _encoded(
         self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any,
-        steady: bool = False,
+        steady: bool = False, weights: Any = None,
     ) -> Encoded:  # fmt: skip
-        """What clients send: with a channel, the encoded updates and the bookkeeping."""
+        """What clients send: with a channel, the encoded updates and the bookkeeping.
+
+        `weights`: of the clients of the cohort, which they apply themselves in a secure sum.
+        """
         if not isinstance(value, PerClient):
             raise TypeError(
                 f"fed.{kind}: {name!r} must be a per-client value, as fed.map returns; got {kind_of(value)}."
@@ -181,30 +215,46 @@ class Exchanging:
             exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
             tracing.exact += jax.tree.leaves(exchange.public)  # what `unpack` at the server computes with, too
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
-        fresh = states[1]
+        fresh, plain = states[1], list[Any]()
+        secure = getattr(channel, "secure", None)
+        share = None if secure is None else self._shares_sent(name, weights)
 
-        def encode(_: Client, key: Array, value: Any, state: Any) -> Any:
+        def encode(_: Client, key: Array, value: Any, state: Any, share: Any) -> Any:
             updates, marked = parts.at_client(value, above_least=hasattr(channel, "hide"))
             updates, state = channel.encode(exchange, updates, key, fresh if state is None else state)
-            return (updates, marked), state
+            message = updates, marked
+            if secure is not None:
+                plain.append(secure.plain(name, message, parts.bookkeeping, self.cohort_size))
+                message = secure.integers(plain[-1], message, share, jax.random.fold_in(key, 1))
+            return message, state
 
         state = None if remembered is None else PerClient(remembered, self._cohort)
-        both = self.map(encode, keys.public, value, state)
+        both = self.map(encode, keys.public, value, state, share)
         sent, state = both.rows
         if remembered is not None:
             client = {**tracing.threaded.client, name: state}
             tracing.threaded = tracing.threaded._replace(client=client)
         encoded = PerClient(sent, self._cohort)
+        if self._attack is not None and (secure is not None or (self._attack.alone and channels.compresses(channel))):
+            raise ValueError(
+                f"Faults: attack={self._attack!r} must be tried without compression and secure sums, because it "
+                f"replaces numbers and not the message that the exchange {name!r} packs. Leave out one of the two."
+            )
         if self._attack is not None and self._attack.alone:
-            if channels.compresses(channel):
-                raise ValueError(
-                    f"Faults: attack={self._attack!r} must be tried without compression, because it replaces numbers and not "
-                    f"the packed message of the exchange {name!r}. Leave out one of the two."
-                )
             liars, attack = self._tracing.liars, self._attack
             lie = lambda c, key, value: attack.replace(value, jnp.asarray(liars)[c.id], key)
             encoded = self.map(lie, jax.random.fold_in(keys.public, 2), encoded)
-        return Encoded(encoded, exchange, channel, parts)
+        return Encoded(encoded, exchange, channel, parts, secure, plain[-1] if plain else None)
+
+    def _shares_sent(self, name: str, weights: Array) -> PerClient:
+        """Send each client its weight, relative to the largest one of the cohort."""
+        if self._repeats:
+            raise ValueError(
+                f"rk.secure_sum needs cohorts with each client once, and the exchange {name!r} has one that is drawn "
+                "with replacement. Choose another method or setting."
+            )
+        relative = weights / _largest(weights)
+        return PerClient(self._bind(primitives.scatter, self._ids, relative)[0], self._cohort)
 
     def _unpack(self, sent: Encoded) -> Callable[[Any], Any] | None:
         """What turns a client's message back into its updates and bookkeeping; None if nothing is compressed."""
@@ -300,3 +350,9 @@ class Exchanging:
 def _summed(exchange: ChannelExchange | None, rows: Any, weights: Array, present: Any = None) -> Any:
     """The weighted sum, as a channel's `reduce`."""
     return jax.tree.map(lambda a: weighted_sum(weights, a), rows)
+
+
+def _largest(weights: Array) -> Array:
+    """The largest absolute weight; 1 if all are 0."""
+    most = jnp.max(jnp.abs(weights))
+    return jnp.where(most > 0, most, 1)

@@ -108,6 +108,7 @@ class Exchange(NamedTuple):
     updates: bool = True  # whether there is anything else in it
     clients: int | None = None  # how many take part; None: as many as in the round's cohort
     plain_bytes: int | None = None  # if a channel compresses the reply: its bytes before that
+    secure: int = 0  # the fewest replies of a secure sum, in which the server sees none of them; 0: it is not one
 
 
 @dataclass

@@ -75,6 +75,8 @@ class Encoded(NamedTuple):
     exchange: ChannelExchange
     channel: Any
     parts: Parts
+    secure: Any = None  # the channel's secure sum, if it has one
+    plain: Any = None  # in a secure sum: what its integers stand for
 
     def described(self, kind: str, name: str) -> ledger.Exchange:
         """The ledger's record of the exchange."""

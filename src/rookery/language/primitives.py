@@ -29,6 +29,11 @@ def result_type(dtype: Any) -> Any:
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else accumulator(dtype)
 
 
+def sum_type(weights: Any, dtype: Any) -> Any:
+    """The type in which values of this type are added up: their own if the weights are unsigned, as in a secure sum."""
+    return dtype if jnp.issubdtype(weights, jnp.unsignedinteger) else accumulator(dtype)
+
+
 def weighted_sum(weights: Array, rows: Array) -> Array:
     """Σ w_j v_j over the rows with a weight other than 0, in the type of a mean."""
     w = weights.astype(accumulator(rows.dtype)).reshape(-1, *(1,) * (rows.ndim - 1))
@@ -55,7 +60,7 @@ def _(ids: Any, weights: Any, *rows: Any, lossy: bool, unpack: Any = None, **_: 
     shapes = [(v.shape[1:], v.dtype) for v in rows[lossy:]]
     if unpack is not None:
         shapes = [(v.aval.shape, v.aval.dtype) for v in unpack.outvars]
-    sums = [ShapedArray(shape, accumulator(dtype)) for shape, dtype in shapes]
+    sums = [ShapedArray(shape, sum_type(weights.dtype, dtype)) for shape, dtype in shapes]
     return sums + [ShapedArray(weights.shape, jnp.bool_)] * lossy
 
 

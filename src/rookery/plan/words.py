@@ -124,6 +124,8 @@ class _Words(_Named):
         """Say what each client sends, and whether it is seen alone."""
         exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
         seen = "aggregated: only the result is used" if aggregated else "not aggregated: the server uses each reply"
+        if exchange.secure:
+            seen = f"summed securely: the coordinator never sees a reply, only sums of at least {exchange.secure}"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
             f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}{before_compression(exchange)}), {seen}"
@@ -168,6 +170,7 @@ class Exchanged(NamedTuple):
     times: int | None  # in a round; None: known only during the run
     beside: tuple[str, ...] = ()  # the bookkeeping in the reply
     compressed: str = ""  # a clause about the reply, if a channel compresses it
+    secure: int = 0  # the fewest replies of a secure sum; 0: it is not one
 
 
 class _Exchanges(_Named):
@@ -206,8 +209,8 @@ class _Exchanges(_Named):
 
     def _add(self, exchange: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
         reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
-        compressed = before_compression(exchange)
-        self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply, compressed))
+        how = before_compression(exchange), exchange.secure
+        self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply, *how))
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         outer = self._times

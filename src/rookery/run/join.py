@@ -9,6 +9,7 @@ from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.heads import Receipts
+from rookery.engines.federation.identity import Identity
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports import grpc_site
@@ -80,8 +81,9 @@ def join(
         allow_other_study: take part even if the coordinator's study differs from its own, with a message.
     """
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
-    responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
+    identity = None if own is None else Identity(own)
+    responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study, identity=identity)
     done, log, more = lambda: responder.done or enough(), getattr(guard, "audit", None), dict[str, Any]()
     if log is not None and log.path is not None and own is not None:
         log.kit, more = own, {"receipts": Receipts(log, tell)}

@@ -22,6 +22,7 @@ from rookery.channels import (
     private,
     quantize,
     random_k,
+    secure_sum,
     top_k,
     trimmed_mean,
 )
@@ -63,6 +64,6 @@ __all__ = [
     "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "attacks",
     "broadcast", "bucketing", "centered_clipping", "chain", "check", "clip", "explain", "gaussian", "geometric_median",
     "krum", "load_weights", "low_rank", "median", "nearest_neighbors", "objectives", "parts", "private", "quantize",
-    "random_k", "save_weights", "session", "solve", "top_k", "tree", "trimmed_mean", "tune", "with_server_optimizer",
-    "worth", *_algorithms,
+    "random_k", "save_weights", "secure_sum", "session", "solve", "top_k", "tree", "trimmed_mean", "tune",
+    "with_server_optimizer", "worth", *_algorithms,
 ]  # fmt: skip

@@ -57,13 +57,15 @@ def job(
 
 
 class Trick:
-    """What a site does wrong, once: at its k-th request for work of a moment."""
+    """What a site does wrong, once: at its k-th request for work of a moment, or at its k-th request of a kind."""
 
-    def __init__(self, do: str, moment: tuple[int, int] = (1, 1), at: int = 1) -> None:
-        self.do, self.moment, self.at = do, moment, at
+    def __init__(self, do: str, moment: tuple[int, int] = (1, 1), at: int = 1, kind: str = "work") -> None:
+        self.do, self.moment, self.at, self.kind = do, moment, at, kind
 
     def due(self, header: dict[str, Any]) -> bool:
-        if header.get("do") != "work" or (header["phase"], header["round"]) != self.moment:
+        if header.get("do") != self.kind:
+            return False
+        if self.kind == "work" and (header["phase"], header["round"]) != self.moment:
             return False
         self.at -= 1
         return self.at == -1

@@ -112,6 +112,7 @@ class Audit:
         counts: the totals over all runs.
         spending: what was released of the site's records, in all runs.
         charged: identifies the noise of these releases.
+        unmasked: by the digest of the request for a reply, the sites with which the reply was added up in a secure sum.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -122,6 +123,7 @@ class Audit:
         self.counts = Counts()
         self.spending = Spending()
         self.charged: set[str] = set()
+        self.unmasked: dict[str, list[str]] = {}
         self._last, self._lines, self._end, self._whole = _FIRST, 0, 0, True
         self._run, self._fingerprint = "", ""
         self._file = -1
@@ -174,6 +176,10 @@ class Audit:
         listed = [[*release, times] for release, times in releases.items()]
         line = {"run": self._run, "data": data, "noises": noises, "releases": listed}
         self._write({"event": "spent", **line}, sync=True)
+
+    def unmasking(self, request: str, sites: list[str]) -> None:
+        """Log that this site helps to unmask the sum of these sites' replies; OSError if that can't be written."""
+        self._write({"event": "unmasked", "run": self._run, "request": request, "sites": sites}, sync=True)
 
     def replied(
         self, moment: Moment, call: int, exchange: str, kind: str, aggregated: bool, request: str, sent: Sent
@@ -242,6 +248,8 @@ class Audit:
             for spending in (self.spending, run.spending):
                 spending.add(line["data"], releases)
             self.charged.update(line["noises"])
+        elif line["event"] == "unmasked":
+            self.unmasked[line["request"]] = line["sites"]
         elif line["event"] == "reply":
             run = self.runs.setdefault(line["run"], Answered())
             before = run.counts.rounds, run.counts.evaluations

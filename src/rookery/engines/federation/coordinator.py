@@ -14,10 +14,11 @@ from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
-from rookery.engines.federation.links import Links, Request, SiteError
-from rookery.engines.federation.phase import Phase, Remembered, ServerValue, needed
+from rookery.engines.federation.links import Links, Request, SiteError, needed
+from rookery.engines.federation.phase import Phase
 from rookery.engines.federation.replies import wrong_rounds
 from rookery.engines.federation.store import Moment
+from rookery.engines.federation.values import Remembered, ServerValue
 from rookery.language.ledger import Amounts
 from rookery.plan.calls import ServerWork
 from rookery.plan.trace import Carry, Given, Made, Plan

@@ -124,6 +124,11 @@ def is_fixed(plan: Plan) -> bool:
     return None not in sources(plan).times.values()
 
 
+def secure_times(plan: Plan) -> dict[int, int | None]:
+    """Return how often each secure sum happens in one phase, by the number of the call; None: the run decides."""
+    return {call: times for call, times in sources(plan).times.items() if exchange_of(plan, call).secure}
+
+
 def asks_everyone(plan: Plan) -> bool:
     """Return whether every client of the cohort replies in every round: to an exchange outside loops and `resample`."""
     exchanges = [step for step in plan.body.steps if isinstance(step, calls.ExchangeCall)]

@@ -18,6 +18,7 @@ from rookery.channels.compression import Compression
 from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.channels.private import Private, PrivateRecords
+from rookery.channels.secure import SecureSum
 from rookery.engines.federation import wire
 from rookery.language import channel, client
 from rookery.language.hyperparameters import is_array
@@ -28,8 +29,9 @@ PROTOCOL = 1
 def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
     """Return the classes that a description may name: this library's, and those among a site's `names`."""
     parts = [
-        channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, client.Epochs,
-        Broadcast, Compression, codecs.TopK, codecs.RandomK, codecs.Quantize, codecs.LowRank, *robust.RULES,
+        channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, SecureSum,
+        client.Epochs, Broadcast, Compression, codecs.TopK, codecs.RandomK, codecs.Quantize, codecs.LowRank,
+        *robust.RULES,
     ]  # fmt: skip
     parts += [getattr(attacks, name) for name in attacks.__all__ if name != "LabelFlip"]
     found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}

@@ -1,5 +1,6 @@
 """The lock-step engine: a coordinator that asks and sites that answer, in this process or over a network."""
 
+import importlib.util
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
 from rookery.engines.federation.site import Noise, Site
 from rookery.engines.federation.transports.memory import Memory, in_process
+from rookery.language import channel as channels
 from rookery.language.channel import is_private_for_records
 from rookery.plan import trace as plan
 
@@ -117,6 +119,13 @@ class Federation:
                 "noise_seed must be None over a network, because noise from a seed can be drawn again; got "
                 f"{job.noise_seed}. Leave it out."
             )
+        if channels.sums_securely(job.channel):
+            if not getattr(self.transport, "secure_sums", True):
+                raise ValueError(
+                    "rk.secure_sum needs sites that sign keys with the federation's certificates, and sites of NVIDIA "
+                    "FLARE do not. Use gRPC, or leave out rk.secure_sum."
+                )
+            _check_cryptography()
         transport = self.transport
         if transport is None:
             from rookery.engines.federation.transports.grpc import GrpcServer
@@ -163,8 +172,23 @@ def _sites(traced: engine.Traced, run: str) -> list[Site]:
         center = clients.at_center() if clients.center_client == i else None
         levels = traced.hyper.get(plan.LEVELS)
         noise = None if levels is None else Noise(Entropy(), levels, traced.job.noise_seed is not None)
-        sites.append(Site(run, plans[shapes], i, data, center, noise=noise))
+        sites.append(Site(run, plans[shapes], i, data, center, noise=noise, masking=_masking(traced, run, i)))
     return sites
+
+
+def _masking(traced: engine.Traced, run: str, client: int) -> Any:
+    """Return a client's part in the run's secure sums; None if it has none."""
+    if not channels.sums_securely(traced.job.channel):
+        return None
+    _check_cryptography()
+    from rookery.engines.federation.masking import Masking
+
+    return Masking(run, client)
+
+
+def _check_cryptography() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise ValueError("rk.secure_sum in a federation needs cryptography. Run pip install 'rookery[federation]'.")
 
 
 def _padded(clients: Clients, i: int) -> int:

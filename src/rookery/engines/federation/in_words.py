@@ -99,6 +99,10 @@ def _channel(opened: Opened) -> list[str]:
 def _of_channel(channel: Any) -> str:
     if channel is None:
         return "nothing is done to it; it is sent as it was computed."
+    if is_private_for_records(channel):
+        if channel.then is None:
+            return "nothing more is done to it; the noise is in it already."
+        return f"the noise is in it already; {_of_channel(channel.then)}"
     members = members_of(channel)
     rest = tuple(member for member in members if not isinstance(member, Compression | Broadcast))
     if len(rest) == len(members):
@@ -114,8 +118,6 @@ def _of_members(channel: Any) -> str:
     named = "; ".join(type(rule).__name__ for rule in rules)
     judged = f" The coordinator sees each reply, and combines them by a rule ({named})." if rules else ""
     if bound == float("inf"):
-        if is_private_for_records(channel):
-            return "nothing more is done to it; the noise is in it already."
         members = getattr(channel, "members", (channel,))
         others = [member for member in members if not isinstance(member, Clip | Gaussian) and member not in rules]
         if not others:
@@ -123,6 +125,8 @@ def _of_members(channel: Any) -> str:
         known = "; ".join(type(member).__name__ for member in others)
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
+    if getattr(channel, "secure", None) is not None:
+        clipped += " Then it is rounded to integers and hidden under masks, which cancel only in the sum."
     if noise == 0:
         return clipped + judged
     return (
@@ -163,10 +167,18 @@ def _phase(opened: Opened, plan: Plan, title: str) -> list[str]:
 def _exchange(i: int, exchange: Exchanged) -> list[str]:
     often = {1: "once", 2: "twice", None: "as often as the run draws"}.get(exchange.times, f"{exchange.times} times")
     comes = f"{exchange.sent} ({in_bytes(exchange.down)})" if exchange.sent else "nothing"
+    summed = (
+        "summed securely: the coordinator never sees your reply, only the sum of those of at least "
+        f"{exchange.secure} sites"
+    )
     seen = (
-        "SEEN ALONE: the coordinator sees this site's reply as it is"
-        if exchange.alone
-        else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
+        summed
+        if exchange.secure
+        else (
+            "SEEN ALONE: the coordinator sees this site's reply as it is"
+            if exchange.alone
+            else "aggregated: the coordinator adds it to the others' replies, and uses the sum or mean alone"
+        )
     )
     return [
         f'  {i}. "{exchange.name}" ({exchange.kind}), {often}',

@@ -151,15 +151,16 @@ class Links:
         least: int | None = None,
         check: Callable[[int, Reply], str | None] = lambda site, reply: None,
         dismiss: bool = False,
+        take: Callable[[int, Reply], Reply] = lambda site, reply: reply,
     ) -> dict[int, Reply]:
-        """Return the replies, by site.
+        """Return the replies, by site, as `take(site, reply)` leaves them once they are checked.
 
         Without `least` all replies are needed, so the call waits for sites that are gone, are late or refuse. With
         `least`, such sites are left out, and so are sites whose reply is wrong: `check(site, reply)` returns what is
         wrong with it. If fewer than `least` good replies are left, the call waits for the sites that may come back.
         With `dismiss`, a site whose reply is wrong is told why, disconnected, and treated like one that refuses.
         """
-        replies = _Collector(self, requests, least, check, dismiss).run()
+        replies = _Collector(self, requests, least, check, dismiss, take).run()
         for site in requests:
             self.records[site].replies += site in replies
             self.records[site].missing += site not in replies
@@ -186,9 +187,9 @@ class _Collector:
     """Collects the replies to the requests of one exchange."""
 
     def __init__(
-        self, links: Links, requests: Mapping[int, Request], least: int | None, check: Any, dismiss: bool
+        self, links: Links, requests: Mapping[int, Request], least: int | None, check: Any, dismiss: bool, take: Any
     ) -> None:
-        self._links, self._least, self._check, self._dismiss = links, least, check, dismiss
+        self._links, self._least, self._check, self._dismiss, self._keep = links, least, check, dismiss, take
         self._requests = requests
         self._pending: dict[int, _Pending] = {}
         self._away: dict[int, str] = {}  # sites that may come back, and why they are away
@@ -399,7 +400,7 @@ class _Collector:
         head = reply.header.get("head")
         if is_head(head):
             links.records[site].head = head
-        self._replies[site] = reply
+        self._replies[site] = self._keep(site, reply)
         return None
 
     def _reject(self, site: int, why: str) -> None:
@@ -413,3 +414,9 @@ class _Collector:
             raise SiteError(f"{links.name(site)} {why.rstrip('.')}.")
         links.note(f"{links.name(site)} {why}: it is left out.")
         return None
+
+
+def needed(error: SiteError) -> RuntimeError:
+    """Return the error of a run that can't go on without a site."""
+    away = ", and the run has no faults=rk.Faults(...)." if "did not answer" in str(error) else "."
+    return RuntimeError(f"{str(error).rstrip('.')}{away}")

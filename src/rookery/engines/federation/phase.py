@@ -6,9 +6,8 @@ that needs them.
 
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,80 +18,35 @@ from rookery.base.compat import Literal
 from rookery.base.jaxprs import is_key
 from rookery.engines import engine
 from rookery.engines.federation import wire
-from rookery.engines.federation.links import Links, Reply, Request, SiteError
-from rookery.engines.federation.replies import unusable_values, wrong_arrays, wrong_finish, wrong_work
+from rookery.engines.federation.dataflow import secure_times
+from rookery.engines.federation.links import Links, Reply, Request, SiteError, needed
+from rookery.engines.federation.replies import is_forgotten, unusable_values, wrong_arrays, wrong_finish, wrong_work
 from rookery.engines.federation.site import NO_EXCHANGE, client_program
 from rookery.engines.federation.store import Moment
+from rookery.engines.federation.sums import ExactSum, ModularSum
+from rookery.engines.federation.values import (
+    Cohort,
+    Computed,
+    Mapped,
+    Remembered,
+    Scattered,
+    ServerValue,
+    Wanted,
+    arrays_for,
+    client_keys,
+    closure,
+    reference,
+    sent_array,
+    shape_of,
+)
 from rookery.language import ledger
 from rookery.language.ledger import Amounts, Entries, Entry
-from rookery.language.primitives import accumulator
 from rookery.plan import calls, costs
 from rookery.plan.calls import Read, Visitor
 from rookery.plan.trace import Made, Plan
 
-
-@dataclass(eq=False)
-class ServerValue:
-    """A value of the server. What sites hold is tracked by this object's identity, not by its numbers."""
-
-    array: Any
-    number: int = -1  # once it is sent
-    constant: int = -1  # its number among the plan's constants, which every site has
-
-
-@dataclass(eq=False)
-class Mapped:
-    """A client's function, to be computed by the cohort."""
-
-    number: int
-    call: int  # its number in the plan
-    sent: list[ServerValue]
-    keys: Any  # one for each client of the cohort, or None
-    local: list[Any]  # per-client values
-    shapes: list[Any]
-    noise: Any = None  # in a simulation with a noise_seed: a key for each client; otherwise sites draw their own
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A value that the sites have computed and hold."""
-
-    mapped: Mapped
-    output: int
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """A leaf of what a site remembers from round to round."""
-
-    kind: str  # "memory", or "client" for the channel's
-    leaf: int
-
-
-@dataclass(eq=False)
-class Scattered:
-    """The server's rows, one for each client."""
-
-    rows: Any
-
-
-@dataclass(eq=False)
-class Cohort:
-    """The clients that are asked."""
-
-    ids: list[int]
-    has: set[int] = field(default_factory=set)  # the numbers of the values counted as sent
-    pending: list[Mapped] = field(default_factory=list)  # functions that go out with the next request
-    down: int = 0  # bytes that go out with the next request
-    delivered: set[int] = field(default_factory=set)  # the numbers of the values that have gone out
-
-
-class Wanted(NamedTuple):
-    """What a request asks for: the reply to an exchange of the plan, or to remember something."""
-
-    call: int
-    reply: list[Any]
-    remember: dict[str, list[Any]] = {}  # noqa: RUF012
+_TRIES = 5  # of a secure sum, if sites are restarted meanwhile
+_UNKNOWN = 8  # exchanges for which sites agree on keys at once, if the run draws their number
 
 
 class Phase(Visitor[Any]):
@@ -156,10 +110,10 @@ class Phase(Visitor[Any]):
     def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """See `Visitor`. The function goes out with the next exchange of its cohort."""
         ids, key, sent = read(call.ids), read(call.key), read(call.sent)
-        keys = None if key is None else np.asarray(_client_keys(key.array, ids.array))
+        keys = None if key is None else np.asarray(client_keys(key.array, ids.array))
         cohort, mapped = self._cohort(ids), self._mapped(call, sent, keys, read(call.local))
         if self._seeded and call.noise is not None:
-            mapped.noise = np.asarray(_client_keys(read(call.noise).array, ids.array))
+            mapped.noise = np.asarray(client_keys(read(call.noise).array, ids.array))
         cohort.pending.append(mapped)
         cohort.down += self._new_bytes(cohort, sent) + (0 if key is None else 8)
         return [Computed(mapped, i) for i in range(len(call.outputs))]
@@ -171,25 +125,34 @@ class Phase(Visitor[Any]):
         return [Scattered(rows)]
 
     def reduce(self, call: calls.ReduceCall, read: Read) -> list[ServerValue]:
-        """See `Visitor`. Sum w_j v_j over the clients present, in float32 or better, one reply after the other."""
-        replies, present = self._exchange(call, read)
-        weights = np.asarray(read(call.weights).array)
-        shapes, unpacked = list(map(_shape, read(call.rows))), lambda reply: reply
+        """See `Visitor`. Sum w_j v_j over the clients present, in float32 or better, as the replies come."""
+        if call.exchange.secure:
+            return self._sum_securely(call, read)
+        cohort, weights = self._cohort(read(call.ids)), np.asarray(read(call.weights).array)
+        shapes, there = list(map(shape_of, read(call.rows))), self._there(cohort, call, read)
+        unpacked: Callable[[list[Any]], Any] = lambda arrays: arrays
         if (step := call.unpack) is not None:
             shapes = [v.aval for v in step.outputs]
             unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
-            unpacked = lambda reply: map(np.asarray, unpack(*reply))
-        totals = [np.zeros(s.shape, accumulator(s.dtype)) for s in shapes]
-        for weight, reply in zip(weights, replies, strict=True):
-            if reply is not None and weight != 0:
-                for total, leaf in zip(totals, unpacked(reply), strict=True):
-                    total += total.dtype.type(weight) * leaf.astype(total.dtype)
-        return self._received(call, totals, present)
+            unpacked = lambda arrays: list(map(np.asarray, unpack(*arrays)))
+        sums = [ExactSum(s.shape, s.dtype, len(cohort.ids)) for s in shapes]
+        places = cohort.places
+
+        def take(client: int, reply: Reply) -> Reply:
+            counting = [place for place in places[client] if there[place] and weights[place] != 0]
+            leaves = unpacked(reply.arrays) if counting else []
+            for place in counting:
+                for total, leaf in zip(sums, leaves, strict=True):
+                    total.add(weights[place], leaf)
+            return Reply(reply.header, [])
+
+        _, present = self._exchange(call, read, take)
+        return self._received(call, [total.result() for total in sums], present)
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[ServerValue]:
         """See `Visitor`."""
         replies, present = self._exchange(call, read)
-        missing = [np.zeros(s.shape, s.dtype) for s in map(_shape, read(call.rows))]
+        missing = [np.zeros(s.shape, s.dtype) for s in map(shape_of, read(call.rows))]
         each = [missing if reply is None else reply for reply in replies]
         return self._received(call, [np.stack(leaf) for leaf in zip(*each, strict=True)], present)
 
@@ -280,32 +243,86 @@ class Phase(Visitor[Any]):
                 count += ledger.nbytes([jax.typeof(value.array)])
         return count
 
-    def _exchange(self, call: calls.ExchangeCall, read: Read) -> tuple[list[Any], np.ndarray]:
-        """Return each client's reply, or None, and which clients replied."""
-        cohort, exchange, present = self._cohort(read(call.ids)), call.exchange, read(call.present)
-        there = np.ones(len(cohort.ids), bool) if present is None else np.array(present.array)
+    def _there(self, cohort: Cohort, call: calls.ExchangeCall, read: Read) -> np.ndarray:
+        """Return which replies count if they arrive."""
+        present = read(call.present)
+        return np.ones(len(cohort.ids), bool) if present is None else np.array(present.array)
+
+    def _exchange(
+        self, call: calls.ExchangeCall, read: Read, take: Callable[[int, Reply], Reply] = lambda client, reply: reply
+    ) -> tuple[list[Any], np.ndarray]:
+        """Return each client's reply, as `take` leaves it, or None, and which clients replied."""
+        cohort, exchange = self._cohort(read(call.ids)), call.exchange
+        there = self._there(cohort, call, read)
         self._entries.setdefault(exchange, Entry()).add(Entry(1, exchange.reply_bytes, cohort.down))
         maps, cohort.pending, cohort.down = cohort.pending, [], 0
-        replies = self._ask_cohort(cohort, maps, Wanted(call.number, read(call.rows)), exchange, self._least)
+        wanted = Wanted(call.number, read(call.rows))
+        replies = self._ask_cohort(cohort, maps, wanted, exchange, self._least, take)
         there &= [client in replies for client in cohort.ids]
         each = zip(cohort.ids, there, strict=True)
         return [replies[client] if is_there else None for client, is_there in each], there
+
+    def _sum_securely(self, call: calls.ReduceCall, read: Read) -> list[ServerValue]:
+        """Sum integers that the sites hide under masks. With too few replies the sum is zero, and nobody replied."""
+        cohort, exchange = self._cohort(read(call.ids)), call.exchange
+        shapes, there = list(map(shape_of, read(call.rows))), self._there(cohort, call, read)
+        clients = tuple(cohort.ids)
+        self._entries.setdefault(exchange, Entry()).add(Entry(1, exchange.reply_bytes, cohort.down))
+        maps, cohort.pending, cohort.down = cohort.pending, [], 0
+        for _ in range(_TRIES):
+            total, slot, forgotten = ModularSum(shapes), self._summing.slot(clients, exchange.secure), set[int]()
+            if slot is None:
+                why: str | None = f"needs {exchange.secure} sites that agree on keys"
+                break
+
+            def take(client: int, reply: Reply, total: ModularSum = total, forgotten: set[int] = forgotten) -> Reply:
+                if is_forgotten(reply):
+                    forgotten.add(client)
+                elif there[clients.index(client)]:
+                    total.add(reply.arrays)
+                return Reply(reply.header, [])
+
+            wanted = Wanted(call.number, read(call.rows), masks=slot.fields)
+            least = None if self._least is None else max(self._least, exchange.secure)
+            replies = self._ask_cohort(cohort, maps, wanted, exchange, least, take)
+            if forgotten:  # a site was restarted, and the run needs all
+                self._summing.renew(clients)
+                why = "needs sites that keep their keys for an exchange"
+                continue
+            added = [client for client in sorted(replies) if there[clients.index(client)]]
+            why = self._summing.unmask(slot, call.number, added, total.total)
+            if why is None:
+                return self._received(call, total.result(), np.isin(clients, added))
+            break
+        if self._least is None:
+            raise SiteError(f"The secure sum {exchange.name!r} {why}.")
+        self.blamed[f"the secure sum {exchange.name!r}"] = str(why)
+        return self._received(call, ModularSum(shapes).result(), np.zeros(len(clients), bool))
+
+    @cached_property
+    def _summing(self) -> Any:
+        from rookery.engines.federation.summing import Summing  # needs cryptography
+
+        slots = sum(times or _UNKNOWN for times in secure_times(self._plan).values())
+        return Summing(self._run, self._moment, self._links, slots, self._least)
 
     def _received(self, call: calls.ExchangeCall, arrays: list[Any], present: np.ndarray) -> list[ServerValue]:
         last = [] if call.present is None else [present]
         return [ServerValue(jnp.asarray(a)) for a in (*arrays, *last)]
 
     def _ask_cohort(
-        self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, exchange: Any, least: int | None
-    ) -> dict[int, list[Any]]:
-        """Return the replies that arrived, by client."""
-        places: dict[int, int] = {}  # the first place of each client in the cohort
-        for place, client in enumerate(cohort.ids):
-            places.setdefault(client, place)
+        self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, exchange: Any, least: int | None,
+        take: Callable[[int, Reply], Reply] = lambda client, reply: reply,
+    ) -> dict[int, list[Any]]:  # fmt: skip
+        """Return the replies that arrived, by client, as `take` leaves them."""
+        asked = cohort.ids if wanted.masks is None else wanted.masks["among"]
+        places = {client: found[0] for client, found in cohort.places.items() if client in asked}
         requests, size = self._requests(cohort, maps, wanted, places)
-        shapes = [(s.shape, np.dtype(np.uint32 if is_key(s) else s.dtype)) for s in map(_shape, wanted.reply)]
+        shapes = [(s.shape, np.dtype(np.uint32 if is_key(s) else s.dtype)) for s in map(shape_of, wanted.reply)]
 
         def wrong(site: int, reply: Reply) -> str | None:
+            if wanted.masks is not None and is_forgotten(reply):
+                return None if least is None else "has been restarted, and has no keys for this round's sums"
             malformed = wrong_arrays(exchange.name, reply, shapes)
             if malformed is not None or not self._links.finite:
                 return malformed
@@ -314,20 +331,22 @@ class Phase(Visitor[Any]):
                 self.blamed[self._links.name(site)] = unusable
             return None if least is None else unusable
 
-        replies = self._ask(requests, size, least, wrong)
+        replies = self._ask(requests, size, least, wrong, take)
         self.received += exchange.reply_bytes * len(replies)
-        self.lost |= set(places) - set(replies)
+        self.lost |= set(cohort.ids) - set(replies)
         cohort.delivered.update(v.number for m in maps for v in m.sent)
         return {client: reply.arrays for client, reply in replies.items()}
 
     def _ask(
-        self, requests: dict[int, Request], size: int, least: int | None, wrong: Callable[[int, Reply], str | None]
-    ) -> dict[int, Reply]:
+        self, requests: dict[int, Request], size: int, least: int | None, wrong: Callable[[int, Reply], str | None],
+        take: Callable[[int, Reply], Reply] = lambda site, reply: reply,
+    ) -> dict[int, Reply]:  # fmt: skip
         """Ask, and note the work that sites say they have done; `size` is the bytes of arrays in a request."""
         links = self._links
         self.sent += size * len(requests)
         try:
-            replies = links.ask(requests, least, lambda site, reply: wrong_work(reply) or wrong(site, reply))
+            check = lambda site, reply: wrong_work(reply) or wrong(site, reply)
+            replies = links.ask(requests, least, check, take=take)
         except SiteError as error:
             raise needed(error) from error
         for site in set(requests) - set(replies):
@@ -348,7 +367,7 @@ class Phase(Visitor[Any]):
         values = {v.number: v for m in maps for v in m.sent if v.constant < 0 and v.number not in cohort.delivered}
         number = self._links.number()
         header, shared = self._header(maps, wanted, values, number)
-        last = [_arrays_for(maps, place) for place in places.values()]
+        last = [arrays_for(maps, place) for place in places.values()]
         seeded = sum(m.noise[0].nbytes for m in maps if m.noise is not None)  # which no real run sends
         size = sum(a.nbytes for a in (*shared, *last[0])) - seeded if last else 0
         messages = zip(places.items(), wire.encode_each(header, shared, last) if last else (), strict=True)
@@ -358,10 +377,10 @@ class Phase(Visitor[Any]):
     def _whole(self, maps: list[Mapped], wanted: Wanted, place: int, number: int) -> wire.Message:
         """Return the request for a site that has forgotten everything."""
         refs = [ref for refs in (wanted.reply, *wanted.remember.values()) for ref in refs]
-        every = _closure([*maps, *(ref.mapped for ref in refs if isinstance(ref, Computed))])
+        every = closure([*maps, *(ref.mapped for ref in refs if isinstance(ref, Computed))])
         values = {v.number: v for m in every for v in m.sent if v.constant < 0}
         header, shared = self._header(every, wanted, values, number)
-        return wire.encode_each(header, shared, [_arrays_for(every, place)])[0]
+        return wire.encode_each(header, shared, [arrays_for(every, place)])[0]
 
     def _header(
         self, maps: list[Mapped], wanted: Wanted, values: dict[int, ServerValue], number: int
@@ -370,7 +389,7 @@ class Phase(Visitor[Any]):
         for m in maps:
             refs = [["c", v.constant] if v.constant >= 0 else v.number for v in m.sent]
             seeded = [] if m.noise is None else [True]
-            described.append([m.number, m.call, refs, m.keys is not None, list(map(_reference, m.local)), *seeded])
+            described.append([m.number, m.call, refs, m.keys is not None, list(map(reference, m.local)), *seeded])
         header = {
             "do": "work",
             "number": number,
@@ -382,63 +401,8 @@ class Phase(Visitor[Any]):
             "keep": [m.number for m in self._alive],
             "held": [v.number for v in self._sent],
             "call": wanted.call,
-            "reply": list(map(_reference, wanted.reply)),
-            **{kind: list(map(_reference, refs)) for kind, refs in wanted.remember.items()},
+            "reply": list(map(reference, wanted.reply)),
+            **{kind: list(map(reference, refs)) for kind, refs in wanted.remember.items()},
+            **({} if wanted.masks is None else {"masks": wanted.masks}),
         }
-        return header, [_sent_array(v.array) for v in values.values()]
-
-
-@jax.jit
-def _client_keys(key: Any, ids: Any) -> Any:
-    return jax.random.key_data(jax.vmap(lambda i: jax.random.fold_in(key, i))(ids))
-
-
-def _arrays_for(maps: list[Mapped], place: int) -> list[Any]:
-    """Return the arrays that only the client at this place of the cohort is sent."""
-    arrays = []
-    for m in maps:
-        arrays += [] if m.keys is None else [m.keys[place]]
-        arrays += [value.rows[place] for value in m.local if isinstance(value, Scattered)]
-        arrays += [] if m.noise is None else [m.noise[place]]
-    return arrays
-
-
-def _closure(maps: list[Mapped]) -> list[Mapped]:
-    """Return these functions and all that they depend on, in the order in which they are computed."""
-    found: dict[int, Mapped] = {}
-
-    def visit(m: Mapped) -> None:
-        if m.number not in found:
-            for value in m.local:
-                if isinstance(value, Computed):
-                    visit(value.mapped)
-            found[m.number] = m
-
-    for m in maps:
-        visit(m)
-    return list(found.values())
-
-
-def _reference(value: Any) -> Any:
-    """Return how a request refers to a client's value."""
-    if isinstance(value, Computed):
-        return ["m", value.mapped.number, value.output]
-    if isinstance(value, Remembered):
-        return [value.kind, value.leaf]
-    return "row"
-
-
-def _shape(value: Any) -> Any:
-    assert isinstance(value, Computed)
-    return value.mapped.shapes[value.output]
-
-
-def _sent_array(array: Any) -> Any:
-    kind = jax.typeof(array)
-    return np.asarray(jax.random.key_data(array) if is_key(kind) else array, None if is_key(kind) else kind.dtype)
-
-
-def needed(error: SiteError) -> RuntimeError:
-    """Return the error of a run that can't go on without a site."""
-    away = ", and the run has no faults=rk.Faults(...)." if "did not answer" in str(error) else "."
-    return RuntimeError(f"{str(error).rstrip('.')}{away}")
+        return header, [sent_array(v.array) for v in values.values()]

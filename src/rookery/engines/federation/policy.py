@@ -15,7 +15,9 @@ from rookery.base.arguments import check_amounts, check_counts, check_positive, 
 from rookery.channels.compression import Compression
 from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
+from rookery.channels.private import PrivateRecords
 from rookery.channels.robust import RULES
+from rookery.channels.secure import SecureSum
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
@@ -41,8 +43,8 @@ class Policy:
 
     Promised by the coordinator: the number of clients; that replies are averaged before anybody looks at them, and with
     which weights; that it draws the noise and adds it; and that nobody is shown a site's own evaluation. The
-    coordinator's process sees every reply. Nor does a policy bound how much a reply
-    reveals of the data: read the plan (`in_words_for_a_site`).
+    coordinator's process sees every reply, except those to secure sums. Nor does a policy bound how much a reply, or a
+    sum, reveals of the data: read the plan (`in_words_for_a_site`).
 
     Arguments:
         plans: the fingerprints of the approved plans; None: all are. The fingerprint covers the code, whole numbers and
@@ -65,6 +67,8 @@ class Policy:
             (`rk.private(..., unit="record")`). The site draws the noise itself, and stops answering when the budget is
             spent.
         show_epsilon: whether the coordinator is told with each reply what is spent.
+        secure_sum: whether every exchange must be a secure sum (`rk.secure_sum`), so that the coordinator never sees a
+            reply of this site. Plans with evaluations are refused, too.
     """
 
     plans: tuple[str, ...] | None = None
@@ -80,6 +84,7 @@ class Policy:
     epsilon: float | None = None
     delta: float | None = None
     show_epsilon: bool = False
+    secure_sum: bool = False
 
     def __post_init__(self) -> None:
         texts = lambda value: isinstance(value, tuple | list) and all(isinstance(text, str) for text in value)
@@ -99,8 +104,9 @@ class Policy:
             check_positive(epsilon=self.epsilon)
         if self.delta is not None and not (is_number(self.delta) and 0 < self.delta < 1):
             raise ValueError(f"delta must be a number between 0 and 1, such as 1e-5; got {self.delta!r}.")
-        if not isinstance(self.show_epsilon, bool):
-            raise ValueError(f"show_epsilon must be true or false; got {self.show_epsilon!r}.")
+        for name in ("show_epsilon", "secure_sum"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         if self.show_epsilon and self.epsilon is None:
             raise ValueError("show_epsilon must be false without epsilon and delta; got true.")
         if self.evaluation not in EVALUATIONS:
@@ -152,9 +158,18 @@ class Policy:
                     f"its policy wants {'every exchange' if self.aggregated is True else 'this exchange'} aggregated, "
                     f"and {seen.name!r} of {seen.title} sends {seen.shape} that is seen alone."
                 )
+            if self.secure_sum and not seen.secure:
+                raise RefusedError(
+                    f"its policy wants secure sums only, and the coordinator would see the replies to {seen.name!r} of "
+                    f"{seen.title}. Give rk.chain(rk.clip(...), rk.secure_sum())."
+                )
             self._check_channel(seen, channels.chosen(opened.channel, seen.name))
         if self.evaluation == "none" and len(opened.plans) > 2:
             raise RefusedError("its policy does not allow evaluations. Leave evaluate_client out.")
+        if self.secure_sum and len(opened.plans) > 2:
+            raise RefusedError(
+                "its policy wants secure sums only, and the coordinator sees evaluations. Leave evaluate_client out."
+            )
         if self.rounds is not None and self.exchanges is None:
             for plan in opened.plans:
                 if not is_fixed(plan):
@@ -216,6 +231,7 @@ class Seen(NamedTuple):
     shape: str
     alone: bool  # whether the site's reply is seen as it is
     unbounded: str  # the bookkeeping in it that has no bound
+    secure: bool  # whether it is a secure sum
 
 
 def exchanges(opened: Opened) -> list[Seen]:
@@ -228,7 +244,11 @@ def exchanges(opened: Opened) -> list[Seen]:
                 exchange = exchange_of(plan, call.number)
                 unbounded = ", ".join(what for what, _, most, _ in exchange.beside if most is None)
                 alone = not isinstance(call, ReduceCall)
-                found.append(Seen(plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded))
+                found.append(
+                    Seen(
+                        plan.title, exchange.name, exchange.kind, exchange.shape, alone, unbounded, exchange.secure > 0
+                    )
+                )
     return found
 
 
@@ -237,7 +257,7 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
 
     They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
-    members, plain = members_of(channel), (Clip, Gaussian, channels.Plain, Broadcast, *RULES)
+    members, plain = members_of(channel), (Clip, Gaussian, SecureSum, channels.Plain, Broadcast, *RULES)
     keeps_norm = lambda member: isinstance(member, Compression) and member.keeps_norm
     if not all(type(member) in plain or keeps_norm(member) for member in members):
         return math.inf, 0.0
@@ -252,6 +272,8 @@ def members_of(channel: Any) -> list[Any]:
     """Return the single members of a channel."""
     if channel is None:
         return []
+    if isinstance(channel, PrivateRecords):
+        return members_of(channel.then)
     if isinstance(channel, channels.Chain):
         return [inner for member in channel.members for inner in members_of(member)]
     return [channel]

@@ -22,6 +22,11 @@ def wrong_arrays(exchange: str, reply: Reply, shapes: list[Any]) -> str | None:
     return None
 
 
+def is_forgotten(reply: Reply) -> bool:
+    """Return whether a site says that it has no keys for secure sums any more."""
+    return reply.header.get("forgotten") is True and not reply.arrays
+
+
 def unusable_values(exchange: str, reply: Reply) -> str | None:
     """Check that the values of a reply, and their squares, are finite."""
     for array in reply.arrays:

@@ -5,6 +5,7 @@ To open a run it traces the plan itself and compares it with the coordinator's. 
 not do, with a reason that reveals nothing of the data.
 """
 
+import importlib.util
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -23,9 +24,10 @@ from rookery.engines.checks import check_features, check_means, check_measure, c
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
-from rookery.engines.federation.dataflow import asks_everyone
+from rookery.engines.federation.dataflow import asks_everyone, secure_times
 from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.guard import PlanGuard, Rule
+from rookery.engines.federation.identity import Identity
 from rookery.engines.federation.opening import check_opening, fingerprint, is_run_name, sample_of
 from rookery.engines.federation.site import Guard, Noise, RefusedError, Site
 from rookery.engines.federation.spending import Prices, multipliers, prices
@@ -104,6 +106,7 @@ class Responder:
             `Policy`. In any case the site answers only what the plan says: see `PlanGuard`.
         fitted: fitted(study, algorithm) -> the study as this method takes it.
         allow_other_study: take part even if the coordinator's study declares something else.
+        identity: its certificate, which signs the keys of its masks in secure sums; None: they are not signed.
 
     Attributes:
         done: whether the coordinator has ended the run.
@@ -118,8 +121,10 @@ class Responder:
         guard: Callable[[Opened], Rule | None] = lambda opened: None,
         fitted: Callable[[Study, Any], Study] = lambda study, algorithm: study,
         allow_other_study: bool = False,
+        identity: Identity | None = None,
     ) -> None:
         self.name, self._unfitted, self._guard, self._fitted = name, study, guard, fitted
+        self._identity = identity
         self._study = study
         self._log: Audit = getattr(guard, "audit", None) or Audit()
         self._folder = None if folder is None else Path(folder)
@@ -353,12 +358,24 @@ class Responder:
         levels = plan.with_levels(plans[1].channel, {}).get(plan.LEVELS)
         noise = None if levels is None else Noise(self._entropy, levels)
         held = "" if folder is None and noise is None else digest(*jax.tree.leaves(study.data))
-        site = Site(header["run"], plans, header["client"], data, center, guard, held, noise)
+        masking = self._masking(header, plans)
+        site = Site(header["run"], plans, header["client"], data, center, guard, held, noise, masking)
         if folder is not None:
             agreed = fingerprint(opened.plans[:2])
             site.memory.stores = lambda name: Store(folder / f"{_checked(name)}.memory", held, agreed, opening)
             site.refused = self._note_refusal
         return site
+
+    def _masking(self, header: dict[str, Any], plans: tuple[Plan, ...]) -> Any:
+        """Return this site's part in the run's secure sums; None if it has none."""
+        if not any(map(secure_times, plans)):
+            return None
+        if importlib.util.find_spec("cryptography") is None:
+            raise RefusedError("the plan has secure sums, which need cryptography. Install rookery[federation].")
+        from rookery.engines.federation.masking import Masking
+
+        unmasked, note = self._log.unmasked, self._log.unmasking
+        return Masking(header["run"], header["client"], self._identity, unmasked, note)
 
     def _resume(self, site: Site, header: dict[str, Any]) -> None:
         """Go on with what the site remembers of this run after the rounds that the coordinator says are done."""

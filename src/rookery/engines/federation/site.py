@@ -19,6 +19,7 @@ from rookery.data.clients import Clients
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import description, wire
+from rookery.engines.federation.dataflow import exchange_of
 from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.site_memory import SiteMemory
 from rookery.engines.federation.store import Moment
@@ -31,6 +32,10 @@ NO_EXCHANGE = -1  # the call of a request that asks for no reply: the last of a 
 
 class RefusedError(Exception):
     """The site refuses a request."""
+
+
+class ForgottenError(Exception):
+    """The site does not have the keys of an agreement on masks: it was restarted, or has other ones by now."""
 
 
 class SpentError(RefusedError):
@@ -119,6 +124,7 @@ class Site:
         guard: looks at requests and replies.
         held: a digest of its data, or "" if they can't change while the guard remembers what was answered.
         noise: how it hides its records, if the plans release something of them; None: they don't.
+        masking: its part in secure sums, a `masking.Masking`; None: it takes part in none.
 
     Attributes:
         memory: what it remembers from round to round, and its checkpoints.
@@ -135,11 +141,15 @@ class Site:
         guard: Guard | None = None,
         held: str = "",
         noise: Noise | None = None,
+        masking: Any = None,
     ) -> None:
         self._run, self._plans, self._identity = run, plans, jnp.int32(identity)
         self._data, self._center = jax.tree.leaves(data), None if center is None else jax.tree.leaves(center)
         self._guard, self._held, self._noise = guard, held, noise
-        self._traces = guard is not None or noise is not None  # whether it needs to know what results depend on
+        self._masking = masking
+        self._traces = any(
+            part is not None for part in (guard, noise, masking)
+        )  # whether it needs to know what results depend on
         self._hidden: dict[int, str] = {}  # by phase: a digest of what all noise depends on
         self.memory = SiteMemory()
         self._shown = self.memory.present  # the memory that the present request reads
@@ -157,7 +167,14 @@ class Site:
         try:
             if header["run"] != self._run:
                 raise RefusedError("it has another run open.")
-            return self._answer_save(header) if header["do"] == "save" else self._answer_work(header, arrays)
+            match header["do"]:
+                case "save":
+                    return self._answer_save(header)
+                case "keys" | "shares" | "unmask":
+                    return self._answer_masking(header, arrays)
+            return self._answer_work(header, arrays)
+        except ForgottenError:
+            return _message(header, "value", work=[], forgotten=True)
         except RefusedError as error:
             return _message(header, "refused", why=str(error), final=isinstance(error, SpentError))
         except (KeyError, IndexError, TypeError) as error:
@@ -181,6 +198,28 @@ class Site:
         except (OSError, ValueError, RefusedError) as error:
             self.refused(header, str(error))
             return _message(header, "value", why=str(error))
+
+    def _answer_masking(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
+        """Answer a request of the protocol of secure sums, which computes nothing from the data."""
+        if self._masking is None:
+            raise RefusedError("it takes part in no secure sums, because the plan has none.")
+        match header["do"]:
+            case "keys":
+                fields, parts = self._masking.announce(header)
+                return _message(header, "value", parts, **fields)
+            case "shares":
+                return _message(header, "value", self._masking.share(header, arrays))
+        return _message(header, "value", self._masking.reveal(header, arrays))
+
+    def _masked(self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, reply: list[Any]) -> list[Any]:
+        """Return a reply as it leaves the site: under masks, if the plan says that it is part of a secure sum."""
+        call = header["call"]
+        threshold = 0 if call == NO_EXCHANGE else exchange_of(plan, call).secure
+        if not threshold:
+            return reply
+        if self._masking is None or "masks" not in header:
+            raise RefusedError("its reply is part of a secure sum by the plan, and must be asked for as such.")
+        return self._masking.hide(moment, call, threshold, header["masks"], request, reply)
 
     def _answer_work(self, header: dict[str, Any], arrays: list[Any]) -> wire.Message:
         moment: Moment = (int(header["phase"]), int(header["round"]))
@@ -207,6 +246,7 @@ class Site:
                 self._compute(moment[0], function)
         work = [[function.number, self._results[function.number][1]] for function in functions]
         reply = [np.asarray(self._read(plan, ref)) for ref in header["reply"]]
+        reply = self._masked(plan, moment, header, request, reply)
         finite = self._remember(plan, header)
         keep, held = set(header["keep"]), set(header["held"])
         self._results = {number: result for number, result in self._results.items() if number in keep}

@@ -19,6 +19,7 @@ from rookery.base.printable import printable
 from rookery.engines.federation import kits
 from rookery.engines.federation.kits import Kit, accepted, check_names, load_kit, serial_of
 from rookery.engines.federation.transports import Event
+from rookery.engines.federation.transports.incoming import Incoming, Room
 from rookery.engines.federation.transports.trust import EXPIRED, note, proof
 from rookery.engines.federation.wire import PART, Message, Parts, cut
 
@@ -29,6 +30,7 @@ METHOD = f"/{_SERVICE}/{_JOIN}"
 _UNREAD = 16  # unread messages of a site, beyond which it sends more than it is asked for
 _LOG_EVERY = 10.0  # seconds between lines about refused connections
 _REVOKED = "the certificate of {!r} was revoked or replaced; ask for a new kit"
+_UNLIMITED = 1 << 62
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
 OPTIONS: list[tuple[str, Any]] = [
@@ -68,23 +70,28 @@ class Assembly:
 
     Arguments:
         limit: limit() -> how long a message may be.
+        room: the memory that it shares with others; None: there is no limit.
     """
 
-    def __init__(self, limit: Callable[[], int]) -> None:
-        self._limit, self._length = limit, 0
-        self._parts: list[bytes] = []
+    def __init__(self, limit: Callable[[], int], room: Room | None = None) -> None:
+        self._limit, self._room, self._length = limit, room or Room(_UNLIMITED), 0
+        self._incoming: Incoming | None = None
 
-    def add(self, piece: bytes) -> bytes | None:
+    def add(self, piece: bytes) -> Message | None:
         """Return the message if this was its last piece; ValueError if it is too long."""
         self._length += len(piece)
         if self._length > self._limit():
             raise ValueError(f"sends a message of more than the {self._limit()} bytes that it may have")
+        if self._incoming is None and len(piece) == PART:
+            self._incoming = Incoming(self._room)
+        if self._incoming is None:
+            self._length = 0
+            return piece
+        self._incoming.add(piece)
         if len(piece) == PART:
-            self._parts.append(piece)
             return None
-        message = b"".join([*self._parts, piece]) if self._parts else piece
-        self._parts, self._length = [], 0
-        return message
+        whole, self._incoming, self._length = self._incoming, None, 0
+        return whole
 
 
 class _Connection:
@@ -135,6 +142,7 @@ class GrpcServer:
         check_names(self.names)
         self.limit, self.rejoins = _FIRST, True
         self._events: queue.SimpleQueue[tuple[_Connection | None, Event]] = queue.SimpleQueue()
+        self._room = Room()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
         self._warned: set[str] = set()
@@ -331,7 +339,7 @@ class GrpcServer:
             return False
 
     def _read(self, connection: _Connection, requests: Any) -> None:
-        assembly = Assembly(lambda: self.limit)
+        assembly = Assembly(lambda: self.limit, self._room)
         try:
             for piece in requests:
                 message = assembly.add(piece)
@@ -344,7 +352,7 @@ class GrpcServer:
             connection.close("has lost its connection")
         connection.close()
 
-    def _take(self, connection: _Connection, message: bytes) -> None:
+    def _take(self, connection: _Connection, message: Message) -> None:
         with self._lock:
             if self._connections.get(connection.site) is connection:
                 connection.unread += 1

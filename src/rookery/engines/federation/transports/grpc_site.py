@@ -95,8 +95,9 @@ def join(
             if connected:
                 tell(f"Connected to {address}.")
             for piece in stream:
-                message = assembly.add(piece)
-                if message is not None:
+                whole = assembly.add(piece)
+                if whole is not None:
+                    message = bytes(whole)
                     if trust is not None and heard(trust, message):
                         continue
                     for part in pieces(handle(message)):

@@ -1,4 +1,4 @@
-"""Sites within this process: a request is answered by the time it is sent."""
+"""Sites within this process: a request is answered when its reply is received, so that replies are there one by one."""
 
 import time
 from collections import deque
@@ -23,24 +23,25 @@ class Memory:
     def __init__(self, count: int, ask: Callable[[int, Message], Message], names: Sequence[str] | None = None) -> None:
         self.names = tuple(names or (f"client {i}" for i in range(count)))
         self._ask, self.limit, self.rejoins = ask, 0, False  # nobody looks at the limit
-        self._events: deque[Event] = deque()
+        self._requests: deque[tuple[int, Message]] = deque()
 
     def send(self, site: int, message: Message) -> None:
-        """Ask, up to three times."""
-        for _ in range(ATTEMPTS):
-            try:
-                return self._events.append(Event(site, "reply", self._ask(site, message)))
-            except (TimeoutError, ConnectionError):
-                continue
-        self._events.append(Event(site, "gone", f"did not answer, {ATTEMPTS} times".encode()))
+        """See `Transport`."""
+        self._requests.append((site, message))
 
     def receive(self, seconds: float) -> Event | None:
-        """See `Transport`."""
-        if not self._events:
+        """Ask the next site, up to three times."""
+        if not self._requests:
             if seconds > 0:
                 time.sleep(min(seconds, 0.01))
             return None
-        return self._events.popleft()
+        site, message = self._requests.popleft()
+        for _ in range(ATTEMPTS):
+            try:
+                return Event(site, "reply", self._ask(site, message))
+            except (TimeoutError, ConnectionError):
+                continue
+        return Event(site, "gone", f"did not answer, {ATTEMPTS} times".encode())
 
     def dismiss(self, site: int, why: str) -> None:
         """Nothing to do."""
