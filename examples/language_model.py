@@ -17,7 +17,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,6 +206,14 @@ def transformer(key: jax.Array, sizes: Sizes) -> dict:
     return {"words": words, "places": places, "layers": layers, "norm": jnp.ones(d), "out": jnp.zeros((d, len(WORDS)))}
 
 
+def times(a: jax.Array, w: Any) -> jax.Array:
+    """Multiply by a matrix; or by a frozen matrix and its adapter, two thin ones (see adapters.py)."""
+    if not isinstance(w, tuple):
+        return a @ w
+    frozen, down, up = w
+    return a @ frozen + (a @ down.astype(a.dtype)) @ up.astype(a.dtype)
+
+
 def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
     """Return the mean cross-entropy of the next word, for each row."""
     seen, following = rows[:, :-1], rows[:, 1:]
@@ -214,15 +222,15 @@ def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
     scaled = lambda a, scale: jax.nn.standardize(a, epsilon=1e-5) * scale
 
     def layer(a, own):
-        q, k, v = jnp.split((scaled(a, own["norms"][0]) @ own["qkv"]).reshape(batch, length, heads, -1), 3, axis=-1)
+        q, k, v = jnp.split(times(scaled(a, own["norms"][0]), own["qkv"]).reshape(batch, length, heads, -1), 3, axis=-1)
         scores = jnp.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
         shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-        a = a + jnp.einsum("bhij,bjhd->bihd", shares, v).reshape(a.shape) @ own["mix"]
-        return a + jax.nn.gelu(scaled(a, own["norms"][1]) @ own["up"]) @ own["down"], None
+        a = a + times(jnp.einsum("bhij,bjhd->bihd", shares, v).reshape(a.shape), own["mix"])
+        return a + times(jax.nn.gelu(times(scaled(a, own["norms"][1]), own["up"])), own["down"]), None
 
     a, _ = jax.lax.scan(layer, model["words"][seen] + model["places"], model["layers"])
     scores = scaled(a, model["norm"]) @ model["out"]
-    return optax.softmax_cross_entropy_with_integer_labels(scores, following).mean(axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(scores.astype(jnp.float32), following).mean(axis=1)
 
 
 @partial(jax.jit, static_argnames="heads")

@@ -152,21 +152,30 @@ def _extended(cls: Any) -> Any:
                 "with_server_optimizer(lower=…) would step on it. Leave lower out."
             )
         upper = _start(getattr(self, _UPPER), state.x, "upper")
-        return _with_moments(state, Moments(upper, _start(lower, state.y, "lower")))
+        return _with_moments(state, Moments(upper, _start(lower, _lower(self, state), "lower")))
 
     def one_round(self: Any, fed: Fed, state: Any, key: Array) -> Any:
         """Run the method's round, then step from where it began."""
         after = cls.round(self, fed, _without_moments(state), key)
         x, upper = _stepped(getattr(self, _UPPER), state.x, after.x, state.server_optimizer.upper)
-        y, lower = _stepped(getattr(self, _LOWER), state.y, after.y, state.server_optimizer.lower)
+        below, lower = _stepped(getattr(self, _LOWER), _lower(self, state), _lower(self, after), state.server_optimizer.lower)
         if isinstance(fed.problem, WeightedNodes) and getattr(self, _UPPER) is not None:
             x = capped_simplex(x, fed.problem.cap)  # the engine projects onto other sets
-        return _with_moments(after._replace(x=x, y=y), Moments(upper, lower))
+        return _with_moments(after._replace(x=x, **dict(zip(_lower_names(self), below, strict=True))), Moments(upper, lower))
 
     methods = {"init": init, "round": one_round, "__doc__": cls.__doc__}
     fields: list[Any] = [(_UPPER, Any, None), (_LOWER, Any, None)]
     name = f"{cls.__name__}WithServerOptimizer"
     return dataclasses.make_dataclass(name, fields, bases=(cls,), namespace=methods, frozen=True)
+
+
+def _lower(method: Any, state: Any) -> tuple[tree.Tree, ...]:
+    """The variables that `lower` steps: y, and z of the methods that follow the lower level twice."""
+    return tuple(getattr(state, name) for name in _lower_names(method))
+
+
+def _lower_names(method: Any) -> tuple[str, ...]:
+    return getattr(method, "lower_variables", ("y",))
 
 
 def _start(optimizer: Any, z: tree.Tree, name: str) -> Any:
