@@ -1,14 +1,17 @@
 """Learn whose text to trust while fine-tuning a frozen language model: for models of which a client trains a part.
 
-The base model is trained on public prose, and then frozen: in bfloat16, divided among all devices, and held once for all
-clients. y are low-rank adapters (LoRA), one per weight matrix, and x has a weight for each client. Clients and server
-exchange only these. The text, the spoilt clients and the model are those of `language_model.py`.
+The base model is trained on public prose, and then frozen: in bfloat16, divided among all devices, and held once for
+all clients. y are low-rank adapters (LoRA), one for each weight matrix of a layer, and x has a number for each client.
+Clients and server exchange x, y and F2SA's second copy of y, and nothing of the base. The text, the spoilt clients and
+the model are those of `language_model.py`. FedAvg on the adapters, with all text alike, is the yardstick.
 
-`python examples/adapters.py` takes a minute on a GPU; with `--small`, half a minute on a laptop.
+`python examples/adapters.py` is for a GPU; with `--small`, it takes a minute or two on a laptop. For a model of your
+own, replace `base_model`, and `adapted` if its matrices have other names.
 """
 
 import argparse
-from functools import partial
+import time
+from pathlib import Path
 from random import Random
 
 import jax
@@ -16,11 +19,18 @@ import jax.numpy as jnp
 import language_model as lm
 import numpy as np
 import optax
+import pandas as pd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import rookery as rk
 
 MATRICES = ("qkv", "mix", "up", "down")
+RANK = 8
+NESTED, ALL = "F2SA, learnt weights", "FedAvg, all text"
+STEPS = {  # of the base model, and of the adapters: see lm.Steps
+    lm.LARGE: (1e-3, lm.Steps(1e-2, 0.1, weight=0.2, multiplier=1.0)),
+    lm.SMALL: (1e-2, lm.Steps(1e-2, 0.1, weight=0.1, multiplier=1.0)),
+}
 
 
 def public_text(pieces: int, context: int) -> np.ndarray:
@@ -83,29 +93,94 @@ def adapted(base: dict, y: dict) -> dict:
     return base | {"layers": base["layers"] | layers}
 
 
-def problem_of(base: dict, sizes: lm.Sizes, clients: rk.Clients) -> rk.Bilevel:
+def nested_problem(base: dict, sizes: lm.Sizes, clients: rk.Clients) -> rk.Bilevel:
     """The weights of the clients above, the adapters below."""
 
     def upper(x, y, batch):
         return jnp.mean(lm.losses(adapted(base, y), batch["words"], sizes.heads))
 
     def lower(x, y, batch):
-        weights = jax.nn.sigmoid(x) / jnp.sum(clients.weights * jax.nn.sigmoid(x))  # 1 on average
-        fit = jnp.mean(weights[batch["client"]] * lm.losses(adapted(base, y), batch["words"], sizes.heads))
+        own = lm.weights(x, clients)[batch["client"]]
+        fit = jnp.mean(own * lm.losses(adapted(base, y), batch["words"], sizes.heads))
         return fit + lm.DECAY / 2 * lm.squares(y)
 
     return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -5, 3))
 
 
-def fine_tune(base: dict, sizes: lm.Sizes, data: lm.Data, steps: dict, rounds: int, seed: int, callbacks=()):
-    """Learn adapters and weights."""
-    clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
-    adam = optax.inject_hyperparams(optax.adam)
-    step = steps["local"]
-    method = rk.F2SA(1.0, step, auxiliary_step=step, multiplier=1.0, local_steps=2, batch_size=sizes.batch)
-    method = rk.with_server_optimizer(method, upper=adam(steps["weight"]), lower=adam(steps["model"]))
-    init = np.zeros(clients.n, np.float32), adapters(jax.random.key(seed), base, rank=8)
-    watch = lambda x, y: {"perplexity": lm.perplexity(adapted(base, y), data.test, sizes.heads)}
-    run = {"cohort": sizes.cohort, "evaluate": watch, "every": max(1, rounds // 10), "seed": seed}
+def plain_problem(base: dict, sizes: lm.Sizes) -> rk.SingleLevel:
+    """Return the problem without weights."""
+
+    def loss(y, batch):
+        fit = jnp.mean(lm.losses(adapted(base, y), batch["words"], sizes.heads))
+        return fit + lm.DECAY / 2 * lm.squares(y)
+
+    return rk.SingleLevel(loss)
+
+
+def fine_tune(name: str, base: dict, sizes: lm.Sizes, data: lm.Data, seed: int, rounds: int, callbacks=()):
+    """Train adapters: with learnt weights, or with all text alike."""
+    _, steps = STEPS[sizes]
+    adam, thin = optax.inject_hyperparams(optax.adam), adapters(jax.random.key(seed), base, RANK)
+    common = {"local_steps": sizes.local_steps // 2, "batch_size": sizes.batch}
+    told = lambda y: {"perplexity": lm.perplexity(adapted(base, y), data.test, sizes.heads)}
+    if name == NESTED:
+        clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
+        problem, init = nested_problem(base, sizes, clients), (np.zeros(clients.n, np.float32), thin)
+        method = rk.F2SA(1.0, steps.local, auxiliary_step=steps.local, multiplier=steps.multiplier, **common)
+        method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
+        watch = lambda x, y: {**told(y), **lm.of_kinds(x, data)}
+    else:
+        both = zip(data.training, data.checked, strict=True)
+        texts = [{"words": np.concatenate([own["words"], few["words"]])} for own, few in both]
+        clients = rk.Clients(upper=texts, weights="size")
+        problem, init = plain_problem(base, sizes), thin
+        method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
+        watch = lambda y, _: told(y)
+    run = {"cohort": sizes.cohort, "evaluate": watch, "every": max(1, rounds // 20), "seed": seed}
     engine = rk.Simulation(block=sizes.cohort)
-    return rk.solve(problem_of(base, sizes, clients), clients, method, init, rounds, **run, engine=engine, callbacks=callbacks)
+    return rk.solve(problem, clients, method, init, rounds, **run, engine=engine, callbacks=callbacks, progress=False)
+
+
+def main() -> None:
+    """Train the base, freeze it, and fine-tune adapters with both methods."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--small", action="store_true", help="a base of 32,000 parameters and 16 clients")
+    parser.add_argument("--rounds", type=int, help="rounds of each run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--minutes", type=float, default=np.inf, help="after so many minutes, stop")
+    parser.add_argument("--out", type=Path, default=Path("adapters"), help="folder to write to")
+    options = parser.parse_args()
+    sizes, begin = lm.SMALL if options.small else lm.LARGE, time.perf_counter()
+    rounds = options.rounds or (100 if options.small else 300)
+    late = lambda: time.perf_counter() - begin > 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    base = frozen(base_model(sizes, STEPS[sizes][0], steps=300))
+    size = lambda parts: sum(a.size for a in jax.tree.leaves(parts))
+    thin = size(jax.eval_shape(lambda: adapters(jax.random.key(0), base, RANK)))
+    print(f"base: {size(base):,} parameters, frozen in {base['out'].dtype} on {jax.device_count()} device(s)")
+    print(f"adapters: {thin:,} parameters ({100 * thin / size(base):.1f} % of the base)")
+    print(
+        f"a client receives and sends back, in a round of F2SA, y and z: {2 * thin:,}; x: {sizes.clients}; base: none"
+    )
+    finished, learnt = [], []
+    for seed in options.seeds:
+        data = lm.make(sizes, seed)
+        start = float(lm.perplexity(base, data.test, sizes.heads))
+        print(f"seed {seed}: perplexity of the base {start:.1f}", flush=True)
+        for name in (NESTED, ALL):
+            if late():
+                break
+            run = fine_tune(name, base, sizes, data, seed, rounds, callbacks=[lambda run: late()])
+            finished.append(run.history.assign(method=name, seed=seed, base=start))
+            pd.concat(finished).to_csv(options.out / "histories.csv", index=False)
+            if name == NESTED:
+                learnt.append(lm.weights_of(run.x, data).assign(seed=seed))
+                pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
+    print(lm.table(pd.concat(finished)).to_string(index=False))
+    print(pd.concat(learnt).groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
+    print(f"{time.perf_counter() - begin:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()
