@@ -117,28 +117,23 @@ def plain_problem(base: dict, sizes: lm.Sizes) -> rk.SingleLevel:
     return rk.SingleLevel(loss)
 
 
-def fine_tune(name: str, base: dict, sizes: lm.Sizes, data: lm.Data, seed: int, rounds: int, callbacks=()):
-    """Train adapters: with learnt weights, or with all text alike."""
+def setting(name: str, base: dict, sizes: lm.Sizes, data: lm.Data, seed: int) -> lm.Setting:
+    """Return the problem and the method that trains adapters: with learnt weights, or with all text alike."""
     _, steps = STEPS[sizes]
     adam, thin = optax.inject_hyperparams(optax.adam), adapters(jax.random.key(seed), base, RANK)
     common = {"local_steps": sizes.local_steps // 2, "batch_size": sizes.batch}
-    told = lambda y: {"perplexity": lm.perplexity(adapted(base, y), data.test, sizes.heads)}
+    found = lambda y: {"perplexity": lm.perplexity(adapted(base, y), data.test, sizes.heads)}
     if name == NESTED:
         clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
         problem, init = nested_problem(base, sizes, clients), (np.zeros(clients.n, np.float32), thin)
         method = rk.F2SA(1.0, steps.local, auxiliary_step=steps.local, multiplier=steps.multiplier, **common)
         method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
-        watch = lambda x, y: {**told(y), **lm.of_kinds(x, data)}
-    else:
-        both = zip(data.training, data.checked, strict=True)
-        texts = [{"words": np.concatenate([own["words"], few["words"]])} for own, few in both]
-        clients = rk.Clients(upper=texts, weights="size")
-        problem, init = plain_problem(base, sizes), thin
-        method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
-        watch = lambda y, _: told(y)
-    run = {"cohort": sizes.cohort, "evaluate": watch, "every": max(1, rounds // 20), "seed": seed}
-    engine = rk.Simulation(block=sizes.cohort)
-    return rk.solve(problem, clients, method, init, rounds, **run, engine=engine, callbacks=callbacks, progress=False)
+        return lm.Setting(problem, clients, method, init, lambda x, y: found(y) | lm.of_kinds(x, data))
+    both = zip(data.training, data.checked, strict=True)
+    texts = [{"words": np.concatenate([own["words"], few["words"]])} for own, few in both]
+    clients = rk.Clients(upper=texts, weights="size")
+    method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
+    return lm.Setting(plain_problem(base, sizes), clients, method, thin, lambda y, _: found(y))
 
 
 def main() -> None:
@@ -160,9 +155,7 @@ def main() -> None:
     thin = size(jax.eval_shape(lambda: adapters(jax.random.key(0), base, RANK)))
     print(f"base: {size(base):,} parameters, frozen in {base['out'].dtype} on {jax.device_count()} device(s)")
     print(f"adapters: {thin:,} parameters ({100 * thin / size(base):.1f} % of the base)")
-    print(
-        f"a client receives and sends back, in a round of F2SA, y and z: {2 * thin:,}; x: {sizes.clients}; base: none"
-    )
+    print(f"a client receives and sends back, in a round of F2SA, x, y and z: {sizes.clients} + 2 × {thin:,} numbers")
     finished, learnt = [], []
     for seed in options.seeds:
         data = lm.make(sizes, seed)
@@ -171,12 +164,15 @@ def main() -> None:
         for name in (NESTED, ALL):
             if late():
                 break
-            run = fine_tune(name, base, sizes, data, seed, rounds, callbacks=[lambda run: late()])
+            made = setting(name, base, sizes, data, seed)
+            run = lm.run_rounds(made, sizes, rounds, max(1, rounds // 20), seed, callbacks=[lambda run: late()])
             finished.append(run.history.assign(method=name, seed=seed, base=start))
             pd.concat(finished).to_csv(options.out / "histories.csv", index=False)
             if name == NESTED:
                 learnt.append(lm.weights_of(run.x, data).assign(seed=seed))
                 pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
+    if not finished:
+        return print("No run was finished: give it more minutes.")
     print(lm.table(pd.concat(finished)).to_string(index=False))
     print(pd.concat(learnt).groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
     print(f"{time.perf_counter() - begin:.0f} s in all")

@@ -13,7 +13,6 @@ the steps were chosen.
 """
 
 import argparse
-import dataclasses
 import time
 from functools import partial
 from itertools import product
@@ -242,7 +241,7 @@ def perplexity(model: dict, rows: jax.Array, heads: int) -> jax.Array:
 
 
 def weights(x: jax.Array, clients: rk.Clients) -> jax.Array:
-    """Return the weights of the clients' text: all equal at first, and about 1 on average."""
+    """Return the weights of the clients' text, which are equal at first."""
     trust = jax.nn.sigmoid(x)
     return trust / jnp.sum(clients.weights * trust) ** 0.75
 
@@ -276,32 +275,50 @@ def squares(tree: dict) -> jax.Array:
 # The runs.
 
 
-def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: int, every: int, callbacks=()):
-    """Run one method on one seed's text."""
-    adam = optax.inject_hyperparams(optax.adam)
-    half = sizes.local_steps // 2
+class Setting(NamedTuple):
+    """What `rk.solve` is given first, and what is evaluated."""
+
+    problem: Any
+    clients: rk.Clients
+    method: Any
+    init: Any
+    watch: Any
+
+
+def setting(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int) -> Setting:
+    """Return the problem and the method of this name."""
+    adam, step = optax.inject_hyperparams(optax.adam), steps.local
+    halved = {"local_steps": sizes.local_steps // 2, "batch_size": sizes.batch}
     model = transformer(jax.random.key(seed), sizes)
     if name == NESTED:
         clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
         problem, init = nested_problem(sizes, clients), (np.zeros(clients.n, np.float32), model)
-        method = rk.F2SA(1.0, steps.local, auxiliary_step=steps.local, multiplier=steps.multiplier)
-        method = dataclasses.replace(method, local_steps=half, batch_size=sizes.batch)
+        method = rk.F2SA(1.0, step, auxiliary_step=step, multiplier=steps.multiplier, **halved)
         method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
         watch = lambda x, y: {"perplexity": perplexity(y, data.test, sizes.heads), **of_kinds(x, data)}
-    else:
-        texts = {CHECKED: lambda own, few: [few]}.get(name, lambda own, few: [own, few])
-        pairs = zip(data.training, data.checked, data.kinds, strict=True)
-        kept = [texts(own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
-        clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
-        problem, init = plain_problem(sizes), model
-        local_steps = half if name == HALF else sizes.local_steps
-        method = rk.FedAvg(steps.local, local_steps=local_steps, batch_size=sizes.batch)
-        method = rk.with_server_optimizer(method, upper=adam(steps.model))
-        watch = lambda x, y: {"perplexity": perplexity(x, data.test, sizes.heads)}
-    cohort = min(sizes.cohort, clients.n)
-    engine = rk.Simulation(block=cohort)  # the whole cohort side by side: a GPU has room
-    run = {"cohort": cohort, "evaluate": watch, "every": every, "seed": seed, "engine": engine}
-    return rk.solve(problem, clients, method, init, rounds, **run, callbacks=callbacks, progress=False)
+        return Setting(problem, clients, method, init, watch)
+    texts = {CHECKED: lambda own, few: [few]}.get(name, lambda own, few: [own, few])
+    pairs = zip(data.training, data.checked, data.kinds, strict=True)
+    kept = [texts(own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
+    clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
+    method = rk.FedAvg(step, **(halved if name == HALF else halved | {"local_steps": sizes.local_steps}))
+    method = rk.with_server_optimizer(method, upper=adam(steps.model))
+    watch = lambda x, y: {"perplexity": perplexity(x, data.test, sizes.heads)}
+    return Setting(plain_problem(sizes), clients, method, model, watch)
+
+
+def run_rounds(made: Setting, sizes: Sizes, rounds: int, every: int, seed: int, callbacks=()):
+    """Run a setting, with the whole cohort side by side: a GPU has room."""
+    cohort = min(sizes.cohort, made.clients.n)
+    how = {
+        "cohort": cohort,
+        "engine": rk.Simulation(block=cohort),
+        "seed": seed,
+        "evaluate": made.watch,
+        "every": every,
+    }
+    problem, clients, method, init, _ = made
+    return rk.solve(problem, clients, method, init, rounds, **how, callbacks=callbacks, progress=False)
 
 
 def relative(x: jax.Array, data: Data) -> jax.Array:
@@ -363,7 +380,7 @@ def search(sizes: Sizes, rounds: int) -> None:
         for one, other in product((0.3, 1.0, 3.0), repeat=2):
             start = CHOSEN[sizes]
             steps = start._replace(**{"model": one * start.model, word: other * getattr(start, word)})
-            run = train(name, sizes, data, steps, 0, rounds, rounds)
+            run = run_rounds(setting(name, sizes, data, steps, 0), sizes, rounds, rounds, 0)
             found = f"{run.history['perplexity'].iloc[-1]:.3f}" if run.stopped is None else run.stopped
             told = f"{name:24} model={steps.model:g} {word}={getattr(steps, word):g}: {found}"
             print(f"{time.perf_counter() - begin:6.0f} s  {told}", flush=True)
@@ -410,12 +427,14 @@ def main() -> None:
             print(f"{elapsed():6.0f} s  {told}", flush=True)
             return late()
 
-        steps = CHOSEN[sizes]._replace(**others)
-        run = train(name, sizes, data[seed], steps, seed, rounds, every, callbacks=[save])
+        made = setting(name, sizes, data[seed], CHOSEN[sizes]._replace(**others), seed)
+        run = run_rounds(made, sizes, rounds, every, seed, callbacks=[save])
         finished.append(run.history.assign(method=name, seed=seed))
         if name == NESTED:
             learnt.append(weights_of(run.x, data[seed]).assign(seed=seed))
             pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
+    if not finished:
+        return print("No run was finished: give it more minutes.")
     histories = pd.concat(finished)
     print(table(histories).to_string(index=False))
     if learnt:
