@@ -26,6 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pandas as pd
+from matplotlib.ticker import LogLocator
 
 import rookery as rk
 
@@ -56,13 +57,13 @@ class Steps(NamedTuple):
 
 
 LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=400)
-SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=4, batch=8, rounds=200)
-ALL, HALF, CHECKED, NESTED, CLEAN = (
-    "FedAvg, all text",
-    "FedAvg, all text, half the local steps",
-    "FedAvg, checked text",
+SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=4, batch=8, rounds=100)
+METHODS = NESTED, ALL, CLEAN, CHECKED, HALF = (
     "F2SA, learnt weights",
+    "FedAvg, all text",
     "FedAvg, clean clients",
+    "FedAvg, checked text",
+    "FedAvg, all text, half the local steps",
 )
 CHOSEN = {LARGE: Steps(5e-4, 0.01), SMALL: Steps(1e-2, 0.1)}
 DECAY = 1e-5
@@ -361,6 +362,7 @@ def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
         left.plot(over.index, over["mean"], color=colours[name], ls="--" if name == CLEAN else "-", label=name)
         left.fill_between(over.index, over["min"], over["max"], color=colours[name], alpha=0.2, lw=0)
     left.set(title="Perplexity of clean test text", xlabel="round", yscale="log")
+    left.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     left.legend()
     names = ("clean", *KINDS)
     places = weights["kind"].map(names.index).to_numpy()
@@ -393,7 +395,7 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="try step sizes, and print the results")
     parser.add_argument("--rounds", type=int, help="rounds of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="by default, seeds that chose no step")
-    parser.add_argument("--methods", nargs="+", choices=[NESTED, ALL, CLEAN, CHECKED, HALF], help="only these")
+    parser.add_argument("--methods", nargs="+", default=[NESTED, ALL, CLEAN], choices=METHODS)
     parser.add_argument("--minutes", type=float, default=np.inf, help="after so many minutes, stop")
     parser.add_argument("--out", type=Path, default=Path("language-model"), help="folder to write to")
     for word in Steps._fields:
@@ -404,8 +406,6 @@ def main() -> None:
     others = {word: value for word in Steps._fields if (value := getattr(options, word)) is not None}
     if options.search:
         return search(sizes, rounds)
-    methods = options.methods or ((NESTED, ALL, CLEAN) if options.small else (NESTED, ALL, CLEAN, CHECKED, HALF))
-
     begin, every = time.perf_counter(), max(1, rounds // 20)
     elapsed = lambda: time.perf_counter() - begin
     late = lambda: elapsed() > 60 * options.minutes
@@ -414,7 +414,7 @@ def main() -> None:
     print(f"{sum(a.size for a in jax.tree.leaves(model)):,} parameters, {sizes.clients} clients, {len(WORDS)} words")
     data = {seed: make(sizes, seed) for seed in options.seeds}
     finished, learnt = [], []
-    for name, seed in product(methods, options.seeds):
+    for name, seed in product(options.methods, options.seeds):
         if late():
             break
 
