@@ -1,5 +1,6 @@
 """Two neighbouring federations, run side by side: what their clients release differs, and nothing else does."""
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -70,7 +71,7 @@ class Run:
     def again(self, clients: Any, other: int, left_out: bool = False, rounds: int = 2) -> list[Any]:
         """Compute it again with other data of one client, or without that client."""
         self._tape = Tape()
-        return self._carries(clients, other, left_out, rounds)
+        return self._carries(_as_long(clients, self.job.clients), other, left_out, rounds)
 
     def _carries(self, clients: Any, other: int | None, left_out: bool, rounds: int) -> list[Any]:
         traced, job = self.traced, self.job
@@ -95,6 +96,17 @@ class Run:
         found = [_distance(*results, *scales) for results, scales in (zip(a, b, strict=True) for a, b in both)]
         ends = [0, *self.marks]
         return [found[begin:end] for begin, end in pairwise(ends)]
+
+
+def _as_long(clients: Any, like: Any) -> Any:
+    """The clients with unused rows after the last one, so that a compiled part of the plan takes their data, too."""
+    clients = copy(clients)
+    for level in ("_lower", "_upper"):
+        data, wanted = getattr(clients, level), getattr(like, level)
+        if data is not None:
+            pad = lambda a, to: jnp.concatenate([a, jnp.zeros((len(to) - len(a), *a.shape[1:]), a.dtype)])
+            setattr(clients, level, replace(data, rows=jax.tree.map(pad, data.rows, wanted.rows)))
+    return clients
 
 
 def _distance(here: list[np.ndarray], there: list[np.ndarray], scale: float, same: float) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,24 @@ def test_list_of_one_algorithm_gives_its_settings():
     (row,) = [entry for entry in entries if entry["setting"] == "neumann_terms"]
     assert (row["default"], row["in its paper"]) == ("5", "N")
     assert "terms of that series" in row["meaning"]
+
+
+def test_soba_has_its_own_settings_and_runs(tmp_path):
+    """It is a function that returns FedBiO: what it fixes cannot be set, and linear_step follows lower_step."""
+    rows = json.loads(invoke("list", "soba", "--json").stdout)["SOBA"]
+    assert [row["setting"] for row in rows] == ["upper_step", "lower_step", "linear_step", "batch_size"]
+    assert rows[0]["in its paper"] == "ργ, on x"
+    assert "SOBA" in {row["name"] for row in json.loads(invoke("list", "algorithms", "--json").stdout)["algorithms"]}
+    small = ["--clients", 2, "--set", "lower_step=0.1", "--rounds", 1, "--quiet"]
+    result = invoke("run", "quadratic", "--algorithm", "soba", *small, "--out", tmp_path / "a")
+    assert result.exit_code == 0, result.output
+    used = json.loads((tmp_path / "a" / "run.json").read_text())["hyperparameters"]
+    assert (used["local_steps"], used["shared_batch"], used["linear_step"]) == (1, True, 0.1)
+    repeated = tomllib.loads((tmp_path / "a" / "run.toml").read_text())
+    assert (repeated["algorithm"], {*repeated["set"]}) == ("SOBA", {row["setting"] for row in rows})
+    assert "SOBA on quadratic has no setting 'local_steps'" in refused(
+        "run", "quadratic", "--algorithm", "SOBA", "--set", "local_steps=3"
+    )
 
 
 def test_lists_say_what_each_methods_own_field_may_be():
@@ -450,6 +469,7 @@ def test_single_level_methods_get_the_single_level_reading():
     [
         ("minimax", ["--clients", 3], "distance", 0.5),
         ("compositional", [], "distance", 0.5),
+        ("multi-level", [], "distance", 0.5),
         slow("single-level", ["--clients", 10, "--cohort", 5, "--set", "width=8"], "loss", 0.8),
         slow("weighted-nodes", [], "similar_weight", -1.5),  # it rises by half at least
     ],
@@ -468,7 +488,9 @@ def test_a_new_algorithm_for_every_class_of_problems(problem, settings, metric, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", ["bilevel", "minimax", "compositional", "single-level", "weighted-nodes"])
+@pytest.mark.parametrize(
+    "problem", ["bilevel", "minimax", "compositional", "multi-level", "single-level", "weighted-nodes"]
+)
 def test_a_new_algorithm_keeps_the_contract(problem, tmp_path):
     file = tmp_path / f"kept_{problem.replace('-', '_')}.py"
     said = invoke("new", "algorithm", "FedX", "--problem", problem, "--out", file).stdout

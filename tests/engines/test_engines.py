@@ -609,6 +609,36 @@ def test_unequal_clients_have_the_same_problem_on_both_engines(engine: Any) -> N
     np.testing.assert_allclose(run.x, x - 0.5 * np.mean(gradients, axis=0), rtol=1e-12)
 
 
+def test_a_statistic_of_the_batch_is_not_split(recwarn: Any) -> None:
+    """It may be no mean where batches stay whole, without a warning; elsewhere the run is refused, on all engines."""
+    problem = rk.SingleLevel(NO_MEANS["logsumexp"], batch_statistic=True)
+    fine = lambda clients, method: rk.Simulation().open(Job(problem, clients, method, (jnp.ones(2), ()), 2)).close()
+    fine(data(4, 4), rk.FedAvg())
+    fine(data(3, 5), rk.FedAvg(batch_size=3))
+    assert not recwarn.list
+    private = rk.private(epsilon=8, delta=1e-5, clip=1.0, rounds=1, unit="record")
+    cases = [
+        (data(3, 5), rk.FedAvg(), {}),
+        (data(3, 5), rk.FedAvg(batch_size=4), {}),
+        (data(4, 4), rk.FastDRO(), {}),
+        (data(4, 4), rk.FedAvg(batch_size=2), {"channel": private}),
+    ]
+    refused = r"^SingleLevel\.loss must be evaluated on whole batches, because of batch_statistic=True; this run"
+    for clients, method, more in cases:
+        for run_by in (rk.Simulation(), rk.Federation()):
+            with pytest.raises(ValueError, match=refused):
+                rk.solve(problem, clients, method, jnp.ones(2), 1, engine=run_by, **more)
+    with pytest.raises(ValueError, match=refused):
+        rk.solve(
+            problem, data(3, 5), rk.FedAvg(batch_size=3), jnp.ones(2), 1,
+            evaluate_client=lambda client, x, y: {"loss": client.f(x, y, client.samples())},
+        )  # fmt: skip
+    nested = rk.Minimax(lambda x, y, b: jnp.sum(gaps(x, b)) + x @ y - y @ y, batch_statistic=True)
+    assert nested.as_bilevel().batch_statistic
+    (line,) = [line for line in rk.check(problem, data(4, 4), jnp.ones(2)).lines if line.name == "means over the batch"]
+    assert (line.verdict, line.value) == ("note", "not compared: batch_statistic=True")
+
+
 # Divergence.
 
 PAIR = rk.SingleLevel(lambda x, b: jnp.mean((x["a"] - b) ** 2) + jnp.mean(x["b"] ** 2))

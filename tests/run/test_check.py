@@ -70,7 +70,7 @@ def test_a_sum_for_a_mean() -> None:
 def test_a_remedy_for_a_sum_is_one_that_the_clients_do_not_have_yet() -> None:
     summed = rk.SingleLevel(lambda x, b: jnp.sum((b["a"] @ x - b["t"]) ** 2))
     advice = lambda *sizes: bad(summed, rk.Clients(upper=[rows(size) for size in sizes]), INIT[0])[0].advice
-    assert advice(4, 4).endswith("; ignore this if the loss uses statistics of the batch, e.g. batch normalisation.")
+    assert advice(4, 4).endswith("e.g. Cox's or one with batch normalisation, give the problem batch_statistic=True.")
     assert advice(4, 5).endswith("; or give all clients the same number of samples, and batches that are not larger.")
 
 

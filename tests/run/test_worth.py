@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 import rookery as rk
 from rookery import cli
 from rookery.data import heart
-from rookery.run.worth import judging, methods
-from rookery.run.worth.designs import RIDGE, Site, minimise, site
+from rookery.run.worth import methods, metrics
+from rookery.run.worth.designs import Site, site
+from rookery.run.worth.fits import RIDGE, minimise
 from rookery.run.worth.hospitals import Hospital, federation, split
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, PENALTIES, POOLED
 
@@ -387,7 +388,7 @@ def test_hospitals_that_follow_one_rule_gain_and_the_brier_score_sees_it_first()
     gaining = lambda metric: federated.loc[federated[f"{metric}_verdict"] == "gains", "hospital"].nunique()
     assert (gaining("accuracy"), gaining("brier")) == (0, 5)
     assert re.search("by Brier score, .* gain", result.other_metrics)
-    for metric in judging.METRICS:
+    for metric in metrics.METRICS:
         assert not (federated[f"{metric}_verdict"] == "loses").any()
 
 

@@ -10,7 +10,7 @@ from scipy.stats import t
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from tests.run.worth_tables import rows, study
 
-from rookery.run.worth import judging
+from rookery.run.worth import judging, metrics
 from rookery.run.worth.designs import Site
 from rookery.run.worth.hospitals import Hospital, split
 from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
@@ -19,11 +19,11 @@ from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
 def test_metrics_agree_with_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     chances, positive = rng.integers(0, 8, 60) / 8, rng.random(60) < 0.3
-    assert judging.auc(chances, positive) == pytest.approx(roc_auc_score(positive, chances), abs=1e-12)
+    assert metrics.auc(chances, positive) == pytest.approx(roc_auc_score(positive, chances), abs=1e-12)
     wanted = balanced_accuracy_score(positive, chances > 0.5)
-    assert judging.balanced_accuracy(chances, positive) == pytest.approx(wanted, abs=1e-12)
-    assert np.isnan(judging.auc(chances, np.ones(60, bool)))
-    assert judging.calibration(chances, positive) == pytest.approx(abs(chances.mean() - positive.mean()), abs=1e-12)
+    assert metrics.balanced_accuracy(chances, positive) == pytest.approx(wanted, abs=1e-12)
+    assert np.isnan(metrics.auc(chances, np.ones(60, bool)))
+    assert metrics.calibration(chances, positive) == pytest.approx(abs(chances.mean() - positive.mean()), abs=1e-12)
 
 
 def test_the_interval_is_corrected_for_overlapping_splits() -> None:
@@ -70,7 +70,7 @@ def scored(values: dict[str, float], noise: float = 0.01, positive: Any = None) 
     hospital = replace(hospital, positive=positive, splits=parts)
     rng = np.random.default_rng(0)
     table = [
-        {"hospital": "h0", "method": name, "split": i} | dict.fromkeys(judging.METRICS, values.get(name, 0.7) + drawn)
+        {"hospital": "h0", "method": name, "split": i} | dict.fromkeys(metrics.METRICS, values.get(name, 0.7) + drawn)
         for name in METHODS
         for i, drawn in enumerate(rng.normal(0, noise, 20))
     ]
@@ -109,11 +109,11 @@ def test_a_number_is_called_a_hospital_in_sentences() -> None:
 def test_the_brier_score_is_better_when_it_is_lower() -> None:
     table, hospital = scored({})
     measured = pd.DataFrame(
-        {"hospital": "h0", "method": name, "split": i} | dict.fromkeys(judging.METRICS, value + i % 2 / 1000)
+        {"hospital": "h0", "method": name, "split": i} | dict.fromkeys(metrics.METRICS, value + i % 2 / 1000)
         for name, value in (dict.fromkeys(METHODS, 0.2) | {"Ditto": 0.1}).items()
         for i in range(20)
     )
-    measured.loc[measured["method"] == ALONE, list(judging.METRICS)] = 0.2
+    measured.loc[measured["method"] == ALONE, list(metrics.METRICS)] = 0.2
     table = judging.judged(measured, [hospital], "brier").set_index("method")
     assert table.loc["Ditto", "gain"] == pytest.approx(0.0995)
     assert (table.loc["Ditto", "brier_verdict"], table.loc["Ditto", "auc_verdict"]) == ("gains", "loses")

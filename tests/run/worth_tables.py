@@ -19,3 +19,17 @@ def rows(seed: int = 0, sizes: tuple[int, ...] = (40, 24, 30), width: int = 3, s
 def study(table: pd.DataFrame, splits: int = 2) -> methods.Study:
     data = federation(table, "hospital", "ill", None, [], [])
     return methods.Study(tuple(site(data, each, split(each, splits, 0)) for each in data.hospitals))
+
+
+def lives(seed: int = 0, sizes: tuple[int, ...] = (40, 24, 30), width: int = 3, strength: float = 1.0) -> pd.DataFrame:
+    """Days until a death or the end of observation; several patients share a day."""
+    rng = np.random.default_rng(seed)
+    table = rows(seed, sizes, width).drop(columns="ill")
+    risk = strength * table.filter(like="x").sum(axis=1)
+    death, end = rng.exponential(30 * np.exp(-risk)), rng.uniform(5, 60, len(risk))
+    return table.assign(days=np.ceil(np.minimum(death, end)), died=(death <= end).astype(int))
+
+
+def survival_study(table: pd.DataFrame, splits: int = 2) -> methods.Study:
+    data = federation(table, "hospital", None, None, [], [], "days", "died")
+    return methods.Study(tuple(site(data, each, split(each, splits, 0)) for each in data.hospitals))

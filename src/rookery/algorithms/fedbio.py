@@ -286,7 +286,7 @@ class FedBiOAccLocal(_FedBiO):
 def SOBA(
     upper_step: Any = 0.01, lower_step: Any = 0.01, linear_step: Any = None, batch_size: int | None = None
 ) -> FedBiO:
-    """Return SOBA in its synchronous form: `FedBiO` with one local step and one minibatch of each level for all terms.
+    """SOBA in its synchronous form: `FedBiO` with one local step and one minibatch of each level for all terms.
 
     Arguments:
         upper_step: ργ, on x.

@@ -17,7 +17,8 @@ from rookery.language.fed import AtLeastOne, BatchSize, Client, Data, Epochs, Fe
 from rookery.parts.compositional import first_value, slope
 from rookery.parts.momentum import moving_average, storm
 from rookery.parts.projection import ball
-from rookery.problems.problems import Compositional, takes_key
+from rookery.problems.functions import takes_key
+from rookery.problems.problems import Compositional
 
 
 class State(NamedTuple):

@@ -15,37 +15,76 @@ from rookery.cli.terminal import complain, show
 
 if TYPE_CHECKING:
     from rookery.engines.federation.audit import Audit, Counts, Found
+    from rookery.engines.federation.heads import Compared
     from rookery.engines.federation.policy import Policy
 
 
-@app.command(cls=Command)
+class Verify(Command):
+    """The command, which may also be written `rookery audit verify FOLDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        also = args[:1] == ["verify"] and len(args) > 1 and not args[1].startswith("-")
+        return super().parse_args(ctx, args[1:] if also else args)
+
+
+@app.command(cls=Verify)
 def audit(
-    folder: Annotated[Path, typer.Argument(help="The site's folder, as in `rookery site --folder`.")],
+    folder: Annotated[Path, typer.Argument(help="The site's folder, as in `rookery site --folder`; or its log.")],
     policy: Annotated[Path | None, typer.Option(help="The site's policy, to show its limits.")] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="The coordinator's heads.jsonl, to compare with. Default: the receipts beside the log."),
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="ca.pem of a kit, to check the signatures of heads.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name, if there are heads of several.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Verify a site's audit log, and count what the site has answered. Exit code 1 if the log is broken."""
-    from rookery.engines.federation.audit import FILE, read
+    """Verify a site's audit log, and count what the site has answered. Exit code 1 if the log is broken or cut."""
+    from rookery.engines.federation.audit import FILE, RECEIPTS, read
     from rookery.engines.federation.policy import Policy
 
-    path = folder / FILE
+    path = folder if folder.is_file() else folder / FILE
+    heads = path.with_suffix(RECEIPTS) if heads is None and path.with_suffix(RECEIPTS).exists() else heads
     if not path.exists() and not path.with_suffix(".head").exists():
         raise ValueError(f"FOLDER must be a site's folder with {FILE} in it; {folder} has none.")
     rules = Policy() if policy is None else Policy.read(policy)
     limits = rules.limits
     found, log = read(path)
     privacy = _privacy(log, rules)
+    compared = None if heads is None else _compared(path, heads, ca, site)
     data = {
         "log": path, "lines": found.lines, "broken": found.broken, "torn": found.torn, "head": found.head,
         "counts": asdict(log.counts), "limits": limits,
         "runs": {name: asdict(run.counts) | privacy.get("runs", {}).get(name, {}) for name, run in log.runs.items()},
         **({"privacy": privacy["all"]} if privacy else {}),
+        **({} if compared is None else {"heads": {"file": heads, **compared._asdict()}}),
     }  # fmt: skip
     spent = _spent(privacy)
-    show(False, json, data, _verdict(found), _totals(log.counts, limits), *spent, *_runs(log.runs, privacy))
+    verdict = [_verdict(found), *([] if compared is None or compared.wrong else [_agrees(compared, heads)])]
+    show(False, json, data, *verdict, _totals(log.counts, limits), *spent, *_runs(log.runs, privacy))
     if found.broken is not None:
         complain(f"{path} differs from what was written, from line {found.broken} on; the rest is not counted.")
+    if compared is not None and compared.wrong:
+        complain(f"{path} differs from what {heads} says of it: {compared.wrong}.")
+    if found.broken is not None or (compared is not None and compared.wrong):
         raise typer.Exit(1)
+
+
+def _compared(path: Path, heads: Path, ca: Path | None, site: str | None) -> Compared:
+    from rookery.engines.federation.heads import compare
+
+    try:
+        return compare(path, heads, None if ca is None else ca.read_bytes(), site)
+    except OSError as error:
+        raise ValueError(f"--ca must be ca.pem of a kit; {ca} can't be read ({error.strerror}).") from None
+    except ImportError as error:
+        raise ValueError(f"--ca needs cryptography ({error}). Run pip install 'rookery[federation]'.") from None
+
+
+def _agrees(compared: Compared, heads: Path | None) -> str:
+    signed = "with valid signatures" if compared.signed else "whose signatures were not checked: give --ca"
+    return f"It has all {compared.lines:,} lines of the {compared.heads:,} heads in {heads}, {signed}."
 
 
 def _verdict(found: Found) -> str:

@@ -24,14 +24,24 @@ def join(
     table: Annotated[str, typer.Argument(help="A CSV or Parquet file; or heart, the bundled heart-disease table.")],
     by: Annotated[str | None, typer.Option(help="The column with the hospital's name.")] = None,
     label: Annotated[str | None, typer.Option(help="The column with the class to predict.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="For survival, instead of --label: the column with the time observed.")
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option(help="The column that says how it ended: 1 if the event was seen, 0 if censored.")
+    ] = None,
     positive: Annotated[
         str | None,
         typer.Option(help="Its value that counts as positive. Default: the last of two; of more, name one."),
     ] = None,
     splits: Annotated[int, typer.Option(help="How many times the rows are split.")] = 20,
     metric: Annotated[
-        str, typer.Option(help="What the advice refers to: accuracy, balanced_accuracy, auc, brier or calibration.")
-    ] = "accuracy",
+        str | None,
+        typer.Option(
+            help="What the advice refers to: accuracy (default), balanced_accuracy, auc, brier or calibration; with "
+            "times, concordance."
+        ),
+    ] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out. Repeat it for more.")] = None,
     category: Annotated[
         list[str] | None,
@@ -50,15 +60,19 @@ def join(
     if out is not None:
         check_folder(writable(out))
     rows: Any = table
+    survival = time is not None or event is not None
     chosen: dict[str, Any] = {"by": by, "label": label, "categories": category or []}
     if table == "heart":
-        rows, chosen = _heart(), {name: chosen[name] or default for name, default in _HEART.items()}
-    for name in ("by", "label"):
+        defaults = {name: None if survival and name == "label" else default for name, default in _HEART.items()}
+        rows, chosen = _heart(), {name: chosen[name] or default for name, default in defaults.items()}
+    for name in ("by",) if survival else ("by", "label"):
         if chosen[name] is None:
             raise ValueError(f"--{name} must name a column of the table; got none. Give --{name} COLUMN.")
     result = rk.worth(
         rows,
         **chosen,
+        time=time,
+        event=event,
         positive=positive,
         metric=metric,
         splits=splits,

@@ -79,7 +79,7 @@ def _offered(kind: str) -> Rows:
     rows = []
     for name, named in found.items():
         if kind == "algorithm":
-            row = {"solves": ", ".join(problem.__name__ for problem in named.target.solves)}
+            row = {"solves": ", ".join(problem.__name__ for problem in named.algorithm.solves)}
         else:
             row = {"settings": ", ".join(inspect.signature(named.target).parameters)}
         rows.append({"name": name, **row, "what it is": (inspect.getdoc(named.target) or "").split("\n")[0]})
@@ -100,22 +100,26 @@ def _datasets() -> Rows:
 
 def settings_of(named: Named) -> Rows:
     """Return the settings of an algorithm or a task, each with its default and its meaning."""
-    return _hyperparameters(named) if isinstance(named.target, type) else _task_settings(named.target)
+    from rookery.cli.registry import SPECIAL
+
+    is_algorithm = isinstance(named.target, type) or named.name in SPECIAL
+    return _hyperparameters(named) if is_algorithm else _task_settings(named.target)
 
 
 def _hyperparameters(named: Named) -> Rows:
-    from rookery.cli.registry import ALGORITHMS
+    from rookery.cli.registry import ALGORITHMS, SPECIAL
     from rookery.language.hyperparameters import expected
     from rookery.language.meanings import MEANINGS
 
-    comments = _field_comments(named.target)
+    special = named.name in SPECIAL
+    comments = described_arguments(inspect.getdoc(named.target) or "") if special else _field_comments(named.target)
     rows = []
     for p in inspect.signature(named.target).parameters.values():
         meaning, comment = MEANINGS.get(p.name, ""), comments.get(p.name, "")
         row = {"setting": p.name, "default": _default(named.hyperparameters.get(p.name, p.default))}
-        row["may be"] = expected(named.target, p.name)
-        if named.name in ALGORITHMS:
-            rows.append(row | {"meaning": meaning, "in its paper": comment})
+        row["may be"] = expected(named.algorithm, p.name)
+        if named.name in ALGORITHMS | SPECIAL:
+            rows.append(row | {"meaning": meaning, "in its paper": comment.rstrip(".")})
         else:
             rows.append(row | {"meaning": comment or meaning})
     return rows

@@ -20,6 +20,7 @@ _TASKS = {  # to try a method for each class of problems
     "bilevel": "quadratic",
     "minimax": "minimax-quadratic",
     "compositional": "portfolio",
+    "multi-level": "composition",
     "single-level": "hyperrep",
     "weighted-nodes": "weighted-nodes",
 }
@@ -32,7 +33,8 @@ def new(
     problem: Annotated[
         str | None,
         typer.Option(
-            help="What the algorithm solves: bilevel (default), minimax, compositional, single-level or weighted-nodes."
+            help="What the algorithm solves: bilevel (default), minimax, compositional, multi-level, single-level or "
+            "weighted-nodes."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The file. Default: NAME.py.")] = None,

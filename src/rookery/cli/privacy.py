@@ -84,7 +84,7 @@ class Privacy(NamedTuple):
         Where the data are elsewhere, what records cost depends on sizes that only the sites know, so that the engine
         and the sites check the budget later.
         """
-        from rookery.problems.problems import required_arguments
+        from rookery.problems.functions import required_arguments
         from rookery.run.arguments import check_publishes_nothing
         from rookery.run.budget import Budget
 

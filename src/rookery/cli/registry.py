@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rookery import algorithms, tasks
+from rookery.algorithms.fedbio import SOBA
 from rookery.base.arguments import kind_of
 from rookery.base.printable import located
 from rookery.cli.lookup import find, plain
@@ -21,6 +22,7 @@ from rookery.engines.simulation.memory import memory_of, readable
 from rookery.tasks.task import Task
 
 ALGORITHMS: dict[str, type] = {name: getattr(algorithms, name) for name in algorithms.__all__}
+SPECIAL: dict[str, Callable[..., Any]] = {"SOBA": SOBA}  # functions that return one of these, with fixed fields
 TASKS: dict[str, Callable[..., Task]] = {
     name.replace("_", "-"): getattr(tasks, name) for name in tasks.__all__ if name.islower()
 }
@@ -32,7 +34,8 @@ class Named(NamedTuple):
     Attributes:
         name: its name in tables and files.
         reference: a name that finds it from any folder.
-        target: for a task, a function that returns it; for an algorithm, the class.
+        target: for a task, a function that returns it; for an algorithm, the class, or a function that returns an
+            instance of one.
         hyperparameters: their values, if the name stands for an instance of an algorithm.
     """
 
@@ -40,6 +43,11 @@ class Named(NamedTuple):
     reference: str
     target: Any
     hyperparameters: dict[str, Any]
+
+    @property
+    def algorithm(self) -> Any:
+        """The class of an algorithm."""
+        return self.target if isinstance(self.target, type) else type(self.target())
 
 
 def find_task(name: str) -> Named:
@@ -104,7 +112,9 @@ def _check_memory(named: Named, settings: dict[str, Any]) -> None:
 
 def find_algorithm(name: str) -> Named:
     """Return an algorithm by its name, by file.py:name or by package.module:name."""
-    name, reference, target = _find("algorithm", name, ALGORITHMS)
+    name, reference, target = _find("algorithm", name, ALGORITHMS | SPECIAL)
+    if name in SPECIAL:
+        return Named(name, reference, target, {})
     cls = target if isinstance(target, type) else type(target)
     missing = [part for part in ("solves", "init", "round") if not hasattr(cls, part)]
     if missing or not dataclasses.is_dataclass(cls):
@@ -123,7 +133,7 @@ def find_either(reference: str) -> Named:
 
 def offered(kind: str) -> tuple[dict[str, Named], list[str]]:
     """Return all algorithms or all tasks, sorted by name, and an error line for each broken one of a package."""
-    known, look_up = (ALGORITHMS, find_algorithm) if kind == "algorithm" else (TASKS, find_task)
+    known, look_up = (ALGORITHMS | SPECIAL, find_algorithm) if kind == "algorithm" else (TASKS, find_task)
     found, broken = {}, []
     for name in names(kind):
         try:
@@ -138,7 +148,7 @@ def offered(kind: str) -> tuple[dict[str, Named], list[str]]:
 
 def names(kind: str) -> list[str]:
     """Return the names of all algorithms or tasks, sorted, including those of packages; nothing is loaded."""
-    known = {plain(name): name for name in (*_plugins(kind), *(ALGORITHMS if kind == "algorithm" else TASKS))}
+    known = {plain(name): name for name in (*_plugins(kind), *(ALGORITHMS | SPECIAL if kind == "algorithm" else TASKS))}
     return sorted(known.values(), key=str.casefold)
 
 

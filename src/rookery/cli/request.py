@@ -86,11 +86,12 @@ def resolve(
     hyperparameters, arguments = read_settings(options.settings, named_task, named)
     arguments |= options.arguments(named_task)
     local = ""
-    if getattr(named.target, "scope", "global") == "client" and "scope" in {*parameters_of(named_task)} - {*arguments}:
+    has_scope = "scope" in {*parameters_of(named_task)} - {*arguments}
+    if getattr(named.algorithm, "scope", "global") == "client" and has_scope:
         arguments["scope"] = "client"
         local = f"{named.name} gives every client a lower level of its own: {named_task.name} has scope=client."
     made = first if first is not None and first_arguments == arguments else make_task(named_task, **arguments)
-    fitted, note = fit(made, named.target)
+    fitted, note = fit(made, named.algorithm)
     method = fitted.algorithm(named.target, **named.hyperparameters | hyperparameters)
     return Request(named_task, named, arguments, fitted, method, local or note, server_optimizer)
 

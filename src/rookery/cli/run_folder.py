@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import rookery as rk
 from rookery.cli.config import to_toml
 from rookery.cli.privacy import PUBLIC, Privacy
-from rookery.cli.settings import format_value, parse_value
+from rookery.cli.settings import format_value, parameters_of, parse_value
 from rookery.cli.terminal import writable
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def repeating_config(request: Request, options: dict[str, Any], changed: dict[st
     if command == "run":  # a coordinator counts its sites
         named |= {name: request.arguments.get(name) for name in with_option}
     arguments = {name: value for name, value in request.arguments.items() if name not in (*with_option, "seed")}
-    fields = {field.name: getattr(request.algorithm, field.name) for field in dataclasses.fields(request.algorithm)}
+    fields = {name: getattr(request.algorithm, name) for name in parameters_of(request.named_algorithm)}
     texts = {name: format_value(value) for name, value in (arguments | fields | changed).items()}
     settings = {name: _toml_value(text) for name, text in texts.items() if text is not None}
     return to_toml(named | options, settings, f"Repeat it: rookery {command} --config THIS_FILE --out OTHER_FOLDER")

@@ -61,6 +61,8 @@ def serve(
     json: opt.AsJson = False,
 ) -> None:
     """Run an algorithm on data that stay at sites: wait for the sites, and coordinate them. See `rookery site`."""
+    from rookery.engines.federation.heads import FILE as HEADS
+
     hint = " Continue with --resume, from the last completed round." if out is not None else ""
     with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
@@ -81,6 +83,7 @@ def serve(
             watch=None if page is None else _watcher(page, rounds if rounds is not None else request.task.rounds),
             study=study_of(request.named_task),
             allow_other_study=allow_other_study,
+            heads=None if out is None else out / HEADS,
         )
         recorded = {
             "sites": sites, "kit": kit and str(kit), "address": address, "minimum": minimum, "deadline": deadline,

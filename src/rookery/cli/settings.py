@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Sequence
@@ -76,7 +75,7 @@ def read_settings(
     entries: Iterable[str], task: Named | None, algorithm: Named | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the hyperparameters of the algorithm and the arguments of the task that entries of `--set` give."""
-    fields = [] if algorithm is None else [field.name for field in dataclasses.fields(algorithm.target)]
+    fields = [] if algorithm is None else parameters_of(algorithm)
     parameters = [] if task is None else [name for name in parameters_of(task) if name not in TASK_OPTIONS]
     owner = " on ".join(named.name for named in (algorithm, task) if named is not None)
     hyperparameters: dict[str, Any] = {}
@@ -100,9 +99,9 @@ def read_settings(
     return hyperparameters, arguments
 
 
-def parameters_of(task: Named) -> list[str]:
-    """Return the names of a task's settings."""
-    return list(inspect.signature(task.target).parameters)
+def parameters_of(named: Named) -> list[str]:
+    """Return the names of the settings of a task or an algorithm."""
+    return list(inspect.signature(named.target).parameters)
 
 
 def check_argument(task: Named, name: str, value: Any) -> None:
@@ -132,7 +131,7 @@ def check_argument(task: Named, name: str, value: Any) -> None:
 
 def known_settings(entries: Sequence[str], task: Named, algorithm: Named | None = None) -> list[str]:
     """Return the entries of `--set` that this task or this algorithm has."""
-    fields = [] if algorithm is None else [field.name for field in dataclasses.fields(algorithm.target)]
+    fields = [] if algorithm is None else parameters_of(algorithm)
     return [entry for entry in entries if setting_name(entry) in (*fields, *parameters_of(task))]
 
 

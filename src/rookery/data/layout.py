@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from rookery.base.placement import on_host
 from rookery.data.frames import Schema
-from rookery.data.rows import ClientRows, Count, View
+from rookery.data.rows import ClientRows, Count, View, entries
 
 
 class Layout:
@@ -101,7 +101,7 @@ class Layout:
             rows = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
             number = lambda a, _: jax.ShapeDtypeStruct((1,), a.dtype)
         else:
-            rows, number = lambda a: a, lambda a, at: a[at][:, None]
+            rows, number = lambda a: a, lambda a, at: entries(a, at)[:, None]
         local = None if ids is None else ids - first
 
         def member(data: ClientRows) -> ClientRows:

@@ -17,7 +17,7 @@ from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines.checkpoints import Keepers
-from rookery.engines.checks import check_features, check_means, check_measure
+from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
 from rookery.language.ledger import Amounts
@@ -222,9 +222,11 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
     measure = more[0] if more else None
     for traced_plan in (start, one_round):
         counted_loops(traced_plan.body)  # raises for nested loops that engines can't count
+    names = start.sample_by_sample | one_round.sample_by_sample
+    check_whole_batches(job.problem, names if measure is None else names | measure.sample_by_sample)
     if job.clients.held:  # otherwise the sites check their own data
         check_features(job.problem, job.clients, job.start[0])
-        check_means(job.problem, job.clients, *job.start, start.sample_by_sample | one_round.sample_by_sample)
+        check_means(job.problem, job.clients, *job.start, names)
     if job.clients.held and measure is not None and "mean" in measure.sample_by_sample:
         check_measure(job.problem, job.clients, job.measure, job.start, start.made.carry.memory)
     seed, noise = draws.seed_key(job.seed), noise_root(job)

@@ -81,6 +81,7 @@ class Interpreter(Visitor[Any]):
     def __init__(self, clients: Clients, axes: list[Any], block: Block) -> None:
         self._clients, self._axes, self._block = clients, axes, block
         self._deferred: list[Mapped] = []  # functions that may not have been computed yet
+        self._taken: tuple[Any, Any] = None, None  # the clients whose data were taken last, and the data
         self._worked_here: list[Any] = []  # for each function, a row of counts for each client
         self._worked_in_loops: list[Any] = []
         self.turns: dict[int, Any] = {}  # by number, the turns of loops whose length only the run determines
@@ -300,7 +301,9 @@ class Interpreter(Visitor[Any]):
         """Compute a function for some clients side by side. Returns rows of its values, and of counts of work."""
         call = mapped.call
         each = lambda key: None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
-        data = jax.tree.leaves(self._members(ids))
+        if self._taken[0] is not ids:  # the maps of a cohort share its data
+            self._taken = ids, jax.tree.leaves(self._members(ids))
+        data = self._taken[1]
         axes = call.arguments([None] * len(mapped.sent), self._axes, 0, 0, [0] * len(local), 0, None)
         arguments = call.arguments(mapped.sent, data, ids, each(mapped.key), local, each(mapped.noise), mapped.levels)
         out = jax.vmap(lambda *a: jaxprs.run(call.work, *a), axes, axis_size=len(ids))(*arguments)

@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
+from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange
@@ -80,7 +81,7 @@ class Exchanging:
         In a private run, the total is that of a cohort of the expected size: who takes part is secret. With lost
         replies, weights are scaled once it is known who replied.
         """
-        p, rate = weights[self._ids], self._tracing.rate
+        p, rate = entries(weights, self._ids), self._tracing.rate
         if rate is not None:
             total = rate * jnp.sum(weights)
             return p / (total if kind == "mean" else rate), total

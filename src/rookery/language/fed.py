@@ -12,7 +12,7 @@ from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw, sample_cohort
-from rookery.data.rows import Count
+from rookery.data.rows import Count, entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import Bookkeeping, ChannelExchange
@@ -258,7 +258,7 @@ class Fed(Exchanging):
     @property
     def shares(self) -> Float[Array, " cohort"]:
         """The clients' shares in a mean over the cohort: p_i / Σ p_i."""
-        p = self._weights[self._ids]
+        p = entries(self._weights, self._ids)
         return p / jnp.sum(p)
 
     def resample(self, key: Array, chances: Array | None = None) -> "Fed":

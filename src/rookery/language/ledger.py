@@ -23,8 +23,8 @@ Wide = UInt[Array, "2 ..."]
 
 def wide(count: Any) -> Wide:
     """Integers of at least 0 as wide numbers."""
-    low = jnp.asarray(count).astype(jnp.uint32)
-    return jnp.stack([low, jnp.zeros_like(low)])
+    low = jnp.asarray(count).astype(jnp.uint32)[None]
+    return lax.pad(low, np.uint32(0), [(0, 1, 0), *[(0, 0, 0)] * (low.ndim - 1)])
 
 
 def wide_row(counts: Sequence[Any]) -> Wide:

@@ -14,7 +14,8 @@ from rookery.language import means
 from rookery.language.ledger import WORK
 from rookery.language.means import Data
 from rookery.language.records import Block, Drawn, Records
-from rookery.problems.problems import Problem, call
+from rookery.problems.functions import call
+from rookery.problems.problems import Problem
 
 C = TypeVar("C")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.base.jaxprs import is_key
-from rookery.problems.problems import with_functions
+from rookery.problems.functions import with_functions
 
 PRECISIONS = (None, "float32", "bfloat16")
 # A problem's functions of data. An outer function takes a few numbers only, and is left unchanged.

@@ -1,4 +1,5 @@
-"""Problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data.
+"""Problems: records of pure loss functions. A loss is a mean over its batch, plus terms without data, unless it says
+otherwise.
 
 Every problem offers algorithms the same two functions of (x, y, batch): `f`, the upper loss, and `g`, the lower loss.
 Algorithms may use what is special about a class, e.g. an identity Hessian.
@@ -7,14 +8,14 @@ A loss may be random (dropout): it then has another parameter, `key`, and receiv
 on the same batch, at two points, use the same key.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from jaxtyping import Array, Float, PyTree
 
 from rookery.base import tree
+from rookery.problems.functions import call, required_arguments, takes_key
 
 Loss = Callable[..., Float[Array, ""]]
 Projection = Callable[[tree.Tree], tree.Tree]
@@ -31,6 +32,7 @@ class _Penalised:
     """A problem that may have terms without data."""
 
     takes: ClassVar[dict[str, str]]  # which of x and y its functions take first
+    batch_statistic: bool = False  # whether losses are statistics of their batch, and not means over its rows
 
     def free(self, loss: str) -> Loss | None:
         """Return the terms of f or g without data, as a function of x and y; None if there are none."""
@@ -57,6 +59,8 @@ class Bilevel(_Penalised):
         project_upper: keeps x in its set after each server step.
         penalty: optional, penalty(x, y): a term of the lower loss without data. `rk.private` with records as the unit
             neither clips it nor adds noise to it.
+        batch_statistic: whether a loss is a statistic of the whole batch, such as one with batch normalisation; see
+            `SingleLevel`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,6 +79,7 @@ class Bilevel(_Penalised):
     features: Callable[[tree.Tree, PyTree[Any]], PyTree[Any]] | None = None
     project_upper: Projection = unconstrained
     penalty: Callable[..., Float[Array, ""]] | None = None
+    batch_statistic: bool = False
 
     takes: ClassVar[dict[str, str]] = {"upper": "xy", "lower": "xy", "features": "x", "penalty": "xy"}
 
@@ -112,12 +117,14 @@ class Minimax(_Penalised):
         objective: f(x, y, batch), a scalar: the mean over the batch.
         project_upper: keeps x in its set after each server step.
         penalty: optional, penalty(x, y): a term of the objective without data; see `Bilevel`.
+        batch_statistic: whether the objective is a statistic of the whole batch; see `SingleLevel`.
     """
 
     objective: Loss
     project_upper: Projection = unconstrained
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
+    batch_statistic: bool = False
 
     takes: ClassVar[dict[str, str]] = {"objective": "xy", "penalty": "xy"}
 
@@ -144,7 +151,7 @@ class Minimax(_Penalised):
     def as_bilevel(self) -> Bilevel:
         """Return the problem with g = −f, for methods that only take bilevel problems."""
         f, g = _losses(self)
-        return Bilevel(f, g, project_upper=self.project_upper)
+        return Bilevel(f, g, project_upper=self.project_upper, batch_statistic=self.batch_statistic)
 
 
 class Composed(_Penalised):
@@ -307,12 +314,17 @@ class SingleLevel(_Penalised):
         loss: f(x, batch), a scalar: the mean over the batch.
         project_upper: keeps x in its set after each server step.
         penalty: optional, penalty(x): a term of the loss without data; see `Bilevel`.
+        batch_statistic: whether the loss is a statistic of the whole batch, such as Cox's, and not a mean over rows.
+            `solve` then does not warn that it is not a mean. It refuses runs that would evaluate the loss sample by
+            sample: with all data of clients of unequal size, with batches larger than a client's data, with methods
+            that weight single samples, and with records as the unit of privacy.
     """
 
     loss: Loss
     project_upper: Projection = unconstrained
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
+    batch_statistic: bool = False
 
     takes: ClassVar[dict[str, str]] = {"loss": "x", "penalty": "x"}
 
@@ -342,6 +354,7 @@ class WeightedNodes(_Penalised):
         loss: l(θ, batch), a scalar: the mean over the batch; strongly convex for the theory to hold.
         cap: b, the largest weight, from 1/K (only equal weights) to 1.
         penalty: optional, penalty(θ): a term of the loss without data; see `Bilevel`.
+        batch_statistic: whether the loss is a statistic of the whole batch; see `SingleLevel`.
 
     Example:
         >>> import jax.numpy as jnp, rookery as rk
@@ -356,6 +369,7 @@ class WeightedNodes(_Penalised):
     cap: float = 1.0
     features: None = None
     penalty: Callable[..., Float[Array, ""]] | None = None
+    batch_statistic: bool = False
 
     takes: ClassVar[dict[str, str]] = {"loss": "y", "penalty": "y"}
 
@@ -381,41 +395,6 @@ class WeightedNodes(_Penalised):
 Problem = Bilevel | Minimax | Compositional | MultiLevel | SingleLevel | WeightedNodes
 
 
-def takes_key(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a parameter `key`."""
-    return "key" in _parameters(function)
-
-
-def call(function: Callable[..., Any], *args: Any, key: Key) -> Any:
-    """Call the function, with the key if it takes one."""
-    return function(*args, key=key) if takes_key(function) else function(*args)
-
-
-def with_key(problem: Any, key: Array) -> Any:
-    """Return the problem with this key fixed in its random functions."""
-
-    def fixed(function: Callable[..., Any]) -> Callable[..., Any]:
-        keyed: Any = lambda *args: function(*args, key=key)
-        signature = inspect.signature(function)
-        others = [p for name, p in signature.parameters.items() if name != "key"]
-        keyed.__signature__ = signature.replace(parameters=others)
-        return keyed
-
-    return with_functions(problem, lambda _, function: fixed(function) if takes_key(function) else function)
-
-
-def with_functions(problem: Any, change: Callable[[str, Callable[..., Any]], Any]) -> Any:
-    """Return the problem with change(name, function) for each of its functions; one of a tuple is named "inner[0]"."""
-
-    def changed(name: str, value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(changed(f"{name}[{n}]", part) for n, part in enumerate(value))
-        return change(name, value) if callable(value) else value
-
-    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return replace(problem, **{name: changed(name, value) for name, value in values.items()})
-
-
 def _random(**losses: list[Callable[..., Any]]) -> frozenset[str]:
     return frozenset(name for name, functions in losses.items() if any(map(takes_key, functions)))
 
@@ -425,19 +404,3 @@ def _losses(problem: "Minimax | Compositional") -> list[Loss]:
     keyless = lambda loss: lambda x, y, batch: loss(x, y, batch)
     losses = {"f": problem.f, "g": problem.g}
     return [loss if name in problem.random else keyless(loss) for name, loss in losses.items()]
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a built-in or a C function such as jnp.sum's wrappers
-        return {}
-
-
-def required_arguments(function: Callable[..., Any]) -> int:
-    """Return how many positional arguments a function requires, not counting a key."""
-    parameters = _parameters(function)
-    if not parameters:
-        return 1
-    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return sum(p.default is p.empty and p.kind in positional and name != "key" for name, p in parameters.items())

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
-from rookery.problems.problems import Composed, Problem, SingleLevel, WeightedNodes, unconstrained, with_functions
+from rookery.problems.functions import with_functions
+from rookery.problems.problems import Composed, Problem, SingleLevel, WeightedNodes, unconstrained
 
 
 @jax.tree_util.register_pytree_with_keys_class

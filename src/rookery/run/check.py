@@ -14,7 +14,8 @@ from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines import checks
 from rookery.engines.checks.values import UNLESS, WRITE_A_MEAN, rows_of
-from rookery.problems.problems import Bilevel, Composed, Minimax, Problem, SingleLevel, WeightedNodes, with_key
+from rookery.problems.functions import with_key
+from rookery.problems.problems import Bilevel, Composed, Minimax, Problem, SingleLevel, WeightedNodes
 from rookery.problems.variables import adapt
 from rookery.run.diagnosis import Diagnosis, Findings, Line
 from rookery.run.hypergradient import Sample, check_leaves, check_nested, compare_derivatives
@@ -104,6 +105,8 @@ def _rows(source: ClientRows, ids: Iterable[int], most: int) -> Any:
 
 def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
     names = ["f", *(["g"] if isinstance(problem, Bilevel) else ["r"] if isinstance(problem, Composed) else [])]
+    if problem.batch_statistic:
+        return Line("means over the batch", "not compared: batch_statistic=True", "note")
     sizes = max(clients.lower_sizes.max(), clients.upper_sizes.max())
     if sizes < 2:
         return Line("means over the batch", "not checked: every client has one sample", "note")

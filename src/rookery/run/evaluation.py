@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rookery.engines.checks import check_function
-from rookery.problems.problems import required_arguments
+from rookery.problems.functions import required_arguments
 from rookery.problems.variables import Adapted
 
 Evaluate = Callable[..., dict[str, Any]]

@@ -8,6 +8,7 @@ from typing import Any
 from rookery.base.arguments import kind_of
 from rookery.data.clients import Clients
 from rookery.engines.federation.agreement import declared
+from rookery.engines.federation.heads import Receipts
 from rookery.engines.federation.kits import Kit, load_kit
 from rookery.engines.federation.responder import Responder, Study
 from rookery.engines.federation.transports import grpc_site
@@ -81,5 +82,8 @@ def join(
     hooks = {word: hook for word, hook in {"guard": guard, "fitted": fitted}.items() if hook is not None}
     responder = Responder(name, brings, folder, **hooks, allow_other_study=allow_other_study)
     own = kit if isinstance(kit, Kit) or kit is None else load_kit(Path(kit), address)
-    grpc_site.join(responder.handle, lambda: responder.done or enough(), name, address, own, tell, patience=patience)
+    done, log, more = lambda: responder.done or enough(), getattr(guard, "audit", None), dict[str, Any]()
+    if log is not None and log.path is not None and own is not None:
+        log.kit, more = own, {"receipts": Receipts(log, tell)}
+    grpc_site.join(responder.handle, done, name, address, own, tell, patience=patience, **more)
     return responder

@@ -19,7 +19,7 @@ from rookery.engines.simulation import Simulation
 from rookery.engines.simulation.sweep import Sweep
 from rookery.language import hyperparameters
 from rookery.language.metrics import check_numbers, direction
-from rookery.problems.problems import required_arguments
+from rookery.problems.functions import required_arguments
 from rookery.run.evaluation import Evaluate, over_clients
 from rookery.run.progress import SECONDS_PER_CALL
 from rookery.run.result import RoundFailedError

@@ -10,7 +10,7 @@ import numpy as np
 from rookery.engines.engine import Session
 from rookery.language.ledger import Amounts, Ledger
 from rookery.language.metrics import check_numbers, direction
-from rookery.problems.problems import required_arguments
+from rookery.problems.functions import required_arguments
 from rookery.problems.variables import Adapted
 from rookery.run.budget import Budget
 from rookery.run.evaluation import Evaluate, over_clients

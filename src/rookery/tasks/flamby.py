@@ -14,8 +14,8 @@ from rookery.base.arguments import check_seed
 from rookery.data import heart, load
 from rookery.data.clients import Clients
 from rookery.problems.problems import SingleLevel
+from rookery.problems.survival import concordance, cox_losses
 from rookery.tasks.linear import binary_scores, log_losses
-from rookery.tasks.survival import concordance, cox_losses
 from rookery.tasks.task import Task, choice, take
 
 Rows = dict[str, np.ndarray]
@@ -89,7 +89,7 @@ def _cox(x: Any, rows: Any) -> Float[Array, ""]:
 
 
 _HEART = SingleLevel(lambda x, rows: jnp.mean(log_losses(x, rows)))  # one object: tasks then share compiled programs
-_TCGA = SingleLevel(_cox)
+_TCGA = SingleLevel(_cox, batch_statistic=True)
 
 
 def _padded(rows: Rows, size: int) -> Rows:
@@ -141,8 +141,8 @@ def fed_tcga(train: str = "clients", whole: bool = False, seed: int = 0, data_di
 
     1,088 patients with 39 features, the age in years and 38 zeros and ones; 151 of them died while observed. A fixed
     222 are the test set. The score is linear in the features, and the loss is Cox's on the minibatch, divided by its
-    number of rows. It is not a mean over rows, of which `solve` warns, because a patient is compared with others of the
-    minibatch. So methods need a `batch_size` that no client's data are smaller than, or `whole=True`.
+    number of rows. It is not a mean over rows, because a patient is compared with others of the minibatch: the problem
+    has `batch_statistic=True`. So methods need a `batch_size` that no client's data are smaller than, or `whole=True`.
 
     Arguments:
         train: who trains: "clients", the six regions; "pooled", one client with all rows; or one region alone:

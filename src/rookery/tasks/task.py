@@ -1,6 +1,7 @@
 """The record that every task returns, and the steps that tasks share: checking settings and splitting samples."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -47,9 +48,12 @@ class Task:
     groups: tuple[str, ...] = ()
     evaluate_client: Callable[..., dict[str, Any]] | None = None
 
-    def algorithm(self, cls: type, **given: Any) -> Algorithm:
-        """Return an algorithm with this task's defaults for it, except for the hyperparameters given."""
-        fields = {f.name for f in dataclasses.fields(cls)}
+    def algorithm(self, cls: Callable[..., Algorithm], **given: Any) -> Algorithm:
+        """Return an algorithm with this task's defaults for it, except for the hyperparameters given.
+
+        `cls` is its class, or a function that returns one, such as `SOBA`.
+        """
+        fields = inspect.signature(cls).parameters
         defaults = self.defaults | self.defaults.get(cls.__name__, {})
         return cls(**({name: value for name, value in defaults.items() if name in fields} | given))
 

@@ -15,7 +15,7 @@ from rookery import cli
 from rookery.cli.flare import responder
 from rookery.engines.engine import Job
 from rookery.engines.federation import policy
-from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.provision import make_kits
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc
 from rookery.engines.federation.transports.memory import Memory

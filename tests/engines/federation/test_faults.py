@@ -37,10 +37,11 @@ from tests.engines.federation.processes import (
     server,
 )
 from tests.engines.federation.studies import like, study, without_data
+from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
-from rookery.engines.federation.kits import make_kits
+from rookery.engines.federation.provision import make_kits
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc_site
 from rookery.testing.runs import close
@@ -566,6 +567,26 @@ def command(cache: str, log: str, folder: str, words: list[str]) -> None:
     cli.main()
 
 
+def logs_agree(folder: Path) -> None:
+    """All sites' logs have what the coordinator has kept of them; one of them not any more when it is cut."""
+    audit = lambda name, *more: CliRunner().invoke(
+        cli.app,
+        ["audit", "verify", str(folder / name), "--ca", str(folder / "kits" / name / "ca.pem"), *map(str, more)],
+    )
+    kept = folder / "run" / "heads.jsonl"
+    for name in NAMES:
+        for more in ((), ("--heads", kept, "--site", name)):
+            done = audit(name, *more)
+            assert (done.exit_code, "with valid signatures" in " ".join(done.output.split())) == (0, True), done.output
+    log = folder / "anna" / "audit.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-50]))
+    log.with_suffix(".head").unlink()
+    log.with_suffix(".receipts").unlink()
+    assert audit("anna").exit_code == 0
+    done = audit("anna", "--heads", kept, "--site", "anna")
+    assert (done.exit_code, "lines are missing" in " ".join(done.output.split())) == (1, True), done.output
+
+
 @pytest.mark.slow
 def test_the_commands(sites: list[Process], tmp_path: Path) -> None:
     """With certificates; site and coordinator are killed, and started again as they were."""
@@ -610,6 +631,7 @@ def test_the_commands(sites: list[Process], tmp_path: Path) -> None:
         for process in started:
             process.kill()
     assert "berta" in told()
+    logs_agree(tmp_path)
 
     rows = []
     for seed in range(3):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import ssl
 import stat
 import sys
@@ -15,11 +16,14 @@ import pytest
 from typer.testing import CliRunner
 
 from rookery import cli
-from rookery.engines.federation import certificates, kits
-from rookery.engines.federation.kits import load_kit, make_kits, parse_address
+from rookery.engines.federation import certificates, kits, provision
+from rookery.engines.federation.kits import load_kit, parse_address
+from rookery.engines.federation.provision import make_kits
 
 x509 = pytest.importorskip("cryptography.x509")
 verification = pytest.importorskip("cryptography.x509.verification")
+
+from rookery.engines.federation.revocations import make_list  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +102,14 @@ def test_keys_are_their_owners_alone(once: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
     secret = (once / "ca" / "key.pem").read_bytes()
-    assert all(secret not in path.read_bytes() for path in once.glob("*/*") if path.parent.name != "ca")
-    assert sorted(path.name for path in (once / "a").iterdir()) == ["ca.pem", "cert.pem", "key.pem", "kit.toml"]
+    assert all(secret not in path.read_bytes() for path in once.rglob("*.*") if path.parent.name != "ca")
+    assert sorted(path.name for path in (once / "a").iterdir()) == [
+        "ca.pem", "cert.pem", "key.pem", "kit.toml", "revoked.pem",
+    ]  # fmt: skip
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*")}
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.glob("*/*") if path.is_file()}
 
 
 def test_a_second_init_adds_sites(out: Path) -> None:
@@ -113,7 +119,7 @@ def test_a_second_init_adds_sites(out: Path) -> None:
     assert load_kit(out / "coordinator").sites == ("a", "b", "c")
     assert load_kit(out / "c").ca == load_kit(out / "a").ca
     assert {name for name in after if after[name] != before.get(name)} == {
-        "coordinator/kit.toml", "c/ca.pem", "c/cert.pem", "c/key.pem", "c/kit.toml",
+        "coordinator/kit.toml", "c/ca.pem", "c/cert.pem", "c/key.pem", "c/kit.toml", "c/revoked.pem",
     }  # fmt: skip
     for path in (out / "a").iterdir():
         path.unlink()
@@ -317,7 +323,8 @@ def test_revoking(tmp_path: Path) -> None:
     where = ("--kits", str(tmp_path / "kits"))
     done = command("revoke", "a", *where)
     assert done.exit_code == 0, done.output
-    assert "kit.toml to the coordinator" in " ".join(done.stdout.split())
+    assert "revoked.pem" in done.stdout
+    assert "kit.toml" in done.stdout
     assert listed() == {"a": "", "b": serial("b")}
     assert not (tmp_path / "kits" / "a").exists()
     make_kits(tmp_path / "kits", "localhost", ["c"], 30)  # others are added, and it stays so
@@ -327,8 +334,7 @@ def test_revoking(tmp_path: Path) -> None:
     assert listed()["a"] == serial("a") != first
     for name, words in (
         ("aa", "did you mean a?"),
-        ("zzz", "there are: a, b, c"),
-        ("coordinator", "Make new kits for all"),
+        ("zzz", "there are: a, b, c, coordinator"),
     ):
         failed = command("revoke", name, *where)
         assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
@@ -344,11 +350,143 @@ def test_a_kit_of_an_earlier_version_lists_no_certificates_until_it_is_changed(t
     listing.write_text(listing.read_text().partition("\n\n")[0] + "\n")
     assert load_kit(out / "coordinator").certificates == {}
     serial = kits.serial_of((out / "b" / "cert.pem").read_bytes())
-    kits.revoke(out, "a")
+    provision.revoke(out, "a")
     assert kits.accepted(listing) == {"a": "", "b": serial}
     listing.write_text(listing.read_text() + "c = 7\n")
     with pytest.raises(ValueError, match="must have a table of texts as certificates"):
         load_kit(out / "coordinator")
+
+
+def renewing(out: Path, *words: str) -> Any:
+    return CliRunner().invoke(cli.app, ["federation", "renew", *words, "--kits", str(out)])
+
+
+def read_list(out: Path, name: str) -> Any:
+    return kits.revocations(load_kit(out / name))
+
+
+def test_every_kit_has_the_same_signed_list_of_revoked_certificates(out: Path) -> None:
+    old = {name: kits.serial_of((out / name / "cert.pem").read_bytes()) for name in ("a", "b", "coordinator")}
+    assert read_list(out, "b").number == 1
+    key = (out / "coordinator" / "key.pem").read_bytes()
+    assert [path.name for path in provision.revoke(out, "a")] == ["revoked.pem", "kit.toml"]
+    assert {path.read_bytes() for path in out.glob("*/revoked.pem")} == {(out / "ca" / "revoked.pem").read_bytes()}
+    provision.revoke(out, "coordinator")
+    make_kits(out, "localhost", ["a"], 30)
+    shutil.rmtree(out / "b")
+    make_kits(out, "localhost", ["b"], 30)  # the certificate before is revoked, too
+    for name in ("a", "b", "coordinator"):
+        found = read_list(out, name)
+        assert all(map(found.names, old.values()))
+        assert not found.names(kits.serial_of((out / name / "cert.pem").read_bytes()))
+    assert load_kit(out / "coordinator").key != key
+    assert shake(out / "coordinator", out / "a") == "a"
+    assert load_kit(out / "coordinator").revocations == 4
+
+
+def test_a_list_that_is_missing_old_or_forged(out: Path, tmp_path: Path) -> None:
+    first = (out / "a" / "revoked.pem").read_bytes()
+    own = read_list(out, "a")
+    assert (own.refresh(), own.take(first)) == (False, False)
+    provision.revoke(out, "b")
+    second = (out / "a" / "revoked.pem").read_bytes()
+    assert own.refresh()
+    with pytest.raises(ValueError, match="must be newer than number 2; got 1"):
+        own.take(first)
+    (out / "a" / "revoked.pem").write_bytes(first)  # the older one is put back under a running site
+    with pytest.raises(ValueError, match=r"revoked.pem: .* must be newer than number 2; got 1. Copy it again"):
+        own.refresh()
+    assert own.number == 2
+    assert read_list(out, "a").take(second)
+    assert (out / "a" / "revoked.pem").read_bytes() == second
+    make_kits(tmp_path / "others", "localhost", ["x"], 30)
+    for path in (tmp_path / "others" / "x" / "cert.pem", tmp_path / "others" / "x" / "revoked.pem"):
+        with pytest.raises(ValueError, match=r"must be an X\.509 list|must be signed by this federation's CA"):
+            own.take(path.read_bytes())
+    wrong = bytearray(second)
+    wrong[200] ^= 1
+    with pytest.raises(ValueError, match="must be"):
+        own.take(bytes(wrong))
+    paths = (out / "ca" / "ca.pem", out / "ca" / "key.pem")
+    ca = certificates.load_authority(paths, (paths[0].read_bytes(), paths[1].read_bytes()))
+    with pytest.raises(ValueError, match="must be newer than number 2; got 2"):
+        own.take(make_list(ca, 2, []))  # another one of the same number
+    (out / "a" / "revoked.pem").unlink()
+    assert not own.refresh()
+    assert own.number == 2
+    with pytest.raises(ValueError, match=r"must be complete; there is no .*revoked\.pem"):
+        read_list(out, "a")
+    (out / "coordinator" / "revoked.pem").write_bytes(first)
+    with pytest.raises(ValueError, match="of number 2 or later; it is number 1"):
+        read_list(out, "coordinator")
+
+
+def test_renewing(out: Path) -> None:
+    """The key stays, the certificate before remains valid, and all of them can be revoked."""
+    before = {name: load_kit(out / name) for name in ("a", "b", "coordinator")}
+    serial = {name: kits.serial_of(kit.cert) for name, kit in before.items()}
+    done = renewing(out, "a", "--days", "60")
+    assert done.exit_code == 0, done.output
+    new = load_kit(out / "a")
+    assert (new.key, new.cert == before["a"].cert) == (before["a"].key, False)
+    assert certificate(out / "a").not_valid_after_utc - certificate(out / "b").not_valid_after_utc > timedelta(days=29)
+    assert kits.renewed(load_kit(out / "coordinator"), "a") == new.cert
+    assert kits.renewed(load_kit(out / "coordinator"), "b") == b""
+    assert kits.accepted(out / "coordinator" / "kit.toml")["a"].split() == [serial["a"], kits.serial_of(new.cert)]
+    assert shake(out / "coordinator", out / "a") == "a"
+    shutil.rmtree(out / "b")  # it was sent
+    assert renewing(out).exit_code == 0
+    assert kits.renewed(load_kit(out / "coordinator"), "b") != before["b"].cert
+    assert not (out / "b").exists()
+    coordinator = load_kit(out / "coordinator")
+    assert (coordinator.key, coordinator.cert == before["coordinator"].cert) == (before["coordinator"].key, False)
+    assert (
+        policy(out / "ca").build_server_verifier(x509.DNSName("localhost")).verify(certificate(out / "coordinator"), [])
+    )
+    assert certificates.serials_of((out / "ca" / "issued" / "coordinator.pem").read_bytes()) == {
+        serial["coordinator"], kits.serial_of(coordinator.cert),
+    }  # fmt: skip
+    provision.revoke(out, "coordinator")
+    found = read_list(out, "coordinator")
+    assert found.names(serial["coordinator"])  # the one before its renewal, whose key is the same
+    assert found.names(kits.serial_of(coordinator.cert))
+    provision.revoke(out, "a")
+    mine = out / "b"
+    mine.mkdir()
+    for name, part in (("ca.pem", new.ca), ("cert.pem", new.cert), ("key.pem", new.key)):
+        (mine / name).write_bytes(part)
+    (mine / "key.pem").chmod(0o600)
+    (mine / "kit.toml").write_text('address = "localhost"\nname = "a"\n')
+    shutil.copy(out / "ca" / "revoked.pem", mine)
+    with pytest.raises(ValueError, match=r"cert.pem must not be revoked; it is. Ask for a new kit"):
+        load_kit(mine)
+    shutil.rmtree(mine)
+    found = read_list(out, "coordinator")
+    assert found.names(serial["a"])
+    assert found.names(kits.serial_of(new.cert))
+    assert not found.names(serial["b"])
+    for words, line in ((["a"], "'a' must not be revoked; it is"), (["d"], "There is no participant 'd'")):
+        failed = renewing(out, *words)
+        assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
+        assert line in failed.stderr
+    assert renewing(out).exit_code == 0
+
+
+def test_kits_of_an_earlier_version_get_a_list(out: Path) -> None:
+    for path in out.glob("*/revoked.pem"):
+        path.unlink()
+    for path in out.glob("*/kit.toml"):
+        path.write_text("".join(line for line in path.read_text().splitlines(True) if "revocations" not in line))
+    shutil.rmtree(out / "ca" / "issued")
+    assert read_list(out, "a").number == load_kit(out / "coordinator").revocations == 0
+    serial = kits.serial_of((out / "b" / "cert.pem").read_bytes())
+    assert renewing(out, "a").exit_code == 0
+    provision.revoke(out, "b")
+    for name in ("a", "coordinator"):
+        found = read_list(out, name)
+        assert (found.number, found.names(serial)) == (1, True)
+    make_kits(out, "localhost", ["c"], 30)
+    assert [load_kit(out / name).revocations for name in ("a", "c", "coordinator")] == [0, 1, 1]
 
 
 def context(kit: Path, server: bool) -> ssl.SSLContext:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import grpc
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.engines.federation.clocks import ahead
 from tests.engines.federation.processes import Played, federation, in_threads, play, server
 from tests.engines.federation.studies import without_data
 from typer.testing import CliRunner
@@ -25,8 +25,9 @@ import rookery as rk
 from rookery import cli
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
-from rookery.engines.federation import certificates, kits
-from rookery.engines.federation.kits import Kit, load_kit, make_kits
+from rookery.engines.federation import certificates, provision
+from rookery.engines.federation.kits import Kit, load_kit
+from rookery.engines.federation.provision import make_kits
 from rookery.engines.federation.transports import grpc as network
 from rookery.engines.federation.transports import grpc_site
 
@@ -83,16 +84,11 @@ def test_a_site_with_its_certificate_is_let_in(out: Path, listening: network.Grp
 
 
 def expired(out: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.now(tz) - timedelta(days=40)
-
     good = load_kit(out / "kits" / "a")
     paths = (out / "kits" / "ca" / "ca.pem", out / "kits" / "ca" / "key.pem")
     ca = certificates.load_authority(paths, (paths[0].read_bytes(), paths[1].read_bytes()))
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "datetime", Clock)
+        patch.setattr(certificates, "datetime", ahead(-40))
         cert, key = ca.issue("a", 30, ["a"], server=False)
     return dataclasses.replace(good, key=key, cert=cert)
 
@@ -133,7 +129,7 @@ def test_a_kit_of_another_ca_ends_in_one_line(whose: str, out: Path, listening: 
     kit = load_kit(out / "others" / "a")
     line = "the coordinator's certificate was not issued by this federation's CA"
     if whose == "site":
-        kit = dataclasses.replace(kit, ca=load_kit(out / "kits" / "a").ca)
+        kit = dataclasses.replace(kit, ca=load_kit(out / "kits" / "a").ca, folder=None, revocations=0)
         line = "the coordinator does not accept this site's certificate"
     asked: list[bytes] = []
     told: list[str] = []
@@ -181,8 +177,8 @@ def test_a_revoked_certificate_neither_connects_nor_displaces_its_owner(tmp_path
     """Its name has a new kit: by `revoke`, or since the folder was deleted and made anew."""
     folder = tmp_path / "kits"
     make_kits(folder, "localhost", ["a", "b"], 30)
-    old = {name: load_kit(folder / name) for name in "ab"}
-    kits.revoke(folder, "a")
+    old = {name: dataclasses.replace(load_kit(folder / name), folder=None, revocations=0) for name in "ab"}
+    provision.revoke(folder, "a")
     shutil.rmtree(folder / "b")
     make_kits(folder, "localhost", ["a", "b"], 30)
     transport = network.GrpcServer("localhost:0", (), folder / "coordinator")
@@ -209,7 +205,8 @@ def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
     folder = tmp_path / "kits"
     make_kits(folder, "localhost", ["a", "b"], 30)
     transport = network.GrpcServer("localhost:0", (), folder / "coordinator")
-    kit, said = load_kit(folder / "a"), list[str]()
+    kit = dataclasses.replace(load_kit(folder / "a"), folder=None, revocations=0)  # of a site that has no list itself
+    said = list[str]()
 
     def join() -> None:
         try:
@@ -220,8 +217,8 @@ def test_a_coordinator_that_runs_notices_a_revocation(tmp_path: Path) -> None:
     site = threading.Thread(target=join, daemon=True)
     site.start()
     assert transport.receive(10.0) == (0, "here", b"")
-    kits.revoke(folder, "a")
-    events = [event for _ in range(20) if (event := transport.receive(0.2)) is not None]
+    provision.revoke(folder, "a")
+    events = [event for _ in range(5) if (event := transport.receive(0.2)) is not None]
     assert [(event.site, event.kind) for event in events] == [(0, "gone")]
     site.join(10)
     assert "was revoked or replaced" in said[0]

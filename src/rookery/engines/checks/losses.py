@@ -13,7 +13,8 @@ from rookery.base import jaxprs
 from rookery.base.arguments import kind_of, nearest
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
-from rookery.problems.problems import Bilevel, Composed, Problem, WeightedNodes, call
+from rookery.problems.functions import call
+from rookery.problems.problems import Bilevel, Composed, Problem, WeightedNodes
 
 _PAIRS = " A tuple of two is (x, y); give an x that is such a tuple itself as init=(x, None)."
 _REMEMBERED = 256

@@ -16,10 +16,14 @@ from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines.checks.losses import known_of, level_name, number_of_samples, user_name, warn
 from rookery.language.client import Client
-from rookery.problems.problems import Bilevel, Composed, Problem, with_key
+from rookery.problems.functions import with_key
+from rookery.problems.problems import Bilevel, Composed, Problem
 
 WRITE_A_MEAN = "Write it as a mean (jnp.mean over the batch, plus terms without data)"
-UNLESS = "; ignore this if the loss uses statistics of the batch, e.g. batch normalisation."
+UNLESS = (
+    "; if the loss is a statistic of its batch, e.g. Cox's or one with batch normalisation, give the problem "
+    "batch_statistic=True."
+)
 _SCALE = f"Its size depends on the batch, and clients of other sizes would be refused. {WRITE_A_MEAN}{UNLESS}"
 
 _SOUND: OrderedDict[str, None] = OrderedDict()  # checks that passed, by program and data
@@ -84,6 +88,17 @@ class _Comparison:
 # A loss is a mean over its batch.
 
 
+def check_whole_batches(problem: Problem, names: frozenset[str]) -> None:
+    """Raise ValueError if a loss that is a statistic of its batch is evaluated sample by sample; `names` are."""
+    split = sorted(names & {"f", "g", "r"})
+    if problem.batch_statistic and split:
+        raise ValueError(
+            f"{user_name(problem, split[0])} must be evaluated on whole batches, because of batch_statistic=True; this "
+            "run would evaluate it sample by sample, as where clients differ in size, have fewer samples than a batch, "
+            "or are private for each record. Give a batch_size that every client can fill, or clients of one size."
+        )
+
+
 def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
@@ -91,6 +106,7 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     ValueError. For any other loss it warns. The values and derivatives that methods use are computed on a batch, and
     compared with the means of the same over its samples, at a point near the start.
     """
+    check_whole_batches(problem, names)
     for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
         check_mean(problem, clients, x, y, name)
     _check_values(problem, clients, x, y, names)
@@ -157,7 +173,7 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
     key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
     if key in known_of(_VALUES, problem):
         return
-    compared = rows.keys() - names - problem.random
+    compared = set() if problem.batch_statistic else rows.keys() - names - problem.random
     fixed = with_key(problem, jax.random.key(0))
     sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
 

@@ -2,14 +2,18 @@
 
 Each line is a JSON object with the SHA-256 of the line before it. A second file, `audit.head`, holds the number of
 lines and the hash of the last one. Together they show whether any line was changed, removed or inserted. They protect
-against accidents, and against anyone who can't write to both files; someone who can, such as the owner, is able to
-make a consistent pair. The log holds no value of the data and no secret: it has the SHA-256 of requests and replies,
-the size of replies, and what was released of the site's records, with how much noise.
+against accidents, and against anyone who can't write to both files. Someone who can, such as the owner, is able to
+make a consistent pair, which differs from the heads that the coordinator has: see `heads`.
+
+The log holds no value of the data and no secret: it has the SHA-256 of requests and replies, the size of replies, and
+what was released of the site's records, with how much noise. Each line has a random number, so that the hash of a line,
+which leaves the site as a head, can't be used to try out what the data may be.
 """
 
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,12 +21,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rookery.engines.federation.kits import Kit
 from rookery.engines.federation.site import Sent
 from rookery.engines.federation.spending import Release, Spending
 from rookery.engines.federation.store import Moment, locked
 
 FILE = "audit.jsonl"  # the file's name in a site's folder
+RECEIPTS = ".receipts"  # the suffix of the file beside it, with the coordinator's receipts
 PHASES = ("start", "round", "evaluation")
+_SHOWN = 1000  # heads whose receipts may still come
 _FIRST = "0" * 64  # the hash before the first line
 
 
@@ -109,6 +116,8 @@ class Audit:
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
+        self.kit: Kit | None = None
+        self.shown: dict[int, tuple[str, str]] = {}
         self.runs: dict[str, Answered] = {}
         self.counts = Counts()
         self.spending = Spending()
@@ -191,6 +200,20 @@ class Audit:
         }
         self._write(line, sync=phase != 1 or self.answered.is_new(moment))
 
+    def show_head(self) -> tuple[int, str]:
+        """Return the number of lines and the hash of the last one, as they are sent to the coordinator."""
+        self.shown[self._lines] = self._run, self._last
+        while len(self.shown) > _SHOWN:
+            del self.shown[next(iter(self.shown))]
+        return self._lines, self._last
+
+    def keep_receipt(self, receipt: str) -> None:
+        """Write the coordinator's receipt for a head beside the log, or a certificate; OSError if that can't be."""
+        assert self.path is not None
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with os.fdopen(os.open(self.path.with_suffix(RECEIPTS), flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(f"{receipt}\n")
+
     @property
     def answered(self) -> Answered:
         """The answers in the run that was opened last."""
@@ -231,7 +254,8 @@ class Audit:
                 counts.bytes_up += line["bytes"]
 
     def _write(self, line: dict[str, Any], sync: bool) -> None:
-        whole = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **line, "before": self._last}
+        time, salt = datetime.now(UTC).isoformat(timespec="milliseconds"), secrets.token_hex(16)
+        whole = {"time": time, **line, "salt": salt, "before": self._last}
         raw = json.dumps(whole, allow_nan=False).encode() + b"\n"
         if self._file >= 0:
             self._append(raw, sync)
@@ -297,6 +321,11 @@ class Found(NamedTuple):
 def verify(path: str | Path) -> int | None:
     """Return the number, from 1, of the first line that is not as it was written; None if all are."""
     return _scan(Path(path), lambda line: None).broken
+
+
+def line_hashes(path: Path) -> list[str]:
+    """Return the hash of each whole line of a log."""
+    return [_hash(raw) for raw, _ in _lines(path) if raw.endswith(b"\n")]
 
 
 def read(path: str | Path) -> tuple[Found, Audit]:

@@ -18,6 +18,7 @@ from rookery.engines.federation import meeting
 from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.entropy import Entropy
+from rookery.engines.federation.heads import Notary
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.session import Session
 from rookery.engines.federation.site import Noise, Site
@@ -53,6 +54,8 @@ class Federation:
             TimeoutError if there is no reply.
         study: functions or modules, in addition to the problem's, whose source must be the same at all participants.
         allow_other_study: begin even if a site's study declares something else, and report it.
+        heads: a file to append the heads of sites' audit logs to, after every round; None: they are countersigned, and
+            not kept. See `rookery audit`.
         convolutions: as in `Simulation`.
     """
 
@@ -67,6 +70,7 @@ class Federation:
     transport: Any = None
     study: Any = None
     allow_other_study: bool = False
+    heads: str | Path | None = None
     convolutions: str = "auto"
 
     sees_memory = False
@@ -121,6 +125,8 @@ class Federation:
         tell = self.tell or logging.getLogger("rookery").warning
         links = Links(transport, self.deadline, self.patience, finite=True, tell=tell)
         links.watch = self.watch or links.watch
+        signs = getattr(transport, "kit", None) is not None
+        links.notary = Notary(self.heads, transport if signs else None, tell)
         try:
             study = declared(self.study, job.problem, job.measure)
             return meeting.meet(job, links, self.convolutions, study, self.allow_other_study)

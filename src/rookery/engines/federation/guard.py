@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import SENT, Operands, Source, Sources, exchange_of, sources
+from rookery.engines.federation.heads import signed_head
 from rookery.engines.federation.site import NO_EXCHANGE, Hiding, RefusedError, Sent
 from rookery.engines.federation.spending import Prices, Release
 from rookery.engines.federation.store import Moment
@@ -122,7 +123,10 @@ class PlanGuard:
         self._log.replied(moment, call, name, kind, aggregated, request, sent)
         keep = set(header["keep"])
         self._functions = {number: known for number, known in self._functions.items() if number in keep}
-        return {} if self._also is None else self._also.fields()
+        fields = {} if self._also is None else self._also.fields()
+        if self._log.path is None:
+            return fields
+        return {**fields, "head": signed_head(self._log.kit, header["run"], *self._log.show_head())}
 
     def _check(self, plan: Plan, moment: Moment, header: dict[str, Any]) -> None:
         phase, t = moment

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rookery.base.printable import printable
 from rookery.engines.federation import wire
+from rookery.engines.federation.heads import Notary, is_head
 from rookery.engines.federation.transports import Event, Transport
 
 _TICK = 1.0  # seconds between looks at the clock
@@ -67,6 +68,7 @@ class Record:
         unanswered: how many requests in a row it has left unanswered: it was late, or left, or reconnected.
         final: whether it has refused for good: asking again, or restarting it, changes nothing.
         epsilon: what it says it has spent of its privacy budget; None: it does not say.
+        head: the head of its audit log, as its last reply says; None: it does not say.
     """
 
     state: str = "gone"
@@ -81,6 +83,7 @@ class Record:
     unanswered: int = 0
     final: bool = False
     epsilon: float | None = None
+    head: list[Any] | None = None
 
     def becomes(self, state: str) -> str:
         """Set the state, and return the state before."""
@@ -103,6 +106,7 @@ class Links:
         finite: whether a reply that is not finite counts as wrong where the run can go on without it.
         tell: tell(text), called with what happens to sites.
         watch: watch(links), called when something happened to a site, and after every exchange.
+        notary: keeps and countersigns the heads of sites' audit logs; None: nobody does.
     """
 
     transport: Transport
@@ -112,6 +116,7 @@ class Links:
     finite: bool = False
     tell: Callable[[str], None] = lambda text: None
     watch: Callable[["Links"], None] = lambda links: None
+    notary: Notary | None = None
     dropped: int = 0  # messages that nobody waited for
     exchanges: int = 0
     rounds: int = 0  # completed
@@ -161,6 +166,15 @@ class Links:
         self.exchanges += 1
         self.watch(self)
         return replies
+
+    def keep_heads(self, run: str, t: int) -> None:
+        """Keep the heads of sites' audit logs after t rounds."""
+        said = {site: record.head for site, record in enumerate(self.records) if record.head is not None}
+        if self.notary is not None and said:
+            try:
+                self.notary.keep(self.transport.names, run, t, said)
+            except OSError as error:
+                self.note(f"The heads of sites' audit logs can't be written ({error.strerror}).")
 
     def note(self, text: str) -> None:
         """Report that something happened."""
@@ -382,6 +396,9 @@ class _Collector:
         spent = reply.header.get("epsilon")
         if isinstance(spent, float) and math.isfinite(spent):
             links.records[site].epsilon = spent
+        head = reply.header.get("head")
+        if is_head(head):
+            links.records[site].head = head
         self._replies[site] = reply
         return None
 

@@ -19,7 +19,7 @@ from rookery.base.jaxprs import digest
 from rookery.base.printable import failure, printable
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
-from rookery.engines.checks import check_features, check_means, check_measure, start_values
+from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches, start_values
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
 from rookery.engines.federation.audit import Audit
@@ -336,6 +336,7 @@ class Responder:
         try:
             check_features(study.problem, study.data, x)
             check_means(study.problem, study.data, x, y, plans[0].sample_by_sample | plans[1].sample_by_sample)
+            check_whole_batches(study.problem, plans[-1].sample_by_sample)
             if len(plans) == 3 and "mean" in plans[2].sample_by_sample and _ragged(described):
                 check_measure(study.problem, study.data, study.measure, (x, y), plans[0].made.carry.memory)
         except ValueError as error:  # its text has numbers that were computed from the data

@@ -90,6 +90,7 @@ class Session:
                 self._carry = made.carry
                 self.rounds += 1
                 self._have_written()
+                self.coordinator.links.keep_heads(self.coordinator.run, self.rounds)
                 done.append(amounts)
                 continue
             break
@@ -147,6 +148,7 @@ class Session:
         for site in self.sites:
             site.memory.close()
         self.sites = []
+        self.coordinator.links.keep_heads(self.coordinator.run, self.rounds)
         self.coordinator.close(self._why(sys.exception()))
 
     def _why(self, error: BaseException | None) -> str:

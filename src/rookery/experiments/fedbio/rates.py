@@ -192,7 +192,8 @@ def rate(results: pd.DataFrame, name: str, cost: str) -> Finding:
     judged: list[float] = []
     each: list[bool | None] = []
     notes: list[str] = []
-    for clients, costs in _costs(results, name).items():
+    found = _costs(results, name)
+    for clients, costs in found.items():
         slope, error = costs.slope(cost, _logarithms(clients, costs) if accelerated else 1.0)
         judged += [slope, error]
         holds = _no_steeper(slope, error, SLOPES[cost][name])
@@ -206,7 +207,7 @@ def rate(results: pd.DataFrame, name: str, cost: str) -> Finding:
         figures[f"{WORDS[cost]} at ε = {listed(costs)}, M = {clients}"] = costs.of(cost)
         figures[f"the best step's floor over ε, M = {clients}"] = costs.of("floor") / [*costs]
     log = " without the logarithm" if accelerated else ""
-    sizes = listed(_costs(results, name))
+    sizes = listed(found)
     figures = {f"slope{log}, and half its 95 % interval, M = {sizes}": judged, **figures}
     return Finding(together(each), figures, " ".join(dict.fromkeys(notes)))
 

@@ -1,9 +1,7 @@
 """FLamby's table of Fed-TCGA-BRCA."""
 
-import warnings
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,17 +10,9 @@ from rookery.experiments.flamby import tables
 from rookery.experiments.machinery import Experiment, Finding, description
 from rookery.experiments.machinery.numbers import keyed
 from rookery.tasks.flamby import fed_tcga
-from rookery.tasks.task import Task
-
-
-def tcga_task(train: str, seed: int, data_dir: Any = None) -> Task:
-    """The task; `solve` need not warn that the loss is not a mean over rows."""
-    warnings.filterwarnings("ignore", "SingleLevel.loss must be a mean over its batch")  # in this run
-    return fed_tcga(train=train, seed=seed, data_dir=data_dir)
-
 
 TCGA = tables.Benchmark(
-    task=tcga_task,
+    task=fed_tcga,
     metric="concordance",
     clients={client: client.capitalize() for client in ("northeast", "south", "west", "midwest", "europe", "canada")},
     rows={"northeast": 248, "south": 156, "west": 164, "midwest": 129, "europe": 129, "canada": 40},

@@ -1,6 +1,6 @@
 """Read an experiment's results: the curves of a run, their ends and means."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,15 +9,15 @@ import pandas as pd
 
 def select(results: pd.DataFrame, **labels: Any) -> pd.DataFrame:
     """The rows with these labels."""
-    return results[_chosen(results, labels)]
+    return results[labelled(results, **labels)]
 
 
-def _chosen(results: pd.DataFrame, labels: Mapping[str, Any]) -> np.ndarray:
+def labelled(results: pd.DataFrame, **labels: Any) -> np.ndarray:
     """Which rows have these labels."""
-    chosen = np.ones(len(results), bool)
+    rows = np.ones(len(results), bool)
     for name, value in labels.items():
-        chosen &= results[name].to_numpy() == value
-    return chosen
+        rows &= results[name].to_numpy() == value
+    return rows
 
 
 def values(results: pd.DataFrame, label: str, **labels: Any) -> list[Any]:
@@ -27,9 +27,9 @@ def values(results: pd.DataFrame, label: str, **labels: Any) -> list[Any]:
 
 def curves(results: pd.DataFrame, metric: str = "accuracy", across: str = "round", **labels: Any) -> list[pd.Series]:
     """The metric over rounds or exchanges of the one run with these labels, a series for each seed."""
-    chosen = _chosen(results, labels)
-    assert results["run"][chosen].nunique() == 1, f"{labels} is not one run"
-    seeds, places, values = (results[name].to_numpy()[chosen] for name in ("seed", across, metric))
+    rows = labelled(results, **labels)
+    assert results["run"][rows].nunique() == 1, f"{labels} is not one run"
+    seeds, places, values = (results[name].to_numpy()[rows] for name in ("seed", across, metric))
     own = {seed: seeds == seed for seed in np.unique(seeds)}
     return [pd.Series(values[at], pd.Index(places[at], name=across), name=metric) for at in own.values()]
 

@@ -14,7 +14,7 @@ from rookery import report
 from rookery.algorithms import Ditto, LocalSVRG, LocalTrain, PFedMe, WeightedNodesProx
 from rookery.experiments.machinery import Config, Finding, Grid
 from rookery.experiments.machinery.claims import Lead, lead, together
-from rookery.experiments.machinery.curves import curves, select
+from rookery.experiments.machinery.curves import curves, labelled, select
 from rookery.experiments.machinery.drawing import below, spread
 from rookery.experiments.machinery.numbers import Figures, mean
 from rookery.language.fed import Algorithm
@@ -149,10 +149,12 @@ def scores(
 ) -> list[float]:
     """The test accuracy, for each seed, of the model with the highest validation accuracy; with `last`, and on
     Covertype, of the last model."""
-    own = run_of(results, method, data, setting, center, **labels)
-    by_seed = own.groupby("seed")
-    best = by_seed.tail(1) if last or data == "covtype" else own.loc[by_seed[f"{center}_validation_accuracy"].idxmax()]
-    return [float(value) for value in best[f"{center}_accuracy"]]
+    rows = labelled(results, method=method, data=data, setting=setting, center=where(method, center), **labels)
+    places, seeds = np.flatnonzero(rows), results["seed"].to_numpy()[rows]
+    by_seed = [places[seeds == seed] for seed in np.unique(seeds)]
+    validation = results[f"{center}_validation_accuracy"].to_numpy() if not (last or data == "covtype") else None
+    best = [own[-1] if validation is None else own[np.nanargmax(validation[own])] for own in by_seed]
+    return [float(value) for value in results[f"{center}_accuracy"].to_numpy()[best]]
 
 
 def cells(results: pd.DataFrame) -> list[tuple[str, int]]:

@@ -8,10 +8,10 @@ import numpy as np
 
 from rookery.base.arguments import check_seed, is_integer, nearest
 from rookery.run.progress import progress_bar
-from rookery.run.worth import judging, methods
+from rookery.run.worth import judging, methods, metrics
 from rookery.run.worth.designs import site
 from rookery.run.worth.hospitals import TEST, VALIDATION, Federation, federation, split
-from rookery.run.worth.judging import METRICS
+from rookery.run.worth.metrics import METRICS, SURVIVAL_METRICS
 from rookery.run.worth.result import Worth
 
 __all__ = ["Worth", "worth"]
@@ -22,8 +22,10 @@ def worth(
     by: Any = None,
     label: Any = None,
     *,
+    time: Any = None,
+    event: Any = None,
     positive: Any = None,
-    metric: str = "accuracy",
+    metric: str | None = None,
     splits: int = 20,
     drop: Sequence[str] = (),
     categories: Sequence[str] = (),
@@ -32,19 +34,23 @@ def worth(
 ) -> Worth:
     """Compare what each hospital gets alone with what it gets from a federation, on repeated splits of a table.
 
-    All models are logistic regressions. In every split, a third of a hospital's rows are for tests. Of its training
-    rows, 30 % choose penalties and other settings; the chosen model is then trained on all training rows. Missing
-    values are filled with medians, and columns standardised, by the hospital's own training rows.
+    All models are logistic regressions or, with times, Cox regressions. In every split, a third of a hospital's rows
+    are for tests. Of its training rows, 30 % choose penalties and other settings; the chosen model is then trained on
+    all training rows. Missing values are filled with medians, and columns standardised, by the hospital's own training
+    rows.
 
     Arguments:
         table: a pandas DataFrame, a path to a CSV or Parquet file, {name: array}, or clients from
             `Clients.from_frame(label=...)`, whose rows at all levels are split anew.
         by: the column with the hospital's name. Leave it out for clients.
-        label: the column with the class to predict. Leave it out for clients.
+        label: the column with the class to predict. Leave it out for clients, and for times.
+        time: for survival, instead of a label: the column with the time that a patient was observed.
+        event: the column that says how it ended: 1 if the event was seen, 0 if not (censored).
         positive: its value that counts as positive. None: the last of two values. If there are more than two values,
             it is told from all others.
         metric: "accuracy", "balanced_accuracy", "auc", "brier" or "calibration" (how far the mean probability is from
-            the share of positive rows): what gains and the advice refer to. All are in the result.
+            the share of positive rows): what gains and the advice refer to. All are in the result. With times,
+            "concordance", the C-index, alone. None: "accuracy", or "concordance".
         splits: how many times the rows are split.
         drop: columns to leave out. Columns that look like an ID, dates, and columns with one value are left out, too,
             with a note.
@@ -58,25 +64,29 @@ def worth(
         >>> result = rk.worth(table, "hospital", "ill", categories=["chest_pain", "ecg"])  # doctest: +SKIP
         >>> result.save("worth")  # doctest: +SKIP
     """
-    if metric not in METRICS:
-        near = nearest(str(metric).lower(), METRICS)
+    possible = (*METRICS,) if time is None and event is None else SURVIVAL_METRICS
+    metric = possible[0] if metric is None else metric
+    if metric not in possible:
+        near = nearest(str(metric).lower(), possible)
         fix = f" Did you mean {near!r}?" if near else ""
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}; got {metric!r}.{fix}")
+        one = "one of " if len(possible) > 1 else ""
+        raise ValueError(f"metric must be {one}{', '.join(possible)}; got {metric!r}.{fix}")
     if not is_integer(splits) or splits < 2:
         raise ValueError(f"splits must be an integer of at least 2; got {splits!r}.")
     check_seed(seed)
-    data = federation(table, by, label, positive, drop, categories)
+    data = federation(table, by, label, positive, drop, categories, time, event)
     study = methods.Study(tuple(site(data, each, split(each, int(splits), seed)) for each in data.hospitals))
     shown = sys.stderr.isatty() if progress is None else progress
+    steps = len(study.methods) - 1  # the floor is not trained
     with progress_bar(shown and "Comparing methods", None) as update:
         begun: list[str] = []
 
         def tell(name: str) -> None:
-            update(len(begun), methods.STEPS, name)
+            update(len(begun), steps, name)
             begun.append(name)
 
         fitted, weights = methods.fit_all(study, tell)
-        update(methods.STEPS, methods.STEPS, "")
+        update(steps, steps, "")
     return _result(data, study, fitted, weights, metric, int(splits), seed)
 
 
@@ -87,13 +97,13 @@ def _result(
     import pandas as pd
 
     names = [each.name for each in data.hospitals]
-    measured = judging.scores(study.sites, fitted)
+    measured = metrics.scores(study.sites, fitted)
     table = judging.judged(measured, study.sites, metric)
-    count = len(names) * len(methods.FEDERATED)
+    count = len(names) * sum(name in methods.FEDERATED for name in study.methods)
     notes = (
         *data.notes,
-        f"{splits} splits, stratified by the label: {TEST:.0%} of a hospital's rows for tests, and {VALIDATION:.0%} of "
-        "the others to choose settings. Test rows serve for nothing else.",
+        f"{splits} splits, stratified by the {'events' if study.survival else 'label'}: {TEST:.0%} of a hospital's "
+        f"rows for tests, and {VALIDATION:.0%} of the others to choose settings. Test rows serve for nothing else.",
         "Medians, means and deviations come from the hospital's own training rows of the split. The names of columns "
         "and the values of categories are shared.",
         f"Intervals are corrected for the overlap of the splits. Each is for one comparison: of {count} comparisons "
@@ -101,8 +111,7 @@ def _result(
         judging.tendency(table),
     )
     settings = {
-        "label": data.label,
-        "positive": data.positive,
+        **_predicted(data),
         "metric": metric,
         "splits": splits,
         "seed": seed,
@@ -120,3 +129,10 @@ def _result(
         notes,
         settings,
     )
+
+
+def _predicted(data: Federation) -> dict[str, Any]:
+    if data.time is None:
+        return {"label": data.label, "positive": data.positive}
+    events = {each.name: int(each.positive.sum()) for each in data.hospitals}
+    return {"time": data.time, "event": data.label, "events": events}

@@ -13,6 +13,7 @@ from rookery.base.arguments import nearest
 from rookery.data.clients import Clients
 from rookery.data.columns import Owners, count_rows, owners
 from rookery.data.tables import listed, plain, read_columns
+from rookery.run.worth.outcomes import Target, positive_class, target, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,16 +25,22 @@ _ID_ROWS, _ID_SHARE = 50, 0.95  # whole numbers look like an ID from this many r
 _MOST_VALUES = 50  # of a column of words
 _MOST_COLUMNS = 500  # that the models see; their designs are matrices
 _STRAY, _SEVERAL = 3, 5  # at most so many words among at least so many numbers: probably marks of missing values
+_LEAST_EVENTS = 3  # of a hospital, with times
+_ALIKE = 0.99  # correlation of ranks with the times, from which a note says so
 _COPIES = 0.01  # share of rows that repeat another, from which a note says so
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital's rows: numbers with NaN where a value is missing, and whether each row is positive."""
+    """A hospital's rows: numbers with NaN where a value is missing, and whether each row is positive.
+
+    With times, a row is positive if its event was seen, and the rows are in descending order of time.
+    """
 
     name: str
     values: Float[np.ndarray, "n columns"]
     positive: Bool[np.ndarray, " n"]
+    time: Float[np.ndarray, " n"] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,9 @@ class Federation:
         hospitals: those of the table, in sorted order of their names.
         columns: what the columns of `values` are, such as "age" or "ward=surgery".
         gaps: the positions of columns with a missing value somewhere.
-        label, positive: the column to predict, and its value that counts as positive.
+        label, positive: the column to predict, and its value that counts as positive. With times, the column of events.
         notes: what was left out or changed on the way.
+        time: the column of times, if there is one.
     """
 
     hospitals: tuple[Hospital, ...]
@@ -54,6 +62,7 @@ class Federation:
     label: str
     positive: Any
     notes: tuple[str, ...]
+    time: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +79,14 @@ class Splits:
 
 
 def federation(
-    table: Any, by: Any, label: Any, positive: Any, drop: Sequence[str], categories: Sequence[str]
-) -> Federation:
-    """Read a table, or clients that were made with `Clients.from_frame(label=...)`."""
+    table: Any, by: Any, label: Any, positive: Any, drop: Sequence[str], categories: Sequence[str], time: Any = None,
+    event: Any = None,
+) -> Federation:  # fmt: skip
+    """Read a table, or clients that were made with `Clients.from_frame(label=...)`. See `worth` for the arguments."""
+    predicted = target(label, positive, time, event)
     if isinstance(table, Clients):
+        if predicted.time is not None:
+            raise ValueError("time and event need a table; got rk.Clients. Give the table and by=….")
         if by is not None or label is not None or drop or categories:
             raise ValueError(
                 "by, label, drop and categories must be left out for rk.Clients, whose columns are settled. Give them "
@@ -81,7 +94,7 @@ def federation(
             )
         made = _of_clients(table, positive)
     else:
-        made = _of_table(table, plain(by), plain(label), positive, drop, categories)
+        made = _of_table(table, plain(by), predicted, drop, categories)
     if len(made.hospitals) < 2:
         raise ValueError(
             f"the table must have at least two hospitals; got one, {made.hospitals[0].name!r}. Give another column "
@@ -91,7 +104,9 @@ def federation(
     if small:
         names = listed(f"{h.name!r} has {count_rows(len(h.positive))}" for h in small)
         raise ValueError(f"a hospital must have at least {_LEAST} rows to be split; {names}. Leave these rows out.")
-    if all(h.positive.all() or not h.positive.any() for h in made.hospitals):
+    if made.time is not None:
+        _check_events(made)
+    elif all(h.positive.all() or not h.positive.any() for h in made.hospitals):
         raise ValueError(
             f"at least one hospital must have both classes of {made.label!r}; got hospitals with one class each. A "
             "model learns nothing from them but which hospital a row comes from."
@@ -104,12 +119,24 @@ def federation(
     return replace(made, notes=(*made.notes, *_suspicions(made)))
 
 
+def _check_events(federation: Federation) -> None:
+    """Raise ValueError for a hospital with too few events to fit, to choose and to test."""
+    few = [hospital for hospital in federation.hospitals if hospital.positive.sum() < _LEAST_EVENTS]
+    if few:
+        names = listed(f"{h.name!r} has {h.positive.sum()}" for h in few)
+        raise ValueError(
+            f"a hospital must have at least {_LEAST_EVENTS} events, rows with 1 in {federation.label!r}: to fit, to "
+            f"choose and to test; {names}. Leave its rows out."
+        )
+
+
 def _suspicions(federation: Federation) -> list[str]:
     """Return notes on what would make every model look better than it is: copies of rows, and of the label."""
     import pandas as pd
 
     notes, hospitals = [], federation.hospitals
-    rows = [pd.DataFrame(np.column_stack([each.values, each.positive])) for each in hospitals]
+    outcomes = [(h.positive,) if h.time is None else (h.positive, h.time) for h in hospitals]
+    rows = [pd.DataFrame(np.column_stack([h.values, *own])) for h, own in zip(hospitals, outcomes, strict=True)]
     copies = sum(int(each.duplicated().sum()) for each in rows)
     if copies > _COPIES * sum(map(len, rows)):
         notes.append(
@@ -122,9 +149,24 @@ def _suspicions(federation: Federation) -> list[str]:
         some, others = (column[chosen & ~np.isnan(column)] for chosen in (positive, ~positive))
         if len(some) and len(others) and (some.min() > others.max() or some.max() < others.min()):
             telling.append(repr(name))
+    what = "classes" if federation.time is None else "events"
+    if federation.time is not None:
+        notes += _restated_times(federation.columns, values, np.concatenate([h.time for h in hospitals]))
     if telling:
-        notes.append(f"By itself, {listed(telling)} tells the classes apart. Drop what restates the label.")
+        notes.append(f"By itself, {listed(telling)} tells the {what} apart. Drop what restates the label.")
     return notes
+
+
+def _restated_times(columns: Sequence[str], values: np.ndarray, times: np.ndarray) -> list[str]:
+    """Return a note on columns that give the times away, such as the days to the last visit."""
+    import pandas as pd
+
+    frame = pd.DataFrame(dict(zip(columns, values.T, strict=True)))
+    alike = frame.corrwith(pd.Series(times), method="spearman").abs()
+    telling = alike.index[alike > _ALIKE]
+    return (
+        [f"By itself, {listed(map(repr, telling))} gives the times. Drop what restates them."] if len(telling) else []
+    )
 
 
 def split(hospital: Hospital, count: int, seed: int) -> Splits:
@@ -162,7 +204,7 @@ def _of_clients(clients: Clients, positive: Any) -> Federation:
     classes = schema.classes if schema else tuple(np.unique(np.concatenate(numbers)).tolist())
     codes = range(len(classes)) if schema else classes
     label = str(schema.label) if schema else "label"
-    chosen = _positive(list(classes), label, positive)
+    chosen = positive_class(list(classes), label, positive)
     code = codes[classes.index(chosen)]
     made = tuple(Hospital(h.name, h.values, own == code) for h, own in zip(hospitals, numbers, strict=True))
     width = made[0].values.shape[1]
@@ -173,42 +215,46 @@ def _of_clients(clients: Clients, positive: Any) -> Federation:
 # Tables.
 
 
-def _of_table(
-    table: Any, by: Any, label: Any, positive: Any, drop: Sequence[str], categories: Sequence[str]
-) -> Federation:
-    for what, name in (("by", by), ("label", label)):
+def _of_table(table: Any, by: Any, predicted: Target, drop: Sequence[str], categories: Sequence[str]) -> Federation:
+    asked = [("by", by), *predicted.columns.items()]
+    for what, name in asked:
         if name is None:
             raise ValueError(f"{what} must be the name of a column; got None. Give {what}=….")
     for what, some in (("drop", drop), ("categories", categories)):
         if isinstance(some, str):
             raise TypeError(f"{what} must be a list of columns; got {some!r}. Give {what}=[{some!r}].")
-    columns = read_columns(table, by, [label])
-    asked = [("by", by), ("label", label)]
+    columns = read_columns(table, by, [predicted.label])
     asked += [(what, name) for what, some in (("drop", drop), ("categories", categories)) for name in some]
     for what, name in asked:
         if name not in columns:
             near = nearest(name, map(str, columns))
             fix = f"Did you mean {near!r}?" if near else f"The columns are {listed(columns)}."
             raise ValueError(f"{what} must be a column of the table; got {name!r}. {fix}")
-    if by == label:
-        raise ValueError(f"label must be another column than by; got {label!r} for both.")
+    outcome = predicted.columns
+    for what, name in outcome.items():
+        if by == name:
+            raise ValueError(f"{what} must be another column than by; got {name!r} for both.")
 
     notes = []
     of = owners(columns[by], by)
-    known = ~columns[label].isna().to_numpy()
+    known = np.all([~columns[name].isna().to_numpy() for name in outcome.values()], axis=0)
+    without = " or ".join(map(repr, outcome.values()))
+    if not known.any():
+        raise ValueError(f"the table must have rows with a value in {without}; got none. Fill the column.")
     if not known.all():
-        notes.append(f"{count_rows(int((~known).sum()))} without {label!r} left out.")
-        columns = {name: column[known].reset_index(drop=True) for name, column in columns.items()}
-        of = owners(columns[by], by)
-    classes = [_whole(value) for value in sorted(columns[label].unique(), key=lambda value: (str(type(value)), value))]
-    chosen = _positive(classes, label, positive)
-    is_positive = (columns[label] == chosen).to_numpy(bool)
+        notes.append(f"{count_rows(int((~known).sum()))} without {without} left out.")
+        columns, of = _chosen(columns, np.flatnonzero(known), by)
+    times = predicted.times(columns)
+    if times is not None:
+        latest_first = np.argsort(-times, kind="stable")
+        (columns, of), times = _chosen(columns, latest_first, by), times[latest_first]
+    is_positive, chosen = predicted.outcomes(columns)
 
     names: list[str] = []
     blocks: list[np.ndarray] = []
     left_out: list[str] = []
     for name, column in columns.items():
-        if name in (by, label, *drop):
+        if name in (by, *outcome.values(), *drop):
             continue
         found = _block(column, name, name in categories, of)
         if isinstance(found, str):
@@ -229,28 +275,17 @@ def _of_table(
             "further column each."
         )
     hospitals = tuple(
-        Hospital(name, values[rows], is_positive[rows]) for name, rows in zip(of.names, of.rows(), strict=True)
+        Hospital(name, values[rows], is_positive[rows], None if times is None else times[rows])
+        for name, rows in zip(of.names, of.rows(), strict=True)
     )
-    return Federation(hospitals, tuple(names), gaps, str(label), chosen, tuple(notes))
+    time = None if times is None else str(predicted.time)
+    return Federation(hospitals, tuple(names), gaps, str(predicted.label), chosen, tuple(notes), time)
 
 
-def _positive(classes: list[Any], label: str, wanted: Any) -> Any:
-    """Return the class that counts as positive: the given one or, of two, the last."""
-    if len(classes) < 2:
-        raise ValueError(f"label must have two classes; column {label!r} has only {classes[0]!r}.")
-    if wanted is not None:
-        found = next((value for value in classes if value == wanted or str(value) == str(wanted)), None)
-        if found is None:
-            near = nearest(wanted, map(str, classes))
-            fix = f"Did you mean {near!r}?" if near else f"Its values are {listed(classes)}."
-            raise ValueError(f"positive must be a value of column {label!r}; got {wanted!r}. {fix}")
-        return found
-    if len(classes) > 2:
-        raise ValueError(
-            f"label must have two classes, or positive must name one of them to tell from the rest; column {label!r} "
-            f"has {len(classes)}: {listed(classes)}. Give positive=…."
-        )
-    return classes[-1]
+def _chosen(columns: dict[Any, "pd.Series"], rows: np.ndarray, by: Any) -> tuple[dict[Any, "pd.Series"], Owners]:
+    """Return these rows of the columns, and their owners."""
+    columns = {name: column.iloc[rows].reset_index(drop=True) for name, column in columns.items()}
+    return columns, owners(columns[by], by)
 
 
 def _block(column: "pd.Series", name: Any, category: bool, of: Owners) -> dict[str, np.ndarray] | str:
@@ -279,7 +314,7 @@ def _block(column: "pd.Series", name: Any, category: bool, of: Owners) -> dict[s
         numbers = column.astype(float).to_numpy(float)
         of.refuse(np.isinf(numbers), name, "is infinite in", "clean these rows, or drop them")
         return {str(name): numbers}
-    words = column.map(lambda value: str(_whole(value)), na_action="ignore")
+    words = column.map(lambda value: str(whole(value)), na_action="ignore")
     levels = sorted(words.dropna().unique())
     if not category:
         _refuse_stray_words(name, levels)
@@ -304,9 +339,3 @@ def _refuse_stray_words(name: Any, levels: Sequence[str]) -> None:
             f"column {name!r} must hold numbers or words; got numbers and {listed(map(repr, stray))}. Leave cells "
             f"without a value empty, or give categories=[{name!r}]."
         )
-
-
-def _whole(value: Any) -> Any:
-    """Return a value as Python's own, and a whole float as an integer: a missing value makes floats of a column."""
-    value = plain(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,89 +1,20 @@
-"""Scores of the methods on the test rows, intervals of their differences, and what they mean for each hospital."""
+"""Intervals of the differences between methods, and what they mean for each hospital."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 
-from rookery.run.worth.designs import Site, probability
-from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, Models
+from rookery.run.worth.designs import Site
+from rookery.run.worth.methods import ALONE, FEDERATED, FLOORS
+from rookery.run.worth.metrics import LOWER, METRICS, SURVIVAL_METRICS, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
+_FEW_EVENTS = 5  # in the tests of a split
 GAINS, LOSES, UNCLEAR, UNDEFINED = "gains", "loses", "cannot tell", "undefined"
-Chances = Float[np.ndarray, " n"]
-Truth = Bool[np.ndarray, " n"]
-
-
-def accuracy(chances: Chances, positive: Truth) -> float:
-    """Return the share of rows whose more probable class is the true one."""
-    return float(np.mean((chances > 0.5) == positive))
-
-
-def balanced_accuracy(chances: Chances, positive: Truth) -> float:
-    """Return the mean of both classes' accuracies; NaN if a class has no rows."""
-    if positive.all() or not positive.any():
-        return np.nan
-    said = chances > 0.5
-    return float((np.mean(said[positive]) + np.mean(~said[~positive])) / 2)
-
-
-def auc(chances: Chances, positive: Truth) -> float:
-    """Return the chance that a positive row ranks above a negative one, ties counting half; NaN if a class is missing.
-
-    >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
-    0.875
-    """
-    count = int(positive.sum())
-    others = len(positive) - count
-    if not count or not others:
-        return np.nan
-    _, place, ties = np.unique(chances, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
-
-
-def brier(chances: Chances, positive: Truth) -> float:
-    """Return the mean squared error of the probabilities, which only the true probabilities minimise on average."""
-    return float(np.mean((chances - positive) ** 2))
-
-
-def calibration(chances: Chances, positive: Truth) -> float:
-    """Return how far the mean probability is from the share of positive rows.
-
-    >>> round(calibration(np.array([0.2, 0.4]), np.array([False, True])), 3)
-    0.2
-    """
-    return float(abs(np.mean(chances) - np.mean(positive)))
-
-
-METRICS: dict[str, Callable[[Chances, Truth], float]] = {
-    "accuracy": accuracy,
-    "balanced_accuracy": balanced_accuracy,
-    "auc": auc,
-    "brier": brier,
-    "calibration": calibration,
-}
-LOWER = ("brier", "calibration")  # metrics that are better when they are lower
-
-
-def scores(sites: Sequence[Site], fitted: dict[str, Models]) -> "pd.DataFrame":
-    """Return a row for each split, hospital and method, with every metric on the split's test rows."""
-    import pandas as pd
-
-    rows = []
-    for k, site in enumerate(sites):
-        for i, train in enumerate(site.splits.train):
-            features, truth = site.features(len(site.splits.train) + i, ~train), site.positive[~train]
-            chances = {name: probability(features @ models[k, i]) for name, models in fitted.items()}
-            chances[FLOOR] = np.full(len(truth), site.positive[train].mean())
-            for name in METHODS:
-                measured = {metric: measure(chances[name], truth) for metric, measure in METRICS.items()}
-                rows.append({"hospital": site.name, "method": name, "split": i, **measured})
-    return pd.DataFrame(rows)
 
 
 def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float]:
@@ -112,13 +43,14 @@ def judged(measured: "pd.DataFrame", sites: Sequence[Site], metric: str) -> "pd.
     import pandas as pd
 
     rows = []
+    methods, metrics = list(dict.fromkeys(measured["method"])), metrics_in(measured)
     for site in sites:
         own = measured[measured["hospital"] == site.name]
         train = site.splits.train[0]
         ratio = float((~train).sum() / train.sum())
-        by_method: dict[str, dict[str, Any]] = {name: {"hospital": site.name, "method": name} for name in METHODS}
-        verdicts: dict[str, dict[str, Any]] = {name: {} for name in METHODS}
-        for each in METRICS:
+        by_method: dict[str, dict[str, Any]] = {name: {"hospital": site.name, "method": name} for name in methods}
+        verdicts: dict[str, dict[str, Any]] = {name: {} for name in methods}
+        for each in metrics:
             by_split = own.pivot(index="split", columns="method", values=each)
             for name, row in by_method.items():
                 row[each] = float(by_split[name].mean())
@@ -132,8 +64,13 @@ def judged(measured: "pd.DataFrame", sites: Sequence[Site], metric: str) -> "pd.
                 if each == metric:
                     verdicts[name] |= {"gain": mean, "low": low, "high": high, "verdict": verdict}
         rows += [row | verdicts[name] for name, row in by_method.items()]
-    first = ["hospital", "method", *METRICS, "gain", "low", "high", "verdict"]
-    return pd.DataFrame(rows, columns=[*first, *(f"{each}_verdict" for each in METRICS)])
+    first = ["hospital", "method", *metrics, "gain", "low", "high", "verdict"]
+    return pd.DataFrame(rows, columns=[*first, *(f"{each}_verdict" for each in metrics)])
+
+
+def metrics_in(table: "pd.DataFrame") -> list[str]:
+    """Return the metrics that a table has columns of."""
+    return [name for name in (*METRICS, *SURVIVAL_METRICS) if name in table.columns]
 
 
 def _verdict(low: float, high: float, unbeatable: bool) -> str:
@@ -147,16 +84,23 @@ def rarer(site: Site) -> int:
 
 
 def one_class(site: Site) -> bool:
-    """Return whether the hospital's test rows have one class in every split."""
+    """Return whether the hospital's test rows have one class in every split. With times there are no classes."""
+    if site.survival:
+        return False
     tests = site.splits.train.shape[1] - site.splits.train.sum(axis=1)
     found = (site.positive & ~site.splits.train).sum(axis=1)
     return bool(np.all((found == 0) | (found == tests)))
 
 
+def _events_in_tests(site: Site) -> int:
+    """Return how many events the test rows of each split have."""
+    return int((site.positive & ~site.splits.train[0]).sum())
+
+
 def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
     """Return one sentence on what joining is worth for a hospital."""
     own: Any = table[table["hospital"] == site.name].set_index("method")
-    federated = own.loc[list(FEDERATED)]
+    federated, floor = own[own.index.isin(FEDERATED)], own[own.index.isin(FLOORS)].iloc[0]
     gaining, losing = (federated[federated["verdict"] == verdict] for verdict in (GAINS, LOSES))
     count = len(site.positive)
     parts = []
@@ -172,7 +116,7 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
         others = [name for name in gaining.index if name != best]
         also = f", and also with {_listed(others)}" if others else ""
         parts.append(f"gains {_amount(own.loc[best], metric)} with {best}{also}")
-        if not _better(own.loc[best, metric], own.loc[FLOOR, metric], metric):
+        if not _better(own.loc[best, metric], floor[metric], metric):
             parts.append(f"that is no more than {_floor(metric)}")
     elif (federated["verdict"] == UNCLEAR).all():
         parts.append("shows no demonstrable gain: no method can be told apart from its own model")
@@ -186,7 +130,8 @@ def advise(table: "pd.DataFrame", site: Site, metric: str) -> str:
         mild = federated[(federated["verdict"] != LOSES) & (federated["gain"] > own.loc[worst, "gain"] / 2)]
         if len(mild):
             parts.append(f"{_listed(list(mild.index))} avoid{'' if len(mild) > 1 else 's'} most of that loss")
-    floor = own.loc[FLOOR]
+    if site.survival and (tested := _events_in_tests(site)) < _FEW_EVENTS:
+        parts.append(f"each of its tests holds only {tested} event{'s' if tested > 1 else ''}, which can show little")
     if not one_class(site) and floor["verdict"] in (GAINS, UNCLEAR):
         parts.append(f"its own model does not demonstrably beat {_floor(metric)}")
     return f"{_named(site.name, 'Hospital')} {'; '.join(parts)}."
@@ -214,7 +159,7 @@ def disagreement(table: "pd.DataFrame") -> str:
     """Return who gains or loses by another metric but not by this one; empty if nobody does."""
     here = {verdict: _hospitals(table, "verdict", verdict) for verdict in (GAINS, LOSES)}
     found = []
-    for each in METRICS:
+    for each in metrics_in(table):
         gaining, losing = (
             [name for name in _hospitals(table, f"{each}_verdict", verdict) if name not in here[verdict]]
             for verdict in (GAINS, LOSES)
@@ -230,7 +175,7 @@ def tendency(table: "pd.DataFrame") -> str:
     """Return at how many hospitals each method gains, demonstrably or not: many small gains together are not chance."""
     count = table["hospital"].nunique()
     gaining = table[table["gain"] > 0]
-    gains = [f"{name} at {int((gaining['method'] == name).sum())}" for name in FEDERATED]
+    gains = [f"{name} at {int((gaining['method'] == name).sum())}" for name in FEDERATED if name in {*table["method"]}]
     return f"Gains on average over the splits, demonstrable or not, of {count} hospitals: {', '.join(gains)}."
 
 
@@ -254,20 +199,6 @@ def _doubt(table: "pd.DataFrame", verdict: str) -> str:
     return f" ({found} of {len(federated)} comparisons; chance alone gives about {chance:.2g})"
 
 
-def number(value: float, sign: str = "") -> str:
-    """Return a number without its leading zero, as tables of rates are printed.
-
-    >>> number(0.656), number(-0.1216, "+"), number(1.0), number(float("nan"))
-    ('.656', '-.122', '1.000', '–')
-    >>> number(-0.0001, "+")
-    '+.000'
-    """
-    if np.isnan(value):
-        return "–"
-    text = f"{round(value, 3) + 0.0:{sign}.3f}"  # no negative zero
-    return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
-
-
 def _better(value: float, other: float, metric: str) -> bool:
     return value < other if metric in LOWER else value > other
 
@@ -279,13 +210,9 @@ def _shown(value: float, metric: str) -> str:
 
 def _floor(metric: str) -> str:
     """Return what the floor does: a metric of probabilities sees the frequency of the classes."""
+    if metric in SURVIVAL_METRICS:
+        return "chance"
     return "always saying the commoner class" if "accuracy" in metric else "always giving the share of positive rows"
-
-
-def spoken(metric: str) -> str:
-    """Return a metric's name as a sentence has it."""
-    names = {"auc": "AUC", "brier": "Brier score", "calibration": "calibration error"}
-    return names.get(metric, metric.replace("_", " "))
 
 
 def _amount(row: Any, metric: str) -> str:

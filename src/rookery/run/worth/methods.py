@@ -19,12 +19,14 @@ from rookery.problems.problems import Bilevel, SingleLevel, WeightedNodes
 from rookery.problems.variables import adapt
 from rookery.run.arguments import checked
 from rookery.run.solve import solve
-from rookery.run.worth.designs import RIDGE, Site, logistic_loss, minimise, samples, total_loss
+from rookery.run.worth.designs import Site, samples
+from rookery.run.worth.fits import RIDGE, losses_of, minimise, row_losses, smoothness, total_loss
 
-ALONE, POOLED, FLOOR = "alone", "pooled", "commoner class"
+ALONE, POOLED, FLOOR, CHANCE = "alone", "pooled", "commoner class", "chance"
+FLOORS = (FLOOR, CHANCE)  # not trained
 FEDERATED = ("FedAvg", "FedAdam", "fine-tuned", "Ditto", "own intercept", "learnt weights")
 METHODS = (ALONE, *FEDERATED, POOLED, FLOOR)
-STEPS = len(METHODS) - 1  # the floor is not trained
+SURVIVAL_METHODS = (*(name for name in METHODS if name not in ("own intercept", FLOOR)), CHANCE)
 ABOUT = {
     ALONE: "the hospital's own model; its penalty is chosen on its own validation rows.",
     "FedAvg": "one model for all, with the penalty that is best on the validation rows of all.",
@@ -37,6 +39,14 @@ ABOUT = {
     POOLED: "one model on the rows of all hospitals: a bound for common models, not something a federation offers.",
     FLOOR: "always say the commoner class of the hospital's training rows; for AUC, the Brier score and the "
     "calibration error, always give the share of positive rows.",
+    CHANCE: "the same risk for all patients.",
+}
+ABOUT_TIMES = ABOUT | {
+    "FedAvg": "one model for all, with the penalty that is best on the validation rows of all. Cox's loss compares a "
+    "patient only with those of the same hospital, so each hospital has a baseline hazard of its own, and there is no "
+    "intercept to share.",
+    POOLED: "one model on the rows of all hospitals, which also compares patients of different hospitals: a bound for "
+    "common models, not something a federation offers.",
 }
 
 PENALTIES = (0.003, 0.01, 0.05, 0.2, 0.8)
@@ -56,6 +66,16 @@ class Study:
     """The sites, and what the methods share."""
 
     sites: tuple[Site, ...]
+
+    @property
+    def survival(self) -> bool:
+        """Whether the rows have times and events."""
+        return self.sites[0].survival
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that make sense, the floor last."""
+        return SURVIVAL_METHODS if self.survival else METHODS
 
     @property
     def count(self) -> int:
@@ -83,9 +103,8 @@ class Study:
         for each, own in zip(self.sites, models, strict=True):
             of_site = []
             for i, rows in enumerate(each.splits.validation):
-                scores = each.features(i, rows) @ np.moveaxis(own[i], -1, 0).reshape(self.width, -1)
-                loss = np.logaddexp(0, scores) - each.positive[rows, None] * scores
-                of_site.append(loss.mean(axis=0).reshape(own[i].shape[:-1]))
+                scores = own[i] @ each.features(i, rows).T
+                of_site.append(losses_of(scores, each.positive[rows], self.survival).mean(axis=-1))
             losses.append(of_site)
         return np.array(losses)
 
@@ -98,13 +117,11 @@ class Study:
     ) -> Models:
         """Return each hospital's models for all its training rows, by the loss on its own validation rows.
 
-        With `otherwise`, validation rows of one class do not choose: they would prefer the most certain model.
+        With `otherwise`, the place of a candidate, validation rows that tell nothing do not choose: `Site.can_choose`.
         """
         best = np.argmin(self.validation_loss(models[:, : self.count]), axis=-1)
         if otherwise is not None:
-            rows = [(each.splits.validation, each.positive) for each in self.sites]
-            both = [(own & positive).any(axis=1) & (own & ~positive).any(axis=1) for own, positive in rows]
-            best = np.where(both, best, otherwise)
+            best = np.where([each.can_choose() for each in self.sites], best, otherwise)
         return np.take_along_axis(models[:, self.count :], best[..., None, None], axis=2)[:, :, 0]
 
     def everywhere(self, models: np.ndarray) -> np.ndarray:
@@ -119,7 +136,7 @@ def fit_all(study: Study, progress: Callable[[str], None]) -> tuple[dict[str, Mo
     fitted[ALONE] = _alone(study)
     progress(POOLED)
     fitted[POOLED] = _pooled(study)
-    step = 1 / (max(each.smoothness() for each in study.sites) + RIDGE + max(PENALTIES))
+    step = 1 / (max(map(smoothness, study.sites)) + RIDGE + max(PENALTIES))
     clients, average = study.clients(), FedAvg(step, _LOCAL_STEPS)
     progress("FedAvg")
     common, penalties = _common(study, clients, average)
@@ -135,8 +152,9 @@ def fit_all(study: Study, progress: Callable[[str], None]) -> tuple[dict[str, Mo
     progress("Ditto")
     near = [Ditto(step, _LOCAL_STEPS, 1 / (1 / step + pull), _LOCAL_STEPS, proximal=pull) for pull in _PULLS]
     fitted["Ditto"] = _personal(study, clients, loss, near, np.zeros_like(common), _ROUNDS)
-    progress("own intercept")
-    fitted["own intercept"] = _own_intercept(study, clients, step)
+    if not study.survival:
+        progress("own intercept")
+        fitted["own intercept"] = _own_intercept(study, clients, step)
     progress("learnt weights")
     fitted["learnt weights"], weights = _learnt_weights(study, step)
     return fitted, weights
@@ -183,17 +201,20 @@ def _common(study: Study, clients: Clients, method: Any) -> tuple[np.ndarray, tu
 def _personal(
     study: Study, clients: Clients, loss: "SummedOwn", methods: Sequence[Any], start: np.ndarray, rounds: int
 ) -> Models:
-    """Return each hospital's own models by the method that is best on its own validation rows."""
+    """Return each hospital's own models by the method that is best on its own validation rows.
+
+    With times, validation rows that tell nothing leave the method in the middle.
+    """
     begin = start.astype(np.float32)
     runs = [solve(SingleLevel(loss), clients, method, begin, rounds, progress=False) for method in methods]
-    return study.chosen_by_each(np.stack([np.asarray(run.memory, float) for run in runs], axis=2))
+    otherwise = len(methods) // 2 if study.survival else None
+    return study.chosen_by_each(np.stack([np.asarray(run.memory, float) for run in runs], axis=2), otherwise)
 
 
-def _minimised(study: Study, shares: Any) -> np.ndarray:
+def _minimised(study: Study, shares: Any, together: bool = False) -> np.ndarray:
     """Return the exact models for all penalties: [designs, penalties, d]."""
-    used = [each.used for each in study.sites]
-    designs = range(2 * study.count)
-    return np.stack([minimise(study.sites, [own[d] for own in used], d, shares, PENALTIES) for d in designs])
+    sites, designs = study.sites, range(2 * study.count)
+    return np.stack([minimise(sites, [s.used[d] for s in sites], d, shares, PENALTIES, together) for d in designs])
 
 
 def _alone(study: Study) -> Models:
@@ -202,7 +223,7 @@ def _alone(study: Study) -> Models:
 
 
 def _pooled(study: Study) -> Models:
-    models = _minimised(study, study.shares)
+    models = _minimised(study, study.shares, together=True)
     picked = _picked(models, study.chosen_together(study.everywhere(models)))
     return study.everywhere(picked[study.count :])
 
@@ -235,8 +256,8 @@ def _node_loss(theta: dict[str, Array], batch: Any) -> Array:
     def of_site(sample: Any) -> Array:
         scores = sample["rows"] @ (sample["maps"][split] @ theta["model"])
         ridge = penalty * jnp.sum(theta["model"][:-1] ** 2) + RIDGE * theta["model"][-1] ** 2
-        losses = logistic_loss(scores) - sample["positive"] * scores
-        return sample["weights"][split] @ losses + sample["penalised"] * ridge / 2
+        weights = sample["weights"][split]
+        return weights @ row_losses(scores, sample, weights > 0) + sample["penalised"] * ridge / 2
 
     return jnp.mean(jax.vmap(of_site)(batch))
 

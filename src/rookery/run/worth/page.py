@@ -4,9 +4,19 @@ from base64 import b64encode
 from html import escape
 from typing import Any
 
-from rookery.run.worth.judging import LEVEL, METRICS, number, spoken
-from rookery.run.worth.methods import ABOUT, METHODS
+from rookery.run.worth.judging import LEVEL, metrics_in
+from rookery.run.worth.methods import ABOUT, ABOUT_TIMES
+from rookery.run.worth.metrics import number, spoken
 
+_CLASSES = (
+    "Higher is better, except for the Brier score, the mean squared error of the probabilities, and the calibration "
+    "error, the distance of the mean probability from the share of positive rows. A dash: the test rows have one "
+    "class. Coloured: the interval of the difference from the hospital's own model excludes zero."
+)
+_TIMES = (
+    "The C-index is the share of comparable pairs of test rows in which the patient with the higher risk had the event "
+    "first; equal risks count half, and .5 is chance. A dash: no two test rows can be compared."
+)
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -35,23 +45,25 @@ def page(result: Any, picture: bytes) -> str:
     records = result.table.to_dict("records")
     verdicts = {(row["hospital"], row["method"]): row["verdict"] for row in records}
     about = result.settings
-    rows = ", ".join(f"{name}: {count}" for name, count in about["rows"].items())
-    title = f"Would they gain from joining? {about['label']} in {len(result.hospitals)} hospitals"
+    survival = "time" in about
+    predicted = f"{about['time']} to {about['event']}" if survival else about["label"]
+    title = f"Would they gain from joining? {predicted} in {len(result.hospitals)} hospitals"
+    metrics, texts = metrics_in(result.table), ABOUT_TIMES if survival else ABOUT
     gains = _table(
         [spoken(result.metric), *result.hospitals],
         [
             [method, *((result.cell(name, method), verdicts[name, method]) for name in result.hospitals)]
-            for method in METHODS
+            for method in result.methods
         ],
     )
     each = _table(
-        ["", *(spoken(metric) for metric in METRICS)],
+        ["", *(spoken(metric) for metric in metrics)],
         [
             line
             for row in records
             for line in [
-                *([[row["hospital"]]] if row["method"] == METHODS[0] else []),
-                [row["method"], *((number(row[m]), row[f"{m}_verdict"]) for m in METRICS)],
+                *([[row["hospital"]]] if row["method"] == result.methods[0] else []),
+                [row["method"], *((number(row[m]), row[f"{m}_verdict"]) for m in metrics)],
             ]
         ],
     )
@@ -70,7 +82,7 @@ def page(result: Any, picture: bytes) -> str:
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<p class="soft">Rows: {escape(rows)}. Positive: {escape(str(about["positive"]))}. {about["splits"]} repeated splits.</p>
+<p class="soft">{escape(_counts(about))} {about["splits"]} repeated splits.</p>
 <p class="finding">{escape(result.headline)}</p>
 <ul>
 {_items([*result.advice.values(), *([result.other_metrics] if result.other_metrics else [])])}
@@ -82,22 +94,29 @@ def page(result: Any, picture: bytes) -> str:
 <p class="soft">Mean over the splits; in brackets the gain over the hospital's own model, ± half of its {LEVEL:.0%}
 interval. A star marks an interval that excludes zero.</p>
 {gains}
-<h2>All metrics</h2>
-<p class="soft">Higher is better, except for the Brier score, the mean squared error of the probabilities, and the
-calibration error, the distance of the mean probability from the share of positive rows. A dash: the test rows have one
-class. Coloured: the interval of the difference from the hospital's own model excludes zero.</p>
-{each}
+<h2>{"The C-index" if survival else "All metrics"}</h2>
+<p class="soft">{escape(_TIMES if survival else _CLASSES)}</p>
+{"" if survival else each}
 <h2>Whom they learn from</h2>
 <p class="soft">Mean learnt weights: each row is a hospital, and sums to one.</p>
 {weights}
 <h2>How this was computed</h2>
 <ul>
 {_items(result.notes)}
-{_items([f"{method}: {text}" for method, text in ABOUT.items()])}
+{_items([f"{method}: {text}" for method, text in texts.items() if method in result.methods])}
 </ul>
 </body>
 </html>
 """
+
+
+def _counts(about: dict[str, Any]) -> str:
+    """Return each hospital's rows, with its events if there are times."""
+    if "time" in about:
+        rows = ", ".join(f"{name}: {count} ({about['events'][name]})" for name, count in about["rows"].items())
+        return f"Rows (events): {rows}."
+    rows = ", ".join(f"{name}: {count}" for name, count in about["rows"].items())
+    return f"Rows: {rows}. Positive: {about['positive']}."
 
 
 def _items(texts: list[str] | tuple[str, ...]) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rookery.run.worth.judging import GAINS, LEVEL, LOSES, LOWER, number, spoken
-from rookery.run.worth.methods import ALONE, FEDERATED, FLOOR, METHODS, POOLED
+from rookery.run.worth.judging import GAINS, LEVEL, LOSES
+from rookery.run.worth.methods import ALONE, FEDERATED
+from rookery.run.worth.metrics import LOWER, number, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,8 @@ class Worth:
         weights: a DataFrame with the mean learnt weights: a row for each hospital, a column for each it learns from.
         metric: the metric that gains refer to.
         notes: what was left out or filled, and how the numbers came about.
-        settings: the arguments, the label and its positive value, and each hospital's rows.
+        settings: the arguments, the label and its positive value or the columns of times and events, and each
+            hospital's rows, and events.
     """
 
     headline: str
@@ -53,10 +55,15 @@ class Worth:
         """The hospitals' names."""
         return list(self.advice)
 
+    @property
+    def methods(self) -> list[str]:
+        """The methods' names, the hospital's own model first."""
+        return list(dict.fromkeys(self.table["method"]))
+
     def cell(self, hospital: str, method: str) -> str:
         """Return a method's mean for a hospital, with its gain and half of the interval; a star if that excludes zero.
 
-        The number is "–" where the metric is undefined, because the test rows have one class.
+        The number is "–" where the metric is undefined: the test rows have one class, or no two can be compared.
         """
         row: Any = self.table.set_index(["hospital", "method"]).loc[(hospital, method)]
         value = number(row[self.metric])
@@ -71,7 +78,7 @@ class Worth:
         for begin in range(0, len(self.hospitals), _BLOCK):
             some = self.hospitals[begin : begin + _BLOCK]
             rows = [[spoken(self.metric), *some]]
-            rows += [[method, *(self.cell(name, method) for name in some)] for method in METHODS]
+            rows += [[method, *(self.cell(name, method) for name in some)] for method in self.methods]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines += [
                 "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -90,7 +97,7 @@ class Worth:
         from rookery.base.drawing import GREEN, GREY, VERMILION, figure, label  # matplotlib is slow to import
 
         colours = {GAINS: GREEN, LOSES: VERMILION}
-        compared = [*FEDERATED, POOLED, FLOOR]
+        compared = [method for method in self.methods if method != ALONE]
         across = min(4, len(self.hospitals))
         down = -(-len(self.hospitals) // across)
         fig, axes = figure(down, across, width=1.2 + 2.6 * across, height=0.9 + 2.5 * down)

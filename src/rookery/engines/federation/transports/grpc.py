@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rookery.base.printable import printable
+from rookery.engines.federation import kits
 from rookery.engines.federation.kits import Kit, accepted, check_names, load_kit, serial_of
 from rookery.engines.federation.transports import Event
+from rookery.engines.federation.transports.trust import EXPIRED, note, proof
 from rookery.engines.federation.wire import PART, Message, Parts, cut
 
 LOG = logging.getLogger("rookery.network")
@@ -26,6 +29,7 @@ METHOD = f"/{_SERVICE}/{_JOIN}"
 _UNREAD = 16  # unread messages of a site, beyond which it sends more than it is asked for
 _LOG_EVERY = 10.0  # seconds between lines about refused connections
 _REVOKED = "the certificate of {!r} was revoked or replaced; ask for a new kit"
+_NEVER = datetime.max.replace(tzinfo=UTC)
 _FIRST = 16 << 20  # bytes that a site may send before the coordinator knows the plan
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", PART),
@@ -86,12 +90,12 @@ class Assembly:
 class _Connection:
     """A site's stream, at the coordinator."""
 
-    def __init__(self, site: int, serial: str) -> None:
-        self.site, self.serial = site, serial  # the certificate's serial number
+    def __init__(self, site: int, cert: bytes, serial: str, end: datetime) -> None:
+        self.site, self.cert, self.serial, self.end = site, cert, serial, end  # the certificate (PEM), and of it
         self.out: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.unread = 0
         self.why = "has left"
-        self.over = self.replaced = False
+        self.over = self.replaced = self.refused = False
         self.dismissed = ""  # why the site can't take part
 
     def close(self, why: str = "") -> None:
@@ -123,15 +127,20 @@ class GrpcServer:
                 "A coordinator needs certificates; got none. Give kit=FOLDER, made by `rookery federation init`, or "
                 "insecure=True, which listens on this machine only."
             )
-        self._listing, self._stamp, self._next_look = listing, (0, 0), 0.0
+        self._listing, self._stamp, self._reading, self._ends = listing, (0, 0), threading.Lock(), _NEVER
+        self.kit, self._revocations = loaded, None if loaded is None else kits.revocations(loaded)
         self._serials = loaded.certificates if loaded else {}  # see `accepted`
         self._refused, self._logged = 0, -_LOG_EVERY  # connections since the last line about them, and its time
         self.names = tuple(sites) or (tuple(loaded.sites) if loaded else ())
         check_names(self.names)
         self.limit, self.rejoins = _FIRST, True
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[_Connection | None, Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._connections: dict[int, _Connection] = {}
+        self._warned: set[str] = set()
+        if loaded is not None:
+            self._warn(loaded.name, loaded.cert)
+        self._certificates: dict[int, bytes] = {}  # of each site's last connection
         self._secure, self._closed, self._over = not insecure, False, "the run is over"
         self._pool = futures.ThreadPoolExecutor(2 * len(self.names) + 8, thread_name_prefix="rookery-join")
         self._server = grpc.server(self._pool, options=OPTIONS)
@@ -163,21 +172,28 @@ class GrpcServer:
         """Serve a site's stream, which ends when this generator does."""
         status = import_grpc().StatusCode
         try:
-            site, serial = self._identify(context)
+            connection = self._identify(context)
         except PermissionError as error:
             self._log_refusal(str(error))
             context.abort(status.PERMISSION_DENIED, str(error))
+        site = connection.site
         context.send_initial_metadata(())  # tells the site that it is connected
-        connection = _Connection(site, serial)
+        if self.kit is not None:
+            self._introduce(connection, dict(context.invocation_metadata()).get("nonce", ""))
         with self._lock:  # so that a site's events come in the order in which they happen
             before = self._connections.get(site)
             self._connections[site] = connection
+            self._certificates[site] = connection.cert
+            self._ends = min(self._ends, connection.end)
             if before is not None:  # a reply to what was sent there never comes
-                self._events.put(Event(site, "gone", b"has connected anew"))
-            self._events.put(Event(site, "here"))
+                self._events.put((before, Event(site, "gone", b"has connected anew")))
+            self._events.put((connection, Event(site, "here")))
         if before is not None:
             before.replaced = True
             before.close()
+        why = self._refusal(self.names[site], connection)
+        if why:  # since a moment ago
+            self._refuse(connection, why)
         leave = lambda: self._leave(connection)
         if not context.add_callback(leave):  # gRPC asks for no piece after the stream has ended
             leave()
@@ -198,28 +214,60 @@ class GrpcServer:
         with self._lock:
             if self._connections.get(connection.site) is connection:
                 del self._connections[connection.site]
-                self._events.put(Event(connection.site, "gone", connection.why.encode()))
+                self._events.put((connection, Event(connection.site, "gone", connection.why.encode())))
 
-    def _identify(self, context: Any) -> tuple[int, str]:
-        """Return the connecting site's number and its certificate's serial number; PermissionError if refused."""
+    def _identify(self, context: Any) -> _Connection:
+        """Return the connecting site's connection; PermissionError if it is refused."""
         if self._closed:
             raise PermissionError(self._over)
-        claimed, serial = dict(context.invocation_metadata()).get("site", ""), ""
+        claimed, cert, serial, end = dict(context.invocation_metadata()).get("site", ""), b"", "", _NEVER
         if self._secure:
-            proof = context.auth_context()
-            names = proof.get("x509_common_name", [])
+            from rookery.engines.federation import certificates
+
+            shown = context.auth_context()
+            names, cert = shown.get("x509_common_name", []), shown["x509_pem_cert"][0]
+            serial, end = serial_of(cert), certificates.end_of(cert)
             name = names[0].decode(errors="replace") if names else ""
             if name != claimed:
                 raise PermissionError(
                     f"the certificate belongs to {name[:64]!r}, but the site calls itself {str(claimed)[:64]!r}"
                 )
-            serial = serial_of(proof["x509_pem_cert"][0])
-            self._reread_list()
-            if self._serials.get(name, serial) != serial:
-                raise PermissionError(_REVOKED.format(name[:64]))
-        if claimed not in self.names:
+        number = self.names.index(claimed) if claimed in self.names else -1
+        connection = _Connection(number, cert, serial, end)
+        self._reread()
+        why = self._refusal(str(claimed)[:64], connection)
+        if why:
+            raise PermissionError(why)
+        if number < 0:
             raise PermissionError(f"{str(claimed)[:64]!r} is not one of this run's sites")
-        return self.names.index(claimed), serial
+        return connection
+
+    def _refusal(self, name: str, connection: _Connection) -> str:
+        """Return why a site's certificate is not accepted; "" if it is."""
+        if self._revocations is None:
+            return ""
+        serial = connection.serial
+        if self._revocations.names(serial) or serial not in self._serials.get(name, serial).split():
+            return _REVOKED.format(name)
+        return EXPIRED.format(name, connection.end) if datetime.now(UTC) > connection.end else ""
+
+    def _introduce(self, connection: _Connection, nonce: str) -> None:
+        """Prove to a site who this is, and send it the list of revoked certificates and its renewed certificate."""
+        assert self.kit is not None
+        assert self._revocations is not None
+        name = self.names[connection.site]
+        fields = {"list": self._revocations.pem, **proof(self.kit, name, nonce)}
+        connection.out.put(note(**fields, renewed=self._renewed(name)))
+        self._warn(name, connection.cert)
+
+    def _warn(self, name: str, cert: bytes) -> None:
+        """Warn once that a certificate ends soon."""
+        from rookery.engines.federation import certificates
+
+        soon = certificates.ending(cert)
+        if soon and name not in self._warned:
+            self._warned.add(name)
+            LOG.warning("The certificate of %s ends %s. Renew it with `rookery federation renew`.", name, soon)
 
     def _log_refusal(self, why: str) -> None:
         """Log refused connections: one line in ten seconds, however many there are."""
@@ -230,28 +278,57 @@ class GrpcServer:
             count, self._refused, self._logged = self._refused, 0, now
         LOG.warning("Refused %s: %s", "a connection" if count == 1 else f"{count} connections, the last of them", why)
 
-    def _reread_list(self) -> None:
-        """Read which certificates are accepted, if the list has changed, and end the connections of all others."""
-        if self._listing is None or time.monotonic() < self._next_look:
+    def _reread(self) -> None:
+        """End connections whose certificates are no longer in force, and tell the other sites what has changed."""
+        if self._revocations is None or self.kit is None:
             return
-        self._next_look = time.monotonic() + 1.0
+        with self._reading:
+            changed = self._reread_files()
+            if not changed and datetime.now(UTC) <= self._ends:
+                return
+            with self._lock:  # a site that joins later looks at what is in force after this
+                connections = list(self._connections.values())
+            refusals = [self._refusal(self.names[connection.site], connection) for connection in connections]
+            self._ends = min((c.end for c, why in zip(connections, refusals, strict=True) if not why), default=_NEVER)
+        for connection, why in zip(connections, refusals, strict=True):
+            if why:
+                self._refuse(connection, why)
+            elif changed:
+                waiting = self._renewed(self.names[connection.site])
+                connection.out.put(note(list=self._revocations.pem, renewed=waiting))
+
+    def _refuse(self, connection: _Connection, why: str) -> None:
+        """End a connection; nothing that was received over it, and not yet taken, is used."""
+        connection.dismissed, connection.refused = why, True
+        connection.close(f"has lost its connection: {why}")
+        self._leave(connection)
+
+    def _renewed(self, name: str) -> bytes:
+        """Return the certificate (PEM) that waits for a site; empty if there is none."""
+        assert self.kit is not None
         try:
+            return kits.renewed(self.kit, name)
+        except ValueError as error:
+            self._log_refusal(f"the renewed certificate of {name} can't be sent: {printable(error)}")
+            return b""
+
+    def _reread_files(self) -> bool:
+        """Read the signed list of revoked certificates, and the coordinator's own; return whether one has changed."""
+        assert self._revocations is not None
+        try:
+            changed = self._revocations.refresh()
+            if self._listing is None:
+                return changed
             stat = self._listing.stat()
             stamp = (stat.st_mtime_ns, stat.st_ino)
             if stamp == self._stamp:
-                return
+                return changed
             self._serials, self._stamp = accepted(self._listing), stamp
+            return True
         except (OSError, ValueError) as error:
             self._stamp = (0, 0)
-            self._log_refusal(f"{self._listing} can't be read, so the list before stays in force: {printable(error)}")
-            return
-        with self._lock:
-            connections = list(self._connections.values())
-        for connection in connections:
-            name = self.names[connection.site]
-            if self._serials.get(name, connection.serial) != connection.serial:
-                connection.dismissed = _REVOKED.format(name)
-                connection.close("has lost its connection: its certificate was revoked")
+            self._log_refusal(f"what was in force stays in force, as a list can't be read: {printable(error)}")
+            return False
 
     def _read(self, connection: _Connection, requests: Any) -> None:
         assembly = Assembly(lambda: self.limit)
@@ -273,30 +350,43 @@ class GrpcServer:
                 connection.unread += 1
                 if connection.unread > _UNREAD:
                     raise ValueError("sends messages that nobody has asked for")
-                self._events.put(Event(connection.site, "reply", message))
+                self._events.put((connection, Event(connection.site, "reply", message)))
 
     def send(self, site: int, message: Message) -> None:
         """See `Transport`."""
+        self._reread()
         with self._lock:
             connection = self._connections.get(site)
             if connection is None:
-                self._events.put(Event(site, "gone", b"is not connected"))
+                self._events.put((None, Event(site, "gone", b"is not connected")))
             else:
                 connection.out.put(message)
 
     def receive(self, seconds: float) -> Event | None:
         """See `Transport`."""
-        self._reread_list()
         try:
-            event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
+            connection, event = self._events.get(timeout=seconds) if seconds > 0 else self._events.get_nowait()
         except queue.Empty:
+            self._reread()
             return None
-        if event.kind == "reply":
+        if event.kind == "reply" and connection is not None:
+            self._reread()
             with self._lock:
-                connection = self._connections.get(event.site)
-                if connection is not None:
-                    connection.unread = max(0, connection.unread - 1)
+                connection.unread = max(0, connection.unread - 1)
+            if connection.refused:  # "gone" has been put behind it
+                return self.receive(0.0)
         return event
+
+    def certificate(self, site: int) -> bytes:
+        """Return the certificate (PEM) of a site's last connection; empty if there is none."""
+        return self._certificates.get(site, b"")
+
+    def receipt(self, site: int, receipt: str) -> None:
+        """Send a site the receipt for the head of its audit log: see `heads`."""
+        with self._lock:
+            connection = self._connections.get(site)
+        if connection is not None:
+            connection.out.put(note(receipt=receipt))
 
     def dismiss(self, site: int, why: str) -> None:
         """See `Transport`."""

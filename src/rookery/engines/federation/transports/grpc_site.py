@@ -11,6 +11,7 @@ from typing import Any
 from rookery.base.printable import printable
 from rookery.engines.federation.kits import Kit, parse_address
 from rookery.engines.federation.transports.grpc import LOOPBACK, METHOD, OPTIONS, Assembly, import_grpc, pieces
+from rookery.engines.federation.transports.trust import Trust, noted
 from rookery.engines.federation.wire import Message
 
 LOG = logging.getLogger("rookery.network")
@@ -36,6 +37,7 @@ def join(
     tell: Callable[[str], None] = LOG.info,
     limit: int = LIMIT,
     patience: float | None = None,
+    receipts: Callable[[str, bytes], None] = lambda receipt, coordinator: None,
 ) -> None:
     """Connect as a site, answer until it is done, and connect again whenever the connection is lost.
 
@@ -49,21 +51,43 @@ def join(
         tell: tell(text), called with what happens to the connection.
         limit: how many bytes a request may have.
         patience: seconds without any connection after which it gives up; None: never.
+        receipts: receipts(receipt, coordinator), called with a receipt for the head of the site's audit log and the
+            coordinator's certificate: see `heads`.
     """
     if kit is None and parse_address(address)[1] not in LOOPBACK:
         raise ValueError(f"address must be on this machine without certificates; got {address}. Give a kit, too.")
     grpc = import_grpc()
+    trust = None if kit is None else Trust(kit, parse_address(address)[1], tell)
     settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
+
+    def heard(trust: Trust, message: bytes) -> bool:
+        """Return whether this was a note; ValueError if the coordinator is not to be answered."""
+        said = noted(message)
+        if said is None:
+            trust.check()
+            return False
+        trust.take(said)
+        if "receipt" in said:
+            trust.check()
+            receipts(str(said["receipt"]), trust.coordinator)
+        return True
 
     def attend() -> tuple[bool, str]:
         """Answer over one connection until it ends; return whether there was one, and why it ended."""
-        if kit is None:
+        metadata = [("site", name)]
+        if trust is None:
             channel = grpc.insecure_channel(**settings)
         else:
-            credentials = grpc.ssl_channel_credentials(kit.ca, kit.key, kit.cert)
+            try:
+                trust.begin()
+            except ValueError as error:
+                raise JoinError(f"{name} can't connect to {address}: {error}") from None
+            metadata.append(("nonce", trust.nonce))
+            own = trust.kit
+            credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.cert)
             channel = grpc.secure_channel(**settings, credentials=credentials)
         out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stream = channel.stream_stream(METHOD)(iter(out.get, None), metadata=(("site", name),))
+        stream = channel.stream_stream(METHOD)(iter(out.get, None), metadata=metadata)
         connected, assembly = False, Assembly(lambda: limit)
         try:
             stream.initial_metadata()  # returns once it is connected, or can't be
@@ -73,6 +97,8 @@ def join(
             for piece in stream:
                 message = assembly.add(piece)
                 if message is not None:
+                    if trust is not None and heard(trust, message):
+                        continue
                     for part in pieces(handle(message)):
                         out.put(part)
                     if done():
@@ -82,7 +108,8 @@ def join(
             return connected, f"the coordinator {error}"
         except grpc.RpcError as error:
             why = printable(_without_addresses(str(error.details()))).rstrip(".")
-            if error.code().name in _FINAL and not done():
+            renewed = trust is not None and trust.kit is not own
+            if error.code().name in _FINAL and not done() and not renewed:
                 raise JoinError(f"The coordinator at {address} refuses {name}: {why}.") from None
             return connected, why
         finally:
@@ -97,7 +124,7 @@ def join(
             return
         if connected:
             attempt, last_told, ever, since = 0, "", True, time.monotonic()
-        verdict = "" if kit is None or connected else _tls_verdict(kit, address, why)
+        verdict = "" if trust is None or connected else _tls_verdict(trust.kit, address, why)
         failures = failures + 1 if verdict else 0
         if failures >= _FAILURES and not ever:
             raise JoinError(f"Cannot connect to {address}: {verdict}")
