@@ -19,6 +19,7 @@ if _TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {  # short names of public modules: `import rookery.tree` imports `rookery.base.tree`
+    "rookery.attacks": "rookery.channels.attacks",
     "rookery.channel": "rookery.language.channel",
     "rookery.client": "rookery.language.client",
     "rookery.clients": "rookery.data.clients",

@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 import rookery as rk
-from rookery.algorithms.commfedbio import random_places
 from rookery.base import draws
+from rookery.channels.codecs import random_places
 from rookery.data.cohort import sample_cohort
 
 KEYS = jax.random.split(jax.random.key(7), 500)

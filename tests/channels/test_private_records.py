@@ -13,6 +13,7 @@ import pytest
 from tests.contract import cases
 
 import rookery as rk
+from rookery.base import compat
 from rookery.channels.account import Account, Draws
 from rookery.data.rows import View
 from rookery.engines.engine import Job, traced
@@ -48,12 +49,19 @@ class Noted:
         self.first: list[Any] = []
         self.now: list[Any] = []
         monkeypatch.setattr(release, "impl", self._note)
+        monkeypatch.setattr(jax.lax.cond_p, "impl", self._branch)
         monkeypatch.setattr(debug, "check_finite", lambda *_: None)
 
     def _note(self, *values: Any, **mark: Any) -> list[Any]:
         self.now.append((mark, [np.asarray(a, float) for a in values]))
         i = len(self.now) - 1
         return list(values) if self.now is self.first else [jnp.asarray(a) for a in self.first[i][1]]
+
+    @staticmethod
+    def _branch(index: Any, *operands: Any, branches: Any, **_: Any) -> list[Any]:
+        """Take the steps of the branch one by one, so that its releases are written down, too."""
+        taken = branches[int(index)]
+        return compat.eval_jaxpr(taken.jaxpr, taken.consts, *operands)
 
     def run(self, job: Any) -> None:
         session = debug.Session(traced(job, debug=True), rk.Simulation(debug=True))

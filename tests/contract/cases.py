@@ -76,6 +76,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"auxiliary_step": 0.12, "lower_rounds": 2, "lower_local_steps": (1, 3), "lower_step": 0.3, "barrier_rate": 0.9},
     "F2SA": FIRST_ORDER | {"auxiliary_step": 0.12, "lower_rounds": 2, "control": "anchor"},
     "F2SA2": FIRST_ORDER,
+    "BRFedBi": STEPS | {"linear_step": 0.1},
+    "BRFedBiM": STEPS | {"linear_step": 0.1, "momentum": 0.4},
+    "BRFedBiP": STEPS | {"linear_step": 0.1, "refresh": 0.4, "anchor_batch": 3},
     "FedMSA": LAGRANGIAN | {"momentum": 0.4, "jacobians": "tracked"},
     "MEHA": FIRST_ORDER | {"auxiliary_step": 0.12, "smoothing": 2.0},
     "SGHA": LAGRANGIAN | {"smoothing": 0.5, "dual_regularization": 0.1, "radius": 0.05, "control": "anchor"},
@@ -154,6 +157,9 @@ EXCHANGES: dict[tuple[str, str], int] = {
     ("BOME", "Bilevel"): T + 1,
     ("F2SA", "Bilevel"): 2 * (T + 1),
     ("F2SA2", "Bilevel"): 1,
+    ("BRFedBi", "Bilevel"): 1,
+    ("BRFedBiM", "Bilevel"): 1,
+    ("BRFedBiP", "Bilevel"): 1,
     ("FedMSA", "Bilevel"): 2,
     ("FedMSA", "Compositional"): 2,
     ("FedMSA", "MultiLevel"): 2,
@@ -226,7 +232,7 @@ def full(name: str) -> Any:
     return method(name, **dict.fromkeys(BATCHES & set(SETTINGS[name])), **steps)
 
 
-BATCHES = {"batch_size", "upper_batch", "lower_batch", "first_batch", "inner_batch"}
+BATCHES = {"batch_size", "upper_batch", "lower_batch", "first_batch", "inner_batch", "anchor_batch"}
 
 
 def names() -> list[str]:

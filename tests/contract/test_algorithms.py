@@ -106,8 +106,9 @@ def test_the_plan(name: str, kind: str) -> None:
     assert jax.tree.structure((after.x, after.y)) == jax.tree.structure((x, () if own else y))
 
 
-# SGHA's finite differences are exact on quadratics, and CoBo's weights stay at 1 while the clients agree.
-NO_EFFECT = {"SGHA", "CoBo"}
+# SGHA's finite differences are exact on quadratics, CoBo's weights stay at 1 while the clients agree, and the coin of
+# BRFedBiP falls the same way with half its chance.
+NO_EFFECT = {"SGHA", "CoBo", "BRFedBiP"}
 
 
 @together(FIRST, default={"FedAvg"})

@@ -75,6 +75,21 @@ def test_the_page_on_checkpoints_and_channels(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.slow
+def test_the_page_on_compression(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes are those of the table; the accuracies, too, up to rounding on another machine."""
+    (page,) = blocks("docs/compression.md", "python")
+    with jax.enable_x64(False):
+        exec(compile(page, "compression.md", "exec"), {})
+    found = re.findall(r"(.*) kB up, (.*) kB down, accuracy (.*)", capsys.readouterr().out)
+    text = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| .* \| (\S+) kB \| .* % \| (\S+) kB \| (\S+) \|$", text, flags=re.MULTILINE)
+    assert len(found) == len(table) == 8
+    for (up, down, accuracy), (shown_up, shown_down, shown) in zip(found, table, strict=True):
+        assert (up, down) == (shown_up, shown_down)
+        assert float(accuracy) == pytest.approx(float(shown), abs=0.03)
+
+
+@pytest.mark.slow
 def test_the_page_on_privacy(capsys: pytest.CaptureFixture[str]) -> None:
     """The budgets are kept exactly; the accuracies are those of the page, up to rounding on another machine."""
     names: dict[str, object] = {}
@@ -109,6 +124,19 @@ def test_the_page_on_robust_and_fair_training(capsys: pytest.CaptureFixture[str]
     value, weight = map(float, capsys.readouterr().out.split())
     assert 1 < value < 2  # the variance of t is 1
     assert 1 / 400 < weight < 0.1
+
+
+@pytest.mark.slow
+def test_the_page_on_clients_that_lie(capsys: pytest.CaptureFixture[str]) -> None:
+    """The accuracies are those of the page, up to rounding on another machine."""
+    (page,), (shown,) = (blocks("docs/robust.md", kind) for kind in ("python", "text"))
+    with jax.enable_x64(False):
+        exec(compile(page, "robust.md", "exec"), {})
+    lines = [line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines()]
+    expected = [line.rsplit(" ", 1) for line in shown.splitlines()]
+    assert [name for name, _ in lines] == [name for name, _ in expected]
+    for (_, one), (_, other) in zip(lines, expected, strict=True):
+        assert float(one) == pytest.approx(float(other), abs=0.03)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from rookery.algorithms.asfbo import ASFBO, LAASFBO, ShroFBO, SimFBO
 from rookery.algorithms.bome import BOME
+from rookery.algorithms.br_fedbi import BRFedBi, BRFedBiM, BRFedBiP
 from rookery.algorithms.cobo import CoBo
 from rookery.algorithms.commfedbio import CommFedBiO
 from rookery.algorithms.compositional_baselines import GCIVR, MBSGD, NASA, SCGD, ParallelSGD
@@ -33,13 +34,13 @@ from rookery.base.arguments import naming_fields as _naming_fields
 
 __all__ = [
     "AFL", "ALSET", "ASFBO", "BOME", "BSA", "DRFA", "F2SA", "F2SA2", "FCSG", "GCIVR", "LAASFBO", "MBSGD", "MEHA",
-    "MRBO", "NASA", "PDSGD", "SCGD", "SGHA", "TTSA", "VPBGD", "AccFCSGM", "AdaFBiO", "AggITD", "CoBo", "ComFedL",
-    "CommFedBiO", "CompositionalFedAvg", "DSFedDRO", "Ditto", "FastDRO", "FedAvg", "FedAvgSaddle", "FedBiO",
-    "FedBiOAcc", "FedBiOAccLocal", "FedBiOLocal", "FedDRO", "FedDRSCGD", "FedGDAGT", "FedMBO", "FedMSA", "FedNest",
-    "FedNestSGD", "FedProx", "FedSVRG", "FineTuned", "LFedNest", "LFedNestNonAlt", "LFedNestSVRG", "LocalBSGM",
-    "LocalBSGVR", "LocalExtragradient", "LocalSCGDM", "LocalSVRG", "LocalTrain", "MomentumLocalSGDA", "PFedMe",
-    "ParallelSGD", "ProxSkipGDA", "QFedAvg", "Scaffold", "ScaffoldSaddle", "ShroFBO", "SimFBO", "StocBiO",
-    "WeightedNodesABA", "WeightedNodesProx",
+    "MRBO", "NASA", "PDSGD", "SCGD", "SGHA", "TTSA", "VPBGD", "AccFCSGM", "AdaFBiO", "AggITD", "BRFedBi", "BRFedBiM",
+    "BRFedBiP", "CoBo", "ComFedL", "CommFedBiO", "CompositionalFedAvg", "DSFedDRO", "Ditto", "FastDRO", "FedAvg",
+    "FedAvgSaddle", "FedBiO", "FedBiOAcc", "FedBiOAccLocal", "FedBiOLocal", "FedDRO", "FedDRSCGD", "FedGDAGT",
+    "FedMBO", "FedMSA", "FedNest", "FedNestSGD", "FedProx", "FedSVRG", "FineTuned", "LFedNest", "LFedNestNonAlt",
+    "LFedNestSVRG", "LocalBSGM", "LocalBSGVR", "LocalExtragradient", "LocalSCGDM", "LocalSVRG", "LocalTrain",
+    "MomentumLocalSGDA", "PFedMe", "ParallelSGD", "ProxSkipGDA", "QFedAvg", "Scaffold", "ScaffoldSaddle", "ShroFBO",
+    "SimFBO", "StocBiO", "WeightedNodesABA", "WeightedNodesProx",
 ]  # fmt: skip
 
 for _name in __all__:

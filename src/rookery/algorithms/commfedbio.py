@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from rookery.base import tree
+from rookery.channels.codecs import largest, random_places, spread
 from rookery.language.fed import AtLeastOne, BatchSize, Bookkeeping, Client, Fed, PerClient, Step, Steps
 from rookery.parts import features, hypergradient
 from rookery.parts.local import descend
@@ -108,9 +109,9 @@ class CommFedBiO:
                 product = c.g_yy(x, y, c.lower(kl, self.batch_size, seen=z), unravel(u))
                 residual = tree.sub(product, c.f_y(x, y, c.upper(ku, self.batch_size)))
                 whole = self.linear_step * ravel_pytree(residual)[0] + error
-                places = jax.lax.top_k(jnp.abs(whole), k)[1] if self.compress == "top" else shared
+                places = largest(whole, k) if self.compress == "top" else shared
                 values = scale * whole[places]
-                rest = whole - _spread(values, places, size) if self.error_feedback else error
+                rest = whole - spread(values, places, size) if self.error_feedback else error
                 return (values, places) if self.compress == "top" else values, rest
 
             sent = fed.map_state(message, noise, seen)
@@ -119,8 +120,8 @@ class CommFedBiO:
                 (values, places), there = fed.gather(sent, name="Hu − f_y", replied=True, bookkeeping=marks)
                 shares = jnp.where(there, fed.shares, 0).astype(u.dtype)
                 weighed = (shares / jnp.sum(shares))[:, None] * values
-                return u - _spread(weighed.ravel(), places.ravel(), size)
-            return u - _spread(fed.mean(sent, name="Hu − f_y"), shared, size)
+                return u - spread(weighed.ravel(), places.ravel(), size)
+            return u - spread(fed.mean(sent, name="Hu − f_y"), shared, size)
 
         return fed.loop(self.neumann_terms, once, u)
 
@@ -139,13 +140,3 @@ class CommFedBiO:
 
         matrix, right = fed.mean(fed.map(sketch, noise, seen), name="S₂HS₁ᵀ, S₂f_y")
         return s1.T @ jnp.linalg.lstsq(matrix, right)[0]
-
-
-def random_places(key: Array, size: int, k: int) -> Int[Array, " k"]:
-    """Draw k places uniformly without replacement. Clients that have the key know them, so they are not sent."""
-    return jax.random.permutation(key, jnp.arange(size, dtype=jnp.int32))[:k]
-
-
-def _spread(values: Float[Array, " k"], places: Int[Array, " k"], size: int) -> Float[Array, " d"]:
-    """Return the vector with these values at these places and zeros elsewhere."""
-    return jnp.zeros(size, values.dtype).at[places].add(values)

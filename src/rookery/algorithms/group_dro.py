@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rookery.base import draws, tree
@@ -75,7 +76,7 @@ class AFL:
             loss = jnp.where(places == c.id, c.f(x, (), batch), 0)
             return tree.scale(fed.n, (tree.scale(state.weights[c.id], c.f_x(x, (), batch)), loss))
 
-        direction, losses = fed.mean(fed.map(both, key), name="gradient, losses", weights=jnp.ones(fed.n))
+        direction, losses = fed.mean(fed.map(both, key), name="gradient, losses", weights=np.ones(fed.n))
         weights = simplex(tree.step(state.weights, self.weight_step, -losses))
         new = fed.problem.project_upper(tree.step(x, self.step, direction))
         if self.output == "last":
@@ -133,7 +134,7 @@ class DRFA:
 
         drawn = fed.resample(choice, state.weights)
         both = drawn.map(descend, local)
-        means = drawn.mean(both, name="x, x at t'", weights=jnp.ones(fed.n), around=(state.x, state.x))
+        means = drawn.mean(both, name="x, x at t'", weights=np.ones(fed.n), around=(state.x, state.x))
         x, between = (fed.problem.project_upper(mean) for mean in means)
         loss = lambda c, k: (jnp.asarray(c.id, jnp.int32), c.f(between, (), c.upper(k, self.batch_size)))
         number = Bookkeeping("the client's number", most=fed.n - 1)

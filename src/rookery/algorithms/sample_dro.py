@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from rookery.base import tree
@@ -112,7 +113,7 @@ class FastDRO:
         losses, shares = fed.gather(fed.map(evaluate, key), name="losses", bookkeeping=marks)
         p = self.worst(losses.ravel(), (shares / jnp.sum(shares)).ravel()).reshape(losses.shape)
         parts = fed.map(weighted, key, fed.scatter(fed.cohort_size * p))  # the same key: the same batch
-        return self._stepped(fed, state, fed.mean(parts, name="direction", weights=jnp.ones(fed.n)))
+        return self._stepped(fed, state, fed.mean(parts, name="direction", weights=np.ones(fed.n)))
 
     def worst(self, losses: Float[Array, " m"], shares: Float[Array, " m"]) -> Float[Array, " m"]:
         """Return p for samples with these shares in the mean."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.core import ShapedArray, eval_jaxpr
+from jax.core import ShapedArray, Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
 from jax.interpreters import batching, mlir, partial_eval
 
-__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Var", "eval_jaxpr", "jaxpr_as_fun"]
+__all__ = ["ClosedJaxpr", "Jaxpr", "Literal", "Primitive", "ShapedArray", "Tracer", "Var", "eval_jaxpr", "jaxpr_as_fun"]
 
 # Jaxprs, on which the plan and all engines are built. Nothing runs without them.
 

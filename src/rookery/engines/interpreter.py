@@ -128,7 +128,17 @@ class Interpreter(Visitor[Any]):
         weights, present = read(call.weights), read(call.present)
         replies = [] if present is None else [present]
         masked = weights if present is None else jnp.where(present, weights, 0)
-        return [*self._weighted_sums(read(call.ids), masked, read(call.rows)), *replies]
+        rows = read(call.rows) if call.unpack is None else self._unpacked(call, read)
+        return [*self._weighted_sums(read(call.ids), masked, rows), *replies]
+
+    def _unpacked(self, call: calls.ReduceCall, read: Read) -> list[Any]:
+        """The rows of compressed messages, unpacked when they are needed, as by a function of the clients."""
+        assert call.unpack is not None
+        rows = read(call.rows)
+        repeats = any(isinstance(row, MappedValue) and row.mapped.call.repeats for row in rows)
+        mapped = Mapped(call.unpacking(repeats), read(call.ids), read(call.unpack.operands), None, rows)
+        self._deferred.append(mapped)
+        return [MappedValue(mapped, i) for i in range(len(mapped.call.outputs))]
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[Any]:
         rows = [self._gathered(read(call.ids), self._array(value)) for value in read(call.rows)]

@@ -20,6 +20,10 @@ class ChannelExchange(NamedTuple):
     shapes: Any  # of a client's update (its difference to `around`, if the algorithm names one); None: bookkeeping
     share: Any = None  # in `decode`: the largest weight of a client in the result
     public: Any = None  # in `encode`: what the channel's `public(server_state)`, if it has one, tells the clients
+    steady: bool = False  # whether every client replies in every round, with the same weight
+    state: Any = None  # in `reduce`: the server's state
+    key: Any = None  # in `reduce`: a key that is derived from the seed
+    uneven: str = ""  # in `reduce`: why the clients' replies must not count equally, or ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,12 @@ class Channel(Protocol):
     message, with None instead of its `Bookkeeping`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
-    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0.
+    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
+    have `reduce_bookkeeping(marks, rows, weights, present)`, too, for the bookkeeping; otherwise that is summed.
+
+    One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
+    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
+    of the server's side; what `unpack` computes must depend on nothing else.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
@@ -108,7 +117,32 @@ class Chain:
     @property
     def reduce(self) -> Any:
         """The `reduce` of the member that has one; None: the weighted sum."""
-        return next((member.reduce for member in self.members if _reduces(member)), None)
+        i = next((i for i, member in enumerate(self.members) if _reduces(member)), None)
+        if i is None:
+            return None
+        own = lambda exchange: exchange._replace(state=exchange.state[i])
+        return lambda exchange, *replies: self.members[i].reduce(own(exchange), *replies)
+
+    @property
+    def reduce_bookkeeping(self) -> Any:
+        """The `reduce_bookkeeping` of the member that reduces; None: the weighted sum."""
+        return next((getattr(m, "reduce_bookkeeping", None) for m in self.members if _reduces(m)), None)
+
+    @property
+    def unpack(self) -> Any:
+        """The `unpack` of the member that has one; None: messages are sent as they are."""
+        for i, member in enumerate(self.members):
+            if compresses(member):
+                return lambda exchange, message, state: member.unpack(exchange, message, state[i])
+        return None
+
+    @property
+    def public(self) -> Any:
+        """What the member with an `unpack` tells the clients."""
+        for i, member in enumerate(self.members):
+            if compresses(member) and hasattr(member, "public"):
+                return lambda state: member.public(state[i])
+        raise AttributeError("public")
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         states = [member.init(exchange) for member in self.members]
@@ -142,11 +176,14 @@ def chain(*members: Channel) -> Channel:
             raise TypeError(f"rk.chain must be given channels such as rk.clip(1.0); got {member!r}.")
         if hasattr(member, "calibrated"):
             raise ValueError("rk.private must be the whole channel of a run; got it in a chain.")
+    for member in _with_packing(list(members)):
         channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
         keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
         bound = getattr(channel, "bound", bound if keeps_bound else None)
         bounded.append(channel)
     result = Chain(tuple(bounded))
+    if len(down_too := [member for member in _flat(result) if hasattr(member, "down")]) > 1:
+        raise ValueError(f"rk.chain must have at most one rk.broadcast; got {down_too}.")
     reducing = [member for member in _flat(result) if _reduces(member)]
     scaled = [member for member in _flat(result) if hasattr(member, "bounded_by")]
     if len(reducing) > 1:
@@ -158,6 +195,43 @@ def chain(*members: Channel) -> Channel:
             "another way. Leave out one of the two."
         )
     return result
+
+
+def _with_packing(given: list[Any]) -> list[Any]:
+    """Check the members of a chain around one that compresses, which keeps to a bound if noise follows."""
+    if not any(map(compresses, given)):
+        return given
+    members = [single for member in given for single in _flat(member)]
+    packing = [member for member in members if compresses(member)]
+    if len(packing) > 1:
+        raise ValueError(f"rk.chain must have at most one channel that compresses; got {packing}.")
+    at = next(i for i, member in enumerate(members) if member is packing[0])
+    before, after = members[:at], members[at + 1 :]
+    for member in after:
+        if getattr(type(member), "encode", None) is not Plain.encode:
+            raise ValueError(
+                f"rk.chain: {type(member).__name__} can't act on a compressed message. Put it before "
+                f"{type(packing[0]).__name__}."
+            )
+    if getattr(packing[0], "sums_only", False) and any(map(_reduces, members)):
+        other = next(type(member).__name__ for member in members if _reduces(member))
+        raise ValueError(
+            f'rk.chain: with feedback="difference" the server knows the sum of the updates alone, and {other} needs '
+            'each of them. Use feedback="error".'
+        )
+    if any(hasattr(member, "bounded_by") for member in after):
+        return [*before, packing[0].held_to(Chain(tuple(before)).bound), *after]
+    return members
+
+
+def down(channel: Any) -> Any:
+    """What packs the values that clients are sent: the `down` of a member, or None."""
+    return next((member.down for member in _flat(channel) if hasattr(member, "down")), None)
+
+
+def compresses(channel: Any) -> bool:
+    """Return whether the server unpacks each reply of a channel."""
+    return getattr(channel, "unpack", None) is not None
 
 
 def _reduces(channel: Any) -> bool:
@@ -172,9 +246,15 @@ def _flat(channel: Any) -> list[Any]:
     return [] if channel is None else [channel]
 
 
+def rules(channel: Any) -> list[Any]:
+    """Return the members of a channel, or of a dict of channels, that check the number of clients before a run."""
+    return [member for member in _flat(channel) if hasattr(member, "check_cohort")]
+
+
 def draws_noise(channel: Any) -> bool:
     """Return whether the server's side of a channel, or of a dict of channels, may draw noise."""
-    return any(getattr(type(member), "decode", None) is not Plain.decode for member in _flat(channel))
+    silent = lambda member: getattr(type(member), "decode", None) is Plain.decode or hasattr(member, "held_to")
+    return not all(silent(member) for member in _flat(channel))
 
 
 def is_private(channel: Any) -> bool:
@@ -200,6 +280,11 @@ def check_kind(channel: Any) -> None:
                 "rk.private must be the channel of all exchanges; got it for one. Give bounds by name instead: "
                 'rk.private(..., clip={"x": 1.0, ...}).'
             )
+        if isinstance(channel, Mapping) and down(member) is not None:
+            raise ValueError(
+                "rk.broadcast must be in the channel of all exchanges, because a value that clients are sent may serve "
+                f"several; got it for one. Give channel={member!r}."
+            )
         if member is not None and not is_channel(member):
             raise TypeError(
                 "channel must be a channel such as rk.clip(1.0), or a dict from exchange names to channels; got "
@@ -223,7 +308,7 @@ def check(channel: Any, names: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Faults:
-    """Replies that do not arrive.
+    """Replies that do not arrive, and clients that lie.
 
     A mean leaves lost replies out and normalises the weights of the others. A client that missed an exchange of a round
     keeps its memory from before the round. `missing` in the history counts lost replies. The start (round 0) loses
@@ -233,16 +318,20 @@ class Faults:
         dropout: the probability that a client's reply to an exchange is lost, independently of all others.
         minimum: the round fails if fewer replies to an exchange arrive. The simulation ignores it for cohorts of
             `rk.Poisson`, whose size is secret.
+        attack: what some clients send instead of their replies, e.g. `rk.attacks.SignFlip(2)`; None: all are honest.
     """
 
     dropout: float = 0.0
     minimum: int = 1
+    attack: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
             raise ValueError(f"Faults: dropout must be a number of at least 0 and below 1; got {self.dropout!r}.")
         if not isinstance(self.minimum, int) or isinstance(self.minimum, bool) or self.minimum < 1:
             raise ValueError(f"Faults: minimum must be an integer of at least 1; got {self.minimum!r}.")
+        if self.attack is not None and (isinstance(self.attack, type) or not hasattr(self.attack, "attackers")):
+            raise TypeError(f"Faults: attack must be an attack such as rk.attacks.SignFlip(2); got {self.attack!r}.")
 
     def present(self, key: Array, size: int) -> Bool[Array, " cohort"]:
         """Draw whose replies arrive."""

@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
 from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
-from rookery.language.channel import ChannelExchange
+from rookery.language.channel import ChannelExchange, Plain
 from rookery.language.client import Client
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
@@ -28,6 +30,7 @@ class Exchanging:
     _ids: Array
     _weights: Array
     _cohort: int  # 0 for the round's own cohort, which has memory; resampled ones are numbered from 1
+    _repeats: bool  # whether a client may be in the cohort twice
     _drawn: Array | None  # with Poisson sampling: which of `ids` are in the cohort
     _tracing: Tracing
 
@@ -43,15 +46,21 @@ class Exchanging:
         self, kind: str, value: PerClient, name: str, weights: Any, around: Any, heard: bool, bookkeeping: Any
     ) -> Any:
         """The weighted mean or sum."""
-        keys = self._tracing.next_keys()
+        keys, uneven = self._tracing.next_keys(), self._uneven(weights)
+        sent = self._encoded(kind, value, name, around, keys, bookkeeping, weights is self._weights)
         weights = jnp.asarray(weights)
-        sent = self._encoded(kind, value, name, around, keys, bookkeeping)
         p, total = self._scaled(kind, weights)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
+        if by_channel is None and self._attack is not None and not self._attack.alone:
+            by_channel = _summed  # the server must see the replies, of which the attack is made
         if by_channel is None:
             reduced = self._reduced_by_plan(kind, name, sent, keys, p, total)
         else:
+            state = self._server_state(channel, sent.exchange)
+            assert keys is not None
+            exchange = sent.exchange._replace(state=state, key=jax.random.fold_in(keys.public, 1), uneven=uneven)
+            sent = sent._replace(exchange=exchange)
             reduced = self._reduced_by_channel(by_channel, kind, name, sent, keys, p, total)
         result, p, total, present = reduced
         if self._lossy:
@@ -100,7 +109,15 @@ class Exchanging:
         leaves, structure = jax.tree.flatten(sent.value.rows)
         record, lossy = self._described(kind, name, sent), self._lossy
         mask = [self._present(keys)] if lossy else []
-        sums = self._bind(primitives.reduce, self._ids, p, *mask, *leaves, exchange=record, lossy=lossy)
+        closed, unpacking, likes = [], {}, leaves
+        if (unpack := self._unpack(sent)) is not None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
+            traced, shapes = jaxprs.trace(unpack, one)
+            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
+            likes, structure = jax.tree.flatten(shapes)
+        sums = self._bind(
+            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, lossy=lossy, **unpacking
+        )
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
         if lossy and self._tracing.rate is None:
@@ -109,7 +126,7 @@ class Exchanging:
             scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
             p = jnp.where(present, p, 0) * scale
         scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
-        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, leaves, strict=True)])
+        result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
 
     def _reduced_by_channel(
@@ -122,11 +139,21 @@ class Exchanging:
             total = jnp.sum(p)
             p = p / jnp.where(total > 0, total, 1) if kind == "mean" else p * (self.n / jnp.sum(present))
         mask = jnp.ones(self.cohort_size, bool) if present is None else present
-        return (reduce(sent.exchange, updates, p, mask), [weighted_sum(p, a) for a in marked]), p, total, present
+        beside = getattr(sent.channel, "reduce_bookkeeping", None)
+        marked = _summed(None, marked, p) if beside is None else beside(sent.parts.bookkeeping, marked, p, mask)
+        return (reduce(sent.exchange, updates, p, mask), marked), p, total, present
+
+    def _uneven(self, weights: Any) -> str:
+        """Why the clients' replies must not count equally, or ""."""
+        if self._repeats:
+            return "a client may be in the cohort twice, and its reply then counts twice"
+        equal = isinstance(weights, np.ndarray) and bool(np.all(weights == weights[0]))
+        return "" if weights is self._weights or equal else "the method weighs the clients itself"
 
     def _encoded(
-        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any
-    ) -> Encoded:
+        self, kind: str, value: PerClient, name: str, around: Any, keys: ExchangeKeys | None, bookkeeping: Any,
+        steady: bool = False,
+    ) -> Encoded:  # fmt: skip
         """What clients send: with a channel, the encoded updates and the bookkeeping."""
         if not isinstance(value, PerClient):
             raise TypeError(
@@ -136,9 +163,12 @@ class Exchanging:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         parts = Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
-        exchange, tracing = ChannelExchange(name, kind, updates), self._tracing
+        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort)
+        exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
+        if channel is None and self._attack is not None:
+            channel = Plain()  # so that an attack, like a channel, acts on updates
         if channel is None or keys is None:
             return Encoded(value, exchange, None, parts)
         states = channel.init(exchange)
@@ -149,6 +179,7 @@ class Exchanging:
             )
         if hasattr(channel, "public"):
             exchange = exchange._replace(public=channel.public(self._server_state(channel, exchange)))
+            tracing.exact += jax.tree.leaves(exchange.public)  # what `unpack` at the server computes with, too
         remembered = None if self._cohort or not tracing.threaded.client else tracing.threaded.client.get(name)
         fresh = states[1]
 
@@ -163,7 +194,25 @@ class Exchanging:
         if remembered is not None:
             client = {**tracing.threaded.client, name: state}
             tracing.threaded = tracing.threaded._replace(client=client)
-        return Encoded(PerClient(sent, self._cohort), exchange, channel, parts)
+        encoded = PerClient(sent, self._cohort)
+        if self._attack is not None and self._attack.alone:
+            if channels.compresses(channel):
+                raise ValueError(
+                    f"Faults: attack={self._attack!r} must be tried without compression, because it replaces numbers and not "
+                    f"the packed message of the exchange {name!r}. Leave out one of the two."
+                )
+            liars, attack = self._tracing.liars, self._attack
+            lie = lambda c, key, value: attack.replace(value, jnp.asarray(liars)[c.id], key)
+            encoded = self.map(lie, jax.random.fold_in(keys.public, 2), encoded)
+        return Encoded(encoded, exchange, channel, parts)
+
+    def _unpack(self, sent: Encoded) -> Callable[[Any], Any] | None:
+        """What turns a client's message back into its updates and bookkeeping; None if nothing is compressed."""
+        channel, exchange = sent.channel, sent.exchange
+        if not channels.compresses(channel):
+            return None
+        state = self._server_state(channel, exchange)
+        return lambda both: (channel.unpack(exchange, both[0], state), both[1])
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
         """What the channel's server side makes of a result; its state is threaded on."""
@@ -199,7 +248,13 @@ class Exchanging:
         record = self._described(kind, name, sent)
         rows = self._bind(primitives.gather, self._ids, *mask, *leaves, exchange=record, lossy=lossy)
         present = self._noted(rows.pop()) if lossy else None
-        return jax.tree.unflatten(structure, rows), present
+        replies = jax.tree.unflatten(structure, rows)
+        if (unpack := self._unpack(sent)) is not None:
+            replies = jax.vmap(unpack)(replies)
+        if self._attack is not None and not self._attack.alone:
+            liars, key = jnp.asarray(self._tracing.liars)[self._ids], jax.random.fold_in(keys.public, 2)
+            replies = self._attack.replace_all(replies, self._ids, liars, present, key)
+        return replies, present
 
     def _described(self, kind: str, name: str, sent: Encoded) -> Exchange:
         """The ledger's record of an exchange."""
@@ -212,6 +267,11 @@ class Exchanging:
                 f"fed.{what} must be given a value of its own cohort; got one of another. The round's own "
                 "cohort and one of `resample` or `everyone` can't use each other's values."
             )
+
+    @property
+    def _attack(self) -> Any:
+        """What some clients send instead of their replies; None: all are honest."""
+        return None if self._tracing.faults is None else self._tracing.faults.attack
 
     @property
     def _lossy(self) -> bool:
@@ -235,3 +295,8 @@ class Exchanging:
         missing, least = before.missing + asked - replies, jnp.minimum(before.least, replies)
         self._tracing.threaded = before._replace(missing=missing, least=least, stayed=stayed)
         return present
+
+
+def _summed(exchange: ChannelExchange | None, rows: Any, weights: Array, present: Any = None) -> Any:
+    """The weighted sum, as a channel's `reduce`."""
+    return jax.tree.map(lambda a: weighted_sum(weights, a), rows)

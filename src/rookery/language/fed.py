@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery.base import convolutions, jaxprs
@@ -102,6 +103,8 @@ class Fed(Exchanging):
         noise = self._tracing.record_noise()
         traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), rows)
         work, operands, inputs = self._work(traced, key, noise, local)
+        if self._tracing.down is not None:
+            work, operands, inputs = self._packed_down(work, operands, inputs)
         out = self._bind(
             primitives.client_map, self._ids, *operands,
             work=work, inputs=inputs, source=source_of(fn), repeats=self._repeats,
@@ -125,7 +128,7 @@ class Fed(Exchanging):
         return PerClient(value, self._cohort)
 
     def mean(
-        self, value: PerClient, name: str = "mean", weights: Array | None = None, around: Any = None,
+        self, value: PerClient, name: str = "mean", weights: Array | np.ndarray | None = None, around: Any = None,
         heard: bool = False, bookkeeping: Any = None,
     ) -> Any:  # fmt: skip
         """One exchange: Σ p_i v_i / Σ p_i over the clients of the cohort that reply.
@@ -133,7 +136,8 @@ class Fed(Exchanging):
         Arguments:
             value: what each client sends.
             name: the name of the exchange, in the ledger and for channels chosen by name.
-            weights: replaces p, with an entry for each client of the federation.
+            weights: replaces p, with an entry for each client of the federation. Robust means, which count all clients
+                equally, accept only equal weights in a NumPy array.
             around: the public value that an iterate started from, so that channels act on the difference: a tree like
                 the value, or a prefix of it, with None for parts that are not iterates.
             heard: whether to also return a `Heard`, which says how many clients replied, and their weight.
@@ -213,7 +217,8 @@ class Fed(Exchanging):
         traced, (shapes, _) = jaxprs.trace(at_center, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), [])
         exchange, parts = messages[-1]
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), noise, [])
-        record = parts.described(described(name, "center", [v.aval for v in work.outvars[:-1]]))
+        record = described(name, "center", [v.aval for v in work.outvars[:-1]])
+        record = parts.described(record, channels.compresses(channel))
         out = self._bind(
             primitives.center, *operands,
             work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
@@ -223,6 +228,8 @@ class Fed(Exchanging):
             return value
         self._tracing.exchanges.setdefault(name, exchange)
         updates, marked = value
+        if channels.compresses(channel):
+            updates = channel.unpack(exchange, updates, self._server_state(channel, exchange))
         return parts.at_server(self._decoded(channel, exchange._replace(share=jnp.float32(1)), updates, keys), marked)
 
     def loop(self, n: Count, body: Callable[[Any, C], C], carry: C, most: int | None = None) -> C:
@@ -314,6 +321,23 @@ class Fed(Exchanging):
         inputs = Inputs(len(sent), data, identity, with_key, len(kept), *used[end:last])
         work = convolutions.rewrite(work) if self._tracing.products else work
         return work, [*sent, *([key] if with_key else []), *hiding, *kept], inputs
+
+    def _packed_down(self, work: Any, operands: list[Any], inputs: Inputs) -> tuple[Any, list[Any], Inputs]:
+        """A client's function that is sent packed values, which it unpacks first."""
+        down, sent, rest = self._tracing.down, operands[: inputs.sent], operands[inputs.sent :]
+        packed = [self._tracing.packed(value) for value in sent]
+        likes = [jax.typeof(value) for value in sent]
+
+        def unpacked(sent: list[Any], *rest: Any) -> list[Any]:
+            both = zip(sent, likes, packed, strict=True)
+            values = [a[0] if p is None else down.unpack(a, like) for a, like, p in both]
+            return jaxprs.run(work, *values, *rest)
+
+        messages = [(value,) if p is None else p for value, p in zip(sent, packed, strict=True)]
+        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in work.invars[inputs.sent :]]
+        traced, _ = jaxprs.trace(unpacked, jax.tree.map(jax.typeof, messages), *shapes)
+        flat = [a for message in messages for a in message]
+        return jaxprs.open_up(traced), [*flat, *rest], inputs._replace(sent=len(flat))
 
 
 _INTEGER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -107,6 +107,7 @@ class Exchange(NamedTuple):
     beside: tuple[tuple[str, str, float | None, float], ...] = ()  # its bookkeeping: meaning, shape, bounds if any
     updates: bool = True  # whether there is anything else in it
     clients: int | None = None  # how many take part; None: as many as in the round's cohort
+    plain_bytes: int | None = None  # if a channel compresses the reply: its bytes before that
 
 
 @dataclass

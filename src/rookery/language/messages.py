@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.language import ledger
-from rookery.language.channel import Bookkeeping, ChannelExchange
+from rookery.language.channel import Bookkeeping, ChannelExchange, compresses
 from rookery.language.tracing import PerClient
 
 
@@ -60,8 +60,9 @@ class Parts:
         moved = [a if s is None else (s + a).astype(a.dtype) for a, s in both]
         return jax.tree.unflatten(self._structure, moved)
 
-    def described(self, record: ledger.Exchange) -> ledger.Exchange:
+    def described(self, record: ledger.Exchange, compressed: bool = False) -> ledger.Exchange:
         """The record with the meaning, shape and bounds of each piece of bookkeeping."""
+        record = record._replace(plain_bytes=ledger.nbytes(self._like)) if compressed else record
         both = zip(self._like, self._marks, strict=True)
         pieces = [(mark.what, ledger.shape_of([a]), mark.most, mark.least) for a, mark in both if mark is not None]
         return record._replace(beside=tuple(pieces), updates=len(pieces) < len(self._marks))
@@ -78,7 +79,7 @@ class Encoded(NamedTuple):
     def described(self, kind: str, name: str) -> ledger.Exchange:
         """The ledger's record of the exchange."""
         shapes = [jax.ShapeDtypeStruct(v.shape[1:], v.dtype) for v in jax.tree.leaves(self.value.rows)]
-        return self.parts.described(described(name, kind, shapes))
+        return self.parts.described(described(name, kind, shapes), compresses(self.channel))
 
 
 def described(name: str, kind: str, shapes: Any) -> ledger.Exchange:

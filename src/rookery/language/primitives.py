@@ -9,7 +9,8 @@ from rookery.base.compat import Primitive, ShapedArray
 
 client_map = Primitive("client_map")  # ids, what the client is sent, its key, its earlier values -> its new values
 scatter = Primitive("scatter")  # ids, rows at the server -> a value for each client
-reduce = Primitive("reduce")  # ids, weights, who is present, per-client values -> weighted sums, who replied
+# ids, weights, who is present, what `unpack` closes over, per-client values -> weighted sums, who replied
+reduce = Primitive("reduce")
 gather = Primitive("gather")  # ids, who is present, per-client values -> rows at the server, who replied
 center = Primitive("center")  # what the centre is sent, its key -> values at the server
 loop = Primitive("loop")  # n, what the body closes over, carry -> carry
@@ -50,8 +51,11 @@ scatter.def_abstract_eval(lambda ids, rows: [ShapedArray(rows.shape, rows.dtype)
 
 
 @reduce.def_abstract_eval
-def _(ids: Any, weights: Any, *rows: Any, lossy: bool, **_: Any) -> list[Any]:
-    sums = [ShapedArray(v.shape[1:], accumulator(v.dtype)) for v in rows[lossy:]]
+def _(ids: Any, weights: Any, *rows: Any, lossy: bool, unpack: Any = None, **_: Any) -> list[Any]:
+    shapes = [(v.shape[1:], v.dtype) for v in rows[lossy:]]
+    if unpack is not None:
+        shapes = [(v.aval.shape, v.aval.dtype) for v in unpack.outvars]
+    sums = [ShapedArray(shape, accumulator(dtype)) for shape, dtype in shapes]
     return sums + [ShapedArray(weights.shape, jnp.bool_)] * lossy
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, PyTree
 
+from rookery.base.compat import Tracer
 from rookery.language.channel import ChannelExchange, Faults
 from rookery.language.records import Records
 
@@ -84,11 +85,26 @@ class Tracing:
         self._keys, self._drawn, self._mapped = keys, 0, 0
         self.levels: Any = None  # with a channel that is private for each record: the noise multipliers
         self.cohorts = 0  # how many have been resampled so far
+        self.down: Any = None  # what packs the server's values on their way to clients, if a channel does so
+        self.exact: list[Any] = []  # values that it leaves as they are
+        self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
+        self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:
         """The keys of the next exchange; None if nothing in it is random."""
         self._drawn += 1
         return None if self._keys is None else self._keys.at(self._drawn)
+
+    def packed(self, value: Any) -> tuple[Array, ...] | None:
+        """The server's value as clients are sent it, packed once; None: it is sent as it is."""
+        known = not isinstance(value, Tracer)  # a constant, which every participant has
+        if known or any(value is exact for exact in self.exact) or not self.down.packs(value):
+            return None
+        if id(value) not in self._packed:
+            keys = self.next_keys()
+            assert keys is not None
+            self._packed[id(value)] = value, self.down.pack(value, keys.public)
+        return self._packed[id(value)][1]
 
     def record_noise(self) -> list[Any]:
         """The noise of the next client's function: a key and the multipliers; empty if oracles add no noise."""
@@ -104,7 +120,7 @@ class Tracing:
 
     def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:
         """Enter a loop's body, in which keys depend on the turn i. Returns the argument of `leave`."""
-        before = self._keys, self.threaded
+        before = self._keys, self.threaded, dict(self._packed)
         keys = self.next_keys()
         self._keys = None if keys is None else keys.at(i)
         self.threaded = threaded
@@ -113,7 +129,7 @@ class Tracing:
     def leave(self, before: tuple[Any, ...]) -> Threaded:
         """Leave the loop's body. Returns the threaded values at its end."""
         after = self.threaded
-        self._keys, self.threaded = before
+        self._keys, self.threaded, self._packed = before
         return after
 
 

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from rookery.base import jaxprs
-from rookery.base.compat import Jaxpr, Literal, Var
+from rookery.base.compat import Jaxpr, Literal, ShapedArray, Var
 from rookery.language import ledger, primitives
 
 V = TypeVar("V")
@@ -130,10 +133,36 @@ class ExchangeCall(Call):
 
 @dataclass(frozen=True, eq=False)
 class ReduceCall(ExchangeCall):
-    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows."""
+    """`fed.mean` or `fed.sum`: the weighted sums of the clients' rows.
+
+    `unpack`: if a channel compresses the rows, the server's work on one of them before it is added to the sums. Its
+    inputs are the server's values in its `operands`, and a client's row.
+    """
 
     primitive = "reduce"
     weights: Atom
+    unpack: ServerWork | None = None
+
+    def unpacking(self, repeats: bool) -> MapCall:
+        """Describe `unpack` as a function of every client that does no work, for engines that compute it with them."""
+        assert self.unpack is not None
+        jaxpr, sent, size = self.unpack.jaxpr, self.unpack.operands, self.ids.aval.shape[0]  # type: ignore[attr-defined]
+        idle = lambda *a: [*jaxprs.run(jaxpr, *a), jnp.zeros((2, len(ledger.WORK)), jnp.uint32)]
+        avals: Any = [v.aval for v in (*jaxpr.invars, *jaxpr.outvars)]
+        inputs, outputs = avals[: len(jaxpr.invars)], avals[len(jaxpr.invars) :]
+        traced, _ = jaxprs.trace(idle, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs))
+        rows: Any = [_Rows(ShapedArray((size, *a.shape), a.dtype)) for a in outputs]
+        return MapCall(
+            number=self.number, operands=[*sent, *self.rows], outputs=rows, sent=sent, key=None, local=self.rows,
+            work=jaxprs.open_up(traced), data=(), identity=False, source="the server", noise=None, levels=None,
+            ids=self.ids, repeats=repeats,
+        )  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """Stands for a variable, one that no step of a plan defines."""
+
+    aval: ShapedArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +211,15 @@ class Body:
     def calls(self) -> list[Call]:
         """All calls in order, including those inside loops."""
         return list(self._walk())
+
+    def origin(self, value: Atom) -> Atom:
+        """The variable with this value before the loops that carry it unchanged."""
+        for step in reversed(self.steps):
+            if isinstance(step, LoopCall) and value in step.outputs:
+                i, inner = step.outputs.index(value), step.body
+                if inner.origin(inner.outputs[i]) is inner.inputs[i - len(step.carry)]:
+                    value = step.carry[i]
+        return value
 
     def _walk(self) -> Iterator[Call]:
         for step in self.steps:
@@ -337,7 +375,9 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
     weights = take(0) if eqn.primitive is primitives.reduce else None
     present = take(0) if params["lossy"] else None
     if eqn.primitive is primitives.reduce:
-        return ReduceCall(*common, params["exchange"], ids, present, rest, weights)
+        unpack, closed = params.get("unpack"), params.get("closed", 0)
+        work = None if unpack is None else ServerWork(unpack, rest[:closed], unpack.outvars)
+        return ReduceCall(*common, params["exchange"], ids, present, rest[closed:], weights, work)
     return GatherCall(*common, params["exchange"], ids, present, rest)
 
 

@@ -143,7 +143,8 @@ class Plan:
         """Whether the plan changes the memory of clients or the state of their side of a channel."""
         before, after = self.inputs.carry, self.outputs.carry
         remembered = (before.memory, before.client) if isinstance(before, Carry) else ()
-        return jax.tree.leaves((after.memory, after.client)) != jax.tree.leaves(remembered)
+        origins = [self.body.origin(v) for v in jax.tree.leaves((after.memory, after.client))]
+        return origins != jax.tree.leaves(remembered)
 
     @cached_property
     def signature(self) -> str:
@@ -262,7 +263,9 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.channel, setting.faults, keys, Threaded(*threaded), setting.debug, setting.products, setting.rate,
             setting.chance,
         )  # fmt: skip
-        tracing.levels = levels
+        tracing.levels, tracing.down = levels, channels.down(setting.channel)
+        if setting.faults is not None and setting.faults.attack is not None:
+            tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
         after = tracing.threaded

@@ -8,6 +8,7 @@ import jax
 
 from rookery.base import jaxprs
 from rookery.base.compat import Literal
+from rookery.language import channel as channels
 from rookery.language import ledger
 from rookery.plan import calls
 from rookery.plan.calls import Read, Visitor
@@ -22,7 +23,9 @@ def in_words(plan: Any) -> str:
     words = _Words(ids.shape)
     words.visit(plan.body, _inputs(plan))
     most = "at most " if jax.tree.leaves(plan.given.present) else ""  # Poisson cohorts
-    return "\n".join([f"{plan.title}, {most}{ids.shape[0]} of {weights.shape[0]} clients", *words.lines])
+    down = channels.down(plan.channel)
+    rounded = "" if down is None or ".init" in plan.title else f"; what they are sent is {down.in_words}"
+    return "\n".join([f"{plan.title}, {most}{ids.shape[0]} of {weights.shape[0]} clients{rounded}", *words.lines])
 
 
 @dataclass(eq=False)
@@ -123,7 +126,7 @@ class _Words(_Named):
         seen = "aggregated: only the result is used" if aggregated else "not aggregated: the server uses each reply"
         self._write(
             f'   {exchange.kind} "{exchange.name}" of {_joined(v.name for v in read(call.rows))}: each sends '
-            f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}), {seen}"
+            f"{exchange.shape} ({in_bytes(exchange.reply_bytes)}{before_compression(exchange)}), {seen}"
         )
         self._bookkeeping(exchange)
         return [_Value(exchange.name) for _ in call.outputs]
@@ -147,6 +150,11 @@ def bookkeeping(exchange: ledger.Exchange) -> list[str]:
     return [f"bookkeeping in it: {what} {shape}, {bound(*bounds)}" for what, shape, *bounds in exchange.beside]
 
 
+def before_compression(exchange: ledger.Exchange) -> str:
+    """A clause about a reply that a channel compresses."""
+    return "" if exchange.plain_bytes is None else f"; {in_bytes(exchange.plain_bytes)} before compression"
+
+
 class Exchanged(NamedTuple):
     """An exchange from the view of one client, in words."""
 
@@ -159,6 +167,7 @@ class Exchanged(NamedTuple):
     alone: bool  # whether the server sees the reply itself
     times: int | None  # in a round; None: known only during the run
     beside: tuple[str, ...] = ()  # the bookkeeping in the reply
+    compressed: str = ""  # a clause about the reply, if a channel compresses it
 
 
 class _Exchanges(_Named):
@@ -197,7 +206,8 @@ class _Exchanges(_Named):
 
     def _add(self, exchange: ledger.Exchange, sent: str, down: int, alone: bool) -> None:
         reply = exchange.shape, exchange.reply_bytes, alone, self._times, tuple(bookkeeping(exchange))
-        self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply))
+        compressed = before_compression(exchange)
+        self.found.append(Exchanged(exchange.name, exchange.kind, sent, down, *reply, compressed))
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[_Value]:
         outer = self._times

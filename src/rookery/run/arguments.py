@@ -10,7 +10,7 @@ from rookery.data.cohort import Draw, Poisson
 from rookery.engines import default_engine
 from rookery.engines.checks import check_function, check_run, start_values
 from rookery.engines.engine import Job
-from rookery.language.channel import Faults, check_kind, is_private
+from rookery.language.channel import Faults, check_kind, is_private, rules
 from rookery.run.progress import Tracker
 from rookery.run.result import Run
 
@@ -34,6 +34,7 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
         job = replace(job, channel=replace(job.channel, rounds=int(rounds)))
     if job.faults is not None and job.faults.minimum > cohort:
         raise ValueError(f"faults: minimum must be at most the cohort of {cohort} clients; got {job.faults.minimum}.")
+    job = _checked_lies(job, cohort)
     if job.noise_seed is not None:
         check_seed(job.noise_seed, "noise_seed")
         if job.channel is None:
@@ -57,6 +58,26 @@ def _checked_sampling(job: Job) -> Draw:
         name = type(job.algorithm).__name__
         raise ValueError(f"{name} needs all {n} clients in every round; got cohort={job.cohort!r}. Leave cohort out.")
     return Draw.poisson(job.cohort, n)
+
+
+def _checked_lies(job: Job, cohort: int) -> Job:
+    """Return the job with attackers' data flipped, and with the replies that its robust means need as the minimum."""
+    faults = Faults() if job.faults is None else job.faults
+    attack: Any = faults.attack
+    if attack is not None:
+        attack.check(job.clients.n)
+        if hasattr(job.channel, "calibrated"):
+            raise ValueError(
+                "faults: attack must be None in a private run, whose account counts on clients that clip; got "
+                f"{attack!r}. Leave out the attack, or rk.private."
+            )
+    if hasattr(attack, "poisoned"):
+        faults = replace(faults, attack=None)
+        job = replace(job, clients=attack.poisoned(job.clients), faults=faults)
+    needed = [rule.check_cohort(cohort) for rule in rules(job.channel)]
+    if job.faults is not None and needed:
+        job = replace(job, faults=replace(faults, minimum=max(faults.minimum, *needed)))
+    return job
 
 
 def check_publishes_nothing(channel: Budgeted, measures: bool, sees_memory: bool, keep_best: str | None) -> None:

@@ -7,7 +7,24 @@ from rookery.algorithms.fedbio import SOBA
 from rookery.algorithms.server_optimizer import FedOpt, with_server_optimizer
 from rookery.base import tree
 from rookery.base.processes import HostError
-from rookery.channels import clip, gaussian, private
+from rookery.channels import (
+    attacks,
+    broadcast,
+    bucketing,
+    centered_clipping,
+    clip,
+    gaussian,
+    geometric_median,
+    krum,
+    low_rank,
+    median,
+    nearest_neighbors,
+    private,
+    quantize,
+    random_k,
+    top_k,
+    trimmed_mean,
+)
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines.federation import Federation
@@ -43,8 +60,9 @@ __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
     "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
-    "Share",
-    "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "chain", "check",
-    "clip", "explain", "gaussian", "load_weights", "objectives", "parts", "private", "save_weights", "session", "solve",
-    "tree", "tune", "with_server_optimizer", "worth", *_algorithms,
+    "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "attacks",
+    "broadcast", "bucketing", "centered_clipping", "chain", "check", "clip", "explain", "gaussian", "geometric_median",
+    "krum", "load_weights", "low_rank", "median", "nearest_neighbors", "objectives", "parts", "private", "quantize",
+    "random_k", "save_weights", "session", "solve", "top_k", "tree", "trimmed_mean", "tune", "with_server_optimizer",
+    "worth", *_algorithms,
 ]  # fmt: skip

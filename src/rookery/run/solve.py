@@ -146,7 +146,8 @@ def solve(
             record.evaluate(session)
         else:
             saver = _resume(checkpoint, job, session, record, evaluate, evaluate_client)
-        settings, notes = _settings(job, engine, session, record), _notes(job.channel, record)
+        given = dataclasses.replace(job, faults=faults)
+        settings, notes = _settings(given, engine, session, record), _notes(job.channel, record)
         for note in (*session.notes, *notes):
             logging.getLogger("rookery").info(note)
         with (

@@ -280,3 +280,45 @@ def test_bookkeeping_without_a_bound_is_neither_clipped_nor_hidden() -> None:
     fixed = engine.traced(dataclasses.replace(job, algorithm=rk.FedNest(hessian_step=0.1)))
     plans = (fixed.start, fixed.round)
     Policy(clip=0.5).check(dataclasses.replace(opened, plans=plans))
+
+
+@pytest.mark.parametrize(
+    ("channel", "said", "bytes_out"),
+    [
+        (None, "nothing is done to it", "160 bytes"),
+        (rk.top_k(0.1), "it is compressed here: of each array, 10 % of the numbers with the largest", "18 bytes; 160"),
+        (
+            rk.chain(rk.clip(0.5), rk.quantize(4), rk.broadcast(8)),
+            "norm of 0.5. Then it is compressed here: each",
+            "18 b",
+        ),
+    ],
+    ids=["plain", "top", "clipped"],
+)
+def test_a_compressed_reply_in_words(channel: Any, said: str, bytes_out: str) -> None:
+    clients = rk.Clients(upper=[np.ones((2, 20)), np.zeros((1, 20))])
+    run = opened(Job(PROBLEM, clients, rk.FedAvg(step=0.1), (np.ones(20), ()), 2, 0, channel))
+    text = " ".join(in_words_for_a_site(run).split())
+    assert said in text.partition("Before a reply is sent:")[2]
+    assert bytes_out in text
+    assert ("before compression" in text) == (channel is not None)
+    assert ("What comes in during a round is rounded to 8 bits per number" in text) == ("clip" in str(channel).lower())
+
+
+@pytest.mark.parametrize(
+    ("channel", "refused"),
+    [
+        (rk.chain(rk.clip(0.5), rk.top_k(0.1, feedback=None)), ""),
+        (rk.chain(rk.clip(0.5), rk.top_k(0.1)), "not clipped, as far as can be told"),
+        (rk.chain(rk.clip(0.5), rk.quantize(8)), "not clipped, as far as can be told"),
+    ],
+    ids=["top", "feedback", "rounded"],
+)
+def test_a_policy_on_clipped_and_compressed_replies(channel: Any, refused: str) -> None:
+    clients = rk.Clients(upper=[np.ones((2, 20)), np.zeros((1, 20))])
+    run = opened(Job(PROBLEM, clients, rk.FedAvg(step=0.1), (np.ones(20), ()), 2, 0, channel))
+    if not refused:
+        Policy(clip=0.5).check(run)
+    else:
+        with pytest.raises(RefusedError, match=refused):
+            Policy(clip=0.5).check(run)

@@ -1,5 +1,6 @@
 """Every algorithm between a coordinator without data and responders that trace the plan themselves."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ def test_the_same_with_two_sites_of_unequal_size(name: str) -> None:
     what = job(name, ragged(claims(name)[0], 2), full(name))
     here = outcome(rk.Simulation(), what, 1)
     there = outcome(in_memory(own := responders(what)), without_data(what), 1, responders=own)
+    agree(here, there)
+
+
+@pytest.mark.slow
+def test_sites_that_lie_under_a_robust_mean() -> None:
+    """A site learns the attack with the plan, and lies by itself."""
+    faults = rk.Faults(attack=rk.attacks.SignFlip((1,), scale=5.0))
+    what = dataclasses.replace(job("FedAvg", ragged("SingleLevel"), channel=rk.median(1), faults=faults), cohort=4)
+    here = outcome(rk.Simulation(), what)
+    there = outcome(in_memory(own := responders(what)), without_data(what), responders=own)
     agree(here, there)
 
 

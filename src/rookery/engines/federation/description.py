@@ -13,6 +13,9 @@ import numpy as np
 import rookery
 from rookery import algorithms
 from rookery.base.printable import printable
+from rookery.channels import attacks, codecs, robust
+from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
 from rookery.channels.private import Private, PrivateRecords
 from rookery.engines.federation import wire
@@ -24,7 +27,11 @@ PROTOCOL = 1
 
 def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
     """Return the classes that a description may name: this library's, and those among a site's `names`."""
-    parts = [channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, client.Epochs]
+    parts = [
+        channel.Chain, channel.Plain, channel.Faults, Clip, Gaussian, Private, PrivateRecords, client.Epochs,
+        Broadcast, Compression, codecs.TopK, codecs.RandomK, codecs.Quantize, codecs.LowRank, *robust.RULES,
+    ]  # fmt: skip
+    parts += [getattr(attacks, name) for name in attacks.__all__ if name != "LabelFlip"]
     found = {cls.__name__: cls for cls in (*parts, *(getattr(algorithms, name) for name in algorithms.__all__))}
     for thing in (names or {}).values():
         if isinstance(thing, type) and dataclasses.is_dataclass(thing):

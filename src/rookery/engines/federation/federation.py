@@ -105,6 +105,12 @@ class Federation:
                 "clients must be rk.Clients.like(...), the form of a sample, for sites on a network, which have the "
                 "data; got clients with data."
             )
+        attack = None if job.faults is None else job.faults.attack
+        if attack is not None and not attack.alone:
+            raise ValueError(
+                "faults: attack must be one that a site can make by itself, in all rounds, for sites on a network; got "
+                f"{attack!r}. Give e.g. rk.attacks.SignFlip(2), or try it in a simulation."
+            )
         own_noise = is_private_for_records(job.channel) or not isinstance(self.transport, Memory)
         if job.noise_seed is not None and own_noise:
             raise ValueError(

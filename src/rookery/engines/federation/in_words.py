@@ -7,8 +7,10 @@ from typing import Any
 import jax
 
 from rookery.base.printable import printable
+from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
-from rookery.engines.federation.policy import bound_and_noise
+from rookery.engines.federation.policy import bound_and_noise, members_of
 from rookery.engines.federation.responder import Opened
 from rookery.engines.federation.spending import Budget, Spending, epsilon, plus
 from rookery.language import channel as channels
@@ -72,6 +74,9 @@ def _who(opened: Opened) -> list[str]:
     ]
     if opened.faults is not None:
         lines.append(f"A round goes on without clients that do not reply, as long as {opened.faults.minimum} do.")
+        if opened.faults.attack is not None:
+            attack = printable(repr(opened.faults.attack))
+            lines.append(f"To test the federation, some clients send something else than their replies: {attack}.")
     return lines
 
 
@@ -84,24 +89,42 @@ def _method(algorithm: Any) -> list[str]:
 def _channel(opened: Opened) -> list[str]:
     names = list(dict.fromkeys(name for plan in opened.plans[:2] for name in plan.exchanges))
     each = {name: _of_channel(channels.chosen(opened.channel, name)) for name in names}
+    down = channels.down(opened.channel)
+    comes = [] if down is None else [f"What comes in during a round is {down.in_words}, from arrays of some length on."]
     if len(set(each.values())) <= 1:
-        return [f"Before a reply is sent: {next(iter(each.values()), _of_channel(None))}"]
-    return ["Before a reply is sent:", *(f'  "{name}": {text}' for name, text in each.items())]
+        return [f"Before a reply is sent: {next(iter(each.values()), _of_channel(None))}", *comes]
+    return ["Before a reply is sent:", *(f'  "{name}": {text}' for name, text in each.items()), *comes]
 
 
 def _of_channel(channel: Any) -> str:
     if channel is None:
         return "nothing is done to it; it is sent as it was computed."
+    members = members_of(channel)
+    rest = tuple(member for member in members if not isinstance(member, Compression | Broadcast))
+    if len(rest) == len(members):
+        return _of_members(channel)
+    said = [_of_members(channels.Chain(rest))] if rest else []
+    compressed = [f"it is compressed here: {member.in_words}" for member in members if isinstance(member, Compression)]
+    return " Then ".join([*said, *compressed]) or _of_channel(None)
+
+
+def _of_members(channel: Any) -> str:
     bound, noise = bound_and_noise(channel)
+    rules = channels.rules(channel)
+    named = "; ".join(type(rule).__name__ for rule in rules)
+    judged = f" The coordinator sees each reply, and combines them by a rule ({named})." if rules else ""
     if bound == float("inf"):
         if is_private_for_records(channel):
             return "nothing more is done to it; the noise is in it already."
         members = getattr(channel, "members", (channel,))
-        known = "; ".join(type(member).__name__ for member in members if not isinstance(member, Clip | Gaussian))
+        others = [member for member in members if not isinstance(member, Clip | Gaussian) and member not in rules]
+        if not others:
+            return f"nothing is done to it; it is sent as it was computed.{judged}"
+        known = "; ".join(type(member).__name__ for member in others)
         return f"it passes a channel ({known or 'without a bound'}) of which this text can't say what it does."
     clipped = f"it is clipped here: scaled down, if need be, to a norm of {bound:g}."
     if noise == 0:
-        return clipped
+        return clipped + judged
     return (
         f"{clipped} The coordinator adds noise to the result, {noise:g} times what one client can move it by. (The "
         "coordinator draws the noise; it can't be checked here.)"
@@ -148,7 +171,7 @@ def _exchange(i: int, exchange: Exchanged) -> list[str]:
     return [
         f'  {i}. "{exchange.name}" ({exchange.kind}), {often}',
         f"     comes in: {comes}",
-        f"     goes out: {_shape(exchange.shape)}, {in_bytes(exchange.up)}",
+        f"     goes out: {_shape(exchange.shape)}, {in_bytes(exchange.up)}{exchange.compressed}",
         *(f"     {line}" for line in exchange.beside),
         f"     {seen}",
     ]

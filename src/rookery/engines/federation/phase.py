@@ -174,10 +174,15 @@ class Phase(Visitor[Any]):
         """See `Visitor`. Sum w_j v_j over the clients present, in float32 or better, one reply after the other."""
         replies, present = self._exchange(call, read)
         weights = np.asarray(read(call.weights).array)
-        totals = [np.zeros(s.shape, accumulator(s.dtype)) for s in map(_shape, read(call.rows))]
+        shapes, unpacked = list(map(_shape, read(call.rows))), lambda reply: reply
+        if (step := call.unpack) is not None:
+            shapes = [v.aval for v in step.outputs]
+            unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
+            unpacked = lambda reply: map(np.asarray, unpack(*reply))
+        totals = [np.zeros(s.shape, accumulator(s.dtype)) for s in shapes]
         for weight, reply in zip(weights, replies, strict=True):
             if reply is not None and weight != 0:
-                for total, leaf in zip(totals, reply, strict=True):
+                for total, leaf in zip(totals, unpacked(reply), strict=True):
                     total += total.dtype.type(weight) * leaf.astype(total.dtype)
         return self._received(call, totals, present)
 

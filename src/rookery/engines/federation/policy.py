@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rookery.base.arguments import check_amounts, check_counts, check_positive, is_number
+from rookery.channels.compression import Compression
+from rookery.channels.downlink import Broadcast
 from rookery.channels.privacy import Clip, Gaussian
+from rookery.channels.robust import RULES
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.dataflow import exchange_of, is_fixed
 from rookery.engines.federation.guard import Rule
@@ -234,8 +237,9 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
 
     They are infinity and 0 if there is no clip, or if a member of the channel is not part of this library.
     """
-    members = _members(channel)
-    if not all(type(member) in (Clip, Gaussian, channels.Plain) for member in members):
+    members, plain = members_of(channel), (Clip, Gaussian, channels.Plain, Broadcast, *RULES)
+    keeps_norm = lambda member: isinstance(member, Compression) and member.keeps_norm
+    if not all(type(member) in plain or keeps_norm(member) for member in members):
         return math.inf, 0.0
     bound = min((float(member.bound) for member in members if isinstance(member, Clip)), default=0.0)
     if bound <= 0:
@@ -244,11 +248,12 @@ def bound_and_noise(channel: Any) -> tuple[float, float]:
     return bound, max((float(n.multiplier) * float(n.received or 0) / bound for n in noises), default=0.0)
 
 
-def _members(channel: Any) -> list[Any]:
+def members_of(channel: Any) -> list[Any]:
+    """Return the single members of a channel."""
     if channel is None:
         return []
     if isinstance(channel, channels.Chain):
-        return [inner for member in channel.members for inner in _members(member)]
+        return [inner for member in channel.members for inner in members_of(member)]
     return [channel]
 
 
