@@ -89,10 +89,9 @@ def test_the_language_model_learns_whose_text_to_trust(tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 def test_adapters_learn_whose_text_to_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = run("adapters.py", tmp_path, monkeypatch).groupby("method").last()
-    assert (
-        ends["perplexity"]["F2SA, learnt weights"] < ends["perplexity"]["FedAvg, all text"] < 0.5 * ends["base"].min()
-    )
+    history = run("adapters.py", tmp_path, monkeypatch, "--rounds", "60")
+    ends = history.groupby("method")["perplexity"].last()
+    assert ends["F2SA, learnt weights"] < ends["FedAvg, all text"] < 0.5 * history["base"].min()
     weights = pd.read_csv(tmp_path / "weights.csv").groupby("kind")["weight"].mean()
     assert weights[["shuffled", "random", "backwards"]].max() < 0.5 < weights["clean"]
 
