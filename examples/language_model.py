@@ -7,7 +7,7 @@ few checked sentences. The lower level trains the model on all text, with a weig
 learns these weights, so that the model does well on the checked sentences. F2SA does so with gradients alone, on two
 copies of the model. FedAvg is the yardstick.
 
-`python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a minute or two
+`python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a few minutes
 on a laptop. It writes a picture, the histories and the learnt weights as it runs; `--search` prints the table by which
 the steps were chosen.
 """
