@@ -4,9 +4,10 @@ The text comes from a small probabilistic grammar: prose whose verbs agree with 
 across nested clauses; sums of digits; nested brackets. In the text of half of the clients most sentences are spoilt:
 words in random order, random words, wrong agreement and wrong sums, or sentences backwards. Every client also holds a
 few checked sentences. The lower level trains the model on all text, with a weight for each client; the upper level
-learns these weights, so that the model does well on the checked sentences (FedBiO). FedAvg is the yardstick.
+learns these weights, so that the model does well on the checked sentences. F2SA does so with gradients alone, on two
+copies of the model. FedAvg is the yardstick.
 
-`python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a minute or two
+`python examples/language_model.py` trains 10 million parameters, for a GPU; with `--small`, 32,000 in a few minutes
 on a laptop. It writes a picture, the histories and the learnt weights as it runs; `--search` prints the table by which
 the steps were chosen.
 """
@@ -17,7 +18,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pandas as pd
+from matplotlib.ticker import LogLocator
 
 import rookery as rk
 
@@ -40,33 +42,30 @@ class Sizes(NamedTuple):
     pieces: tuple[int, int]  # of text, `context` words each: the fewest and the most of a client
     checked: int  # checked pieces of each client
     cohort: int
-    local_steps: int
+    local_steps: int  # of FedAvg; F2SA takes half as many, on two copies of the model
     batch: int
     rounds: int
 
 
 class Steps(NamedTuple):
-    """Step sizes: all methods use the first two, FedBiO all five."""
+    """Step sizes: all methods use the first two, F2SA all four."""
 
     model: float  # Adam at the server, on the model
     local: float  # at the clients, on the model
-    weight: float = 0.1  # Adam at the server, on x
-    linear: float = 0.05  # FedBiO's linear system: below 2/(largest curvature + damping)
-    damping: float = 1.0  # in the linear system
+    weight: float = 0.2  # Adam at the server, on x
+    multiplier: float = 2.0  # F2SA's λ
 
 
-LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=200)
-SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=2, batch=8, rounds=100)
-ALL, CHECKED, NESTED, CLEAN = (
+LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=400)
+SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=4, batch=8, rounds=100)
+METHODS = NESTED, ALL, CLEAN, CHECKED, HALF = (
+    "F2SA, learnt weights",
     "FedAvg, all text",
-    "FedAvg, checked text",
-    "FedBiO, learnt weights",
     "FedAvg, clean clients",
+    "FedAvg, checked text",
+    "FedAvg, all text, half the local steps",
 )
-# The large model's curvature exceeds 100 from the first steps on; a tiny model's also falls far below zero. With less
-# damping (10, 50, 200, 500), runs of the large model ended after 24 to 78 rounds in values that are not finite.
-START = {LARGE: Steps(1e-3, 0.01, linear=0.0003, damping=1000.0), SMALL: Steps(1e-2, 0.1)}
-CHOSEN = {sizes: dict.fromkeys((NESTED, ALL, CLEAN, CHECKED), steps) for sizes, steps in START.items()}
+CHOSEN = {LARGE: Steps(5e-4, 0.01), SMALL: Steps(1e-2, 0.1)}
 DECAY = 1e-5
 
 # The grammar. A word is a number; every sentence ends with a full stop.
@@ -206,6 +205,14 @@ def transformer(key: jax.Array, sizes: Sizes) -> dict:
     return {"words": words, "places": places, "layers": layers, "norm": jnp.ones(d), "out": jnp.zeros((d, len(WORDS)))}
 
 
+def times(a: jax.Array, w: Any) -> jax.Array:
+    """Multiply by a matrix; or by a frozen matrix and its adapter, two thin ones (see adapters.py)."""
+    if not isinstance(w, tuple):
+        return a @ w
+    frozen, down, up = w
+    return a @ frozen + (a @ down.astype(a.dtype)) @ up.astype(a.dtype)
+
+
 def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
     """Return the mean cross-entropy of the next word, for each row."""
     seen, following = rows[:, :-1], rows[:, 1:]
@@ -214,15 +221,15 @@ def losses(model: dict, rows: jax.Array, heads: int) -> jax.Array:
     scaled = lambda a, scale: jax.nn.standardize(a, epsilon=1e-5) * scale
 
     def layer(a, own):
-        q, k, v = jnp.split((scaled(a, own["norms"][0]) @ own["qkv"]).reshape(batch, length, heads, -1), 3, axis=-1)
+        q, k, v = jnp.split(times(scaled(a, own["norms"][0]), own["qkv"]).reshape(batch, length, heads, -1), 3, axis=-1)
         scores = jnp.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5
         shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-        a = a + jnp.einsum("bhij,bjhd->bihd", shares, v).reshape(a.shape) @ own["mix"]
-        return a + jax.nn.gelu(scaled(a, own["norms"][1]) @ own["up"]) @ own["down"], None
+        a = a + times(jnp.einsum("bhij,bjhd->bihd", shares, v).reshape(a.shape), own["mix"])
+        return a + times(jax.nn.gelu(times(scaled(a, own["norms"][1]), own["up"])), own["down"]), None
 
     a, _ = jax.lax.scan(layer, model["words"][seen] + model["places"], model["layers"])
     scores = scaled(a, model["norm"]) @ model["out"]
-    return optax.softmax_cross_entropy_with_integer_labels(scores, following).mean(axis=1)
+    return optax.softmax_cross_entropy_with_integer_labels(scores.astype(jnp.float32), following).mean(axis=1)
 
 
 @partial(jax.jit, static_argnames="heads")
@@ -234,21 +241,24 @@ def perplexity(model: dict, rows: jax.Array, heads: int) -> jax.Array:
 # The problem, stated once: the weights of the clients above, the model below.
 
 
-def nested_problem(sizes: Sizes, clients: rk.Clients, damping: float) -> rk.Bilevel:
-    """x has a number for each client; the weights are e^x, scaled. The lower level is not convex: see `still`."""
+def weights(x: jax.Array, clients: rk.Clients) -> jax.Array:
+    """Return the weights of the clients' text, which are equal at first."""
+    trust = jax.nn.sigmoid(x)
+    return trust / jnp.sum(clients.weights * trust) ** 0.75
+
+
+def nested_problem(sizes: Sizes, clients: rk.Clients) -> rk.Bilevel:
+    """x has a number for each client. The lower level, a language model's loss, is not convex."""
 
     def upper(x, model, batch):
         return jnp.mean(losses(model, batch["words"], sizes.heads))
 
     def lower(x, model, batch):
-        weights = jnp.exp(x) / jnp.sum(clients.weights * jnp.exp(x))  # 1 on average; at first, all of them
-        fit = jnp.mean(weights[batch["client"]] * losses(model, batch["words"], sizes.heads))
-        # Zero, and so is its gradient: it adds damping to the curvature, so that u forgets.
-        still = squares(jax.tree.map(lambda a: a - jax.lax.stop_gradient(a), model))
-        return fit + DECAY / 2 * squares(model) + damping / 2 * still
+        own = weights(x, clients)[batch["client"]]
+        return jnp.mean(own * losses(model, batch["words"], sizes.heads)) + DECAY / 2 * squares(model)
 
-    # x is at most 1: no client is worth much more than another that is as good.
-    return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -4, 1))
+    # x is at most 3: no client's text is trusted much more than another's that is as good.
+    return rk.Bilevel(upper, lower, project_upper=lambda x: jnp.clip(x, -5, 3))
 
 
 def plain_problem(sizes: Sizes) -> rk.SingleLevel:
@@ -266,35 +276,68 @@ def squares(tree: dict) -> jax.Array:
 # The runs.
 
 
-def train(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int, rounds: int, every: int, callbacks=()):
-    """Run one method on one seed's text."""
-    adam = optax.inject_hyperparams(optax.adam)
-    common = {"local_steps": sizes.local_steps, "batch_size": sizes.batch}
+class Setting(NamedTuple):
+    """What `rk.solve` is given first, and what is evaluated."""
+
+    problem: Any
+    clients: rk.Clients
+    method: Any
+    init: Any
+    watch: Any
+
+
+def setting(name: str, sizes: Sizes, data: Data, steps: Steps, seed: int) -> Setting:
+    """Return the problem and the method of this name."""
+    adam, step = optax.inject_hyperparams(optax.adam), steps.local
+    halved = {"local_steps": sizes.local_steps // 2, "batch_size": sizes.batch}
     model = transformer(jax.random.key(seed), sizes)
     if name == NESTED:
         clients = rk.Clients(lower=data.training, upper=data.checked, weights="size")
-        problem, init = nested_problem(sizes, clients, steps.damping), (np.zeros(clients.n, np.float32), model)
-        method = rk.FedBiO(1.0, steps.local, linear_step=steps.linear, shared_batch=True, **common)
+        problem, init = nested_problem(sizes, clients), (np.zeros(clients.n, np.float32), model)
+        method = rk.F2SA(1.0, step, auxiliary_step=step, multiplier=steps.multiplier, **halved)
         method = rk.with_server_optimizer(method, upper=adam(steps.weight), lower=adam(steps.model))
-    else:
-        pairs = zip(data.training, data.checked, data.kinds, strict=True)
-        texts = {ALL: lambda own, few: [own, few], CHECKED: lambda own, few: [few], CLEAN: lambda own, few: [own, few]}
-        kept = [texts[name](own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
-        clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
-        problem, init = plain_problem(sizes), model
-        method = rk.with_server_optimizer(rk.FedAvg(steps.local, **common), upper=adam(steps.model))
-    watch = lambda x, y: {"perplexity": perplexity(y if name == NESTED else x, data.test, sizes.heads)}
-    cohort = min(sizes.cohort, clients.n)
-    engine = rk.Simulation(block=cohort)  # the whole cohort side by side: a GPU has room
-    run = {"cohort": cohort, "evaluate": watch, "every": every, "seed": seed, "engine": engine}
-    return rk.solve(problem, clients, method, init, rounds, **run, callbacks=callbacks, progress=False)
+        watch = lambda x, y: {"perplexity": perplexity(y, data.test, sizes.heads), **of_kinds(x, data)}
+        return Setting(problem, clients, method, init, watch)
+    texts = {CHECKED: lambda own, few: [few]}.get(name, lambda own, few: [own, few])
+    pairs = zip(data.training, data.checked, data.kinds, strict=True)
+    kept = [texts(own["words"], few["words"]) for own, few, kind in pairs if name != CLEAN or kind == "clean"]
+    clients = rk.Clients(upper=[{"words": np.concatenate(parts)} for parts in kept], weights="size")
+    method = rk.FedAvg(step, **(halved if name == HALF else halved | {"local_steps": sizes.local_steps}))
+    method = rk.with_server_optimizer(method, upper=adam(steps.model))
+    watch = lambda x, y: {"perplexity": perplexity(x, data.test, sizes.heads)}
+    return Setting(plain_problem(sizes), clients, method, model, watch)
+
+
+def run_rounds(made: Setting, sizes: Sizes, rounds: int, every: int, seed: int, callbacks=()):
+    """Run a setting, with the whole cohort side by side: a GPU has room."""
+    cohort = min(sizes.cohort, made.clients.n)
+    how = {
+        "cohort": cohort,
+        "engine": rk.Simulation(block=cohort),
+        "seed": seed,
+        "evaluate": made.watch,
+        "every": every,
+    }
+    problem, clients, method, init, _ = made
+    return rk.solve(problem, clients, method, init, rounds, **how, callbacks=callbacks, progress=False)
+
+
+def relative(x: jax.Array, data: Data) -> jax.Array:
+    """Return the weights that x stands for, divided by their mean over all text."""
+    sizes = np.array([len(own["words"]) for own in data.training])
+    return jax.nn.sigmoid(x) / (jax.nn.sigmoid(x) @ (sizes / sizes.sum()))
+
+
+def of_kinds(x: jax.Array, data: Data) -> dict:
+    """Return the mean weight of each kind of client."""
+    return {kind: jnp.mean(relative(x, data)[data.kinds == kind]) for kind in ("clean", *KINDS)}
 
 
 def weights_of(x: jax.Array, data: Data) -> pd.DataFrame:
-    """Return the weight that the nested method learnt for each client."""
-    sizes = np.array([len(own["words"]) for own in data.training])
-    weights = np.exp(x) / np.average(np.exp(x), weights=sizes)
-    return pd.DataFrame({"kind": data.kinds, "share": data.shares, "pieces": sizes, "weight": weights})
+    """Return the weight that was learnt for each client."""
+    sizes = [len(own["words"]) for own in data.training]
+    learnt = np.asarray(relative(jnp.asarray(x), data))
+    return pd.DataFrame({"kind": data.kinds, "share": data.shares, "pieces": sizes, "weight": learnt})
 
 
 def table(histories: pd.DataFrame) -> pd.DataFrame:
@@ -313,12 +356,13 @@ def table(histories: pd.DataFrame) -> pd.DataFrame:
 def draw(histories: pd.DataFrame, weights: pd.DataFrame, path: Path) -> None:
     """Draw the perplexity over rounds, and the weights of each kind of client."""
     fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    colours = {ALL: "tab:orange", CHECKED: "tab:gray", NESTED: "tab:blue", CLEAN: "tab:green"}
+    colours = {ALL: "tab:orange", HALF: "tab:red", CHECKED: "tab:gray", NESTED: "tab:blue", CLEAN: "tab:green"}
     for name, own in histories[histories["round"] > 0].groupby("method", sort=False):
         over = own.groupby("round")["perplexity"].agg(["mean", "min", "max"])
         left.plot(over.index, over["mean"], color=colours[name], ls="--" if name == CLEAN else "-", label=name)
         left.fill_between(over.index, over["min"], over["max"], color=colours[name], alpha=0.2, lw=0)
     left.set(title="Perplexity of clean test text", xlabel="round", yscale="log")
+    left.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_formatter="")
     left.legend()
     names = ("clean", *KINDS)
     places = weights["kind"].map(names.index).to_numpy()
@@ -336,9 +380,9 @@ def search(sizes: Sizes, rounds: int) -> None:
     data, begin = make(sizes, seed=100), time.perf_counter()
     for name, word in ((NESTED, "weight"), (ALL, "local"), (CLEAN, "local"), (CHECKED, "local")):
         for one, other in product((0.3, 1.0, 3.0), repeat=2):
-            start = START[sizes]
+            start = CHOSEN[sizes]
             steps = start._replace(**{"model": one * start.model, word: other * getattr(start, word)})
-            run = train(name, sizes, data, steps, 0, rounds, rounds)
+            run = run_rounds(setting(name, sizes, data, steps, 0), sizes, rounds, rounds, 0)
             found = f"{run.history['perplexity'].iloc[-1]:.3f}" if run.stopped is None else run.stopped
             told = f"{name:24} model={steps.model:g} {word}={getattr(steps, word):g}: {found}"
             print(f"{time.perf_counter() - begin:6.0f} s  {told}", flush=True)
@@ -350,7 +394,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a model of 32,000 parameters and 16 clients")
     parser.add_argument("--search", action="store_true", help="try step sizes, and print the results")
     parser.add_argument("--rounds", type=int, help="rounds of each run")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="by default, seeds that chose no step")
+    parser.add_argument("--methods", nargs="+", default=[NESTED, ALL, CLEAN], choices=METHODS)
     parser.add_argument("--minutes", type=float, default=np.inf, help="after so many minutes, stop")
     parser.add_argument("--out", type=Path, default=Path("language-model"), help="folder to write to")
     for word in Steps._fields:
@@ -361,41 +406,44 @@ def main() -> None:
     others = {word: value for word in Steps._fields if (value := getattr(options, word)) is not None}
     if options.search:
         return search(sizes, rounds)
-
-    begin, every = time.perf_counter(), max(1, rounds // 25)
+    begin, every = time.perf_counter(), max(1, rounds // 20)
     elapsed = lambda: time.perf_counter() - begin
+    late = lambda: elapsed() > 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
     model = jax.eval_shape(lambda: transformer(jax.random.key(0), sizes))
     print(f"{sum(a.size for a in jax.tree.leaves(model)):,} parameters, {sizes.clients} clients, {len(WORDS)} words")
+    data = {seed: make(sizes, seed) for seed in options.seeds}
     finished, learnt = [], []
-    for seed in range(options.seeds):
-        data = make(sizes, seed)
-        for name in (NESTED, ALL, CLEAN) if options.small else (NESTED, ALL, CLEAN, CHECKED):
-            if elapsed() > 60 * options.minutes:
-                break
+    for name, seed in product(options.methods, options.seeds):
+        if late():
+            break
 
-            def save(run):
-                """Save at every evaluation, so that an interrupted run leaves its results."""
-                history = run.history.assign(method=name, seed=seed)
-                pd.concat([*finished, history]).to_csv(options.out / "histories.csv", index=False)
-                last = history.iloc[-1]
-                told = f"{name}, seed {seed}, round {last['round']:.0f}: perplexity {last['perplexity']:.3f}"
-                print(f"{elapsed():6.0f} s  {told}", flush=True)
-                return elapsed() > 60 * options.minutes
+        def save(run, name=name, seed=seed):
+            """Save at every evaluation, so that an interrupted run leaves its results."""
+            history = run.history.assign(method=name, seed=seed)
+            pd.concat([*finished, history]).to_csv(options.out / "histories.csv", index=False)
+            last = history.iloc[-1]
+            told = f"{name}, seed {seed}, round {last['round']:.0f}: perplexity {last['perplexity']:.3f}"
+            print(f"{elapsed():6.0f} s  {told}", flush=True)
+            return late()
 
-            steps = CHOSEN[sizes][name]._replace(**others)
-            run = train(name, sizes, data, steps, seed, rounds, every, callbacks=[save])
-            finished.append(run.history.assign(method=name, seed=seed))
-            if name == NESTED:
-                learnt.append(weights_of(run.x, data).assign(seed=seed))
-                pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
-            draw(pd.concat(finished), pd.concat(learnt), options.out / "language-model.png")
-    print(table(pd.concat(finished)).to_string(index=False))
-    print(pd.concat(learnt).groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
+        made = setting(name, sizes, data[seed], CHOSEN[sizes]._replace(**others), seed)
+        run = run_rounds(made, sizes, rounds, every, seed, callbacks=[save])
+        finished.append(run.history.assign(method=name, seed=seed))
+        if name == NESTED:
+            learnt.append(weights_of(run.x, data[seed]).assign(seed=seed))
+            pd.concat(learnt).to_csv(options.out / "weights.csv", index=False)
+    if not finished:
+        return print("No run was finished: give it more minutes.")
+    histories = pd.concat(finished)
+    print(table(histories).to_string(index=False))
+    if learnt:
+        weighed = pd.concat(learnt)
+        print(weighed.groupby("kind")["weight"].agg(["mean", "min", "max"]).round(3).to_string())
+        draw(histories, weighed, options.out / "language-model.png")
     memory = jax.local_devices()[0].memory_stats() or {}
-    print(
-        f"{elapsed():.0f} s in all", f"{memory.get('peak_bytes_in_use', 0) / 1e9:.1f} GB at the most" if memory else ""
-    )
+    peak = f"{memory.get('peak_bytes_in_use', 0) / 1e9:.1f} GB at the most" if memory else ""
+    print(f"{elapsed():.0f} s in all", peak)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,26 @@ def test_what_travels_is_the_method_s(name: str, kind: str) -> None:
     made = jax.tree.unflatten(jax.tree.structure(traced.round.made), traced.round.jaxpr.outvars)
     found, asked = reached(traced.round, jax.tree.leaves(given.carry.state.server_optimizer))
     assert not asked
-    assert found.issuperset(jax.tree.leaves((made.carry.state.x, made.carry.state.y if own_y else ())))
+    below = [getattr(made.carry.state, each) for each in getattr(method(name), "lower_variables", ("y",))]
+    assert found.issuperset(jax.tree.leaves((made.carry.state.x, below if own_y else ())))
     before, after = traced.start.made.carry, traced.round.made.carry
     real = {leaf.dtype for leaf in jax.tree.leaves((before, after)) if jnp.issubdtype(leaf.dtype, jnp.inexact)}
     assert real == {np.dtype(np.float32)}
+
+
+def test_a_tuple_of_moments_only_where_there_are_several_lower_variables() -> None:
+    """Without `lower`, and for a y alone, the state is as if there were no z."""
+    moments = lambda name, lower: (
+        engine.traced(
+            job(name, case("Bilevel"), wrapped(name, optax.sgd(1.0), lower))
+        ).start.made.carry.state.server_optimizer.lower
+    )
+    alone = jax.tree.structure(moments("FedBiO", optax.adam(0.1)))
+    assert alone == jax.tree.structure(optax.adam(0.1).init(jnp.zeros(2)))
+    assert jax.tree.structure(moments("F2SA", optax.adam(0.1))) == jax.tree.structure(
+        2 * (optax.adam(0.1).init(jnp.zeros(2)),)
+    )
+    assert moments("F2SA", None) is None
 
 
 def _count(traced: Any) -> int:

@@ -7,13 +7,16 @@ from typing import Any
 import fields
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import quadratics as q
+import transcription as golden
 from fields import TASK, M, Point, Vector, flat
 
 import rookery as rk
 
 ALPHA, BETA, GAMMA, LAMBDA = 0.02, 0.1, 0.15, 5.0  # the steps on x, on y and on the third variable, and the multiplier
+ADAM, LONGEST = {"b1": 0.8, "b2": 0.95, "eps": 1e-3}, 0.5  # of an optimizer at the server; the longest change it takes
 SMOOTHING, RATE, DUAL, DIFFERENCE, BOUND = 0.7, 0.3, 0.2, 0.1, 1.05
 
 
@@ -99,6 +102,32 @@ def test_equals_the_transcription(name: str, control: Any, lower_rounds: int | N
     given |= {} if lower_rounds is None else {"lower_rounds": lower_rounds}
     got = fields.library(dataclasses.replace(method, **given))
     q.assert_same(got, list(rounds(field, steps, control == "anchor", lower_rounds)))
+
+
+@pytest.mark.parametrize("name", ["F2SA", pytest.param("MEHA", marks=pytest.mark.slow)])
+def test_an_optimizer_at_the_server_steps_both_lower_variables(name: str) -> None:
+    """Adam on x; on y and z a clipped momentum, each with its own norm and memory."""
+
+    lengths: list[list[float]] = [[], []]
+
+    def clipped(seen: list[float]) -> golden.Rule:
+        push = golden.momentum(0.9, 0.5)
+
+        def rule(gradient: Vector) -> Vector:
+            seen.append(float(np.linalg.norm(gradient)))
+            return push(gradient * min(1.0, LONGEST / seen[-1]))
+
+        return rule
+
+    method, field, steps = METHODS[name]
+    one = lambda w, cohort: fields.moved(field, w, steps, cohort, False)
+    rules = [golden.adam(0.05, **ADAM), *map(clipped, lengths)]
+    expected = list(golden.with_server(one, rules, lambda x: x, (*q.INIT, q.INIT[1]), fields.COHORTS))
+    assert all(min(seen) < LONGEST < max(seen) for seen in lengths)
+    momentum = optax.chain(optax.clip_by_global_norm(LONGEST), optax.sgd(0.9, momentum=0.5))
+    method = dataclasses.replace(method, local_steps=fields.LOCAL_STEPS)
+    got = fields.library(rk.with_server_optimizer(method, upper=optax.adam(0.05, **ADAM), lower=momentum))
+    q.assert_same(got, [w[:2] for w in expected])
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -1,8 +1,6 @@
 """Models of any library as variables, and losses that are random, rematerialised or in half precision."""
 
-import re
 import runpy
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 import safetensors.numpy
 from flax import linen, nnx
@@ -463,25 +460,3 @@ def test_the_flax_example(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         history = runpy.run_path(str(ROOT / "examples" / "flax_model.py"))["run"].history
     assert history["accuracy"].iloc[0] < 0.85
     assert history["accuracy"].iloc[-1] > 0.95
-
-
-@pytest.mark.slow
-def test_the_language_model_learns_whose_text_to_trust(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "out"
-    command = ["language_model.py", "--small", "--seeds", "1", "--out", str(folder)]
-    monkeypatch.setattr(sys, "argv", command)
-    with jax.enable_x64(False):
-        runpy.run_path(str(ROOT / "examples" / "language_model.py"), run_name="__main__")
-    ends = pd.read_csv(folder / "histories.csv").groupby("method")["perplexity"].last()
-    assert ends["FedAvg, clean clients"] < ends["FedBiO, learnt weights"] < 0.95 * ends["FedAvg, all text"]
-    weights = pd.read_csv(folder / "weights.csv").groupby("kind")["weight"]
-    assert weights.max()[["shuffled", "random", "backwards"]].max() < 0.3 < weights.min()["clean"]
-    assert (folder / "language-model.png").stat().st_size > 10_000
-
-
-def test_the_page_on_the_language_model_shows_the_example() -> None:
-    code = (ROOT / "examples" / "language_model.py").read_text()
-    page = (ROOT / "docs" / "language-model.md").read_text()
-    (shown,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    for line in filter(None, map(str.strip, shown.splitlines())):
-        assert line.removeprefix("problem = ") in code, line

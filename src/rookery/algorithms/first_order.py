@@ -34,6 +34,7 @@ class _FirstOrder:
     control: fields.Control = "none"  # "anchor": local steps without drift, at twice the exchanges
 
     solves: ClassVar[tuple[type, ...]] = (Bilevel,)
+    lower_variables: ClassVar[tuple[str, ...]] = ("y", "z")  # a server optimizer for the lower level steps both
 
     def init(self, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> State:
         """Start at z = y."""

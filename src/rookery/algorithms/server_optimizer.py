@@ -25,7 +25,7 @@ _UPPER, _LOWER = "server_upper_optimizer", "server_lower_optimizer"
 
 
 class Moments(NamedTuple):
-    """The states of the server's optimizers for x and y; None without one."""
+    """The states of the server's optimizers for x and y; None without one, a tuple where a method has y and z."""
 
     upper: Any
     lower: Any
@@ -97,7 +97,9 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
         method: any method of the library or a user's, a frozen dataclass.
         upper: optax.adam(1e-3), optax.sgd(1.0, momentum=0.9), FedOpt("yogi", 1e-2), … for x; None: x stays as the
             method leaves it.
-        lower: the same for y. Not for methods whose y is empty or belongs to the clients.
+        lower: the same for y. A method that follows the lower level twice, as F2SA does with y and z, has both stepped,
+            each with moments of its own; a method of yours names them as lower_variables = ("y", "z"). Not for methods
+            whose y is empty or belongs to the clients.
 
     The rest of the method's state (momenta, control variates, estimates) and its clients' memory stay as the method
     leaves them: they belong to x⁺, not to the optimizer's x. The numbers given to optax are part of the compiled
@@ -136,6 +138,7 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
 @functools.cache
 def _extended(cls: Any) -> Any:
     """The class of the method with two more fields, and the server's step after each round."""
+    below_names = getattr(cls, "lower_variables", ("y",))
 
     def init(self: Any, fed: Fed, x: tree.Tree, y: tree.Tree, key: Array) -> Any:
         """Start the method and the optimizers."""
@@ -152,16 +155,19 @@ def _extended(cls: Any) -> Any:
                 "with_server_optimizer(lower=…) would step on it. Leave lower out."
             )
         upper = _start(getattr(self, _UPPER), state.x, "upper")
-        return _with_moments(state, Moments(upper, _start(lower, state.y, "lower")))
+        below = [_start(lower, getattr(state, name), "lower") for name in below_names] if lower is not None else [None]
+        return _with_moments(state, Moments(upper, tuple(below) if len(below) > 1 else below[0]))
 
     def one_round(self: Any, fed: Fed, state: Any, key: Array) -> Any:
         """Run the method's round, then step from where it began."""
         after = cls.round(self, fed, _without_moments(state), key)
         x, upper = _stepped(getattr(self, _UPPER), state.x, after.x, state.server_optimizer.upper)
-        y, lower = _stepped(getattr(self, _LOWER), state.y, after.y, state.server_optimizer.lower)
+        lower = state.server_optimizer.lower
+        if getattr(self, _LOWER) is not None:
+            after, lower = _stepped_below(getattr(self, _LOWER), below_names, state, after, lower)
         if isinstance(fed.problem, WeightedNodes) and getattr(self, _UPPER) is not None:
             x = capped_simplex(x, fed.problem.cap)  # the engine projects onto other sets
-        return _with_moments(after._replace(x=x, y=y), Moments(upper, lower))
+        return _with_moments(after._replace(x=x), Moments(upper, lower))
 
     methods = {"init": init, "round": one_round, "__doc__": cls.__doc__}
     fields: list[Any] = [(_UPPER, Any, None), (_LOWER, Any, None)]
@@ -179,6 +185,16 @@ def _stepped(optimizer: Any, before: tree.Tree, after: tree.Tree, moments: Any) 
         return after, None
     direction, moments = optimizers.direction(optimizer, tree.sub(before, after), moments, before)
     return tree.step(before, 1.0, direction), moments
+
+
+def _stepped_below(optimizer: Any, names: tuple[str, ...], state: Any, after: Any, moments: Any) -> tuple[Any, Any]:
+    """Step y, and z of a method that follows the lower level twice, each with moments of its own."""
+    kept = []
+    for name, old in zip(names, moments if len(names) > 1 else (moments,), strict=True):
+        value, new = _stepped(optimizer, getattr(state, name), getattr(after, name), old)
+        after = after._replace(**{name: value})
+        kept.append(new)
+    return after, tuple(kept) if len(names) > 1 else kept[0]
 
 
 # The state is the method's state with one more field.
