@@ -22,6 +22,7 @@ CENTERS = np.random.default_rng(1).normal(size=(M, 3))
 CLIENTS = rk.Clients(upper=[np.tile(center, (2, 1)) for center in CENTERS])
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean(jnp.sum((x - b) ** 2, axis=-1)))
 METHOD = rk.FedAvg(step=0.1)
+SECURE = rk.chain(rk.clip(1.0), rk.secure_sum())
 LIARS = (1, 4)
 HONEST = [0, 2, 3, 5]
 
@@ -286,6 +287,8 @@ def test_bad_attacks(make: Any, error: type, message: str) -> None:
         (rk.attacks.NaN((0, 6)), {}, r"attackers must be among the 6 clients, 0 to 5; got \(0, 6\)"),
         (rk.attacks.NaN(7), {}, r"attackers must be among the 6 clients"),
         (rk.attacks.NaN(1), {"channel": rk.private(8, 1e-5)}, r"faults: attack must be None in a private run"),
+        (rk.attacks.NaN(1), {"channel": rk.quantize(8)}, r"must be tried without compression and secure sums"),
+        (rk.attacks.Mimic(1), {"channel": SECURE}, r"must be tried without compression and secure sums"),
         (rk.attacks.LabelFlip(1, lambda rows: rows[:1]), {}, r"flip must return rows of the same shapes and types"),
     ],
 )

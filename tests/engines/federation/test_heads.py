@@ -47,16 +47,16 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def site(i: int) -> None:
         guard = PolicyGuard(Policy(rounds=100), logs[i])
         kit = load_kit(folder / "kits" / NAMES[i])
-        join(transport.address, NAMES[i], study(what, i), kit=kit, guard=guard, tell=lambda text: None, patience=20.0)
+        join(transport.address, NAMES[i], study(what, i), kit=kit, guard=guard, tell=lambda text: None, patience=60.0)
 
     threads = [threading.Thread(target=site, args=(i,), daemon=True) for i in range(2)]
     for thread in threads:
         thread.start()
     found = Played()
-    engine = rk.Federation(transport=transport, patience=20.0, tell=found.told.append, heads=folder / "heads.jsonl")
+    engine = rk.Federation(transport=transport, patience=60.0, tell=found.told.append, heads=folder / "heads.jsonl")
     play(engine, without_data(what), 60, found)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     for log in logs:
         log.close()
     assert not [text for text in found.told if "audit" in text]
