@@ -192,7 +192,7 @@ BEARING: dict[str, tuple[Any, float]] = {
     "Krum": (rk.krum(3), 1e-11),
     "multi-Krum": (rk.krum(3, keep=5), 1e-11),
     "nearest-neighbour mixing": (rk.nearest_neighbors(rk.trimmed_mean(3)), 1e-11),
-    "centered clipping": (rk.centered_clipping(0.01, 3), 0.1),  # up to the radius
+    "centered clipping": (rk.centered_clipping(0.03, 3), 0.1),  # up to the radius
 }
 
 
