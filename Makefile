@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=  # processes that the tests start find the package compiled
 
-.PHONY: demo test quick lint slow gpu browser flare test-oldest bench docs linkcheck docs-setup setup clean
+.PHONY: demo test quick lint slow gpu browser flare test-oldest dist test-dist bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -43,6 +43,19 @@ test-oldest: .venv-oldest/.installed
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[dev]'
 	touch $@
 
+dist: .venv-dist/.installed
+	rm -rf build dist
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m twine check --strict dist/*
+
+.venv-dist/.installed:
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	touch $@
+
+test-dist:
+	$(PYTHON) tools/try_wheel.py dist
+
 bench: setup
 	$(BIN)/rookery bench
 
@@ -68,4 +81,4 @@ docs-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 
 clean:
-	rm -rf .venv .venv-oldest docs/_build
+	rm -rf .venv .venv-oldest .venv-dist build dist docs/_build
