@@ -136,7 +136,7 @@ class SignFlip(_Attack):
 
 @dataclass(frozen=True)
 class Noise(_Attack):
-    """Normal noise instead of the update. Each liar is sent a key of 8 bytes for each exchange.
+    """Normal noise instead of the update. Every client of the cohort is sent a key of 8 bytes for each exchange.
 
     Arguments:
         scale: its standard deviation.
