@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from rookery import cli
+import rookery as rk
+from rookery import cli, report
+from rookery.cli import members
 from rookery.cli.privacy import Privacy
 from rookery.report import html
 
@@ -14,6 +16,7 @@ TASK = ["quadratic", "--clients", "12"]
 FEDBIO, COMMFEDBIO = [*TASK, "--algorithm", "FedBiO"], [*TASK, "--algorithm", "CommFedBiO"]
 SMALL = [*FEDBIO, "--cohort", "4", "--poisson"]
 BUDGET = ["--private", "3", "--delta", "1e-3"]
+CHANNEL = Privacy(clip=1.0, robust="trimmed-mean:2", attack="sign-flip:2")
 
 
 def invoke(*arguments):
@@ -122,6 +125,14 @@ def test_the_report_and_the_comparison_show_the_budget(ended, tmp_path):
         ([*BUDGET, "--unit", "row"], "unit must be"),
         ([*BUDGET, "--noise", 0.01], "epsilon must be large enough for one round; got 3"),
         ([*BUDGET, "--poisson", "--cohort", 12], "cohort must be rk.Poisson of less than 12"),
+        ([*BUDGET, "--robust", "median:2"], "--robust must be given without --private"),
+        (["--robust", "medain:2"], "There is no --robust 'medain'; did you mean median?"),
+        (["--robust", "centered-clipping"], "--robust centered-clipping needs its radius; got none."),
+        (["--robust", "median:6"], "rk.median bears at most 5 among the 12 clients"),
+        (["--robust", "krum:few"], "attackers must be an integer of at least 0, or a share"),
+        (["--compress", "top-k"], "--compress top-k needs its share; got none."),
+        (["--compress", "top-k:.1:2"], "--compress must be NAME or NAME:NUMBER; got 'top-k:.1:2'"),
+        (["--attack", "sign-flip:13"], "attackers must be among the 12 clients"),
     ],
 )
 def test_what_is_refused_is_refused_before_anything_is_written(arguments, said, tmp_path):
@@ -161,8 +172,38 @@ def test_weights_by_size_become_equal_and_said_so():
 
 
 def test_options_are_read_as_they_were_recorded():
-    for given in (Privacy(), Privacy(8, 1e-5, None, 1.0, "record", True), Privacy(clip=1.0, noise=1.0)):
+    for given in (Privacy(), Privacy(8, 1e-5, None, 1.0, "record", True), Privacy(clip=1.0, noise=1.0), CHANNEL):
         assert Privacy.read(given.recorded) == given
+
+
+def test_a_robust_mean_is_that_of_python_and_part_of_a_runs_name(tmp_path):
+    liars = ["run", *FEDBIO, "--rounds", 3, "--attack", "sign-flip:2"]
+    assert invoke(*liars, "--clip", 1, "--robust", "trimmed-mean:2", "--out", tmp_path / "a").exit_code == 0
+    task = rk.tasks.quadratic(clients=12)
+    channel, faults = rk.chain(rk.clip(1.0), rk.trimmed_mean(2)), rk.Faults(attack=rk.attacks.SignFlip(2))
+    run = rk.solve(
+        task.problem, task.clients, task.algorithm(rk.FedBiO), task.init, 3, evaluate=task.evaluate, channel=channel,
+        faults=faults,
+    )  # fmt: skip
+    described, history = report.read_run(tmp_path / "a")
+    assert history[task.metric].iloc[-1] == pytest.approx(run.history[task.metric].iloc[-1], rel=1e-12)
+    assert described["channel"] == {"clip": 1.0, "robust": "trimmed-mean:2", "attack": "sign-flip:2"}
+    other = {**described, "channel": {"attack": "sign-flip:2"}}
+    assert report.labels([described, other]) == ["FedBiO, clip=1.0, robust=trimmed-mean:2", "FedBiO"]
+    assert "its robust is trimmed-mean:2, here it is None" in refused(
+        *liars, "--clip", 1, "--out", tmp_path / "a", "--resume"
+    )
+
+
+def test_every_name_of_a_channel_makes_one():
+    for known, make in ((members.ROBUST, members.robust), (members.COMPRESS, members.compression)):
+        for name in known:
+            assert rk.chain(make(f"{name}:{8 if name == 'quantize' else 1 if name == 'low-rank' else 0.1}"))
+    assert members.robust("nearest-neighbors:2") == rk.nearest_neighbors(rk.trimmed_mean(2))
+    assert members.compression("top-k:.25") == rk.top_k(0.25)
+    assert {type(members.attack(f"{name}:2")).__name__ for name in members.ATTACKS} == set(rk.attacks.__all__) - {
+        "LabelFlip"
+    }
 
 
 def test_a_record_is_the_unit(tmp_path):

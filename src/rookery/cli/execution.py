@@ -69,6 +69,7 @@ def execute(
     }  # fmt: skip
     best = task.metric if goal.higher_is_better else f"-{goal.name}"
     config = "".join(f"{line}\n" for line in dict.fromkeys(comments)) + repeating_config(request, recorded, {}, command)
+    solve_options = {"faults": privacy.faults, **solve_options}
     if request.note and not options.quiet and processes.lead():
         print(request.note, file=sys.stderr)
     with run_folder(out, options.resume, description, config) if processes.lead() else nullcontext():

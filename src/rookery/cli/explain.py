@@ -26,6 +26,8 @@ def explain(
     clip: opt.Clip = None,
     noise: opt.Noise = None,
     secure_sum: opt.SecureSum = False,
+    robust: opt.Robust = None,
+    compress: opt.Compress = None,
     rounds: opt.Rounds = None,
     config: opt.ConfigFile = None,
 ) -> None:
@@ -34,7 +36,7 @@ def explain(
     With --private and --delta, show the price of privacy as well: what a round releases, and the noise and the ε that
     follow.
     """
-    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress)
     channel = privacy.channel
     request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], clients, partition, seed)))
     if request.note:

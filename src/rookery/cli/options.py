@@ -79,7 +79,7 @@ Runs = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output, and nothing else.")]
 
-# Of privacy.
+# Of a channel, and of privacy.
 Private = Annotated[
     float | None,
     typer.Option(
@@ -105,6 +105,23 @@ SecureSum = Annotated[
     bool,
     typer.Option(
         "--secure-sum", help="With --clip: show the coordinator only sums over clients, never a single reply."
+    ),
+]
+Robust = Annotated[
+    str | None,
+    typer.Option(
+        help="A robust mean, and the clients that may lie: median:2, trimmed-mean:2, geometric-median:2, krum:2, "
+        "nearest-neighbors:2, bucketing:2; or centered-clipping:RADIUS."
+    ),
+]
+Compress = Annotated[
+    str | None, typer.Option(help="Compress what clients send: top-k:0.01, random-k:0.01, quantize:8 or low-rank:4.")
+]
+Attack = Annotated[
+    str | None,
+    typer.Option(
+        help="Clients that lie, by number or share: sign-flip:2, noise:2, a-little-is-enough:2, "
+        "inner-product:2, mimic:2 or nan:2."
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""`--private` and its options: the channel and the cohorts of a private run."""
+"""`--private` and the other options of a channel: what stands between a client's value and the server's mean."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rookery as rk
+from rookery.cli import members
 
 if TYPE_CHECKING:
     from rookery.cli.request import Request
 
 CODE = 3  # the exit code of a run that its budget ended early
-_OPTIONS = ("private", "delta", "clip", "noise", "unit", "poisson", "secure-sum")
+_OPTIONS = ("private", "delta", "clip", "noise", "unit", "poisson", "secure-sum", "robust", "compress", "attack")
 
 
 class Privacy(NamedTuple):
-    """The options that bound what a client sends, add noise, hide it in a sum, or keep to a budget of privacy."""
+    """The options that bound, compress and hide what a client sends, outvote liars, or keep to a budget of privacy.
+
+    `attack` has some clients of a simulation lie.
+    """
 
     epsilon: float | None = None
     delta: float | None = None
@@ -25,17 +29,20 @@ class Privacy(NamedTuple):
     unit: str | None = None
     poisson: bool = False
     secure_sum: bool = False
+    robust: str | None = None
+    compress: str | None = None
+    attack: str | None = None
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> Privacy:
         """Return the options that `recorded` gave."""
-        epsilon, delta, clip, noise, unit, poisson, secure_sum = map(options.get, _OPTIONS)
-        return cls(epsilon, delta, clip, noise, unit, bool(poisson), bool(secure_sum))
+        epsilon, delta, clip, noise, unit, poisson, secure_sum, *named = map(options.get, _OPTIONS)
+        return cls(epsilon, delta, clip, noise, unit, bool(poisson), bool(secure_sum), *named)
 
     @property
     def recorded(self) -> dict[str, Any]:
         """The options for run.toml, None where they were not given."""
-        return dict(zip(_OPTIONS, (*self[:5], self.poisson or None, self.secure_sum or None), strict=True))
+        return dict(zip(_OPTIONS, (*self[:5], self.poisson or None, self.secure_sum or None, *self[7:]), strict=True))
 
     @property
     def channel(self) -> Any:
@@ -56,9 +63,21 @@ class Privacy(NamedTuple):
                 raise ValueError(
                     "--noise needs --clip, which bounds the effect of one client; got none. Give --clip, too."
                 )
-            noise = [] if self.noise is None else [rk.gaussian(self.noise)]
-            secure = [rk.secure_sum()] if self.secure_sum else []
-            return None if self.clip is None else rk.chain(rk.clip(self.clip), *noise, *secure)
+            chosen = [
+                None if self.clip is None else rk.clip(self.clip),
+                None if self.compress is None else members.compression(self.compress),
+                None if self.robust is None else members.robust(self.robust),
+                None if self.noise is None else rk.gaussian(self.noise),
+                rk.secure_sum() if self.secure_sum else None,
+            ]
+            chain = [member for member in chosen if member is not None]
+            return rk.chain(*chain) if chain else None
+        if self.robust is not None or self.compress is not None:
+            name = "compress" if self.robust is None else "robust"
+            raise ValueError(
+                f"--{name} must be given without --private, which is the whole channel of a run; got both. Leave out "
+                "one of the two."
+            )
         if self.delta is None:
             raise ValueError(
                 "--private needs --delta, the chance that the promise fails, below 1 over the number of clients; got "
@@ -66,6 +85,17 @@ class Privacy(NamedTuple):
             )
         clip = 1.0 if self.clip is None else self.clip
         return rk.private(self.epsilon, self.delta, clip, unit=self.unit or "client", noise=self.noise)
+
+    @property
+    def faults(self) -> Any:
+        """The faults of `rk.solve`: clients that lie."""
+        return None if self.attack is None else rk.Faults(attack=members.attack(self.attack))
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """The channel and the attack as run.json names them; what a private run is given stands in `describe`."""
+        without = ("private", "delta", "unit", "poisson") if self.epsilon is None else _OPTIONS[:-1]
+        return {name: value for name, value in self.recorded.items() if value is not None and name not in without}
 
     def cohort(self, size: int | None) -> Any:
         """Return the cohort of `rk.solve` for a number of clients."""

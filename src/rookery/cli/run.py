@@ -46,6 +46,9 @@ def run(
     clip: opt.Clip = None,
     noise: opt.Noise = None,
     secure_sum: opt.SecureSum = False,
+    robust: opt.Robust = None,
+    compress: opt.Compress = None,
+    attack: opt.Attack = None,
     config: opt.ConfigFile = None,
     out: opt.Out = None,
     resume: opt.Resume = False,
@@ -76,7 +79,7 @@ def run(
         debug=debug, mesh=None if mesh is None else parse_value(mesh), precision=precision, remat=remat
     )
     recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
-    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
+    privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress, attack)
     options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy)
     settings = settings or []
 

@@ -52,6 +52,7 @@ def describe(
         "cohort": f"Poisson({sampled.expected:g})" if privacy.poisson else size,
         "rounds": rounds,
         "private": privacy.describe(rounds),
+        "channel": privacy.public,
         "version": rk.__version__,
     }
 
@@ -163,8 +164,10 @@ def check_same(out: Path, description: dict[str, Any]) -> None:
     from rookery import report
 
     before, now = report.read_description(out), report.plain(description)
-    for name in ("task", "algorithm", "seed", "cohort", "private", "task_settings", "hyperparameters"):
+    for name in ("task", "algorithm", "seed", "cohort", "private", "channel", "task_settings", "hyperparameters"):
         old, new = before.get(name), now[name]
+        if name == "channel":  # runs of earlier versions don't tell
+            old = new if old is None else old
         pairs = [(name, old, new)]
         if isinstance(old, dict) and isinstance(new, dict):
             pairs = [(entry, old.get(entry), new.get(entry)) for entry in {**old, **new}]

@@ -45,6 +45,8 @@ def serve(
     clip: opt.Clip = None,
     noise: opt.Noise = None,
     secure_sum: opt.SecureSum = False,
+    robust: opt.Robust = None,
+    compress: opt.Compress = None,
     rounds: opt.Rounds = None,
     cohort: opt.Cohort = None,
     poisson: opt.Poisson = False,
@@ -67,9 +69,9 @@ def serve(
     hint = " Continue with --resume, from the last completed round." if out is not None else ""
     with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
-        privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum)
+        privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress)
         if resume and out is not None:  # before any site is asked
-            _check_options(out, {"clip": clip, "noise": noise, "secure-sum": secure_sum or None}, minimum)
+            _check_options(out, privacy, minimum)
         request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed)))
         if insecure:
             print(INSECURE, file=sys.stderr)
@@ -137,15 +139,16 @@ def study_of(named: Named) -> list[Any]:
     return [named.target, *(m for m in modules if where and where in (m.__name__, getattr(m, "__file__", None)))]
 
 
-def _check_options(out: Path, given: dict[str, float | None], minimum: int | None) -> None:
+def _check_options(out: Path, given: Privacy, minimum: int | None) -> None:
     """Raise ValueError if the run in the folder began with other options that its rounds depend on."""
     try:
         before = tomllib.loads((out / "run.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # the checkpoint is compared later
-    shown = lambda name, value: f"without --{name}" if value is None else f"with --{name} {value:g}"
-    for name, value in given.items():
-        was = before.get(name)
+    words = lambda value: "" if value is True else f" {value}"
+    shown = lambda name, value: f"without --{name}" if value is None else f"with --{name}{words(value)}"
+    for name in ("clip", "noise", "secure-sum", "robust", "compress"):
+        was, value = before.get(name), given.recorded[name]
         if was != value:
             raise ValueError(
                 f"{out} was begun {shown(name, was)}, and is resumed {shown(name, value)}. Give the same, or another "

@@ -81,7 +81,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 def labels(descriptions: Sequence[dict[str, Any]]) -> list[str]:
     """Name saved runs by the algorithm, the task if there are several, and the differing settings without the seed."""
     flat = [
-        {"cohort": d["cohort"], **_private(d.get("private"))}
+        {"cohort": d["cohort"], **_private(d.get("private")), **(d.get("channel") or {})}
         | {name: value for name, value in d["task_settings"].items() if name != "seed"}
         | d["hyperparameters"]
         for d in descriptions
