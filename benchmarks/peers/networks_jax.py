@@ -47,3 +47,19 @@ def losses(scores: jax.Array, labels: jax.Array) -> jax.Array:
 def accuracy(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the share of images whose class has the highest score."""
     return jnp.mean(scores(params, images).argmax(1) == labels)
+
+
+def upper_loss(x: jax.Array, z: jax.Array, batch: Any) -> jax.Array:
+    """The cross-entropy of the linear model z on forest covers."""
+    return jnp.mean(losses(batch["x"] @ z, batch["y"]))
+
+
+def lower_loss(x: jax.Array, z: jax.Array, batch: Any) -> jax.Array:
+    """The same plus a penalty for each class, exp(x)."""
+    return upper_loss(x, z, batch) + 0.5 * jnp.exp(x) @ (z**2).sum(0)
+
+
+@jax.jit
+def cover_accuracy(z: jax.Array, features: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the share of samples whose class has the highest score."""
+    return jnp.mean((features @ z).argmax(1) == labels)

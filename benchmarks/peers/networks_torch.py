@@ -35,3 +35,19 @@ def accuracy(model: Any, images: torch.Tensor, labels: torch.Tensor) -> float:
 def size(model: nn.Module) -> int:
     """Return the number of parameters."""
     return sum(values.numel() for values in model.parameters())
+
+
+def upper_loss(x: torch.Tensor, z: torch.Tensor, batch: Any) -> torch.Tensor:
+    """The cross-entropy of the linear model z on forest covers."""
+    features, labels = batch
+    return nn.functional.cross_entropy(features @ z, labels)
+
+
+def lower_loss(x: torch.Tensor, z: torch.Tensor, batch: Any) -> torch.Tensor:
+    """The same plus a penalty for each class, exp(x)."""
+    return upper_loss(x, z, batch) + 0.5 * x.exp() @ (z**2).sum(0)
+
+
+def cover_accuracy(z: torch.Tensor, features: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of samples whose class has the highest score."""
+    return float(((features @ z.detach()).argmax(1) == labels).float().mean())

@@ -68,15 +68,15 @@ TASKS = {
         10,
         rounds=1000,
         every=100,
-        target=0.68,
+        target=0.70,
         step=0.0625,
         ratio=0.01,
     ),
     "soba": Task(
-        "SOBA, penalties on covertype", 385, 1, 1, 64, 1, rounds=10_000, every=1000, target=0.68, step=1.0, ratio=0.01
+        "SOBA, penalties on covertype", 385, 1, 1, 64, 1, rounds=10_000, every=1000, target=0.70, step=1.0, ratio=0.01
     ),
     "mrbo": Task(
-        "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.68, step=1.0, ratio=0.01
+        "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.70, step=1.0, ratio=0.01
     ),
     "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=1000, every=100, target=1.0, step=0.1, near=0.5),
     "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=2000, every=200, target=1.0, step=0.1, near=0.5),
