@@ -146,7 +146,8 @@ class Lanes:
         self._plan = self._traced(config.but(**changes))
         places = lambda value: [i for i, c in enumerate(self._plan.round.consts) if np.array_equal(c, value)]
         self._attack, self._radius = places(mark), places(radius)
-        assert len(self._attack) == self._robust and len(self._radius) == ("channel" in changes)
+        assert len(self._attack) == self._robust
+        assert len(self._radius) == ("channel" in changes)
         data = self._plan.job.clients.without_names()
         self._structure = jax.tree.structure(data)
         axes = [None if place is None else 0 for place in label_places(data)]

@@ -180,7 +180,7 @@ def picture(results: pd.DataFrame) -> Figure:
         own = results[results["task"] == LEARN].assign(kilobytes=results["bytes_up"] / clients / 1e3)
         own = own[(own["method"] == method) & (own["round"] > 0)]
         for i, name in enumerate(n for n in CHANNELS if n in values(own, "channel")):
-            color = {"color": "black"} if name == "none" else {"color": f"C{i - 1}"}
+            color: Any = {"color": "black" if name == "none" else f"C{i - 1}"}
             report.band(ax, own[own["channel"] == name], "kilobytes", "accuracy", label=name, **color)
         ax.set_xscale("log")
         report.label(ax, "kB sent by a client", "test accuracy", method)

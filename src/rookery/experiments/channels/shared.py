@@ -120,8 +120,9 @@ Cell = tuple[str, float]  # an attack, and the share of clients that lie
 # The runs.
 
 
-def algorithm(task: str, method: str, upper: float, lower: float, batch_size: int) -> Algorithm:
+def algorithm(task: str, method: str, steps: Sequence[float], batch_size: int) -> Algorithm:
     """A method with five local steps, and BRFedBiM, which has one, with five times their batch."""
+    upper, lower = steps
     upper = upper * SAMPLES if task == "cleaning" else upper
     if method == EXTRA:
         return BRFedBiM(upper_step=upper, lower_step=lower, linear_step=lower, batch_size=LOCAL * batch_size)
@@ -135,12 +136,13 @@ def config(
     """One method on one task; `steps`: the upper one, in `cleaning` over SAMPLES, and the lower one."""
     clients, rounds, batch = (10, 2, 10) if quick else (CLIENTS, ROUNDS, BATCH[task])
     data = "digits" if quick else "mnist"
+    words = [f"{value:g}" if isinstance(value, float) else value for value in labels.values()]
     return Config(
-        name=", ".join([task, method, *(f"{value:g}" if isinstance(value, float) else value for value in labels.values())]),
+        name=", ".join([task, method, *words]),
         labels={"task": task, "method": method, **labels},
         task=MAKE[task],
         settings={"clients": clients, "plain": method == "FedAvg", "unlike": unlike, "data": data},
-        algorithm=algorithm(task, method, *steps, batch_size=batch),
+        algorithm=algorithm(task, method, steps, batch),
         rounds=rounds,
         every=max(1, rounds // 5),
         seeds=(0,) if quick else SEEDS,
@@ -148,7 +150,14 @@ def config(
 
 
 def attacked(
-    quick: bool, unlike: bool, task: str, method: str, name: str, cell: Cell, steps: Sequence[float], radius: float = 1.0
+    quick: bool,
+    unlike: bool,
+    task: str,
+    method: str,
+    name: str,
+    cell: Cell,
+    steps: Sequence[float],
+    radius: float = 1.0,
 ) -> Config:
     """A method with a rule, under an attack."""
     clients = 10 if quick else CLIENTS

@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from rookery.experiments.channels import drawing, liars, shared
 from rookery.experiments.channels.liars import LEARN, RECOMMENDED, less, methods, rules
