@@ -35,6 +35,7 @@ from rookery.channels import attacks
 from rookery.channels.attacks import _Attack, _moments
 from rookery.channels.robust import CenteredClipping
 from rookery.engines import engine
+from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device
 from rookery.engines.simulation.device import Program
@@ -186,11 +187,10 @@ class Lanes:
 
     def _begin(self, task: Any, data: Any, config: Config, seed: int) -> Any:
         """The carry before the first round."""
-        begin = shared.start(task, config, seed)
-        job = checked(replace(self._plan.job, clients=task.clients, start=begin, cohort=config.cohort))
+        begin = start_values(task.problem, task.clients, shared.start(task, config, seed))
         root = engine.noise_root(replace(self._plan.job, noise_seed=seed))
-        start = self._plan.start
-        return self._start(start.consts, data, self._hyper(config), job.start, draws.seed_key(seed), root)[0]
+        consts = self._plan.start.consts
+        return self._start(consts, data, self._hyper(config), begin, draws.seed_key(seed), root)[0]
 
     def _evaluate(self, task: Any) -> Callable[..., Any]:
         if id(task) not in self._evaluations:
@@ -306,16 +306,19 @@ class Worker:
         folder: where the lines, the choices and the claims are.
         number: of this process.
         deadline: when to stop, in seconds as `time.time` counts them.
+        only: tasks, methods or rules; programs with none of them are left out.
     """
 
-    def __init__(self, folder: Path, number: int, deadline: float, data_dir: Any, quick: bool) -> None:
+    def __init__(
+        self, folder: Path, number: int, deadline: float, data_dir: Any, quick: bool, only: Sequence[str]
+    ) -> None:
         self._folder, self._number, self._deadline = folder, number, deadline
-        self._data_dir, self._quick, self._lock = data_dir, quick, Lock()
+        self._data_dir, self._quick, self._only, self._lock = data_dir, quick, only, Lock()
         self._done = stored(folder)
 
     def work(self) -> None:
         """Take programs until all are taken or the time is up."""
-        waiting = programs(self._quick)
+        waiting = [own for own in programs(self._quick) if not self._only or set(own[1]) & set(self._only)]
         while waiting and time.time() < self._deadline - SPARE:
             ready = [own for own in waiting if self._ready(*own)]
             if not ready:
@@ -434,15 +437,15 @@ def stored(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 # The commands.
 
 
-def run(folder: Path, seconds: float, workers: int, data_dir: Any, quick: bool) -> None:
+def run(folder: Path, seconds: float, workers: int, threads: int, options: Sequence[str]) -> None:
     """Start the processes, and end them when the time is up."""
     deadline = time.time() + seconds
     for name in ("claims", "choices"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for path in (folder / name).iterdir():
             path.unlink()
-    command = [sys.executable, __file__, "work", str(folder), "--deadline", str(deadline)]
-    command += ["--quick"] * quick + ([] if data_dir is None else ["--data-dir", data_dir])
+    command = [sys.executable, __file__, "work", str(folder), "--deadline", str(deadline), "--threads", str(threads)]
+    command += options
     processes = []
     for number in range(workers):
         with (folder / f"worker-{number}.log").open("w") as log:
@@ -456,9 +459,8 @@ def run(folder: Path, seconds: float, workers: int, data_dir: Any, quick: bool) 
     print(f"{len(stored(folder))} runs, {time.time() - deadline + seconds:.0f} s.")
 
 
-def work(folder: Path, number: int, deadline: float, data_dir: Any, quick: bool, threads: int) -> None:
+def work(worker: Worker, threads: int) -> None:
     """One process: its threads take programs in turn."""
-    worker = Worker(folder, number, deadline, data_dir, quick)
     with ThreadPoolExecutor(threads) as pool:
         for finished in [pool.submit(worker.work) for _ in range(threads)]:
             finished.result()
@@ -503,11 +505,14 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=0.0)
+    parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     if given.command == "run":
-        run(given.paths[0], given.seconds, given.workers, given.data_dir, given.quick)
+        options = ["--quick"] * given.quick + ["--data-dir", given.data_dir] * bool(given.data_dir)
+        run(given.paths[0], given.seconds, given.workers, given.threads, [*options, "--only", *given.only])
     elif given.command == "work":
-        work(given.paths[0], given.number, given.deadline, given.data_dir, given.quick, given.threads)
+        own = given.number, given.deadline, given.data_dir, given.quick, given.only
+        work(Worker(given.paths[0], *own), given.threads)
     elif given.command == "choose":
         choose(*given.paths)
     else:

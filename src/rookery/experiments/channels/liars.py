@@ -131,7 +131,8 @@ def ten_percent_slow_the_mean(results: pd.DataFrame) -> Finding:
 
 
 @claim(
-    f"Wrong labels in 30 % of the clients cost the plain mean less than {100 * NEAR:g} points: every method, both tasks."
+    f"Wrong labels in 30 % of the clients cost the plain mean less than {100 * NEAR:g} points: every method, both "
+    "tasks."
 )
 def wrong_labels_are_mild(results: pd.DataFrame) -> Finding:
     return all_lead(

@@ -65,8 +65,7 @@ def start(task: Task, config: Config, seed: int) -> Any:
     """What the task starts from with another seed."""
     if config.task is not representation:
         return task.init
-    both = layers(seed_key(seed), task.clients.lower.rows["image"].shape[1], WIDTH, 10)
-    return (both, None) if config.settings["plain"] else both
+    return layers(seed_key(seed), task.clients.lower.rows["image"].shape[1], WIDTH, 10)
 
 
 MAKE: dict[str, Callable[..., Task]] = {"representation": representation, "cleaning": cleaning}
