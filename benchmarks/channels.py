@@ -213,7 +213,6 @@ class Lanes:
         task = task_of(config, self._data_dir)
         whole = task.clients.without_names()
         data = self._data(task, configs)
-        assert jax.tree.structure(whole) == self._structure
         consts, hyper = self._consts(configs), _stacked([self._hyper(own) for own in configs])
         carry = _stacked([self._begin(task, whole, *each) for each in padded])
         seeds = jnp.stack([draws.seed_key(seed) for _, seed in padded])
@@ -230,6 +229,10 @@ class Lanes:
             step = min(config.every, config.rounds - done)
             carry = self._advance(consts, data, hyper, carry, seeds, done, step)
             done += step
+
+    def fit(self, config: Config) -> bool:
+        """Whether the clients of a configuration have as many samples as those of this program."""
+        return jax.tree.structure(task_of(config, self._data_dir).clients.without_names()) == self._structure
 
     def _costs(self, rounds: int, config: Config) -> dict[str, int]:
         """The exchanges and bytes so far; not counted for robust means."""
@@ -323,7 +326,10 @@ class Worker:
             ready = [own for own in waiting if self._ready(*own)]
             if not ready:
                 time.sleep(0.2)
-                waiting = [own for own in waiting if not self._claim(*own).exists()]
+                over = lambda kind, key: (
+                    self._claim(kind, key).exists() or self._failed("robust", (*key[:2], "mean")).exists()
+                )
+                waiting = [own for own in waiting if not over(*own)]
                 continue
             waiting.remove(ready[0])
             try:
@@ -333,12 +339,16 @@ class Worker:
             try:
                 self._run(*ready[0])
             except Exception:
+                self._failed(*ready[0]).open("w").close()
                 print(f"{ready[0]} failed:", file=sys.stderr)
                 traceback.print_exc()
                 sys.stderr.flush()
 
     def _claim(self, kind: str, key: Key) -> Path:
         return self._folder / "claims" / "-".join([kind, *key]).replace(" ", "_").replace("%", "")
+
+    def _failed(self, kind: str, key: Key) -> Path:
+        return self._folder / "failed" / self._claim(kind, key).name
 
     def _ready(self, kind: str, key: Key) -> bool:
         """Whether the search that it needs is done."""
@@ -351,7 +361,7 @@ class Worker:
         """What the search chose, as soon as it has."""
         path = self._choice(experiment, key)
         while not path.exists():
-            if time.time() > self._deadline:
+            if time.time() > self._deadline or self._failed("robust", (*key[:2], "mean")).exists():
                 raise TimeoutError(f"{path.name} was not searched.")
             time.sleep(0.2)
         found: list[float] = json.loads(path.read_text())
@@ -403,7 +413,8 @@ class Worker:
         wanted = [pair for pair in every if not done(*pair)]
         for at in range(0, len(wanted), count):
             began, some = time.perf_counter(), wanted[at : at + count]
-            lanes[:] = lanes or [Lanes(some[0][0], count, self._data_dir)]
+            if not lanes or not lanes[0].fit(some[0][0]):
+                lanes[:] = [Lanes(some[0][0], count, self._data_dir)]
             made = time.perf_counter()
             for (config, seed), history in zip(some, lanes[0].run(some), strict=True):
                 row = {"experiment": name, "run": config.name, **config.labels, "seed": seed, "made": made_by(config)}
@@ -440,7 +451,7 @@ def stored(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 def run(folder: Path, seconds: float, workers: int, threads: int, options: Sequence[str]) -> None:
     """Start the processes, and end them when the time is up."""
     deadline = time.time() + seconds
-    for name in ("claims", "choices"):
+    for name in ("claims", "choices", "failed"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for path in (folder / name).iterdir():
             path.unlink()
