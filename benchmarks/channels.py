@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -306,16 +307,17 @@ class Worker:
     """One process of several.
 
     Arguments:
-        folder: where the lines, the choices and the claims are.
+        folder: where the lines are.
+        among: where the processes leave word for one another: what is taken, what was chosen, and what failed.
         number: of this process.
         deadline: when to stop, in seconds as `time.time` counts them.
         only: tasks, methods or rules; programs with none of them are left out.
     """
 
     def __init__(
-        self, folder: Path, number: int, deadline: float, data_dir: Any, quick: bool, only: Sequence[str]
+        self, folder: Path, among: Path, number: int, deadline: float, data_dir: Any, quick: bool, only: Sequence[str]
     ) -> None:
-        self._folder, self._number, self._deadline = folder, number, deadline
+        self._folder, self._among, self._number, self._deadline = folder, among, number, deadline
         self._data_dir, self._quick, self._only, self._lock = data_dir, quick, only, Lock()
         self._done = stored(folder)
 
@@ -345,17 +347,17 @@ class Worker:
                 sys.stderr.flush()
 
     def _claim(self, kind: str, key: Key) -> Path:
-        return self._folder / "claims" / "-".join([kind, *key]).replace(" ", "_").replace("%", "")
+        return self._among / "claims" / "-".join([kind, *key]).replace(" ", "_").replace("%", "")
 
     def _failed(self, kind: str, key: Key) -> Path:
-        return self._folder / "failed" / self._claim(kind, key).name
+        return self._among / "failed" / self._claim(kind, key).name
 
     def _ready(self, kind: str, key: Key) -> bool:
         """Whether the search that it needs is done."""
         return key[2] == "mean" or self._choice(liars.NAME, (*key[:2], "mean")).exists()
 
     def _choice(self, experiment: str, key: Key) -> Path:
-        return self._folder / "choices" / "-".join([experiment, *key]).replace(" ", "_").replace("%", "")
+        return self._among / "choices" / "-".join([experiment, *key]).replace(" ", "_").replace("%", "")
 
     def _chosen(self, experiment: str, key: Key) -> list[float]:
         """What the search chose, as soon as it has."""
@@ -449,24 +451,23 @@ def stored(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 
 
 def run(folder: Path, seconds: float, workers: int, threads: int, options: Sequence[str]) -> None:
-    """Start the processes, and end them when the time is up."""
+    """Start the processes, and end them when the time is up. `folder` gets a file of lines for each, and a log."""
     deadline = time.time() + seconds
-    for name in ("claims", "choices", "failed"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for path in (folder / name).iterdir():
-            path.unlink()
-    command = [sys.executable, __file__, "work", str(folder), "--deadline", str(deadline), "--threads", str(threads)]
-    command += options
-    processes = []
-    for number in range(workers):
-        with (folder / f"worker-{number}.log").open("w") as log:
-            own = [*command, "--number", str(number)]
-            processes.append(subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT))
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.time()))
-        except subprocess.TimeoutExpired:
-            process.kill()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as among, (folder / "log.txt").open("a") as log:
+        for name in ("claims", "choices", "failed"):
+            (Path(among) / name).mkdir()
+        command = [sys.executable, __file__, "work", str(folder), among, "--deadline", str(deadline)]
+        command += ["--threads", str(threads), *options]
+        start = lambda number: subprocess.Popen([*command, "--number", str(number)], stdout=log, stderr=log)
+        processes = [start(number) for number in range(workers)]
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.time()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for process in processes:
+            process.wait()
     print(f"{len(stored(folder))} runs, {time.time() - deadline + seconds:.0f} s.")
 
 
@@ -520,10 +521,11 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.command == "run":
         options = ["--quick"] * given.quick + ["--data-dir", given.data_dir] * bool(given.data_dir)
-        run(given.paths[0], given.seconds, given.workers, given.threads, [*options, "--only", *given.only])
+        only = ["--only", *given.only] if given.only else []
+        run(given.paths[0], given.seconds, given.workers, given.threads, [*options, *only])
     elif given.command == "work":
         own = given.number, given.deadline, given.data_dir, given.quick, given.only
-        work(Worker(given.paths[0], *own), given.threads)
+        work(Worker(*given.paths, *own), given.threads)
     elif given.command == "choose":
         choose(*given.paths)
     else:
