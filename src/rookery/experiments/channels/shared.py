@@ -129,15 +129,19 @@ def algorithm(task: str, method: str, steps: Sequence[float], batch_size: int) -
     return privacy.algorithm(method, upper, lower, both)
 
 
+def run_name(*labels: str | float) -> str:
+    """The name of a run with these labels."""
+    return ", ".join(f"{label:g}" if isinstance(label, float) else label for label in labels)
+
+
 def config(
     quick: bool, task: str, method: str, steps: Sequence[float], labels: Mapping[str, Any], unlike: bool, **changes: Any
 ) -> Config:
     """One method on one task; `steps`: the upper one, in `cleaning` over SAMPLES, and the lower one."""
     clients, rounds, batch = (10, 2, 10) if quick else (CLIENTS, ROUNDS, BATCH[task])
     data = "digits" if quick else "mnist"
-    words = [f"{value:g}" if isinstance(value, float) else value for value in labels.values()]
     return Config(
-        name=", ".join([task, method, *words]),
+        name=run_name(task, method, *labels.values()),
         labels={"task": task, "method": method, **labels},
         task=MAKE[task],
         settings={"clients": clients, "plain": method == "FedAvg", "unlike": unlike, "data": data},
@@ -233,7 +237,7 @@ def among(results: pd.DataFrame, label: str, order: Sequence[str], **labels: Any
 
 def end(results: pd.DataFrame, task: str, method: str, name: str, cell: Cell, metric: str = "accuracy") -> np.ndarray:
     """A metric after the last round, for each seed."""
-    return ends(results, metric, task=task, method=method, rule=name, attack=cell[0], share=cell[1])
+    return ends(results, metric, run=run_name(task, method, name, *cell))
 
 
 def loss(results: pd.DataFrame, task: str, method: str, name: str, cell: Cell) -> np.ndarray:
