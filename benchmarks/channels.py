@@ -69,6 +69,14 @@ def _made(make: Any, settings: tuple[tuple[str, Any], ...], data_dir: Any) -> An
     return make(seed=0, **dict(settings), data_dir=data_dir)
 
 
+EVALUATIONS: dict[int, Callable[..., Any]] = {}
+
+
+def evaluation(task: Any) -> Callable[..., Any]:
+    """The evaluation of many runs at once."""
+    return EVALUATIONS.setdefault(id(task), jax.jit(jax.vmap(task.evaluate)))
+
+
 # One program for all attacks: who lies, how, and the radius of clipping are arrays, and so constants of its plan.
 
 KINDS = ("sign flip", "a little", "inner product", "mimic")
@@ -161,7 +169,6 @@ class Lanes:
         )
         starts = Program(self._plan.start, data, "auto")
         self._start = engine.compiled(self._plan.start, partial(device.start, starts))
-        self._evaluations: dict[int, Callable[..., Any]] = {}
 
     def _traced(self, config: Config) -> engine.Traced:
         task = task_of(config, self._data_dir)
@@ -193,11 +200,6 @@ class Lanes:
         consts = self._plan.start.consts
         return self._start(consts, data, self._hyper(config), begin, draws.seed_key(seed), root)[0]
 
-    def _evaluate(self, task: Any) -> Callable[..., Any]:
-        if id(task) not in self._evaluations:
-            self._evaluations[id(task)] = jax.jit(jax.vmap(task.evaluate))
-        return self._evaluations[id(task)]
-
     def _data(self, task: Any, configs: Sequence[Config]) -> list[Any]:
         """The arrays of the clients' data, with a row of labels for each run."""
         data = task.clients.without_names()
@@ -220,7 +222,7 @@ class Lanes:
         histories: list[list[dict[str, float]]] = [[] for _ in runs]
         done = 0
         while True:
-            values = jax.device_get(self._evaluate(task)(carry.state.x, carry.state.y))
+            values = jax.device_get(evaluation(task)(carry.state.x, carry.state.y))
             seconds = round((time.perf_counter() - began) / len(runs), 3)
             for k, history in enumerate(histories):
                 metrics = {name: float(f"{v[k]:.6g}") for name, v in values.items()}

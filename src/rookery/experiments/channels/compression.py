@@ -27,8 +27,8 @@ CHANNELS: dict[str, Callable[[], Any]] = {
     "4 bits": lambda: quantize(4),
     "top 1 %": lambda: top_k(0.01),
     "random 10 %": lambda: random_k(0.1),
-    "rank 2": lambda: low_rank(2),
     "8 bits both ways": lambda: chain(quantize(8), broadcast(8)),
+    "rank 2": lambda: low_rank(2),
 }
 CLEANING = ("none", "8 bits", "1 bit", "top 10 %")
 FACTORS = (1.0, 0.5, 0.2)  # of both steps

@@ -77,9 +77,9 @@ def methods(results: pd.DataFrame, task: str, nested: bool = False) -> list[str]
     return shared.among(results, "method", shared.METHODS[: -1 if nested else None], task=task)
 
 
-def rules(results: pd.DataFrame, order: tuple[str, ...] = shared.ROBUST) -> list[str]:
-    """The rules that were run."""
-    return shared.among(results, "rule", order)
+def rules(results: pd.DataFrame, task: str, method: str, order: tuple[str, ...] = shared.ROBUST) -> list[str]:
+    """The rules that a method was run with."""
+    return shared.among(results, "rule", order, task=task, method=method)
 
 
 def worst(results: pd.DataFrame, task: str, method: str, name: str, share: float) -> np.ndarray:
@@ -154,7 +154,7 @@ def all_bear_sign_flips(results: pd.DataFrame) -> Finding:
         {
             f"{name}, {method}": less(NEAR, loss(results, LEARN, method, name, ("sign flip", 0.3)))
             for method in methods(results, LEARN)
-            for name in rules(results)
+            for name in rules(results, LEARN, method)
         },
         f"{100 * NEAR:g} points less its loss",
     )
@@ -168,7 +168,7 @@ def insurance_is_cheap(results: pd.DataFrame) -> Finding:
         {
             f"{name}, {method}": less(LITTLE, loss(results, LEARN, method, name, NO_LIARS))
             for method in methods(results, LEARN)
-            for name in rules(results)
+            for name in rules(results, LEARN, method)
         },
         f"{100 * LITTLE:g} points less its loss",
     )
@@ -184,7 +184,7 @@ def small_lies_are_worse(results: pd.DataFrame) -> Finding:
         {
             f"{name}, {method}": lead(of(method, name, ("sign flip", 0.3)), of(method, name, ("a little", 0.3)))
             for method in methods(results, LEARN)
-            for name in rules(results, BY_COORDINATE)
+            for name in rules(results, LEARN, method, BY_COORDINATE)
         },
         "accuracy under sign flips less that under the other",
     )
@@ -199,7 +199,7 @@ def the_recommended_rule(results: pd.DataFrame) -> Finding:
     leads = {}
     for method in methods(results, LEARN):
         for share in shares:
-            each = {name: worst(results, LEARN, method, name, share) for name in rules(results)}
+            each = {name: worst(results, LEARN, method, name, share) for name in rules(results, LEARN, method)}
             best = max(each, key=lambda name: float(each[name].mean()))
             own = each[RECOMMENDED] + LITTLE
             leads[f"{method}, {share:g}"] = lead(own, each[best])
@@ -226,7 +226,7 @@ def coordinates_stay(results: pd.DataFrame) -> Finding:
     gaps = {
         f"{name}, {method}": np.abs(end(results, CLEAN, method, name, NO_LIARS, "auc") - 0.5)
         for method in methods(results, CLEAN, nested=True)
-        for name in rules(results, BY_COORDINATE)
+        for name in rules(results, CLEAN, method, BY_COORDINATE)
     }
     return all_lead({name: less(0.01, gap) for name, gap in gaps.items()}, ".01 less the distance from .5")
 
@@ -240,7 +240,7 @@ def whole_replies_move(results: pd.DataFrame) -> Finding:
         {
             f"{name}, {method}": lead(end(results, CLEAN, method, name, NO_LIARS, "auc"), 0.8)
             for method in methods(results, CLEAN, nested=True)
-            for name in rules(results, BY_REPLY)
+            for name in rules(results, CLEAN, method, BY_REPLY)
         },
         "AUC less .8",
     )

@@ -12,7 +12,7 @@ from rookery.algorithms import BRFedBiM
 from rookery.base.draws import seed_key
 from rookery.channels import robust
 from rookery.experiments.machinery import Config, Grid
-from rookery.experiments.machinery.curves import ends, select
+from rookery.experiments.machinery.curves import labelled, select
 from rookery.experiments.machinery.numbers import keyed
 from rookery.experiments.privacy import shared as privacy
 from rookery.language.channel import Faults
@@ -236,8 +236,12 @@ def among(results: pd.DataFrame, label: str, order: Sequence[str], **labels: Any
 
 
 def end(results: pd.DataFrame, task: str, method: str, name: str, cell: Cell, metric: str = "accuracy") -> np.ndarray:
-    """A metric after the last round, for each seed."""
-    return ends(results, metric, run=run_name(task, method, name, *cell))
+    """A metric after the last round, for each seed; 0 where the run has left the finite numbers."""
+    rows = labelled(results, run=run_name(task, method, name, *cell))
+    assert rows.any(), f"{(task, method, name, *cell)} was not run"
+    rounds, seeds, values = (results[column].to_numpy()[rows] for column in ("round", "seed", metric))
+    last = rounds == rounds.max()
+    return np.nan_to_num(values[last][np.argsort(seeds[last])].astype(float), nan=0.0)
 
 
 def loss(results: pd.DataFrame, task: str, method: str, name: str, cell: Cell) -> np.ndarray:

@@ -43,9 +43,8 @@ def the_median_ignores_them(results: pd.DataFrame) -> Finding:
 def mixing_helps(results: pd.DataFrame, mixed: str, plain: str) -> dict[str, Lead]:
     """By how much less a method loses without liars if replies are mixed first."""
     of = partial(end, results, LEARN, cell=NO_LIARS)
-    if not {mixed, plain} <= set(rules(results, shared.RULES)):
-        return {"not run": Lead(0.0, 0.0)}
-    return {m: lead(of(m, mixed), of(m, plain)) for m in methods(results, LEARN)}
+    run = [m for m in methods(results, LEARN) if {mixed, plain} <= set(rules(results, LEARN, m, shared.RULES))]
+    return {m: lead(of(m, mixed), of(m, plain)) for m in run} or {"not run": Lead(0.0, 0.0)}
 
 
 @claim(
@@ -73,7 +72,7 @@ def mimic(results: pd.DataFrame) -> Finding:
     for m in methods(results, LEARN):
         plain = loss(results, LEARN, m, "mean", cell)
         leads[f"5 points less the loss of the mean, {m}"] = less(NEAR, plain)
-        for name in rules(results):
+        for name in rules(results, LEARN, m):
             leads[f"its loss less the mean's, {name}, {m}"] = lead(loss(results, LEARN, m, name, cell), plain)
     return all_lead(leads, "the difference")
 
@@ -86,7 +85,7 @@ def a_limit(results: pd.DataFrame) -> Finding:
     cells = [cell for cell in shared.cells(results) if cell[1]]
     leads = {}
     for m in methods(results, LEARN):
-        for name in rules(results):
+        for name in rules(results, LEARN, m):
             most = np.max([loss(results, LEARN, m, name, cell) for cell in cells], axis=0)
             leads[f"{name}, {m}"] = lead(most, NEAR)
     return all_lead(leads, "the largest loss less 5 points")
