@@ -94,8 +94,10 @@ def flax_model() -> None:
 def maml() -> None:
     names = example("maml")
     t = np.linspace(-3, 3, 200, dtype=np.float32)[:, None]
-    loudest = int(np.argmax(np.ptp(names["unseen"]["query"]["y"], axis=1)))
-    row = jax.tree.map(lambda leaf: leaf[loudest], names["unseen"])
+    one = jax.vmap(lambda row: names["loss"](names["adapted"](names["meta"], row["support"]), row["query"]))
+    errors = np.asarray(one(names["unseen"]))
+    typical = int(np.argsort(errors)[len(errors) // 2])  # the wave with the median error after a step
+    row = jax.tree.map(lambda leaf: leaf[typical], names["unseen"])
     ax = figure()
     every = {key: np.concatenate([row["support"][key], row["query"][key]])[:, 0] for key in ("t", "y")}
     waves = np.column_stack([np.sin(every["t"]), np.cos(every["t"])])
@@ -107,7 +109,8 @@ def maml() -> None:
         after = names["adapted"](x, row["support"])
         ax.plot(t, names["model"].apply(after, t), color=colour, label=f"{name}, one step")
     ax.plot(row["support"]["t"], row["support"]["y"], "o", color=RED, ms=4, label="its ten points")
-    ax.set(xticks=[], yticks=[], ylim=(-2.8, 4.2))
+    ax.set(xticks=[], yticks=[])
+    ax.margins(y=0.3)
     ax.legend(loc="upper right", ncols=2, fontsize=8)
 
 

@@ -50,7 +50,7 @@ class Page:
 
     def click(self, selector: str) -> None:
         found = self.find(selector)
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", found)
         found.click()
         self.settle()
 
