@@ -34,7 +34,7 @@ gpu: setup
 
 browser: setup
 	@command -v chromedriver >/dev/null || { echo "make browser needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser,docs]'
 	$(BIN)/python -m pytest -m browser tests/report/browser
 
 flare: setup
