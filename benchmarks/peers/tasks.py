@@ -78,8 +78,8 @@ TASKS = {
     "mrbo": Task(
         "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.70, step=1.0, ratio=0.01
     ),
-    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=1000, every=100, target=1.0, step=0.1, near=0.5),
-    "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=2000, every=200, target=1.0, step=0.1, near=0.5),
+    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=300, every=30, target=1.0, step=0.1, near=0.5),
+    "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=1000, every=100, target=1.0, step=0.1, near=0.5),
 }
 
 
@@ -191,11 +191,15 @@ def shards(folder: Path) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray,
     return [(images[p[:480]], labels[p[:480]], images[p[480:]], labels[p[480:]]) for p in parts], (test, answers)
 
 
+def table(folder: Path) -> np.ndarray:
+    """Forest covers as published: 54 columns and the class, from 1 to 7."""
+    with gzip.open(folder / "covtype" / "covtype.data.gz", "rt") as file:
+        return np.fromstring(file.read().replace("\n", ","), np.int16, sep=",").reshape(-1, 55)
+
+
 def covertype(folder: Path) -> dict[str, np.ndarray]:
     """Forest covers, standardised: x, y to train, x_val, y_val to validate and x_test, y_test; 64, 16 and 20 %."""
-    with gzip.open(folder / "covtype" / "covtype.data.gz", "rt") as file:
-        table = np.fromstring(file.read().replace("\n", ","), np.int16, sep=",").reshape(-1, 55)
-    rows = table[np.random.default_rng(0).permutation(len(table))]
+    rows = np.random.default_rng(0).permutation(table(folder))
     x, y = rows[:, :-1].astype(np.float32), rows[:, -1].astype(np.int32) - 1
     cuts = int(0.64 * len(x)), int(0.8 * len(x))
     mean, deviation = x[: cuts[0]].mean(0), x[: cuts[0]].std(0)
