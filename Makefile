@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=  # processes that the tests start find the package compiled
 
-.PHONY: demo test quick lint slow gpu browser flare test-oldest dist test-dist bench docs linkcheck docs-setup setup clean
+# JAX's development version: https://docs.jax.dev/en/latest/installation.html
+JAX_NIGHTLY ?= https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
+
+.PHONY: demo test quick lint slow gpu browser flare test-oldest test-newest test-nightly dist test-dist check-tag bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -11,14 +14,17 @@ demo: setup
 test: setup
 	$(MAKE) --no-print-directory --jobs=2 lint quick
 
+# Without rewritten assertions collecting takes half as long. What fails is run again with them, for the values.
 quick: setup
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --assert=plain -m "not slow and not browser" || \
+		{ $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -m "not slow and not browser"; exit 1; }
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/prose.py src *.md docs/*.md docs/tutorials docs/mathematics docs/reference
+	@if command -v actionlint >/dev/null; then actionlint; else echo "actionlint is not installed: .github/workflows is not checked"; fi
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
@@ -35,12 +41,23 @@ flare: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[nvflare]'
 	$(BIN)/python -m pytest -m slow tests/engines/federation/test_nvflare.py
 
-test-oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
+test-oldest test-newest test-nightly: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -n 2 --dist loadgroup -m "not slow and not browser"
 
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
+
+.venv-newest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[dev]'
+	touch $@
+
+.venv-nightly/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-nightly
+	.venv-nightly/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --editable '.[dev]'
+	.venv-nightly/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --pre --extra-index-url $(JAX_NIGHTLY) jax jaxlib
 	touch $@
 
 dist: .venv-dist/.installed
@@ -55,6 +72,9 @@ dist: .venv-dist/.installed
 
 test-dist:
 	$(PYTHON) tools/try_wheel.py dist
+
+check-tag:
+	@$(PYTHON) -c 'import os, sys, tomllib; v = "v" + tomllib.load(open("pyproject.toml", "rb"))["project"]["version"]; t = os.environ["TAG"]; sys.exit(t != v and f"TAG must be {v}, as in pyproject.toml; got {t}.")'
 
 bench: setup
 	$(BIN)/rookery bench
@@ -81,4 +101,4 @@ docs-setup: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 
 clean:
-	rm -rf .venv .venv-oldest .venv-dist build dist docs/_build
+	rm -rf .venv .venv-oldest .venv-newest .venv-nightly .venv-dist build dist docs/_build

@@ -395,6 +395,13 @@ def test_weights_need_not_lie_end_to_end(tmp_path: Any) -> None:
     assert (found["w"].tolist(), found["v"].tolist()) == (turned.tolist(), turned[::2].tolist())
 
 
+def test_a_weight_may_be_a_scalar(tmp_path: Any) -> None:
+    model = {"bias": jnp.asarray(2.5), "w": jnp.ones(1)}
+    rk.save_weights(tmp_path / "w.safetensors", model)
+    found = rk.load_weights(tmp_path / "w.safetensors", like=jax.tree.map(jnp.zeros_like, model))
+    assert jax.tree.map(lambda a: (a.shape, float(a.sum())), found) == {"bias": ((), 2.5), "w": ((1,), 1.0)}
+
+
 def test_weights_written_by_hand_are_read(tmp_path: Any) -> None:
     """The layout of files from before: a padded header, arrays in the order of the model."""
     text = b'{"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '

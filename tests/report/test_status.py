@@ -71,6 +71,33 @@ def test_it_shows_what_it_is_told(page: StatusPage) -> None:
         page.sites([{"name": "a", "state": "asleep"}])
 
 
+def test_its_health(page: StatusPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a container's or a host's health check asks: 503 only if the run has failed."""
+    now = [1000.0]
+    monkeypatch.setattr("rookery.report.status.time.time", lambda: now[0])
+
+    def health() -> tuple[int, Any]:
+        code, _, body = ask(page, "/health")
+        return code, json.loads(body)
+
+    assert health()[1]["state"] == "waiting"
+    page.start({"rounds": 9})
+    page.sites(
+        [{"name": "a", "state": "connected"}, {"name": "b", "state": "late"}, {"name": "c", "state": "connected"}]
+    )
+    page.progress(1, 9, 2, 3, 4)
+    now[0] += 60
+    page.progress(1, 9, 3, 3, 4)  # an exchange of the same round
+    sites = {"connected": 2, "gone": 0, "late": 1, "refused": 0}
+    assert health() == (
+        200, {"state": "running", "rounds_done": 1, "seconds_since_last_round": 60.0, "sites": sites}
+    )  # fmt: skip
+    page.row({"round": 2, "loss": 1.0})
+    assert health()[1]["seconds_since_last_round"] == 0
+    page.end(None)
+    assert health()[0] == 503
+
+
 def test_it_follows_a_run(page: StatusPage) -> None:
     assert isinstance(page, Tracker)
     problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))

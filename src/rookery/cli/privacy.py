@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rookery as rk
-from rookery.cli import members
 
 if TYPE_CHECKING:
     from rookery.cli.request import Request
@@ -63,6 +62,8 @@ class Privacy(NamedTuple):
                 raise ValueError(
                     "--noise needs --clip, which bounds the effect of one client; got none. Give --clip, too."
                 )
+            from rookery.cli import members  # loads JAX
+
             chosen = [
                 None if self.clip is None else rk.clip(self.clip),
                 None if self.compress is None else members.compression(self.compress),
@@ -89,6 +90,8 @@ class Privacy(NamedTuple):
     @property
     def faults(self) -> Any:
         """The faults of `rk.solve`: clients that lie."""
+        from rookery.cli import members  # loads JAX
+
         return None if self.attack is None else rk.Faults(attack=members.attack(self.attack))
 
     @property

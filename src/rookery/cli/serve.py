@@ -145,7 +145,7 @@ def _check_options(out: Path, given: Privacy, minimum: int | None) -> None:
         before = tomllib.loads((out / "run.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # the checkpoint is compared later
-    words = lambda value: "" if value is True else f" {value}"
+    words = lambda value: "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
     shown = lambda name, value: f"without --{name}" if value is None else f"with --{name}{words(value)}"
     for name in ("clip", "noise", "secure-sum", "robust", "compress"):
         was, value = before.get(name), given.recorded[name]

@@ -21,7 +21,7 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
 
-_FORMAT = 4
+_FORMATS = (4, 4)  # the oldest and the newest format that this version of Rookery reads; it writes the newest
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # rounds at which two schedules are compared
 _NAME = re.compile(r"round_(\d+)")
 SHARE = 0.05  # the share of a run's time that saving may take, beyond the first save and the last
@@ -98,13 +98,15 @@ class Folder:
                 self.place(done), args=_args().Composite(header=_args().JsonRestore())
             )
             header = dict(header.header)
-            known = header["format"] == _FORMAT
+            written = int(header["format"])
         except Exception as error:
             raise self._damaged(done) from error
-        if not known:
+        oldest, newest = _FORMATS
+        if not oldest <= written <= newest:
+            which = f"the format {newest}" if oldest == newest else f"one of the formats {oldest} to {newest}"
+            fix = "Update Rookery, or choose" if written > newest else "Choose"
             raise ValueError(
-                f"{self.place(done)} must have the format {_FORMAT} of this version; got {header['format']!r}. "
-                "Choose another checkpoint folder, or delete this one."
+                f"{self.place(done)} must have {which} of this version; got {written}. {fix} another checkpoint folder."
             )
         return header
 
@@ -133,7 +135,7 @@ class Folder:
         self.wait()
         self.delete([other for other in self.rounds() if other != keep])
         described = {name: _described(value) for name, value in arrays.items()}
-        header = {"format": _FORMAT, "round": done, **header, "arrays": described}
+        header = {"format": _FORMATS[1], "round": done, **header, "arrays": described}
         leaves = {name: _stored(value, _snapshot) for name, value in arrays.items()}
         what = _args().Composite(arrays=_args().PyTreeSave(leaves), header=_args().JsonSave(header))
         try:

@@ -12,7 +12,7 @@ import pandas as pd
 from rookery.base.drawing import save
 from rookery.base.printing import number, to_json
 from rookery.report.pictures import picture
-from rookery.run.result import ALWAYS, Run, metrics_of
+from rookery.run.result import ALWAYS, FORMAT, Run, check_format, metrics_of
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def write_run(folder: Path, description: dict[str, Any], run: Run, metric: str) 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
     """Write run.json, which marks a folder as a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(to_json(description) + "\n")
+    (folder / "run.json").write_text(to_json({"format": FORMAT, **description}) + "\n")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -63,6 +63,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     for name in ("task", "algorithm"):
         if not isinstance(description, dict) or name not in description:
             raise ValueError(f"{folder} is not a run: its run.json has no {name}.")
+    check_format(description.pop("format", 1), folder)
     return description
 
 

@@ -22,6 +22,7 @@ ALWAYS = ("round", "seconds", *COUNTED)  # the columns that every history has
 COLUMNS = (*ALWAYS, "epsilon")  # the columns of a history that are not metrics
 SUMS = {"bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}  # of columns, for plots
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # clients' weights and quantiles: in the history, but not in tables
+FORMAT = 1  # of the files of a run; those of Rookery 0.1 do not name it
 _SAVED = ("history.csv", "exchanges.csv", "settings.json", "weights.safetensors")
 
 
@@ -36,6 +37,15 @@ class RoundFailedError(RuntimeError):
     """
 
     run: Any = None
+
+
+def check_format(written: Any, where: str | Path) -> None:
+    """Raise ValueError if the files of a run have a format that only a later version can read."""
+    if type(written) is not int or not 1 <= written <= FORMAT:
+        raise ValueError(
+            f"{where} must have a format of runs that this version can read, up to {FORMAT}; got {written!r}. Update "
+            "Rookery."
+        )
 
 
 def metrics_of(history: "pd.DataFrame") -> list[str]:
@@ -147,7 +157,8 @@ class Run:
         ended: dict[str, Any] = {"rounds": self.rounds, "interrupted": self.interrupted, "stopped": self.stopped}
         ended |= {"spent": self.spent, "notes": list(self.notes)}
         ended["best"] = None if self.best is None else {"round": self.best.round, "value": self.best.value}
-        (folder / "settings.json").write_text(json.dumps({**self.settings, **ended}, indent=2) + "\n")
+        described = {"format": FORMAT, **self.settings, **ended}
+        (folder / "settings.json").write_text(json.dumps(described, indent=2) + "\n")
         self.exchanges.to_csv(folder / "exchanges.csv", index=False)
         self.history.to_csv(folder / "history.csv", index=False)
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from rookery.base.printing import plain
 from rookery.run.progress import Tracker
-from rookery.run.result import Run
+from rookery.run.result import FORMAT, Run
 
 __all__ = ["JsonLines", "MLflow", "TensorBoard", "Tracker", "Wandb"]
 
@@ -79,7 +79,7 @@ class JsonLines:
         with _writing("path", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a", encoding="utf-8")
-        self._write({"event": "start", "settings": settings})
+        self._write({"event": "start", "format": FORMAT, "settings": settings})
 
     def row(self, row: dict[str, Any]) -> None:
         """Write a row of the history."""

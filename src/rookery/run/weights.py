@@ -23,7 +23,7 @@ def save_weights(path: str | Path, model: Any) -> None:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"save_weights: {path.parent} must be an existing folder. Create it first.")
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _named(model) if _is_weight(leaf)}
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in _named(model) if _is_weight(leaf)}
     if not arrays:
         raise ValueError(f"save_weights: the model ({type(model).__name__}) must hold floating-point arrays.")
     fresh = path.with_name(path.name + ".new")

@@ -23,7 +23,7 @@ from rookery.engines.federation import wire
 from rookery.language import channel, client
 from rookery.language.hyperparameters import is_array
 
-PROTOCOL = 1
+PROTOCOLS = (1, 1)  # the oldest and the newest version of the messages that this version of Rookery understands
 
 
 def known(names: Mapping[str, Any] | None = None) -> dict[str, type]:
@@ -101,11 +101,14 @@ def _unknown(name: str, module: Any) -> str:
     return f"{line} Import it in the site's module, for example: from {where} import {printable(name)}."
 
 
-def conditions() -> dict[str, Any]:
-    """Return the settings that must be the same on both sides for their numbers to agree."""
+def conditions(protocol: int | None = None) -> dict[str, Any]:
+    """Return the versions, and the settings that must be the same on both sides for their numbers to agree.
+
+    `protocol` is the version of the messages that both sides understand; None: the newest that this side does.
+    """
     config: Any = jax.config
     return {
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOLS[1] if protocol is None else protocol,
         "rookery": rookery.__version__,
         "precision": "float64" if config.jax_enable_x64 else "float32",
         "matmul precision": str(config.jax_default_matmul_precision),
@@ -114,10 +117,38 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], we: str, they: str) -> list[str]:
-    """Return a line for each condition that differs."""
-    return [
+def differences(theirs: Mapping[str, Any], we: str, they: str, protocols: Any = None) -> list[str]:
+    """Return a line for each condition that keeps the other side from taking part, named as seen from `we`.
+
+    Versions of Rookery may differ, and of the protocol if there is a version that both understand. `protocols` is what
+    the other side says of that; None: it understands the version that its conditions have.
+    """
+    ours = conditions()
+    protocols = [theirs.get("protocol")] * 2 if protocols is None else protocols
+    lines = [
         f"{name}: {ours.get(name)!r} {we}, {theirs.get(name)!r} {they}"
         for name in {**ours, **theirs}
-        if ours.get(name) != theirs.get(name)
+        if name not in ("protocol", "rookery") and ours.get(name) != theirs.get(name)
     ]
+    if agreed_protocol(protocols) is None:
+        here, there = (
+            f"{_versions(*said)} (Rookery {by.get('rookery')})" for said, by in ((PROTOCOLS, ours), (protocols, theirs))
+        )
+        lines.insert(0, f"protocol: {here} {we}, {there} {they}")
+    return lines
+
+
+def agreed_protocol(theirs: Any) -> int | None:
+    """Return the newest version of the messages that both sides understand; None if there is none.
+
+    `theirs` is the oldest and the newest version that the other side understands.
+    """
+    match theirs:
+        case [int(oldest), int(newest)]:
+            common = min(newest, PROTOCOLS[1])
+            return common if max(oldest, PROTOCOLS[0]) <= common else None
+    return None
+
+
+def _versions(oldest: Any, newest: Any) -> str:
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"

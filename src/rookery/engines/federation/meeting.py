@@ -4,6 +4,7 @@ import dataclasses
 import uuid
 from typing import Any
 
+import rookery
 from rookery.base.printable import printable
 from rookery.data.clients import Clients
 from rookery.engines import engine
@@ -25,6 +26,7 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
     hellos = _hellos(job, links)
     clients = _sized(job.clients, hellos)
     traced = engine.traced(dataclasses.replace(job, clients=clients), False, convolve)
+    protocols = [description.agreed_protocol(_protocols(said)) for said in hellos]
     session = Session(traced, Coordinator(traced, uuid.uuid4().hex, links))
     shared = run_fields(traced) | {"study": study.words(), "allow_other_study": allow_other_study}
     plans = [plan for plan in (traced.start, traced.round, traced.measure) if plan is not None]
@@ -34,6 +36,7 @@ def meet(job: Job, links: Links, convolve: str, study: Declared, allow_other_stu
         fields = {
             "run": session.coordinator.run,
             "number": number,
+            "conditions": description.conditions(protocols[site]),
             "client": site,
             "sizes": hellos[site]["sizes"],
             "done": session.rounds if session.begun else -1,
@@ -74,6 +77,10 @@ def _hellos(job: Job, links: Links) -> list[dict[str, Any]]:
     apart = {links.name(i): _differences(links.name(i), job.clients, found[i]) for i in everyone}
     if any(apart.values()):
         raise ValueError(" ".join(f"{name} {line}" for name, line in apart.items() if line))
+    versions = {links.name(i): said["conditions"].get("rookery") for i, said in zip(everyone, found, strict=True)}
+    for name, version in versions.items():
+        if version != rookery.__version__:
+            links.note(f"{name} has Rookery {version}, the coordinator {rookery.__version__}.")
     return found
 
 
@@ -90,7 +97,7 @@ def _malformed(site: int, reply: Reply) -> str | None:
 
 def _differences(name: str, clients: Clients, said: dict[str, Any]) -> str | None:
     """Return what keeps a site from taking part, in one line; None if nothing does."""
-    apart = description.differences(description.conditions(), said["conditions"], "at the coordinator", f"at {name}")
+    apart = description.differences(said["conditions"], "at the coordinator", f"at {name}", _protocols(said))
     lines = (
         [f"runs under other conditions: {printable('; '.join(apart))}. Use the same on both sides."] if apart else []
     )
@@ -103,6 +110,14 @@ def _differences(name: str, clients: Clients, said: dict[str, Any]) -> str | Non
             f"{printable(_shown(ours))} at the coordinator."
         )
     return " It ".join(lines) or None
+
+
+def _protocols(said: dict[str, Any]) -> list[Any]:
+    """Return the oldest and the newest version of the protocol that a site understands."""
+    match said.get("protocols"):
+        case [int(oldest), int(newest)]:
+            return [oldest, newest]
+    return [said["conditions"].get("protocol")] * 2  # the first version of Rookery names only one
 
 
 def _shown(samples: dict[str, Any]) -> str:

@@ -35,7 +35,6 @@ def run_fields(traced: engine.Traced) -> dict[str, Any]:
     plans = (traced.start, traced.round, *([] if traced.measure is None else [traced.measure]))
     center = clients.center
     return {
-        "conditions": description.conditions(),
         "jax": jax.__version__,
         "algorithm": _described(job.algorithm),
         "channel": _described(job.channel),
@@ -138,9 +137,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def check_opening(header: dict[str, Any]) -> None:
     """Raise RefusedError unless the run has this site's conditions and the message has exactly the known fields."""
     theirs = header.get("conditions")
-    apart = description.differences(
-        description.conditions(), theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator"
-    )
+    apart = description.differences(theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator")
     if apart:
         raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}. Use the same on both sides.")
     missing = [name for name in _FIELDS if name not in header]

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import rookery
 from rookery.base.jaxprs import digest
 from rookery.base.printable import failure, printable
 from rookery.data.clients import Clients
@@ -173,6 +174,7 @@ class Responder:
         return {
             "name": self.name,
             "conditions": description.conditions(),
+            "protocols": list(description.PROTOCOLS),
             "jax": jax.__version__,
             "sizes": {name: int(source.sizes[0]) for name, source in levels.items()},
             "samples": {name: sample_of(source) for name, source in levels.items()},
@@ -252,10 +254,16 @@ class Responder:
         if ours != theirs:
             differ = [p.title for p, other in zip(plans, header["signatures"], strict=False) if p.signature != other]
             what = f"already in shapes or exchanges of {', '.join(differ)}" if differ else "in what clients compute"
-            versions = f" JAX is {jax.__version__} here, {header['jax']} there."
+            pairs = {
+                "Rookery": (rookery.__version__, header["conditions"].get("rookery")),
+                "JAX": (jax.__version__, header["jax"]),
+            }
+            versions = [
+                f" {name} is {here} here, {there} there." for name, (here, there) in pairs.items() if here != there
+            ]
             raise RefusedError(
                 f"its plan differs from the coordinator's ({ours} here, {theirs} there), {what}: problem, method, "
-                f"evaluation or constants differ.{versions if header['jax'] != jax.__version__ else ''}"
+                f"evaluation or constants differ.{''.join(versions)}"
             )
         priced = prices(plans, self._study.data, header["center_client"] == header["client"])
         counts = header["clients"], header["cohort"]

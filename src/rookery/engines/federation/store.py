@@ -20,8 +20,13 @@ except ImportError:  # Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"  # the file's name
+FORMAT = 1  # of what a site remembers; Rookery 0.1 did not name it
 Moment = tuple[int, int]  # (0, 0) for the start, (1, t) for round t; (2, t) asks for an evaluation after t rounds
 Memory = dict[str, list[Any]]  # the leaves that the client ("memory") and its side of the channel ("client") remember
+
+
+class FormatError(ValueError):
+    """A file of another version of Rookery."""
 
 
 class Lock:
@@ -121,7 +126,13 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self.path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            header = {"versions": described, "data": self.data, "plan": self.plan, "run": self._made_by}
+            header = {
+                "format": FORMAT,
+                "versions": described,
+                "data": self.data,
+                "plan": self.plan,
+                "run": self._made_by,
+            }
             file.write(wire.encode(header, arrays))
             file.flush()
             os.fsync(file.fileno())
@@ -134,10 +145,17 @@ class Store:
     def _read(self) -> tuple[dict[str, Any], list[Version]]:
         try:
             header, arrays = wire.decode(self.path.read_bytes())
+            written = header.get("format", FORMAT)
+            if written != FORMAT:
+                raise FormatError(
+                    f"{self.path.name} must have the format {FORMAT} of this version; got {written!r}. Update Rookery."
+                )
             rest, versions = iter(arrays), []
             for (phase, t), counts in header["versions"]:
                 memory = {kind: [next(rest) for _ in range(count)] for kind, count in counts.items()}
                 versions.append(Version((int(phase), int(t)), memory))
+        except FormatError:
+            raise
         except (wire.WireError, KeyError, TypeError, ValueError, StopIteration) as error:
             raise ValueError(
                 f"{self.path.name} is not a site's memory, or is damaged. Restore it from a copy."

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from rookery import report
-from rookery.run.result import COLUMNS
+from rookery.run.result import COLUMNS, check_format
 from rookery.run.trackers import flat
 
 _WHAT = (
@@ -122,12 +122,14 @@ def _from_saved(folder: Path) -> tuple[dict[str, Any], Source]:
     """Read a folder that `Run.save` wrote."""
     try:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        written = settings.pop("format", 1)
         ended = {name: settings.pop(name) for name in ("stopped", "interrupted", "best")}
         ended |= {name: settings.pop(name, None) for name in ("spent", "notes")}
         if not isinstance(settings["hyperparameters"], dict):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} is not a run: settings.json is not as `Run.save` writes it.") from error
+    check_format(written, folder)
     history, exchanges = (_table(folder / f"{name}.csv") for name in ("history", "exchanges"))
     if "round" not in history or not len(history):
         raise ValueError(f"{folder} is not a run: history.csv has no column round, or no rows.")
@@ -183,6 +185,7 @@ def _from_lines(file: Path) -> list[tuple[dict[str, Any], Source]]:
         try:
             entry = json.loads(line)
             event = entry.pop("event")
+            written = entry.pop("format", 1) if event == "start" else 1
             if event == "start":
                 now = json.dumps(entry["settings"], sort_keys=True)
                 found[now] = (entry["settings"], [], {})
@@ -194,6 +197,7 @@ def _from_lines(file: Path) -> list[tuple[dict[str, Any], Source]]:
                 raise ValueError(event)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"{file}, line {place}: not a line of rk.trackers.JsonLines.") from error
+        check_format(written, f"{file}, line {place}")
     runs = [_from_entries(str(file), said, pd.DataFrame(rows), end) for said, rows, end in found.values() if rows]
     if not runs:
         raise ValueError(f"{file} holds no run. {_WHAT}")

@@ -36,8 +36,9 @@ _STATES = ("connected", "gone", "late", "refused")
 class StatusPage:
     """A page that shows a run while it runs, served by this process; a tracker for `callbacks` of `solve`.
 
-    `/` is the page, which refreshes itself, and `/status.json` its data. Both are read-only. Anyone who reaches the
-    port can read them, so it is open only to this machine unless another `host` is given.
+    `/` is the page, which refreshes itself, `/status.json` its data, and `/health` a summary for programs that watch
+    over the process: its code is 200, or 503 if the run has failed. All are read-only. Anyone who reaches the port can
+    read them, so it is open only to this machine unless another `host` is given.
 
     Arguments:
         port: the port to listen on; 0: any free one, see `port` and `url`.
@@ -65,7 +66,8 @@ class StatusPage:
         self._progress: dict[str, Any] = {}
         self._state, self._since = "waiting", time.time()
         self._body: bytes | None = None  # the JSON, until something changes
-        self._server: _Server | None = _listen(port, host, self.json)
+        self._moved = self._since  # when the last round was completed
+        self._server: _Server | None = _listen(port, host, self)
         self.port = int(self._server.server_address[1])
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="status page", daemon=True)
@@ -78,6 +80,7 @@ class StatusPage:
             self._rows = _Thinned()
             self._progress = {"rounds": settings.get("rounds")}
             self._state, self._since, self._body = "running", time.time(), None
+            self._moved = self._since
 
     def row(self, row: dict[str, Any]) -> None:
         """Add a row of the history."""
@@ -87,15 +90,19 @@ class StatusPage:
         counts = {name: _number(value) for name, value in counts.items() if value is not None}
         with self._lock:
             self._rows.add(shown | band)
-            self._progress |= counts | {"rounds_done": row["round"]}
-            self._body = None
+            self._advance(counts | {"rounds_done": row["round"]})
 
     def progress(self, rounds_done: int, rounds: int, exchanges: int, bytes_up: int, bytes_down: int) -> None:
         """Update the progress before the next row."""
         counts = {"rounds_done": rounds_done, "rounds": rounds, "exchanges": exchanges}
         with self._lock:
-            self._progress |= {**counts, "bytes_up": bytes_up, "bytes_down": bytes_down}
-            self._body = None
+            self._advance({**counts, "bytes_up": bytes_up, "bytes_down": bytes_down})
+
+    def _advance(self, progress: dict[str, Any]) -> None:
+        if progress["rounds_done"] != self._progress.get("rounds_done"):
+            self._moved = time.time()
+        self._progress |= progress
+        self._body = None
 
     def sites(self, sites: Sequence[dict[str, Any]]) -> None:
         """Replace the list of sites.
@@ -148,6 +155,17 @@ class StatusPage:
                 }
                 self._body = json.dumps(shown, allow_nan=False, separators=(",", ":")).encode()
             return self._body
+
+    def health(self) -> tuple[bool, bytes]:
+        """Return whether the run has not failed, and the content of `/health`."""
+        with self._lock:
+            shown = {
+                "state": self._state,
+                "rounds_done": self._progress.get("rounds_done", 0),
+                "seconds_since_last_round": round(time.time() - self._moved, 1),
+                "sites": {state: sum(site["state"] == state for site in self._sites) for state in _STATES},
+            }
+            return self._state not in ("failed", "stopped"), json.dumps(plain(shown)).encode()
 
 
 class _Thinned:
@@ -208,7 +226,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     page, policy = b"", ""
-    status: Any = None
+    shown: Any = None  # the `StatusPage`
     names: frozenset[str] = frozenset()  # names of this host that a request may use
     numbers = False  # whether a request may use any IP address
 
@@ -238,7 +256,7 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _listen(port: int, host: str, status: Any) -> _Server:
+def _listen(port: int, host: str, shown: StatusPage) -> _Server:
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise ValueError(f"port must be a number from 0 to 65535; got {port!r}.")
     try:
@@ -251,7 +269,7 @@ def _listen(port: int, host: str, status: Any) -> _Server:
         reason = reasons.get(error.errno or 0, f"can't be opened: {error.strerror or error}")
         raise ValueError(f"The status page's port {port} at {host} {reason}.") from error
     server.page, server.policy = _page()
-    server.status = status
+    server.shown = shown
     server.numbers = host in ("0.0.0.0", "::")
     own = (socket.gethostname(),) if server.numbers else ()
     server.names = frozenset(name.lower() for name in (*_LOOPBACK, host, *own))
@@ -280,9 +298,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             self._answer(200, "text/html", self.server.page)
         elif path == "/status.json":
-            self._answer(200, "application/json", self.server.status())
+            self._answer(200, "application/json", self.server.shown.json())
+        elif path == "/health":
+            well, body = self.server.shown.health()
+            self._answer(200 if well else 503, "application/json", body)
         else:
-            self._answer(404, "text/plain", b"There is only / and /status.json.\n")
+            self._answer(404, "text/plain", b"There is only /, /status.json and /health.\n")
 
     do_HEAD = do_GET
 
