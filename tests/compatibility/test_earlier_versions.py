@@ -108,6 +108,18 @@ def test_the_log_of_a_site(version: Path, tmp_path: Path) -> None:
         assert read(log.path)[0].broken is None
 
 
+def test_the_privacy_account_of_a_site(version: Path, tmp_path: Path) -> None:
+    """What was released counts, under the earlier version and under this one."""
+    found, log = read(shutil.copytree(version / "account", tmp_path / "account") / "audit.jsonl")
+    assert found.broken is None
+    expected = json.loads((version / "account.json").read_text())
+    assert 1 < expected["epsilon"] < 50
+    assert log.spending.epsilon(1e-5) == pytest.approx(expected["epsilon"], rel=1e-6)
+    assert [run.delta for run in log.runs.values()] == [1e-5]
+    assert list(log.unmasked.values()) == [["a", "b", "c"]] * 2
+    assert len(log.charged) == 2
+
+
 def test_the_files_of_a_run(version: Path) -> None:
     expected = json.loads((version / "result.json").read_text())
     lines = version / "lines.jsonl"
