@@ -24,7 +24,14 @@ from .opened import Page, wait
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[3]
 PAGES = ["index", "gallery", "examples", "coming-from", "methods", "tutorials/your-own-problem", "mathematics/bilevel"]
-PAGES += ["mathematics/compositional", "mathematics/single-level", "reference/methods", "reference/running"]
+PAGES += [
+    "mathematics/minimax",
+    "mathematics/compositional",
+    "mathematics/single-level",
+    "mathematics/weighted-nodes",
+    "reference/methods",
+    "reference/running",
+]
 PAGES += ["reproduction", "which-method", "search", "genindex"]
 WIDE, NARROW = 1440, 390
 
@@ -92,6 +99,8 @@ def test_pages_open_from_a_folder_without_errors_and_fit(
     wide = "[...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > window.innerWidth"
     inside = "!e.closest('.table-wrapper, .highlight, .math, .cell_output, math, .sig')"
     assert page.ask(f"{wide} + 1 && {inside}).map(e => e.outerHTML.slice(0, 80))") == []
+    formulas = "[...document.querySelectorAll('div.math')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert width < WIDE or page.ask(f"{formulas}.map(e => e.textContent)") == [], "formulas that do not fit"
     assert page.ask("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)") == []
     outside = "performance.getEntriesByType('resource').map(r => r.name).filter(r => !/^(file|data):/.test(r))"
     assert page.ask(outside) == []
@@ -130,11 +139,24 @@ def test_the_search_finds_a_method(browser: Any, site: Path, host: str, served: 
     wait(lambda: "reference/methods.html" in browser.current_url)
 
 
+def still(page: Page) -> None:
+    """Wait until the page no longer scrolls to its anchor."""
+    seen: list[float] = []
+
+    def same() -> bool:
+        seen.append(page.ask("window.scrollY"))
+        return seen[-1] > 0 and seen[-3:] == [seen[-1]] * 3
+
+    wait(same)
+
+
 def test_from_a_methods_reference_to_its_mathematics_and_back(browser: Any, site: Path) -> None:
     page = Page(browser, f"{(site / 'reference' / 'methods.html').as_uri()}#rookery.FedGDAGT", WIDE)
+    still(page)
     page.click("dl:has(> dt[id='rookery.FedGDAGT']) .mathematics a")
     wait(lambda: browser.current_url.endswith("mathematics/minimax.html#method-fedgdagt"))
     assert page.find("#method-fedgdagt").text == "FedGDA-GT"
+    still(page)
     page.click("a:has(> #method-fedgdagt)")
     wait(lambda: browser.current_url.endswith("reference/methods.html#rookery.FedGDAGT"))
 
