@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ TASKS = {
     "mlp": Task("FedAvg, MLP 784-200-10 on MNIST", 159_010, 100, 10, 60, 10, rounds=30, every=1, target=0.9, step=0.1),
     "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=12, every=1, target=0.9, step=0.03),
     "fednest": Task(
-        "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=8, every=1, target=0.4, step=0.01, near=0.1
+        "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=6, every=1, target=0.3, step=0.01, near=0.2
     ),
     "stocbio": Task(
         "stocBiO, penalties on covertype",
@@ -207,3 +208,25 @@ def covertype(folder: Path) -> dict[str, np.ndarray]:
     for name, a, b in (("", 0, cuts[0]), ("_val", *cuts), ("_test", cuts[1], len(x))):
         found[f"x{name}"], found[f"y{name}"] = (x[a:b] - mean) / np.where(deviation > 0, deviation, 1), y[a:b]
     return found
+
+
+def quadratics(code: Path) -> tuple[Any, Any, Callable[[Any, Any], float]]:
+    """Return benchmark_bilevel's quadratics from a clone: the inner and outer samples, and the score of (x, z)."""
+    sys.path.insert(0, str(code))
+    import jax
+    from benchmark_utils.gen_matrices import gen_matrices
+
+    keys = jax.random.split(jax.random.PRNGKey(2442), 2)
+    parts = [
+        tuple(map(np.asarray, gen_matrices(n, 100, 10, 1.0, 1.0, 0.1, 0.1, key)))
+        for n, key in zip((32768, 1024), keys, strict=True)
+    ]
+    (a, _, c, r, _), (f, h, k, s, t) = ([m.mean(0, dtype=float) for m in part] for part in parts)
+
+    def score(x: Any, z: Any) -> float:
+        x = np.asarray(x, float)
+        solution = np.linalg.solve(a, -r - c.T @ x)
+        adjoint = np.linalg.solve(a, f @ solution + k.T @ x + s)
+        return float(-np.log10(np.sum((h @ x + k @ solution + t - c @ adjoint) ** 2)))
+
+    return *parts, score
