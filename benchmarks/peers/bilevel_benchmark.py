@@ -19,7 +19,7 @@ if covers:
     sklearn.datasets.fetch_covtype = lambda **_: (table[:, :-1].astype(float), table[:, -1].copy())
 
 dataset = importlib.import_module("datasets.covtype" if covers else "datasets.simulated").Dataset
-given = {} if covers else {"n_samples_inner": 32768, "n_samples_outer": 1024, "dim_inner": 100, "dim_outer": 10}
+given = {} if covers else {"dim_inner": 100, "dim_outer": 10}
 problem = dataset.get_instance(**given).get_data()
 objective = importlib.import_module("objective").Objective.get_instance()
 objective.set_data(**problem)
