@@ -95,7 +95,12 @@ def test_releases_of_one_draw_are_one_event_and_another_draw_is_another():
 @pytest.mark.parametrize("noise", [2.0, pytest.param(8.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("algorithm", "released", "start"),
-    [(rk.FedBiO, 1, 0), (rk.AdaFBiO, 1, 1), (rk.LFedNest, 4, 0), (rk.FedNest, 29, 0)],
+    [
+        pytest.param(rk.FedBiO, 1, 0, marks=pytest.mark.slow),
+        (rk.AdaFBiO, 1, 1),
+        (rk.LFedNest, 4, 0),
+        pytest.param(rk.FedNest, 29, 0, marks=pytest.mark.slow),
+    ],
 )
 class TestEpsilon:
     """ε is that of `dp-accounting` for events written by hand."""

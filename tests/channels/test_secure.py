@@ -64,8 +64,18 @@ def test_sixteen_bits_round_at_random_and_without_bias() -> None:
     assert np.all(np.abs(found.mean(0) - np.asarray(value)) <= 4.5 * spread + 1e-7)
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(block=2), rk.Simulation(mesh=2), rk.Federation()], ids=str)
-@pytest.mark.parametrize("bits", [32, 16, 64])
+ENGINES = {"blocks": rk.Simulation(block=2), "mesh": rk.Simulation(mesh=2), "federation": rk.Federation()}
+QUICK = {("blocks", 32), ("mesh", 16), ("federation", 16)}  # and 64 bits on every engine in the contract
+
+
+@pytest.mark.parametrize(
+    ("engine", "bits"),
+    [
+        pytest.param(engine, bits, marks=() if (name, bits) in QUICK else pytest.mark.slow, id=f"{name}-{bits}")
+        for name, engine in ENGINES.items()
+        for bits in (16, 32, 64)
+    ],
+)
 def test_every_engine_has_the_same_numbers_to_the_last_bit(engine: Any, bits: int) -> None:
     channel, cohort = secure(bits=bits), None if bits == 32 else 3
     expected = solved(channel=channel, cohort=cohort, seed=2)

@@ -39,9 +39,13 @@ def agrees(name: str, kind: str, given: dict[str, Any]) -> None:
     assert here.each_round == [EXCHANGES[name, kind]] * 2
 
 
-@together(pairs(), default={"FedAvg"})
+@pytest.mark.slow
+@together(pairs())
 def test_all_engines_agree(name: str, kind: str) -> None:
-    """Unequal clients, a cohort, blocks, minibatches, clipping, lost replies, feedback, and both directions."""
+    """Unequal clients, a cohort, blocks, minibatches, clipping, lost replies, feedback, and both directions.
+
+    The quick tests of channels compare FedAvg's numbers on both engines with NumPy's.
+    """
     agrees(name, kind, CHANNELS["errors fed back"])
 
 

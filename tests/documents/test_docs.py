@@ -287,3 +287,28 @@ def test_the_page_on_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_on_steps() -> None:
     (page,) = blocks("docs/choosing-steps.md", "python")
     exec(compile(page, "choosing-steps.md", "exec"), {})
+
+
+def test_the_code_of_other_libraries_parses() -> None:
+    assert len([ast.parse(code) for code in blocks("docs/coming-from.md", "py")]) == 5
+
+
+@pytest.mark.slow
+def test_the_page_on_coming_from_another_library(capsys: pytest.CaptureFixture[str]) -> None:
+    """Our part runs, with the numbers that the page says both have."""
+    names: dict[str, Any] = {}
+    runs, printed = [], []
+    with jax.enable_x64(False):
+        for page in blocks("docs/coming-from.md", "python"):
+            exec(compile(page, "coming-from.md", "exec"), names)
+            runs.append(names.get("run"))
+            printed.append(capsys.readouterr().out)
+    _, plain, adam, private, penalties, soba = zip(runs, printed, strict=True)
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    assert float(names["accuracy"](plain[0].x, ())["accuracy"]) == pytest.approx(0.933, abs=0.004)
+    assert adam[0].history["accuracy"].iloc[-1] == pytest.approx(0.943, abs=0.004)
+    assert private[0].history["accuracy"].iloc[-1] == pytest.approx(0.93, abs=0.03)
+    assert private[0].history["epsilon"].iloc[-1] <= 8
+    assert float(penalties[1]) == pytest.approx(0.4419, abs=2e-4)
+    assert soba[0].history["distance"].iloc[-1] < 1e-6
+    assert all(number in text for number in ("of 0.933", "of 0.943", "about .93", "of 0.4419"))

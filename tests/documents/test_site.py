@@ -3,13 +3,19 @@
 import ast
 import contextlib
 import importlib
+import json
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 
 import rookery as rk
+from rookery import algorithms
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -86,6 +92,98 @@ def test_the_reference_has_every_public_name_once() -> None:
     assert len(named) == len(set(named))
     assert set(rk.__all__) <= set(named)
     assert set(named) - set(rk.__all__) == {"testing"}
+
+
+def test_every_method_has_its_mathematics_on_the_page_of_its_problem() -> None:
+    """In bold, where docs/_extensions/links.py finds it."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "mathematics").glob("*.md")}
+    bold = {
+        page: {name.replace("-", "").lower() for name in re.findall(r"\*\*([\w-]+)\*\*", texts[page])} for page in texts
+    }
+    kinds = {"WeightedNodes": "weighted-nodes", "SingleLevel": "single-level"}
+    methods = {name: getattr(rk, name).solves[0].__name__ for name in algorithms.__all__} | {"SOBA": "Bilevel"}
+    lost = [name for name, kind in methods.items() if name.lower() not in bold[kinds.get(kind, kind.lower())]]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", [*FRONT, *sorted((ROOT / "examples").rglob("*.md"))], ids=relative)
+def test_pages_show_no_fingerprints(page: Path) -> None:
+    """They change with the version of the code."""
+    assert re.findall(r"\b[0-9a-f]{32,}\b", page.read_text(encoding="utf-8")) == []
+
+
+def test_the_gallery_has_every_example_and_tutorial() -> None:
+    """Each as a picture that exists, a link, and one sentence; `tools/gallery.py` draws those in its folder."""
+    text = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    cards = re.findall(r"^- \[!\[.+\]\((.+)\)\]\((.+)\)\n\n  \[.+\]\((.+)\): (.+)$", text, re.MULTILINE)
+    assert len(cards) == text.count("[![") > 15
+    for picture, target, again, sentence in cards:
+        assert (DOCS / picture).exists(), picture
+        assert target == again
+        assert re.search(r"\.$", sentence), sentence
+        assert not re.search(r"\. [A-Z]", sentence), sentence
+    shown = text + (DOCS / "examples.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "examples").glob("*.py"), *(DOCS / "tutorials").glob("*.md")]
+    assert [path.name for path in files if f"/{path.name}" not in shown] == []
+    drawn = runpy.run_path(str(ROOT / "tools" / "gallery.py"))["PICTURES"]
+    assert set(drawn) == {path.stem for path in (DOCS / "figures" / "gallery").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_picture_of_the_gallery_is_drawn(tmp_path: Path) -> None:
+    with jax.enable_x64(False):
+        runpy.run_path(str(ROOT / "tools" / "gallery.py"))["main"](["phase_retrieval"], tmp_path)
+    assert (tmp_path / "phase_retrieval.png").read_bytes().startswith(b"\x89PNG")
+
+
+NOTEBOOKS = runpy.run_path(str(DOCS / "_extensions" / "notebooks.py"))
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=relative)
+def test_a_notebook_has_the_text_and_the_cells_of_its_tutorial(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    made = NOTEBOOKS["notebook"](text, page.stem)
+    cells = [("".join(cell["source"]), cell["cell_type"]) for cell in made["cells"]]
+    assert [source for source, kind in cells if kind == "code"] == [
+        cell.strip() for cell in blocks(page, "{code-cell}")
+    ]
+    prose = "\n\n".join(source for source, kind in cells if kind == "markdown")
+    assert re.findall(r"^#+ .*$", prose, re.MULTILINE) == re.findall(r"^#+ .*$", BLOCK.sub("", text), re.MULTILINE)
+    assert [target for target in LINK.findall(prose) if not target.startswith("https:")] == []
+    assert len({cell["id"] for cell in made["cells"]}) == len(cells)
+
+
+def test_the_links_of_a_notebook_lead_to_the_site() -> None:
+    page = "---\nfile_format: mystnb\n---\n\n# A\n\n[b](../b.md#c), [d](d.md), [e](https://e.org), [f](../g/f.md)\n"
+    (cell,) = NOTEBOOKS["notebook"](page, "a", "https://example.org/0.1/")["cells"]
+    home = "https://example.org/0.1"
+    links = [f"{home}/b.html#c", f"{home}/tutorials/d.html", "https://e.org", f"{home}/g/f.html"]
+    assert LINK.findall("".join(cell["source"])) == links
+
+
+@pytest.mark.slow
+def test_a_notebook_runs_where_there_is_no_repository(tmp_path: Path) -> None:
+    """`make docs` runs all tutorials; `make browser` runs one as it is downloaded."""
+    page = DOCS / "tutorials" / "your-own-algorithm.md"
+    made = NOTEBOOKS["notebook"](page.read_text(encoding="utf-8"), page.stem)
+    (tmp_path / "notebook.ipynb").write_text(json.dumps(made), encoding="utf-8")
+    run = (
+        "import json; names = {'__name__': '__main__'}\n"
+        "for cell in json.load(open('notebook.ipynb'))['cells']:\n"
+        "    if cell['cell_type'] == 'code': exec(''.join(cell['source']), names)"
+    )
+    done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "Federation" in done.stdout
+
+
+def test_versions_are_listed_with_the_newest_first(tmp_path: Path) -> None:
+    for name in ("0.9", "0.10.1", "0.10", "latest", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            (tmp_path / name / "objects.inv").touch()
+    found = runpy.run_path(str(ROOT / "tools" / "versions.py"))["versions"](tmp_path)
+    assert [entry["version"] for entry in found] == ["latest", "0.10.1", "0.10", "0.9"]
+    assert {entry["path"] for entry in found} == {"latest/", "0.10.1/", "0.10/", "0.9/"}
 
 
 def test_the_version_is_the_same_everywhere() -> None:

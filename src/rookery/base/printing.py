@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,15 @@ import numpy as np
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -70,6 +78,14 @@ def table(frame: pd.DataFrame, title: str = "") -> Table:
 
 
 @contextmanager
+def bar(*columns: ProgressColumn, show: bool, transient: bool = False) -> Iterator[Progress]:
+    """Show a progress bar on standard error, or nothing: an older rich ends even a disabled bar with a blank line."""
+    progress = Progress(*columns, console=Console(stderr=True), disable=not show, transient=transient)
+    with progress if show else nullcontext():
+        yield progress
+
+
+@contextmanager
 def bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[str, int], Callable[[Any], None]]]:
     """Show two bars: over the runs, and over the rounds of the current run.
 
@@ -82,7 +98,7 @@ def bars(title: str, total: int, done: int, show: bool) -> Iterator[Callable[[st
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+    with bar(*columns, show=show) as progress:
         runs = progress.add_task(f"{title}: runs", total=total, completed=done)
         rounds = progress.add_task("rounds", total=None, visible=False)
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -71,20 +72,19 @@ def _configure_jax() -> None:
 
 def _run(checks: Sequence[Any], title: str, hidden: bool) -> tuple[Any, ...]:
     """Run the checks with a progress bar; return their results."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+    from rookery.base.printing import bar
     from rookery.testing.runner import run_in_order
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
-        task = bar.add_task(title, total=len(checks))
+    with bar(*columns, show=not hidden and sys.stderr.isatty(), transient=True) as shown:
+        task = shown.add_task(title, total=len(checks))
         results = []
         for result in run_in_order(checks):
             results.append(result)
             following = checks[len(results)].name if len(results) < len(checks) else title
-            bar.update(task, advance=1, description=following)
+            shown.update(task, advance=1, description=following)
         return tuple(results)
 
 

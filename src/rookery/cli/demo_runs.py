@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rookery import report
+from rookery.base.printing import bar
 from rookery.cli.demo_picture import draw
 from rookery.cli.demo_stories import CLEANING, CLINIC, ROBUST, SEEDS, STORIES, Story, runs_of, train
 
@@ -133,9 +133,9 @@ def run_demo(out: Path, *, seeds: int = SEEDS, rounds: int | None = None, progre
 def _bar(steps: int, progress: bool) -> Iterator[Callable[[str], None]]:
     """Show a bar on standard error; yield a function that starts the next step and names it."""
     columns = (BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bar:
-        task = bar.add_task("", total=steps, completed=-1)
-        yield lambda step: bar.update(task, advance=1, description=step)
+    with bar(*columns, show=progress, transient=True) as shown:
+        task = shown.add_task("", total=steps, completed=-1)
+        yield lambda step: shown.update(task, advance=1, description=step)
 
 
 def _percent(mean: float, spread: float) -> str:

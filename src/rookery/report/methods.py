@@ -39,7 +39,10 @@ def page() -> str:
     for kind, title in KINDS.items():
         rows = [_row(method) for method in sorted(methods, key=lambda m: m.__name__.lower()) if _kind(method) == kind]
         head = "| method | | also solves | exchanges per round | reference |\n|---|---|---|---|---|"
-        parts.append("\n".join([f"## {title}\n", head, *rows, ""]))
+        mathematics = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind[0]).lower()  # weighted-nodes
+        slug = title.lower().replace(",", "").replace(" ", "-")
+        links = f"[Their mathematics](mathematics/{mathematics}.md), [their reference](reference/methods.md#{slug}).\n"
+        parts.append("\n".join([f"## {title}\n", links, head, *rows, ""]))
     return "\n".join(parts)
 
 

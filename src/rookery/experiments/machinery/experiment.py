@@ -30,6 +30,7 @@ class Config:
         labels: further columns of the results, e.g. the method or a swept value.
         float64: compute in double precision.
         channel: as in `solve`, with the run's seed as `noise_seed`.
+        faults: as in `solve`.
         engine: as in `solve`; it must not change the numbers, so the fingerprint leaves it out.
     """
 
@@ -44,6 +45,7 @@ class Config:
     labels: dict[str, Any] = field(default_factory=dict)
     float64: bool = False
     channel: Any = None
+    faults: Any = None
     engine: Any = None
 
     def but(self, **changes: Any) -> "Config":

@@ -36,6 +36,7 @@ def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callab
             seed=seed,
             noise_seed=None if config.channel is None else seed,
             channel=config.channel,
+            faults=config.faults,
             evaluate=task.evaluate,
             evaluate_client=task.evaluate_client,
             every=config.every,
@@ -55,6 +56,7 @@ def fingerprint(config: Config, seed: int) -> str:
         "algorithm": describe(config.algorithm),
         "run": [config.rounds, describe(config.cohort), config.every, seed, config.float64],
         "channel": describe(config.channel),
+        "faults": describe(config.faults),
         "code": _package(),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]

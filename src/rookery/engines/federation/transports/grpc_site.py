@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import re
 import socket
 import ssl
 import time
@@ -144,11 +145,13 @@ def _without_addresses(details: str) -> str:
 
     >>> _without_addresses("failed to connect to all addresses; last error: UNKNOWN: ipv4:[::1]:1: Connection refused")
     'Connection refused'
+    >>> _without_addresses("failed to connect to all addresses; last error: UNKNOWN: [::1]:1: Connection refused (111)")
+    'Connection refused'
     >>> _without_addresses("Socket closed")
     'Socket closed'
     """
     _, tried, last = details.partition("last error: ")
-    return last.rpartition(": ")[2] if tried else details
+    return re.sub(r" \(\d+\)$", "", last.rpartition(": ")[2]) if tried else details
 
 
 def _tls_verdict(kit: Kit, address: str, said: str) -> str:
