@@ -487,7 +487,7 @@ def choose(folder: Path) -> None:
     for name, experiment in NAMES.items():
         own = pd.DataFrame([{**row, **row["history"][-1]} for row in rows if row["experiment"] == name])
         if len(own) and experiment.grid is not None:
-            for key, values in experiment.grid.best(own).items():
+            for key, values in sorted(experiment.grid.best(own).items()):
                 both = [f"{value:g}" for value in values.values()]
                 print(name, *key, *both, *[""] * (2 - len(both)), sep=",")
 

@@ -10,6 +10,7 @@ import pytest
 
 from rookery.experiments import EXPERIMENTS, page
 from rookery.experiments.asfbo import fig1, hetero
+from rookery.experiments.channels import shared as channels
 from rookery.experiments.choice import setting
 from rookery.experiments.fedbio import cleaning, fair, hyperrep
 from rookery.experiments.feddro import adult, images
@@ -74,6 +75,9 @@ def test_a_pass_that_rests_on_an_artefact_does_not_count(name: str) -> None:
 
 CHOSEN = {
     "choice-problems": lambda problem, method: setting.CHOSEN[problem, method],
+    "channels-liars": lambda *key: channels.CHOSEN["channels-liars", *key],
+    "channels-unlike": lambda *key: channels.CHOSEN["channels-unlike", *key],
+    "channels-bytes": lambda *key: channels.CHOSEN["channels-bytes", *key],
     "asfbo-fig1": lambda method, split: (fig1.CHOSEN[method, split],),
     "asfbo-hetero": lambda method, work: (hetero.HETERO_CHOSEN[method, work],),
     "fedbio-cleaning": lambda method: cleaning.CLEANING_CHOSEN[method],

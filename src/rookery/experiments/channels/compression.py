@@ -15,20 +15,20 @@ from rookery.experiments.channels import liars, shared
 from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
 from rookery.experiments.machinery.claims import all_lead, lead
 from rookery.experiments.machinery.curves import curves, ends, last, values
-from rookery.experiments.machinery.drawing import below
+from rookery.experiments.machinery.drawing import below, zoom
 from rookery.language.channel import chain
 
 NAME = "channels-bytes"
 CHANNELS: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "8 bits": lambda: quantize(8),
+    "4 bits": lambda: quantize(4),
     "1 bit": lambda: quantize(1, feedback="error"),
     "top 10 %": lambda: top_k(0.1),
-    "4 bits": lambda: quantize(4),
     "top 1 %": lambda: top_k(0.01),
     "random 10 %": lambda: random_k(0.1),
-    "8 bits both ways": lambda: chain(quantize(8), broadcast(8)),
     "rank 2": lambda: low_rank(2),
+    "8 bits both ways": lambda: chain(quantize(8), broadcast(8)),
 }
 CLEANING = ("none", "8 bits", "1 bit", "top 10 %")
 FACTORS = (1.0, 0.5, 0.2)  # of both steps
@@ -175,13 +175,15 @@ def picture(results: pd.DataFrame) -> Figure:
     """Accuracy against the kilobytes that a client has sent, a panel for each method."""
     shown = shared.METHODS
     fig, axes = report.figure(1, len(shown), width=15.0, height=4.4)
-    clients = shared.CLIENTS if "seed" in results and results["round"].max() > 2 else 10
+    clients = shared.CLIENTS if results["round"].max() > 2 else 10
     for ax, method in zip(axes[0], shown, strict=True):
         own = results[results["task"] == LEARN].assign(kilobytes=results["bytes_up"] / clients / 1e3)
         own = own[(own["method"] == method) & (own["round"] > 0)]
         for i, name in enumerate(n for n in CHANNELS if n in values(own, "channel")):
             color: Any = {"color": "black" if name == "none" else f"C{i - 1}"}
             report.band(ax, own[own["channel"] == name], "kilobytes", "accuracy", label=name, **color)
+        if len(own):
+            zoom(ax, own)
         ax.set_xscale("log")
         report.label(ax, "kB sent by a client", "test accuracy", method)
     below(fig, axes[0, -1], len(CHANNELS))

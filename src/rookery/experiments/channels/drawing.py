@@ -36,7 +36,8 @@ def table(results: pd.DataFrame, share: float, metric: str = "accuracy") -> Figu
     order = (*shared.METHODS, shared.EXTRA) if metric == "accuracy" else shared.METHODS[:-1]
     panels = [(t, m) for t in tasks for m in shared.among(whole, "method", order, task=t)]
     columns = min(5, max(sum(t == task for t, _ in panels) for task in tasks))
-    fig, axes = report.figure(len(tasks), columns, width=3.6 * columns, height=3.7 * len(tasks))
+    rules = shared.among(whole, "rule", shared.RULES)
+    fig, axes = report.figure(len(tasks), columns, width=1.4 + 2.3 * columns, height=3.5 * len(tasks))
     for ax in axes.flat:
         ax.set_visible(False)
     for row, task in enumerate(tasks):
@@ -44,13 +45,13 @@ def table(results: pd.DataFrame, share: float, metric: str = "accuracy") -> Figu
             ax = axes[row, column]
             ax.set_visible(True)
             own = whole[(whole["task"] == task) & (whole["method"] == method)]
-            _table(ax, own, share, metric)
-            ax.set_title(f"{method}, {shared.TASKS[task]}", fontsize=9)
+            _table(ax, own, rules, share, metric)
+            ax.set_yticks(range(len(rules)), rules if column == 0 else [""] * len(rules), fontsize=9)
+            ax.set_title(f"{method},\n{shared.TASKS[task]}", fontsize=9)
     return fig
 
 
-def _table(ax: Axes, own: pd.DataFrame, share: float, metric: str) -> None:
-    rules = shared.among(own, "rule", shared.RULES)
+def _table(ax: Axes, own: pd.DataFrame, rules: list[str], share: float, metric: str) -> None:
     cells = [cell for cell in shared.cells(own) if cell in ((shared.NO_LIARS), (cell[0], share))]
     means = own.groupby(["rule", "attack", "share"])[metric].mean()
     value = lambda name, cell: float(means.get((name, *cell), np.nan))
@@ -58,7 +59,6 @@ def _table(ax: Axes, own: pd.DataFrame, share: float, metric: str) -> None:
     ax.imshow(numbers, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for (i, j), number in np.ndenumerate(numbers):
         words = "–" if np.isnan(number) else f"{number:.2f}".replace("0.", ".")
-        ax.text(j, i, words, ha="center", va="center", fontsize=8, color="white" if number < 0.6 else "black")
-    ax.set_xticks(range(len(cells)), [cell[0] for cell in cells], rotation=40, ha="right", fontsize=8)
-    ax.set_yticks(range(len(rules)), rules, fontsize=8)
+        ax.text(j, i, words, ha="center", va="center", fontsize=9, color="white" if number < 0.6 else "black")
+    ax.set_xticks(range(len(cells)), [cell[0] for cell in cells], rotation=40, ha="right", fontsize=9)
     ax.grid(visible=False)

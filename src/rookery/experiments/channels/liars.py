@@ -215,7 +215,14 @@ def every_exchange_is_attacked(results: pd.DataFrame) -> Finding:
         return Finding(None, {"not run": 0})
     lost = partial(loss, results, LEARN, name=RECOMMENDED, cell=("a little", 0.3))
     own = lead(lost(method="FedNest"), lost(method="FedBiO"))
-    return Finding(own.holds, {"FedNest's loss less FedBiO's, and the margin": own})
+    calm = less(LITTLE, loss(results, LEARN, "FedNest", RECOMMENDED, NO_LIARS))
+    figures = {
+        "FedNest's loss less FedBiO's, and the margin": own,
+        f"{100 * LITTLE:g} points less FedNest's loss without liars": calm,
+    }
+    if own.holds and not calm.holds:
+        return Finding(None, figures, "FedNest already fails without liars with this rule, in one run of five.")
+    return Finding(own.holds, figures)
 
 
 @claim(

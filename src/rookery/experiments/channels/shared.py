@@ -224,9 +224,9 @@ GRID = Grid(
 
 def cells(found: pd.DataFrame) -> list[Cell]:
     """The attacks and shares among the results, in order."""
-    pairs = found[["attack", "share"]].drop_duplicates()
+    pairs = set(zip(found["attack"].tolist(), found["share"].tolist(), strict=True))
     order = ["none", *ATTACKS]
-    return sorted(pairs.itertuples(index=False, name=None), key=lambda cell: (order.index(cell[0]), cell[1]))
+    return sorted(pairs, key=lambda cell: (order.index(cell[0]), cell[1]))
 
 
 def among(results: pd.DataFrame, label: str, order: Sequence[str], **labels: Any) -> list[str]:
