@@ -28,7 +28,7 @@ class Clock:
     together. The server's own work takes no time. The column `clock` of the history has the seconds so far.
 
     Each argument is a number, an array with a number for each client, an array with a row of them for each round, which
-    begins again after the last, or a distribution such as `scipy.stats.lognormal(1.0)`, from which each client draws
+    begins again after the last, or a distribution such as `scipy.stats.lognorm(1.0)`, from which each client draws
     one number.
 
     Arguments:
