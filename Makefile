@@ -1,12 +1,13 @@
 # Every target sets up what it needs: only python3 (>= 3.11, with venv and pip) has to be there.
 PYTHON ?= python3
+CONTAINER ?= podman
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=  # processes that the tests start find the package compiled
 
 # JAX's development version: https://docs.jax.dev/en/latest/installation.html
 JAX_NIGHTLY ?= https://us-python.pkg.dev/ml-oss-artifacts-published/jax-public-nightly-artifacts-registry/simple/
 
-.PHONY: demo test quick lint slow gpu browser flare test-oldest test-newest test-nightly dist test-dist check-tag bench docs linkcheck docs-setup setup clean
+.PHONY: demo test quick lint slow gpu browser flare test-oldest test-newest test-nightly dist test-dist container test-packaging check-tag bench docs linkcheck docs-setup setup clean
 
 demo: setup
 	$(BIN)/rookery demo
@@ -34,7 +35,7 @@ gpu: setup
 
 browser: setup
 	@command -v chromedriver >/dev/null || { echo "make browser needs Chromium and its driver; on Debian: apt-get install chromium chromium-driver"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser,docs]'
 	$(BIN)/python -m pytest -m browser tests/report/browser
 
 flare: setup
@@ -72,6 +73,12 @@ dist: .venv-dist/.installed
 
 test-dist:
 	$(PYTHON) tools/try_wheel.py dist
+
+container:
+	$(CONTAINER) build --file packaging/Containerfile --tag rookery .
+
+test-packaging:
+	$(PYTHON) tools/try_packaging.py dist --python $(PYTHON)
 
 check-tag:
 	@$(PYTHON) -c 'import os, sys, tomllib; v = "v" + tomllib.load(open("pyproject.toml", "rb"))["project"]["version"]; t = os.environ["TAG"]; sys.exit(t != v and f"TAG must be {v}, as in pyproject.toml; got {t}.")'

@@ -31,6 +31,7 @@ napoleon_attr_annotations = False
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "Rookery"
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]

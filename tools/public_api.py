@@ -1,8 +1,8 @@
 """List the public API, with what its users rely on: python tools/public_api.py > tests/compatibility/public_api.txt
 
 Public are the names of `import rookery as rk`, and of the modules that have short names there. A line is a name with
-its parameters and their defaults, or a member of a class. Annotations are left out: they differ between versions of
-Python and of the libraries.
+its parameters and their defaults, a member of a class, or a command with its options. Annotations are left out: they
+differ between versions of Python and of the libraries.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import rookery as rk
+from rookery.cli import program
 
 FURTHER = ("rookery.parts", "rookery.tasks", "rookery.testing", "rookery.theory")  # modules with names of their own
 
@@ -84,12 +85,22 @@ class _Shown:
         return "..." if " at 0x" in repr(value) or type(value) is object else repr(value)
 
 
+def commands() -> Iterator[str]:
+    """Yield a line for each command: its arguments, and its options."""
+    for name in program.COMMANDS:
+        command = program.Commands().get_command(None, name)
+        below = getattr(command, "commands", {})
+        for words, one in sorted({f"{name} {word}": one for word, one in below.items()}.items()) or [(name, command)]:
+            options = sorted(option for parameter in one.params for option in parameter.opts)
+            yield f"$ rookery {words}: {' '.join(options)}"
+
+
 def listing() -> list[str]:
     """Return the lines of the public API."""
     lines = [line for name in sorted(rk.__all__) for line in described(f"rk.{name}", getattr(rk, name))]
     for name, module in modules().items():
         lines += [line for word in public(module) for line in described(f"{name}.{word}", getattr(module, word))]
-    return lines
+    return [*lines, *commands()]
 
 
 if __name__ == "__main__":

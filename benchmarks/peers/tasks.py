@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,32 +55,22 @@ class Task:
 
 COMPARED = ("parameters", "clients", "cohort", "batch", "steps", "rounds")  # what each script reports
 TASKS = {
-    "mlp": Task("FedAvg, MLP 784-200-10 on MNIST", 159_010, 100, 10, 60, 10, rounds=30, every=1, target=0.9, step=0.1),
-    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=12, every=1, target=0.9, step=0.03),
+    "mlp": Task("FedAvg, MLP 784-200-10 on MNIST", 159_010, 100, 10, 60, 10, rounds=12, every=1, target=0.9, step=0.1),
+    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=8, every=1, target=0.9, step=0.03),
     "fednest": Task(
-        "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=8, every=1, target=0.4, step=0.01, near=0.1
+        "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=4, every=1, target=0.25, step=0.01, near=0.2
     ),
     "stocbio": Task(
-        "stocBiO, penalties on covertype",
-        385,
-        1,
-        1,
-        64,
-        10,
-        rounds=1000,
-        every=100,
-        target=0.70,
-        step=0.0625,
-        ratio=0.01,
+        "stocBiO, penalties on covertype", 385, 1, 1, 64, 10, rounds=500, every=50, target=0.7, step=0.0625, ratio=0.01
     ),
     "soba": Task(
-        "SOBA, penalties on covertype", 385, 1, 1, 64, 1, rounds=10_000, every=1000, target=0.70, step=1.0, ratio=0.01
+        "SOBA, penalties on covertype", 385, 1, 1, 64, 1, rounds=5000, every=500, target=0.7, step=1.0, ratio=0.01
     ),
     "mrbo": Task(
-        "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.70, step=1.0, ratio=0.01
+        "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.7, step=1.0, ratio=0.01
     ),
-    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=1000, every=100, target=1.0, step=0.1, near=0.5),
-    "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=2000, every=200, target=1.0, step=0.1, near=0.5),
+    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=100, every=10, target=0.0, step=0.1, near=0.2),
+    "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=500, every=50, target=0.0, step=0.1, near=0.2),
 }
 
 
@@ -191,11 +182,15 @@ def shards(folder: Path) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray,
     return [(images[p[:480]], labels[p[:480]], images[p[480:]], labels[p[480:]]) for p in parts], (test, answers)
 
 
+def table(folder: Path) -> np.ndarray:
+    """Forest covers as published: 54 columns and the class, from 1 to 7."""
+    with gzip.open(folder / "covtype" / "covtype.data.gz", "rt") as file:
+        return np.fromstring(file.read().replace("\n", ","), np.int16, sep=",").reshape(-1, 55)
+
+
 def covertype(folder: Path) -> dict[str, np.ndarray]:
     """Forest covers, standardised: x, y to train, x_val, y_val to validate and x_test, y_test; 64, 16 and 20 %."""
-    with gzip.open(folder / "covtype" / "covtype.data.gz", "rt") as file:
-        table = np.fromstring(file.read().replace("\n", ","), np.int16, sep=",").reshape(-1, 55)
-    rows = table[np.random.default_rng(0).permutation(len(table))]
+    rows = np.random.default_rng(0).permutation(table(folder))
     x, y = rows[:, :-1].astype(np.float32), rows[:, -1].astype(np.int32) - 1
     cuts = int(0.64 * len(x)), int(0.8 * len(x))
     mean, deviation = x[: cuts[0]].mean(0), x[: cuts[0]].std(0)
@@ -203,3 +198,25 @@ def covertype(folder: Path) -> dict[str, np.ndarray]:
     for name, a, b in (("", 0, cuts[0]), ("_val", *cuts), ("_test", cuts[1], len(x))):
         found[f"x{name}"], found[f"y{name}"] = (x[a:b] - mean) / np.where(deviation > 0, deviation, 1), y[a:b]
     return found
+
+
+def quadratics(code: Path) -> tuple[Any, Any, Callable[[Any, Any], float]]:
+    """Return benchmark_bilevel's quadratics from a clone: the inner and outer samples, and the score of (x, z)."""
+    sys.path.insert(0, str(code))
+    import jax
+    from benchmark_utils.gen_matrices import gen_matrices
+
+    keys = jax.random.split(jax.random.PRNGKey(2442), 2)
+    parts = [
+        tuple(map(np.asarray, gen_matrices(n, 100, 10, 1.0, 1.0, 0.1, 0.1, key)))
+        for n, key in zip((1024, 1024), keys, strict=True)
+    ]
+    (a, _, c, r, _), (f, h, k, s, t) = ([m.mean(0, dtype=float) for m in part] for part in parts)
+
+    def score(x: Any, z: Any) -> float:
+        x = np.asarray(x, float)
+        solution = np.linalg.solve(a, -r - c.T @ x)
+        adjoint = np.linalg.solve(a, f @ solution + k.T @ x + s)
+        return float(-np.log10(np.sum((h @ x + k @ solution + t - c @ adjoint) ** 2)))
+
+    return *parts, score

@@ -1,6 +1,7 @@
 """Record what this version of Rookery writes and sends, for later versions to read.
 
 Run it before a release, with the folder of the version: python -m tests.compatibility.record tests/compatibility/0.1
+Then copy policy.toml and kit.toml from the folder of the version before, and add to policy.toml the rules that are new.
 """
 
 import base64
@@ -59,6 +60,26 @@ def record_messages(folder: Path) -> None:
             (folder / name / unused).unlink()
 
 
+def record_account(folder: Path) -> None:
+    """Record the log of a site that has released something of its records, and taken part in a secure sum."""
+    rows = [np.linspace(0.0, n, n) for n in (20, 30, 40)]
+    audit = Audit(folder / "account" / "audit.jsonl")
+    policy = Policy(epsilon=50.0, delta=1e-5)
+    study = [Study(problem, jnp.asarray(START), rk.Clients(upper=[own])) for own in rows]
+    first = Responder("a", study[0], folder / "account", PolicyGuard(policy, audit))
+    sites = [first, *(Responder(name, brings) for name, brings in zip("bc", study[1:], strict=True))]
+    engine = rk.Federation(transport=Memory(3, lambda i, request: sites[i].handle(request), list("abc")), patience=0.0)
+    clients = rk.Clients.like(upper=np.zeros(()), n=3)
+    private = rk.private(noise=5.0, delta=1e-5, clip=1.0, unit="record", then=rk.chain(rk.clip(100.0), rk.secure_sum()))
+    rk.solve(
+        problem, clients, rk.FedAvg(step=0.1), jnp.asarray(START), 2, channel=private, engine=engine, progress=False
+    )
+    (folder / "account.json").write_text(json.dumps({"epsilon": audit.spending.epsilon(1e-5)}))
+    audit.close()
+    for unused in ("lock", "secret"):
+        (folder / "account" / unused).unlink()
+
+
 def record_run(folder: Path) -> None:
     """Record the files of a run in this process: of `Run.save`, a tracker and a checkpoint."""
     clients = rk.Clients(upper=[np.array(rows) for rows in SITES.values()])
@@ -79,6 +100,7 @@ if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir(parents=True)
     record_messages(target)
+    record_account(target)
     record_run(target)
     words = ["run", "quadratic", "--algorithm", "FedNest", "--rounds", "2", "--quiet", "--out", str(target / "command")]
     subprocess.run([sys.executable, "-m", "rookery.cli", *words], check=True)

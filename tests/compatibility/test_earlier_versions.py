@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rookery import report
 from rookery.engines import checkpoints
 from rookery.engines.federation import description, heads, wire
 from rookery.engines.federation.audit import Audit, read
+from rookery.engines.federation.kits import read_toml
+from rookery.engines.federation.policy import Policy
 from rookery.engines.federation.store import Store
 from rookery.report.html import sources
 
@@ -106,6 +109,30 @@ def test_the_log_of_a_site(version: Path, tmp_path: Path) -> None:
         log.opened("ab" * 16, "", "", 2, 2)
         log.close()
         assert read(log.path)[0].broken is None
+
+
+def test_the_privacy_account_of_a_site(version: Path, tmp_path: Path) -> None:
+    """What was released counts, under the earlier version and under this one."""
+    found, log = read(shutil.copytree(version / "account", tmp_path / "account") / "audit.jsonl")
+    assert found.broken is None
+    expected = json.loads((version / "account.json").read_text())
+    assert 1 < expected["epsilon"] < 50
+    assert log.spending.epsilon(1e-5) == pytest.approx(expected["epsilon"], rel=1e-6)
+    assert [run.delta for run in log.runs.values()] == [1e-5]
+    assert list(log.unmasked.values()) == [["a", "b", "c"]] * 2
+    assert len(log.charged) == 2
+
+
+def test_policies_and_kits(version: Path) -> None:
+    """They are written by hand and by `rookery federation init`: later versions add such files, and change none."""
+    policy = Policy.read(version / "policy.toml")
+    written = tomllib.loads((version / "policy.toml").read_text())
+    assert {name: getattr(policy, name) for name in written} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
+    }
+    kit = read_toml(version / "kit.toml")
+    assert (kit["address"], kit["name"], kit["sites"]) == ("fl.example.org:9443", "coordinator", ["a", "b"])
+    assert (kit["revocations"], list(kit["certificates"])) == (2, ["a", "b"])
 
 
 def test_the_files_of_a_run(version: Path) -> None:

@@ -45,9 +45,10 @@ def test_the_reason_for_a_refusal(name: str) -> None:
             engine.traced(lying(name, kind, rk.median(), None))
 
 
-@together(BORNE, default={"FedAvg"})
+@pytest.mark.slow
+@together(BORNE)
 def test_engines_agree(name: str, kind: str) -> None:
-    """With the median, and a liar that knows all replies."""
+    """With the median, and a liar that knows all replies. The quick tests of attacks do so for FedAvg."""
     what = lying(name, kind, rk.median(), rk.attacks.InnerProduct((1,), 0.1))
     here = outcome(rk.Simulation(), what)
     for there in (rk.Federation(), rk.Simulation(mesh=2)):

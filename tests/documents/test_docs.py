@@ -74,6 +74,16 @@ def test_the_page_on_checkpoints_and_channels(capsys: pytest.CaptureFixture[str]
     assert rounds == exchanges
 
 
+def test_the_page_on_the_clock() -> None:
+    names: dict[str, Any] = {}
+    for program in blocks("docs/clock.md", "python"):
+        exec(compile(program, "clock.md", "exec"), names)
+    run, early = names["run"], names["early"]
+    assert early.history["clock"].iloc[-1] < run.history["clock"].iloc[-1]
+    assert early.history["missing"].iloc[-1] == 50
+    assert early.x > run.x  # towards the data of fast clients
+
+
 def test_the_page_on_secure_sums(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = blocks("docs/secure-sums.md", "python")
     exec(compile(program, "secure-sums.md", "exec"), {})

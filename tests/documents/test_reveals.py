@@ -57,6 +57,6 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert 0.2 < eight[0] < 0.7 < two[0]
     assert all(min(record, row) > 0.8 and near < 3 for _, record, row, near in found.values())
     plan, bare, spent = capsys.readouterr().out.splitlines()
-    assert "does not approve this plan" in plan
+    assert "does not approve this plan, whose fingerprint is …." in plan  # a page shows no fingerprints
     assert "must hide single records" in bare
     assert "budget is spent: ε = 2.89 of 3" in spent

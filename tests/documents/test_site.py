@@ -11,6 +11,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 
 import rookery as rk
@@ -111,6 +112,30 @@ def test_pages_show_no_fingerprints(page: Path) -> None:
     assert re.findall(r"\b[0-9a-f]{32,}\b", page.read_text(encoding="utf-8")) == []
 
 
+def test_the_gallery_has_every_example_and_tutorial() -> None:
+    """Each as a picture that exists, a link, and one sentence; `tools/gallery.py` draws those in its folder."""
+    text = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    cards = re.findall(r"^- \[!\[.+\]\((.+)\)\]\((.+)\)\n\n  \[.+\]\((.+)\): (.+)$", text, re.MULTILINE)
+    assert len(cards) == text.count("[![") > 15
+    for picture, target, again, sentence in cards:
+        assert (DOCS / picture).exists(), picture
+        assert target == again
+        assert re.search(r"\.$", sentence), sentence
+        assert not re.search(r"\. [A-Z]", sentence), sentence
+    shown = text + (DOCS / "examples.md").read_text(encoding="utf-8")
+    files = [*(ROOT / "examples").glob("*.py"), *(DOCS / "tutorials").glob("*.md")]
+    assert [path.name for path in files if f"/{path.name}" not in shown] == []
+    drawn = runpy.run_path(str(ROOT / "tools" / "gallery.py"))["PICTURES"]
+    assert set(drawn) == {path.stem for path in (DOCS / "figures" / "gallery").iterdir()}
+
+
+@pytest.mark.slow
+def test_a_picture_of_the_gallery_is_drawn(tmp_path: Path) -> None:
+    with jax.enable_x64(False):
+        runpy.run_path(str(ROOT / "tools" / "gallery.py"))["main"](["phase_retrieval"], tmp_path)
+    assert (tmp_path / "phase_retrieval.png").read_bytes().startswith(b"\x89PNG")
+
+
 NOTEBOOKS = runpy.run_path(str(DOCS / "_extensions" / "notebooks.py"))
 
 
@@ -149,6 +174,16 @@ def test_a_notebook_runs_where_there_is_no_repository(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "Federation" in done.stdout
+
+
+def test_versions_are_listed_with_the_newest_first(tmp_path: Path) -> None:
+    for name in ("0.9", "0.10.1", "0.10", "latest", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            (tmp_path / name / "objects.inv").touch()
+    found = runpy.run_path(str(ROOT / "tools" / "versions.py"))["versions"](tmp_path)
+    assert [entry["version"] for entry in found] == ["latest", "0.10.1", "0.10", "0.9"]
+    assert {entry["path"] for entry in found} == {"latest/", "0.10.1/", "0.10/", "0.9/"}
 
 
 def test_the_version_is_the_same_everywhere() -> None:

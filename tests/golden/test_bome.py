@@ -50,7 +50,10 @@ def transcribed(barrier: str, turns: Any) -> Iterator[Point]:
 multipliers: list[float] = []
 
 
-@pytest.mark.parametrize(("barrier", "turns"), [("gradient", fields.LOCAL_STEPS), ("value", [1] * q.N_CLIENTS)])
+@pytest.mark.parametrize(
+    ("barrier", "turns"),
+    [("gradient", fields.LOCAL_STEPS), pytest.param("value", [1] * q.N_CLIENTS, marks=pytest.mark.slow)],
+)
 def test_equals_the_transcription(barrier: Any, turns: list[int]) -> None:
     method = rk.BOME(**GIVEN, barrier=barrier, lower_local_steps=turns)
     multipliers.clear()

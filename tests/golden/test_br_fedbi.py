@@ -45,7 +45,7 @@ def library(method: Any, **given: Any) -> Any:
     return q.trajectory(q.BILEVEL, fields.CLIENTS, method, q.INIT, fields.ROUNDS, cohort=3, seed=fields.SEED, **given)
 
 
-@pytest.mark.parametrize("robust", [False, True], ids=["mean", "trimmed mean"])
+@pytest.mark.parametrize("robust", [pytest.param(False, marks=pytest.mark.slow), True], ids=["mean", "trimmed mean"])
 def test_momentum_equals_the_transcription(robust: bool) -> None:
     """With the clients' weights in the mean, and without them in the rule; who sat out keeps its momentum."""
     aggregate = trimmed if robust else fields.mean

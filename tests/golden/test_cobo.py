@@ -119,7 +119,7 @@ def test_fixed_weights_end_at_the_root_of_a_linear_system(local_steps: int) -> N
 LOSSY: dict[str, Any] = {"faults": rk.Faults(dropout=0.3), "channel": rk.chain(rk.clip(0.5), rk.gaussian(0.1))}
 
 
-@pytest.mark.parametrize("given", [{}, {"local_steps": 2, "pair_every": 2}])
+@pytest.mark.parametrize("given", [pytest.param({}, marks=pytest.mark.slow), {"local_steps": 2, "pair_every": 2}])
 def test_a_client_remembers_the_model_that_the_server_has_of_it(given: dict[str, Any]) -> None:
     """Whatever a channel changes, and whoever does not reply; and the weights stay symmetric."""
     missing = 0

@@ -130,7 +130,7 @@ def test_an_optimizer_at_the_server_steps_both_lower_variables(name: str) -> Non
     q.assert_same(got, [w[:2] for w in expected])
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_sgha_equals_the_transcription(exact: bool) -> None:
     """With differences, and with exact products in their place; g is no quadratic, so that these are not the same."""
 

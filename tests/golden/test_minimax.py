@@ -233,7 +233,7 @@ def with_momentum(steps: int) -> Callable[[int, Point], Point]:
 FLAT = np.zeros(5)
 
 
-@pytest.mark.parametrize(("extra", "steps"), [(False, 5), (True, 1), (True, 5)])
+@pytest.mark.parametrize(("extra", "steps"), [(False, 5), pytest.param(True, 1, marks=pytest.mark.slow), (True, 5)])
 def test_plain_local_steps_end_off_the_saddle_point(extra: bool, steps: int) -> None:
     """Where the formula says; with a look ahead even for one step."""
     method = (rk.LocalExtragradient if extra else rk.FedAvgSaddle)(**GIVEN, local_steps=steps)
@@ -252,7 +252,7 @@ def test_anchored_steps_end_at_the_saddle_point(method: Any) -> None:
     np.testing.assert_allclose(flat((run.x, run.y)), saddle(), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_the_limit_with_momentum(steps: int) -> None:
     """The saddle point for one local step, and the fixed point of the mean of the local maps for several."""
     run = limit(rk.MomentumLocalSGDA(**GIVEN, local_steps=steps, momentum=SHARE), 250)

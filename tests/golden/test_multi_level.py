@@ -76,7 +76,7 @@ def library(method: Any) -> list[tuple[Vector, Vector]]:
     return seen
 
 
-@pytest.mark.parametrize("jacobians", ["product", "tracked"])
+@pytest.mark.parametrize("jacobians", [pytest.param("product", marks=pytest.mark.slow), "tracked"])
 def test_equals_the_transcription(jacobians: Any) -> None:
     """With cohorts of three, local steps and momentum."""
     method = rk.FedMSA(ALPHA, BETA, GAMMA, fields.LOCAL_STEPS, RHO, jacobians=jacobians)

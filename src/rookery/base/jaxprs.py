@@ -363,7 +363,9 @@ class _Walker:
             return f"{_qualified(kind)}.{value.name}"
         if isinstance(value, type | types.ModuleType | np.dtype):
             return f"{kind.__name__}:{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value)}"
-        if getattr(getattr(value, "rule", value), "__name__", "") == ONE_BY_ONE:
+        if content.of_jax(value):
+            value = getattr(value, "rule", value)  # JAX wraps a batching rule anew in each trace
+        if getattr(value, "__name__", "") == ONE_BY_ONE:
             return ONE_BY_ONE  # the function next to it says what the rule computes
         self.objects.append(Same(value))
         if content.of_jax(value) and not dataclasses.is_dataclass(value):

@@ -20,10 +20,11 @@ from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
+from rookery.language.clock import Clock
 from rookery.language.ledger import Amounts
 from rookery.plan import trace as plan
 from rookery.plan.computing import AS_IT_IS, Computing
-from rookery.plan.costs import counted_loops
+from rookery.plan.costs import bytes_down, counted_loops
 from rookery.plan.trace import Carry, Plan, Setting
 from rookery.problems.problems import Problem
 
@@ -45,6 +46,7 @@ class Job:
     computing: Computing = AS_IT_IS  # precision and rematerialisation
     noise_seed: int | None = None  # of a channel's noise; None: the operating system's entropy
     chance: float | None = None  # of a client to be in a Poisson cohort; None: cohorts of a fixed size
+    clock: Clock | None = None
 
     @property
     def minimum(self) -> int:
@@ -213,10 +215,13 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
     clients = job.clients if shapes is None else shapes
     setting = Setting(
         job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products,
-        job.chance,
+        job.chance, None if job.clock is None else job.clock.at(job.clients),
     )  # fmt: skip
     hyper = plan.with_levels(job.channel, split.traced)
     start, one_round, *more = plan.plans(setting, job.start, hyper, job.measure)
+    if setting.clock is not None:  # only a plan says what clients are sent
+        setting = setting._replace(clock=setting.clock._replace(down=(bytes_down(start), bytes_down(one_round))))
+        start, one_round, *more = plan.plans(setting, job.start, hyper, job.measure)
     job, setting = replace(job, channel=one_round.channel), setting._replace(channel=one_round.channel)
     hyper = plan.with_levels(job.channel, hyper)  # calibrated
     measure = more[0] if more else None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from rookery.base import draws
-from rookery.base.arguments import is_number
+from rookery.base.arguments import is_integer, is_number
 
 
 class ChannelExchange(NamedTuple):
@@ -352,17 +352,27 @@ class Faults:
         minimum: the round fails if fewer replies to an exchange arrive. The simulation ignores it for cohorts of
             `rk.Poisson`, whose size is secret.
         attack: what some clients send instead of their replies, e.g. `rk.attacks.SignFlip(2)`; None: all are honest.
+        deadline: with a clock, the seconds after which an exchange ends: later replies are lost.
+        first: with a clock, the replies after which an exchange ends: `cohort=60` and `first=50` asks ten clients more
+            than it needs. Fast clients are then heard more often than slow ones, and the result is biased towards their
+            data.
     """
 
     dropout: float = 0.0
     minimum: int = 1
     attack: Any = None
+    deadline: float | None = None
+    first: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
             raise ValueError(f"Faults: dropout must be a number of at least 0 and below 1; got {self.dropout!r}.")
         if not isinstance(self.minimum, int) or isinstance(self.minimum, bool) or self.minimum < 1:
             raise ValueError(f"Faults: minimum must be an integer of at least 1; got {self.minimum!r}.")
+        if self.deadline is not None and (not is_number(self.deadline) or not self.deadline > 0):
+            raise ValueError(f"Faults: deadline must be a positive number of seconds; got {self.deadline!r}.")
+        if self.first is not None and (not is_integer(self.first) or self.first < 1):
+            raise ValueError(f"Faults: first must be an integer of at least 1; got {self.first!r}.")
         if self.attack is not None and (isinstance(self.attack, type) or not hasattr(self.attack, "attackers")):
             raise TypeError(f"Faults: attack must be an attack such as rk.attacks.SignFlip(2); got {self.attack!r}.")
 

@@ -16,6 +16,7 @@ from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange, Plain
 from rookery.language.client import Client
+from rookery.language.clock import heard
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
 from rookery.language.primitives import result_type, weighted_sum
@@ -111,7 +112,7 @@ class Exchanging:
         """
         leaves, structure = jax.tree.flatten(sent.value.rows)
         record, lossy = self._described(kind, name, sent), self._lossy
-        mask = [self._present(keys)] if lossy else []
+        mask = self._mask(record, keys)
         closed, unpacking, likes = [], {}, leaves
         if (unpack := self._unpack(sent)) is not None:
             one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
@@ -143,7 +144,7 @@ class Exchanging:
         leaves, structure = jax.tree.flatten(sent.value.rows)
         fewest = secure.fewest(self.cohort_size)
         record = self._described(kind, name, sent)._replace(secure=fewest)
-        mask, ones = [self._present(keys)] if lossy else [], jnp.ones(self.cohort_size, jnp.uint32)
+        mask, ones = self._mask(record, keys), jnp.ones(self.cohort_size, jnp.uint32)
         sums = self._bind(primitives.reduce, self._ids, ones, *mask, *leaves, exchange=record, lossy=lossy)
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = jnp.ones((), p.dtype)
@@ -293,9 +294,8 @@ class Exchanging:
     def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
         """The replies, and which clients replied; None if no reply can be lost."""
         leaves, structure = jax.tree.flatten(sent.value.rows)
-        lossy = self._lossy
-        mask = [self._present(keys)] if lossy else []
-        record = self._described(kind, name, sent)
+        lossy, record = self._lossy, self._described(kind, name, sent)
+        mask = self._mask(record, keys)
         rows = self._bind(primitives.gather, self._ids, *mask, *leaves, exchange=record, lossy=lossy)
         present = self._noted(rows.pop()) if lossy else None
         replies = jax.tree.unflatten(structure, rows)
@@ -327,6 +327,15 @@ class Exchanging:
     def _lossy(self) -> bool:
         """Whether some clients of `ids` may have no reply."""
         return self._tracing.faults is not None or self._drawn is not None
+
+    def _mask(self, record: Exchange, keys: Any) -> list[Array]:
+        """Whose replies arrive, and in time; empty if no reply can be lost. With a clock, the server waits for them."""
+        present, watch, faults = self._present(keys) if self._lossy else None, self._tracing.watch, self._tracing.faults
+        if watch is not None:
+            seconds = watch.exchange(self._cohort, self._ids, record.reply_bytes)
+            present, waited = heard(seconds, present, getattr(faults, "deadline", None), getattr(faults, "first", None))
+            self._tracing.waited(waited)
+        return [] if present is None else [present]
 
     def _present(self, keys: Any) -> Array:
         """Draw whose replies are not lost, among the clients that are in the cohort."""

@@ -1,6 +1,6 @@
 """The federation as algorithms see it: its methods build the plan of a round while the round is traced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -103,6 +103,9 @@ class Fed(Exchanging):
         noise = self._tracing.record_noise()
         traced, (shapes, _) = jaxprs.trace(on_client, data, _INTEGER, like, jax.tree.map(jax.typeof, noise), rows)
         work, operands, inputs = self._work(traced, key, noise, local)
+        if self._tracing.watch is not None:
+            counts = self._counts(work, operands, inputs, self._ids, self._tracing.watch.sizes, source_of(fn))
+            self._tracing.watch.work(self._cohort, self._ids, counts)
         if self._tracing.down is not None:
             work, operands, inputs = self._packed_down(work, operands, inputs)
         out = self._bind(
@@ -219,6 +222,11 @@ class Fed(Exchanging):
         work, operands, inputs = self._work(traced, jax.random.fold_in(key, self.n), noise, [])
         record = described(name, "center", [v.aval for v in work.outvars[:-1]])
         record = parts.described(record, channels.compresses(channel))
+        if self._tracing.watch is not None and holder is not None:
+            at = jnp.full(1, holder, jnp.int32)
+            counts = self._counts(work, operands, inputs, at, (None,) * len(jax.tree.leaves(data)), source_of(fn))
+            self._tracing.watch.work("center", at, counts)
+            self._tracing.waited(self._tracing.watch.exchange("center", at, record.reply_bytes)[0])
         out = self._bind(
             primitives.center, *operands,
             work=work, inputs=inputs, source=source_of(fn), exchange=record, holder=holder,
@@ -238,7 +246,12 @@ class Fed(Exchanging):
         if isinstance(n, int) and n <= 1:
             return body(jnp.int32(0), carry) if n == 1 else carry
 
+        tracing.settle()
+        first = 0 if tracing.watch is None else tracing.watch.exchanges
+
         def turn(i: Any, both: Any) -> tuple[Any, Any]:
+            if tracing.watch is not None:  # a body may be traced twice
+                tracing.watch.exchanges = first
             before = tracing.enter(i, both[1])
             try:
                 carry = body(i, both[0])
@@ -321,6 +334,29 @@ class Fed(Exchanging):
         inputs = Inputs(len(sent), data, identity, with_key, len(kept), *used[end:last])
         work = convolutions.rewrite(work) if self._tracing.products else work
         return work, [*sent, *([key] if with_key else []), *hiding, *kept], inputs
+
+    def _counts(
+        self, work: Any, operands: list[Any], inputs: Inputs, ids: Array, sizes: Sequence[Any], source: str
+    ) -> Array:
+        """The counts of a client's function, a row for each of these clients, as the server knows them beforehand."""
+        counted, used = jaxprs.prune(work, [False] * (len(work.outvars) - 1) + [True])
+        sent, rest = operands[: inputs.sent], operands[inputs.sent :]
+        hidden = [None] * (inputs.noise + inputs.levels + inputs.own)
+        known = [True] * len(sent) + [sizes[k] is not None for k in inputs.data]
+        known += [True] * (inputs.identity + inputs.key) + [False] * len(hidden)
+        if any(reads and not is_known for reads, is_known in zip(used, known, strict=True)):
+            raise ValueError(
+                "clock must be None for methods in which how much a client computes depends on its data, its memory or "
+                f"values of its own, as in the function at {source}. Leave the clock out."
+            )
+
+        def of_one(i: Array) -> Array:
+            data = [None if sizes[k] is None else jnp.asarray(sizes[k])[i][None] for k in inputs.data]
+            own = [jax.random.fold_in(rest[0], i)] if inputs.key else []
+            arguments = [*sent, *data, *([i] if inputs.identity else []), *own, *hidden]
+            return jaxprs.run(counted, *(a for a, reads in zip(arguments, used, strict=True) if reads))[0]
+
+        return jax.vmap(of_one)(ids)
 
     def _packed_down(self, work: Any, operands: list[Any], inputs: Inputs) -> tuple[Any, list[Any], Inputs]:
         """A client's function that is sent packed values, which it unpacks first."""

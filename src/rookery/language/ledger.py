@@ -142,6 +142,7 @@ class Amounts(NamedTuple):
     exchanges: Entries
     work: list[int]  # the sums over all clients, in the order of WORK, and `samples_busiest`
     missing: int = 0  # replies that did not arrive
+    seconds: float | None = None  # with a clock
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Ledger:
     """The cost of a run so far."""
 
     rounds: int = 0
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    counts: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     last: list[dict[str, Any]] = field(default_factory=list)  # the last round's exchanges
 
     def add(self, costs: Sequence[Amounts], cohort: int) -> None:
@@ -163,6 +164,8 @@ class Ledger:
             for name, amount in zip((*WORK, "samples_busiest"), cost.work, strict=True):
                 self.counts[name] += amount
             self.counts["missing"] += cost.missing
+            if cost.seconds is not None:
+                self.counts["clock"] = self.counts.get("clock", 0.0) + cost.seconds
             self.rounds += 1
         if costs:
             self.last = [

@@ -8,6 +8,7 @@ from jaxtyping import Array, PyTree
 
 from rookery.base.compat import Tracer
 from rookery.language.channel import ChannelExchange, Faults
+from rookery.language.clock import Watch
 from rookery.language.records import Records
 
 _RECORDS = 0x7265636F  # separates the noise of clients' functions from that of exchanges
@@ -55,6 +56,7 @@ class Threaded(NamedTuple):
     missing: Any = None  # how many replies did not arrive
     least: Any = None  # the number of replies to the exchange that had the fewest
     stayed: Any = None  # for each client: whether it has taken part in every exchange so far
+    seconds: Any = None  # with a clock: since the beginning of the round
 
 
 class ExchangeKeys(NamedTuple):
@@ -88,6 +90,7 @@ class Tracing:
         self.down: Any = None  # what packs the server's values on their way to clients, if a channel does so
         self.exact: list[Any] = []  # values that it leaves as they are
         self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
+        self.watch: Watch | None = None  # with a clock
         self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:
@@ -124,13 +127,27 @@ class Tracing:
         keys = self.next_keys()
         self._keys = None if keys is None else keys.at(i)
         self.threaded = threaded
+        if self.watch is not None:
+            self.watch.turns.append(i > 0)
         return before
 
     def leave(self, before: tuple[Any, ...]) -> Threaded:
         """Leave the loop's body. Returns the threaded values at its end."""
+        self.settle()
         after = self.threaded
         self._keys, self.threaded, self._packed = before
+        if self.watch is not None:
+            self.watch.turns.pop()
         return after
+
+    def waited(self, seconds: Array) -> None:
+        """Add to the time of the round."""
+        self.threaded = self.threaded._replace(seconds=self.threaded.seconds + seconds)
+
+    def settle(self, last: Array | None = None) -> None:
+        """With a clock: wait for work that no exchange follows; see `Watch.settle`."""
+        if self.watch is not None:
+            self.waited(self.watch.settle(last))
 
 
 def source_of(fn: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from rookery.base.compat import Literal
 from rookery.language import ledger
@@ -31,6 +32,36 @@ def costs(plan: Plan, turns: Sequence[Any]) -> Entries:
     return walker.entries
 
 
+class _Twice:
+    """The recorded turns of any loop: two."""
+
+    def __int__(self) -> int:
+        return 2
+
+    def __getitem__(self, _: Any) -> "_Twice":
+        return self
+
+
+def bytes_down(plan: Plan) -> dict[Any, np.ndarray]:
+    """The bytes that a client is sent before each exchange, by its place in the plan, and after the last, "finish".
+
+    An array has an axis for each loop around the exchange, for its first turn and the later ones. A centre whose data
+    the server holds is not an exchange.
+    """
+    walker = _Costs(dict.fromkeys(counted_loops(plan.body), _Twice()))
+    walker.known.update(plan.body.inputs[: len(plan.consts)])
+    walker.visit(plan.body, plan.body.inputs)
+    is_exchange = lambda call: isinstance(call, calls.ExchangeCall) or getattr(call, "holder", None) is not None
+    numbers = [call.number for call in plan.body.calls if is_exchange(call)]
+    table: dict[Any, np.ndarray] = {"finish": np.asarray(walker.pending.get(plan.inputs.ids, 0), float)}
+    for k, number in enumerate(numbers):
+        by_turn = walker.before[number]
+        table[k] = np.zeros((2,) * len(next(iter(by_turn))))
+        for turn, count in by_turn.items():
+            table[k][turn] = count
+    return table
+
+
 def counted_loops(body: calls.Body, inside: bool = False) -> list[int]:
     """The numbers of the loops whose length is not known before the run, in the plan's order."""
     numbers = []
@@ -55,6 +86,7 @@ class _Costs(Visitor[Any]):
         self.entries: Entries = {}
         self.known: set[Any] = set()  # values that every client has
         self.pending: dict[Any, int] = {}  # bytes for the next exchange, by cohort
+        self.before: dict[int, dict[tuple[int, ...], int]] = {}  # a call's bytes down, in first and in later turns
         self._sent: dict[Any, set[Any]] = {}  # by cohort, which is the name of its ids
 
     def literal(self, literal: Literal) -> Any:
@@ -74,7 +106,7 @@ class _Costs(Visitor[Any]):
         return [object()]
 
     def exchange(self, call: calls.ExchangeCall, read: Read) -> list[Any]:
-        down = self.pending.pop(read(call.ids), 0)
+        down = self._taken(call, read(call.ids))
         self.entries.setdefault(call.exchange, Entry()).add(Entry(1, call.exchange.reply_bytes, down))
         return [object() for _ in call.outputs]
 
@@ -82,7 +114,7 @@ class _Costs(Visitor[Any]):
         entry = self.entries.setdefault(call.exchange, Entry())
         if call.holder is not None:
             self._send("center", call, read)
-            entry.add(Entry(1, call.exchange.reply_bytes, self.pending.pop("center", 0)))
+            entry.add(Entry(1, call.exchange.reply_bytes, self._taken(call, "center")))
         return [object() for _ in call.outputs]
 
     def loop(self, call: calls.LoopCall, read: Read) -> list[Any]:
@@ -104,6 +136,12 @@ class _Costs(Visitor[Any]):
         new = [v for v in dict.fromkeys(call.sent) if read(v) not in has | self.known]
         has.update(map(read, new))
         self._add(cohort, ledger.nbytes([v.aval for v in new]) + 8 * (call.key is not None))
+
+    def _taken(self, call: calls.Call, cohort: Any) -> int:
+        """The bytes for the next exchange, which this call is."""
+        down = self.pending.pop(cohort, 0)
+        self.before.setdefault(call.number, {})[tuple(min(i, 1) for i in self._turn)] = down
+        return down
 
     def _add(self, cohort: Any, count: int) -> None:
         self.pending[cohort] = self.pending.get(cohort, 0) + count

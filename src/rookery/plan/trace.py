@@ -16,6 +16,7 @@ from rookery.base.compat import Jaxpr
 from rookery.data.clients import Clients
 from rookery.language import channel as channels
 from rookery.language import hyperparameters, records
+from rookery.language.clock import Timing, Watch
 from rookery.language.fed import Fed
 from rookery.language.metrics import check_numbers
 from rookery.language.primitives import accumulator
@@ -37,6 +38,7 @@ class Setting(NamedTuple):
     debug: bool = False  # for a run that computes a client's loops turn by turn
     products: bool = False  # whether convolutions are computed as products: see convolutions.py
     chance: float | None = None  # of a client to be in a Poisson cohort, which has at most `cohort` clients
+    clock: Timing | None = None
 
     @property
     def rate(self) -> float | None:
@@ -77,6 +79,7 @@ class Made(NamedTuple):
     missing: Any = None  # these three with faults only: see `Threaded`
     least: Any = None
     stayed: Any = None
+    seconds: Any = None  # with a clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +196,7 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
         rate = None if setting.rate is None else 1.0
         tracing = Tracing(setting.channel, None, keys, debug=setting.debug, products=setting.products, rate=rate)
         tracing.levels = levels
+        _start_clock(tracing, setting.clock, 0, 0)
         everyone = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing)
         if hasattr(algorithm, "memory"):
             memory = everyone.map(lambda c, k: algorithm.memory(x, y), given.key).rows
@@ -203,7 +207,9 @@ def start_plan(setting: Setting, start: Any, hyper: Any, states: tuple[Any, Any]
             raise TypeError(f"{name}.init must return a NamedTuple with fields x and y; got {kind_of(state)}.")
         client = everyone.map(lambda c, k: states[0], given.key).rows
         server = jax.tree.map(jnp.asarray, states[1])
-        return tracing, Made(Carry(state, tracing.threaded.memory, client, server, given.noise))
+        tracing.settle(given.ids)
+        carry = Carry(state, tracing.threaded.memory, client, server, given.noise)
+        return tracing, Made(carry, seconds=tracing.threaded.seconds)
 
     noise = () if setting.channel is None else jax.ShapeDtypeStruct((2,), jnp.uint32)
     given = _given(setting, start, hyper, setting.clients.n)._replace(noise=noise)
@@ -264,19 +270,27 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.chance,
         )  # fmt: skip
         tracing.levels, tracing.down = levels, channels.down(setting.channel)
+        _start_clock(tracing, setting.clock, given.t, 1)
         if setting.faults is not None and setting.faults.attack is not None:
             tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)
         cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
+        tracing.settle(given.ids)
         after = tracing.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
         carry = Carry(state, memory, after.client, after.server, noise)
-        return tracing, Made(carry, after.missing, after.least, after.stayed)
+        return tracing, Made(carry, after.missing, after.least, after.stayed, after.seconds)
 
     given = _given(setting, cohorts, hyper, setting.cohort)
     if setting.chance is not None:
         given = given._replace(present=jax.ShapeDtypeStruct((setting.cohort,), bool))
     return _traced(f"{type(setting.algorithm).__name__}.round", one_round, given, setting.channel)
+
+
+def _start_clock(tracing: Tracing, timing: Timing | None, t: Any, plan: int) -> None:
+    if timing is not None:
+        tracing.watch = Watch(timing, t, plan)
+        tracing.threaded = tracing.threaded._replace(seconds=jnp.zeros((), jnp.float32))
 
 
 def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hyper: Any) -> Plan:

@@ -8,14 +8,14 @@ from typing import Any
 
 from rookery import algorithms
 
-KINDS = {  # a heading for each kind of problem, in the order of the page, and the page of its mathematics
-    ("Bilevel", "global"): ("Bilevel", "bilevel"),
-    ("Bilevel", "client"): ("Bilevel, with a lower level per client", "bilevel"),
-    ("Minimax", "global"): ("Minimax", "minimax"),
-    ("Compositional", "global"): ("Compositional", "compositional"),
-    ("Compositional", "client"): ("Compositional, with an inner function per client", "compositional"),
-    ("WeightedNodes", "global"): ("Weighted nodes", "weighted-nodes"),
-    ("SingleLevel", "global"): ("Single level", "single-level"),
+KINDS = {  # a heading for each kind of problem, in the order of the page
+    ("Bilevel", "global"): "Bilevel",
+    ("Bilevel", "client"): "Bilevel, with a lower level per client",
+    ("Minimax", "global"): "Minimax",
+    ("Compositional", "global"): "Compositional",
+    ("Compositional", "client"): "Compositional, with an inner function per client",
+    ("WeightedNodes", "global"): "Weighted nodes",
+    ("SingleLevel", "global"): "Single level",
 }
 
 _INTRODUCTION = """# The methods
@@ -36,18 +36,14 @@ def page() -> str:
     """Return the page in Markdown."""
     methods = [getattr(algorithms, name) for name in algorithms.__all__]
     parts = [_INTRODUCTION.format(count=len(methods))]
-    for kind, (title, mathematics) in KINDS.items():
+    for kind, title in KINDS.items():
         rows = [_row(method) for method in sorted(methods, key=lambda m: m.__name__.lower()) if _kind(method) == kind]
         head = "| method | | also solves | exchanges per round | reference |\n|---|---|---|---|---|"
-        reference = f"reference/methods.md#{_slug(title)}"
-        links = f"[Their mathematics](mathematics/{mathematics}.md), [their reference]({reference}).\n"
+        mathematics = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind[0]).lower()  # weighted-nodes
+        slug = title.lower().replace(",", "").replace(" ", "-")
+        links = f"[Their mathematics](mathematics/{mathematics}.md), [their reference](reference/methods.md#{slug}).\n"
         parts.append("\n".join([f"## {title}\n", links, head, *rows, ""]))
     return "\n".join(parts)
-
-
-def _slug(title: str) -> str:
-    """A heading's anchor."""
-    return title.lower().replace(",", "").replace(" ", "-")
 
 
 def _kind(method: Any) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from rookery.engines import default_engine
 from rookery.engines.checks import check_function, check_run, start_values
 from rookery.engines.engine import Job
 from rookery.language.channel import Faults, check_kind, is_private, rules
+from rookery.language.clock import Clock
 from rookery.run.progress import Tracker
 from rookery.run.result import Run
 
@@ -24,6 +25,7 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
     check_kind(job.channel)
     if job.faults is not None and not isinstance(job.faults, Faults):
         raise TypeError(f"faults must be rk.Faults(dropout=...) or None; got {job.faults!r}.")
+    _check_clock(job)
     x, y = start_values(job.problem, job.clients, job.start)
     wanted, sampling = job.cohort, None
     if isinstance(job.cohort, Poisson):
@@ -43,6 +45,15 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
         raise ValueError(f'on_nonfinite must be "stop" or "warn"; got {job.on_nonfinite!r}.')
     chance = None if sampling is None else sampling.chance
     return replace(job, start=(x, y), cohort=cohort, chance=chance, seed=int(job.seed))
+
+
+def _check_clock(job: Job) -> None:
+    if job.clock is not None and not isinstance(job.clock, Clock):
+        raise TypeError(f"clock must be rk.Clock(...) or None; got {job.clock!r}.")
+    late = {} if job.faults is None else {"deadline": job.faults.deadline, "first": job.faults.first}
+    for name, value in late.items():
+        if value is not None and job.clock is None:
+            raise ValueError(f"faults: {name} needs the speeds of clients; got clock=None. Give clock=rk.Clock(...).")
 
 
 def _checked_sampling(job: Job) -> Draw:

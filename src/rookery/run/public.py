@@ -32,6 +32,7 @@ from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.engines.simulation.memory import MemoryLimitError
 from rookery.language.channel import Bookkeeping, Channel, Faults, chain
+from rookery.language.clock import Clock
 from rookery.language.fed import (
     Algorithm,
     AtLeastOne,
@@ -59,7 +60,8 @@ from rookery.run.worth import Worth, worth
 
 __all__ = [
     "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
-    "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError", "MemoryLimitError",
+    "Clock", "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError",
+    "MemoryLimitError",
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
     "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "attacks",
     "broadcast", "bucketing", "centered_clipping", "chain", "check", "clip", "explain", "gaussian", "geometric_median",

@@ -1,12 +1,14 @@
 """`session`: a run that you advance by hand, in your own loop."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
 from rookery.engines.engine import Engine, Job, Session
 from rookery.language.channel import Channel, Faults
+from rookery.language.clock import Clock
 from rookery.language.fed import Algorithm
 from rookery.language.ledger import Ledger
 from rookery.problems.problems import Problem
@@ -98,6 +100,7 @@ def session(
     engine: Engine | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
+    clock: Clock | None = None,
 ) -> Stepped:
     """Open a run that you advance by hand, in your own loop.
 
@@ -115,5 +118,5 @@ def session(
     """
     models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, noise_seed=noise_seed)
-    job = checked(job)
+    job = checked(replace(job, clock=clock))
     return Stepped(models, checked_engine(engine).open(job), job.cohort)

@@ -24,6 +24,7 @@ from rookery.engines import checkpoints
 from rookery.engines.checks import check_function
 from rookery.engines.engine import Engine, Job, Session
 from rookery.language.channel import Channel, Faults, draws_noise
+from rookery.language.clock import Clock
 from rookery.language.fed import Algorithm
 from rookery.problems.problems import Problem
 from rookery.problems.variables import adapt
@@ -53,6 +54,7 @@ def solve(
     engine: Engine | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
+    clock: Clock | None = None,
     checkpoint: str | Path | None = None,
     keep_best: str | None = None,
     callbacks: Sequence[Callable[[Run], Any] | Tracker] = (),
@@ -98,6 +100,9 @@ def solve(
             budget of privacy; it ends before a round that the budget does not allow.
         faults: `rk.Faults(dropout=0.2)`: replies that do not arrive. If fewer than its minimum do, the run ends with
             `rk.RoundFailedError`.
+        clock: the clients' speeds, e.g. `rk.Clock(compute=[100.0, 10.0], uplink=1e6)`: the history gets a column
+            `clock`, the seconds that the rounds would have taken. With it, `rk.Faults` can leave out late replies. For
+            simulations only.
         checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
             arguments continues from there, up to the rounds of that call; the result is that of an uninterrupted run.
             The last evaluation is always saved. An earlier one is skipped if saving has taken more than a twentieth of
@@ -119,7 +124,7 @@ def solve(
     models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, on_nonfinite, measure)
-    job = checked(dataclasses.replace(job, noise_seed=noise_seed), rounds, every)
+    job = checked(dataclasses.replace(job, noise_seed=noise_seed, clock=clock), rounds, every)
     rounds, every = int(rounds), int(every)
     engine = checked_engine(engine)
     functions, trackers = checked_callbacks(callbacks)

@@ -2,10 +2,21 @@
 
 import base64
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 20  # seconds, on a busy machine
 SCREENSHOTS = os.environ.get("SCREENSHOTS")  # a folder to keep pictures in
+
+
+def wait(what: Callable[[], Any]) -> None:
+    """Wait until it holds."""
+    until = time.monotonic() + PATIENCE
+    while not what() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert what()
 
 
 class Page:
@@ -39,7 +50,7 @@ class Page:
 
     def click(self, selector: str) -> None:
         found = self.find(selector)
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", found)
         found.click()
         self.settle()
 

@@ -2,17 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rookery.report.status import StatusPage
 
-from .opened import Page
+from .opened import Page, wait
 
 pytestmark = pytest.mark.browser
-PATIENCE = 20  # seconds, on a busy machine; the page asks every 1.5
 
 
 @pytest.fixture
@@ -48,13 +47,6 @@ def begin(status: StatusPage, rounds: int) -> None:
     for text in ("charite connected", "st_vincent connected", "round 7: charite came too late and was left out"):
         status.event(text)
     feed(status, range(rounds))
-
-
-def wait(what: Callable[[], Any]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not what() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert what()
 
 
 def words(page: Page, selector: str) -> str:

@@ -95,6 +95,11 @@ class Federation:
 
     def open(self, job: Job) -> "Session":
         """Open a session for this job."""
+        if job.clock is not None:
+            raise ValueError(
+                "clock must be None with rk.Federation, where `seconds` in the history are real; got rk.Clock(...). "
+                "For simulated seconds, use rk.Simulation."
+            )
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             if not job.clients.held:
                 raise ValueError(

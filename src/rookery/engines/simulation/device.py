@@ -229,7 +229,8 @@ def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:
         if len(cache) > 1000:
             cache.clear()
         cache[key] = costs(traced, turns)
-    return Amounts(cache[key], ledger.as_integers(report["work"]), int(report["missing"]))
+    seconds = float(np.asarray(report["seconds"]).view(np.float32)) if "seconds" in report else None
+    return Amounts(cache[key], ledger.as_integers(report["work"]), int(report["missing"]), seconds)
 
 
 # The compiled programs.
@@ -256,6 +257,8 @@ class Program:
             "missing": zero if made.missing is None else made.missing,
             "least": jnp.int32(2**30) if made.least is None else made.least,
         }
+        if made.seconds is not None:
+            report["seconds"] = jax.lax.bitcast_convert_type(made.seconds, jnp.uint32)
         return made, report
 
     def interpreter(self, clients: Clients) -> Interpreter:

@@ -39,6 +39,8 @@ class Simulation(device.Settings):
                 "clients must hold data for a simulation; got the clients of rk.Clients.like. Give "
                 "engine=rk.Federation(address, ...), or clients with data."
             )
+        if self.debug and job.clock is not None:
+            raise ValueError("clock must be None with debug=True; got rk.Clock(...). Leave out one of the two.")
         if job.clients.placement == "host":
             return staged.opened(job, self)
         if self.debug:

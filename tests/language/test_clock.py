@@ -1,0 +1,181 @@
+"""Simulated seconds: against the ledger and against NumPy, late replies, and what is refused."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from tests.contract.cases import case, claims, full, job, pairs, ragged, together
+
+import rookery as rk
+
+PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
+VALUES = np.array([0.0, 1.0, 4.0, 9.0, 16.0])
+CLIENTS = rk.Clients(upper=[np.full(3, v) for v in VALUES])
+METHOD = rk.FedAvg(step=0.25, local_steps=2)
+SLOW = rk.Clock(compute=[1.0, 2.0, 4.0, 8.0, 16.0], latency=0.5)  # a round takes 2.5, 1.5, 1, 0.75, 0.625 seconds
+
+
+def solved(**given: Any) -> rk.Run:
+    rounds = given.pop("rounds", 1)
+    return rk.solve(PROBLEM, CLIENTS, METHOD, given.pop("start", 2.0), rounds, **given)
+
+
+def clock(run: rk.Run) -> list[float]:
+    return run.history["clock"].tolist()
+
+
+def after_one_round(heard: Any, start: float = 2.0) -> float:
+    """FedAvg in NumPy: each step halves the distance to a client's value."""
+    values = VALUES[heard]
+    return float(np.mean(values + (start - values) / 4))
+
+
+EXACT = {"FedAvg", "FedNest", "FedBiO", "LFedNest", "ASFBO", "AdaFBiO", "FedDRO", "F2SA", "Scaffold"}
+REFUSED = {"PFedMe", "BRFedBiP", "FedBiOAccLocal", "FedMBO"}  # what a client computes depends on what it holds
+
+
+@together([pair for pair in pairs() if pair[0] not in REFUSED], default={"FedAvg", "FedNest"})
+def test_of_like_clients_it_is_the_ledgers_sum(name: str, kind: str) -> None:
+    """Where clients have the same work, the slowest is any of them; in the others, some draw more steps than others."""
+    what = job(name, case(kind), full(name), clock=rk.Clock(compute=8.0, uplink=64.0, downlink=128.0, latency=0.25))
+    session = rk.Simulation().open(what)
+    for cost, size in zip(
+        [session.init(), *session.advance(2)], (what.clients.n, what.cohort, what.cohort), strict=True
+    ):
+        messages = sum(0.25 * entry.count + entry.up / 64 + entry.down / 128 for entry in cost.exchanges.values())
+        work = cost.work[2] + 2 * cost.work[3]
+        assert cost.seconds is not None
+        busy = cost.seconds - messages
+        at_server = any(ledger.kind == "center" and not entry.count for ledger, entry in cost.exchanges.items())
+        assert at_server or work / size / 8 - 1e-3 <= busy
+        assert busy <= work / 8 + 1e-3
+        if name in EXACT:
+            np.testing.assert_allclose(busy, work / size / 8, rtol=1e-5, atol=1e-3)
+
+
+def test_the_server_waits_for_the_slowest() -> None:
+    assert clock(solved(clock=SLOW, rounds=3)) == [0.0, 2.5, 5.0, 7.5]
+    last = rk.Clock(compute=[16.0, 8.0, 4.0, 2.0, 1.0], uplink=[1e9, 1e9, 1e9, 1e9, 4.0], downlink=8.0)
+    run = solved(clock=last)
+    up, down = (run.history[name].iloc[-1] / len(VALUES) for name in ("bytes_up", "bytes_down"))
+    assert clock(run)[-1] == pytest.approx(2 / 1 + up / 4 + down / 8)
+
+
+def test_a_cohort_waits_for_its_own_slowest() -> None:
+    run = solved(clock=SLOW, rounds=8, cohort=2, seed=3)
+    steps = np.diff(clock(run))
+    assert set(steps) <= {2.5, 1.5, 1.0, 0.75}
+    assert len(set(steps)) > 1
+
+
+def test_speeds_by_round_begin_again() -> None:
+    trace = np.array([[1.0] * 5, [2.0] * 5])
+    assert clock(solved(clock=rk.Clock(compute=trace), rounds=4)) == [0.0, 2.0, 3.0, 5.0, 6.0]
+
+
+def test_speeds_from_a_distribution_are_those_of_the_seed() -> None:
+    drawn = lambda seed: clock(solved(clock=rk.Clock(compute=scipy.stats.lognorm(1.0), seed=seed)))[-1]
+    assert drawn(1) == drawn(1) != drawn(2)
+    speeds = scipy.stats.lognorm(1.0).rvs(size=5, random_state=np.random.default_rng(1))
+    assert drawn(1) == pytest.approx(2 / speeds.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FedNest", "FedBiOAcc"])
+def test_the_numbers_are_those_without_a_clock(name: str) -> None:
+    given = {"faults": rk.Faults(dropout=0.2)}
+    states = []
+    for clock in (None, rk.Clock(compute=2.0, uplink=scipy.stats.uniform(1, 9), latency=0.1)):
+        session = rk.Simulation().open(job(name, ragged("Bilevel"), clock=clock, **given))
+        session.init()
+        session.advance(2)
+        states.append(np.asarray(session.state.x))
+    np.testing.assert_array_equal(*states)
+
+
+def test_a_deadline_leaves_out_late_replies() -> None:
+    run = solved(clock=SLOW, faults=rk.Faults(deadline=1.2), rounds=2)
+    assert clock(run) == pytest.approx([0.0, 1.2, 2.4])
+    assert run.history["missing"].tolist() == [0, 2, 4]
+    assert solved(clock=SLOW, faults=rk.Faults(deadline=1.2)).x == pytest.approx(after_one_round([2, 3, 4]))
+    all_in_time = solved(clock=SLOW, faults=rk.Faults(deadline=3.0))
+    assert (clock(all_in_time)[-1], float(all_in_time.x)) == (2.5, pytest.approx(after_one_round(slice(None))))
+
+
+def test_the_first_replies_end_an_exchange() -> None:
+    run = solved(clock=SLOW, faults=rk.Faults(first=2))
+    assert clock(run)[-1] == 0.75
+    assert run.x == pytest.approx(after_one_round([3, 4]))
+    both = solved(clock=SLOW, faults=rk.Faults(first=4, deadline=1.2))
+    assert (clock(both)[-1], float(both.x)) == (pytest.approx(1.2), pytest.approx(after_one_round([2, 3, 4])))
+    early = solved(clock=SLOW, faults=rk.Faults(first=2, deadline=1.2))
+    assert (clock(early)[-1], float(early.x)) == (0.75, pytest.approx(after_one_round([3, 4])))
+
+
+def test_a_deadline_that_nobody_meets_ends_the_run_in_one_line() -> None:
+    with pytest.raises(rk.RoundFailedError, match="round 1: an exchange got 0 replies"):
+        solved(clock=SLOW, faults=rk.Faults(deadline=0.1))
+
+
+@pytest.mark.parametrize("engine", [rk.Simulation(mesh=2), rk.Simulation(block=2)], ids=str)
+def test_on_every_kind_of_simulation(engine: Any) -> None:
+    given = {"clock": SLOW, "faults": rk.Faults(first=3), "cohort": 4, "seed": 1, "rounds": 3}
+    here, there = solved(**given), solved(**given, engine=engine)
+    np.testing.assert_allclose(clock(there), clock(here), rtol=1e-6)
+    np.testing.assert_allclose(there.x, here.x, rtol=1e-9)
+
+
+def test_a_checkpoint_keeps_it(tmp_path: Any) -> None:
+    whole = solved(clock=SLOW, rounds=4)
+    solved(clock=SLOW, rounds=2, checkpoint=tmp_path)
+    assert clock(solved(clock=SLOW, rounds=4, checkpoint=tmp_path)) == clock(whole)
+    with pytest.raises(ValueError, match="checkpoint"):
+        solved(rounds=4, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"compute": -1.0}, "Clock: compute must be positive; got -1"),
+        ({"compute": [1.0, 0.0]}, "Clock: compute must be positive; got 0"),
+        ({"uplink": np.nan}, "Clock: uplink must be positive; got nan"),
+        ({"latency": -0.5}, "Clock: latency must be at least 0; got -0.5"),
+        ({"downlink": "fast"}, "Clock: downlink must be a number, an array"),
+        ({"seed": 1.5}, "Clock: seed must be an integer"),
+    ],
+)
+def test_bad_speeds(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        rk.Clock(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clock": 3.0}, "clock must be rk.Clock"),
+        ({"clock": rk.Clock(compute=[1.0, 2.0])}, "compute must have a number for each of the 5 clients; got 2"),
+        ({"faults": rk.Faults(deadline=3.0)}, "deadline needs the speeds of clients; got clock=None"),
+        ({"faults": rk.Faults(first=3)}, "first needs the speeds of clients; got clock=None"),
+        ({"clock": SLOW, "engine": rk.Federation()}, "clock must be None with rk.Federation"),
+        ({"clock": SLOW, "engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),
+    ],
+)
+def test_bad_input(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        solved(**given)
+
+
+@pytest.mark.parametrize(("given", "message"), [({"deadline": 0.0}, "deadline"), ({"first": 0}, "first")])
+def test_bad_faults(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"Faults: {message} must be"):
+        rk.Faults(**given)
+
+
+@pytest.mark.parametrize(
+    "name", ["PFedMe", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(REFUSED - {"PFedMe"}))]
+)
+def test_a_method_whose_work_depends_on_what_a_client_holds_is_refused(name: str) -> None:
+    what = job(name, case(claims(name)[0]), clock=rk.Clock(compute=2.0))
+    with pytest.raises(ValueError, match="clock must be None for methods in which how much a client computes"):
+        rk.Simulation().open(what)
