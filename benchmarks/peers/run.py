@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -109,7 +110,7 @@ def environment(name: str, cache: Path) -> Path | str:
     folder = cache / name
     python, made = folder / "bin" / "python", folder / f"made-{digest}"
     if made.exists():
-        return python
+        return made.read_text(encoding="utf-8") or python
     print(f"Installing {name} ...", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "-r", str(wanted)]
@@ -117,7 +118,9 @@ def environment(name: str, cache: Path) -> Path | str:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         missing = [line for line in errors if "Could not find a version that satisfies" in line] or errors
-        return "does not install: " + missing[-1].removeprefix("ERROR: ").split(" (from versions")[0]
+        why = "does not install: " + missing[-1].removeprefix("ERROR: ").split(" (from")[0]
+        made.write_text(why, encoding="utf-8")  # so that it is not tried in every run
+        return why
     made.touch()
     return python
 
@@ -197,8 +200,9 @@ def measured(name: str, script: str, task: str, python: Path, options: Any, run:
     lines = [line for line in output.splitlines() if line.startswith('{"seconds"')]
     if not lines:
         (cache / f"{name}-{task}.log").write_text(output + errors, encoding="utf-8")
-        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
-        return {"task": task, "peer": name, "status": f"failed: {last[:200]}"}
+        raised = [line for line in errors.splitlines() if re.match(r"\w+(\.\w+)*(Error|Exception|Exit)\b", line)]
+        why = (raised or errors.strip().splitlines() or ["it printed nothing"])[-1]
+        return {"task": task, "peer": name, "status": f"failed: {why[:200]}"}
     found = json.loads(lines[-1])
     counted = logical_lines(HERE / f"{script}.py") if script in peer.counted else None
     return row(name, task, found, memory, counted)
@@ -303,8 +307,8 @@ def seconds(value: Any) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return the table: a section for each task, with the ratio of each round to Rookery's."""
     head = (
-        "| | a round | compared with Rookery | the first round | to {} | at the end | memory | lines |\n|---"
-        + "|---" * 7
+        "| | a round | × ours | processor time | × ours | first round | to {} | end | memory | lines |\n|---"
+        + "|---" * 9
     )
     parts = []
     for name, task in TASKS.items():
@@ -381,6 +385,7 @@ def main() -> None:
                     rows.append({"task": task, "peer": name, "status": why})
                     continue
                 rows.append(measured(name, script, task, python, options, run))
+                write(rows, options.cache / "results.csv")
                 print(f"{time.perf_counter() - begin:4.0f} s: {name}, {task}: {rows[-1]['status']}", file=sys.stderr)
     check_scores(rows)
     out = options.out or (RESULTS if set(options.only) == set(PEERS) and set(options.tasks) == set(TASKS) else None)

@@ -69,7 +69,7 @@ TASKS = {
     "mrbo": Task(
         "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.7, step=1.0, ratio=0.01
     ),
-    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=100, every=10, target=0.0, step=0.1, near=0.2),
+    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=100, every=10, target=-0.5, step=0.1, near=0.2),
     "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=500, every=50, target=0.0, step=0.1, near=0.2),
 }
 
