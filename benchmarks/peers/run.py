@@ -316,7 +316,7 @@ def table(rows: Sequence[Row]) -> str:
         if not among:
             continue
         ours = next((row for row in among if row["peer"] == "rookery" and row["status"] == "measured"), None)
-        lines = [f"### {task.title}", "", head.format(f"{task.target:g}") + "|"]
+        lines = [f"### {task.title}", "", head.format(f"{task.target:g}".replace("-", "−")) + "|"]
         for row in sorted(among, key=lambda row: (row["status"] != "measured", float(row.get("round") or 0))):
             title = PEERS[row["peer"]].title
             if row["status"] != "measured":
@@ -330,7 +330,7 @@ def table(rows: Sequence[Row]) -> str:
                 seconds(row["processors"]),
                 times[1],
             ]
-            cells += [seconds(row["first"]), seconds(row["reach"]), f"{float(row['score']):.3f}"]
+            cells += [seconds(row["first"]), seconds(row["reach"]), f"{float(row['score']):.3f}".replace("-", "−")]
             cells += [f"{float(row['memory']) / 1e9:.1f} GB", str(row["lines"] or "–")]
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines))

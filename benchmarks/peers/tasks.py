@@ -56,7 +56,7 @@ class Task:
 COMPARED = ("parameters", "clients", "cohort", "batch", "steps", "rounds")  # what each script reports
 TASKS = {
     "mlp": Task("FedAvg, MLP 784-200-10 on MNIST", 159_010, 100, 10, 60, 10, rounds=12, every=1, target=0.9, step=0.1),
-    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=8, every=1, target=0.9, step=0.03),
+    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=12, every=1, target=0.9, step=0.03),
     "fednest": Task(
         "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=4, every=1, target=0.25, step=0.01, near=0.2
     ),

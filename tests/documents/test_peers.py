@@ -87,6 +87,24 @@ def test_lines_are_logical_ones_without_comments_and_docstrings(peers: Any, tmp_
     assert peers.logical_lines(path) == 3
 
 
+def test_the_committed_results_are_of_one_run_with_six_peers_and_two_nested_ones(peers: Any) -> None:
+    rows = peers.read()
+    measured = [r for r in rows if r["status"] == "measured"]
+    assert all(tuple(r) == peers.COLUMNS for r in rows)
+    assert len({tuple(r[name] for name in peers.MACHINE) for r in measured}) == 1
+    assert len({r["peer"] for r in measured} - {"rookery"}) >= 6
+    assert len({r["peer"] for r in measured if r["task"] in peers.NESTED} - {"rookery"}) >= 2
+    planned = {(task, name) for name, p in peers.PEERS.items() for tasks in p.scripts.values() for task in tasks}
+    assert {(r["task"], r["peer"]) for r in rows} == planned
+    assert all(r["status"] for r in rows)
+
+
+def test_the_page_has_the_table_of_the_committed_results(peers: Any) -> None:
+    page = peers.PAGE.read_text(encoding="utf-8")
+    assert peers.with_table(page, peers.read()) == page
+    assert page.count(peers.MARKS[0]) == page.count(peers.MARKS[1]) == 1
+
+
 def test_every_peer_has_its_requirements_pinned(peers: Any) -> None:
     for name in set(peers.PEERS) - {"rookery"}:  # which has the repository's constraints
         text = (HERE / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
