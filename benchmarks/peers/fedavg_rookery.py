@@ -17,12 +17,11 @@ clients = rk.Clients(upper=[{"image": images, "label": labels} for images, label
 method = rk.FedAvg(step=task.step, local_steps=task.steps, batch_size=task.batch)
 start = networks.init(options.name)
 
-clock = tasks.Clock(task)
+clock = tasks.Clock(task, skip=True)
 run = rk.solve(
     rk.SingleLevel(loss), clients, method, start, rounds=task.rounds, cohort=task.cohort,
-    evaluate=lambda x, y: {"accuracy": networks.accuracy(x, *test)},
+    evaluate=lambda x, y: clock.lap(lambda: networks.accuracy(x, *test)),
 )  # fmt: skip
-clock.read(run.history, "accuracy")
 clock.print(
     ["jax"],
     parameters=sum(map(np.size, jax.tree.leaves(run.x))),

@@ -11,6 +11,8 @@ import io
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -25,13 +27,26 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tasks import COMPARED, TASKS
+from tasks import COMPARED, TASKS, family
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS, PAGE = HERE / "results.csv", ROOT / "docs" / "peers.md"
 MACHINE = ("cpu", "cores", "boot", "run")
-COLUMNS = ("task", "peer", "versions", "first", "round", "reach", "score", "memory", "lines", "status", *MACHINE)
+COLUMNS = (
+    "task",
+    "peer",
+    "versions",
+    "first",
+    "round",
+    "processors",
+    "reach",
+    "score",
+    "memory",
+    "lines",
+    "status",
+    *MACHINE,
+)
 MARKS = "<!-- The table, made by benchmarks/peers/run.py. -->", "<!-- The table's end. -->"
 Row = dict[str, Any]
 
@@ -95,7 +110,7 @@ def environment(name: str, cache: Path) -> Path | str:
     folder = cache / name
     python, made = folder / "bin" / "python", folder / f"made-{digest}"
     if made.exists():
-        return python
+        return made.read_text(encoding="utf-8") or python
     print(f"Installing {name} ...", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     install = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile", "-r", str(wanted)]
@@ -103,7 +118,9 @@ def environment(name: str, cache: Path) -> Path | str:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         missing = [line for line in errors if "Could not find a version that satisfies" in line] or errors
-        return "does not install: " + missing[-1].removeprefix("ERROR: ").split(" (from versions")[0]
+        why = "does not install: " + missing[-1].removeprefix("ERROR: ").split(" (from")[0]
+        made.write_text(why, encoding="utf-8")  # so that it is not tried in every run
+        return why
     made.touch()
     return python
 
@@ -120,16 +137,8 @@ def missing_code(peer: Peer, path: Path | None) -> str | None:
 
 def memory_of(root: int) -> int:
     """Return the bytes that a process and its descendants use; what they share counts once."""
-    parents, used = {}, 0
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = {root}
-    while found := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= found
-    for pid in family:
+    used = 0
+    for pid in family(root):
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             used += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
@@ -156,10 +165,10 @@ def execute(command: Sequence[str], cwd: Path, environ: dict[str, str], limit: f
     try:
         output, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
         output, errors = "", f"stopped after {limit:.0f} s"
-        process.wait()
     finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
         ended.set()
         watcher.join()
     return output, errors, most[0]
@@ -175,7 +184,15 @@ def measured(name: str, script: str, task: str, python: Path, options: Any, run:
         **os.environ, **threads, "PYTHONPATH": os.pathsep.join(path), "PEERS_RUN": run, "JAX_PLATFORMS": "cpu",
         "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
     }  # fmt: skip
-    command = [str(python), str(HERE / f"{script}.py"), "--task", task, "--data", str(options.data.resolve())]
+    command = [
+        *shlex.split(options.under),
+        str(python),
+        str(HERE / f"{script}.py"),
+        "--task",
+        task,
+        "--data",
+        str(options.data.resolve()),
+    ]
     if task == "f2sa":
         code = options.benchmark_bilevel  # for the problem
     command += [] if code is None else ["--code", str(code.resolve())]
@@ -183,8 +200,9 @@ def measured(name: str, script: str, task: str, python: Path, options: Any, run:
     lines = [line for line in output.splitlines() if line.startswith('{"seconds"')]
     if not lines:
         (cache / f"{name}-{task}.log").write_text(output + errors, encoding="utf-8")
-        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
-        return {"task": task, "peer": name, "status": f"failed: {last[:200]}"}
+        raised = [line for line in errors.splitlines() if re.match(r"\w+(\.\w+)*(Error|Exception|Exit)\b", line)]
+        why = (raised or errors.strip().splitlines() or ["it printed nothing"])[-1]
+        return {"task": task, "peer": name, "status": f"failed: {why[:200]}"}
     found = json.loads(lines[-1])
     counted = logical_lines(HERE / f"{script}.py") if script in peer.counted else None
     return row(name, task, found, memory, counted)
@@ -200,6 +218,7 @@ def row(name: str, task: str, found: Any, memory: int, lines: int | None) -> Row
         "versions": ", ".join(f"{package} {version}" for package, version in found["versions"].items()),
         "first": seconds[0],
         "round": statistics.median(seconds[2:]) / wanted.every,
+        "processors": statistics.median(found["processors"][2:]) / wanted.every,
         "reach": None if reached is None else sum(seconds[: reached + 1]),
         "score": scores[-1],
         "memory": memory,
@@ -269,21 +288,27 @@ def read(path: Path = RESULTS) -> list[Row]:
         return list(csv.DictReader(file))
 
 
+def digits(number: float) -> str:
+    """Return a number with two digits."""
+    if number <= 0:
+        return "0"
+    places = 1 - math.floor(math.log10(number))
+    return f"{round(number, places):,.{max(0, places)}f}"
+
+
 def seconds(value: Any) -> str:
     """Return a time with two digits."""
     if value in (None, ""):
         return "–"
     number = float(value)
-    unit, number = ("ms", 1e3 * number) if number < 1 else ("s", number)
-    digits = max(0, 1 - math.floor(math.log10(number))) if number > 0 else 0
-    return f"{round(number, 1 - math.floor(math.log10(number))):.{digits}f} {unit}"
+    return f"{digits(1e3 * number)} ms" if number < 1 else f"{digits(number)} s"
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table: a section for each task, with the ratio of each round to Rookery's."""
     head = (
-        "| | a round | compared with Rookery | the first round | to {} | at the end | memory | lines |\n|---"
-        + "|---" * 7
+        "| | a round | × ours | processor time | × ours | first round | to {} | end | memory | lines |\n|---"
+        + "|---" * 9
     )
     parts = []
     for name, task in TASKS.items():
@@ -291,18 +316,22 @@ def table(rows: Sequence[Row]) -> str:
         if not among:
             continue
         ours = next((row for row in among if row["peer"] == "rookery" and row["status"] == "measured"), None)
-        lines = [f"### {task.title}", "", head.format(f"{task.target:g}") + "|"]
+        lines = [f"### {task.title}", "", head.format(f"{task.target:g}".replace("-", "−")) + "|"]
         for row in sorted(among, key=lambda row: (row["status"] != "measured", float(row.get("round") or 0))):
             title = PEERS[row["peer"]].title
             if row["status"] != "measured":
-                lines.append(f"| {title} | {row['status']} | | | | | | |")
+                lines.append(f"| {title} | {row['status']} | | | | | | | | |")
                 continue
-            times = "–" if ours is None else f"{ratio(row, ours, 'round'):.2g}×"
+            times = ["–" if ours is None else digits(ratio(row, ours, of)) for of in ("round", "processors")]
             cells = [
-                f"{title} ({row['versions']})", seconds(row["round"]), times, seconds(row["first"]),
-                seconds(row["reach"]), f"{float(row['score']):.3f}", f"{float(row['memory']) / 1e9:.1f} GB",
-                str(row["lines"] or "–"),
-            ]  # fmt: skip
+                f"{title} ({row['versions']})",
+                seconds(row["round"]),
+                times[0],
+                seconds(row["processors"]),
+                times[1],
+            ]
+            cells += [seconds(row["first"]), seconds(row["reach"]), f"{float(row['score']):.3f}".replace("-", "−")]
+            cells += [f"{float(row['memory']) / 1e9:.1f} GB", str(row["lines"] or "–")]
             lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -327,12 +356,14 @@ def main() -> None:
     parser.add_argument("--benchmark-bilevel", type=Path, help="a clone of benchmark_bilevel")
     parser.add_argument("--out", type=Path, help="the results; by default results.csv if everything is measured")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a script is stopped")
+    parser.add_argument("--under", default="", metavar="COMMAND", help="to run each script under, such as a lock")
     parser.add_argument("--install", action="store_true", help="only make the environments")
     parser.add_argument("--page", action="store_true", help="only write the table of results.csv into docs/peers.md")
     options = parser.parse_args()
     if options.page:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), read()), encoding="utf-8")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the script under way, too
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("two cores are needed; got one.")
     options.cache = options.cache.resolve()
@@ -354,6 +385,7 @@ def main() -> None:
                     rows.append({"task": task, "peer": name, "status": why})
                     continue
                 rows.append(measured(name, script, task, python, options, run))
+                write(rows, options.cache / "results.csv")
                 print(f"{time.perf_counter() - begin:4.0f} s: {name}, {task}: {rows[-1]['status']}", file=sys.stderr)
     check_scores(rows)
     out = options.out or (RESULTS if set(options.only) == set(PEERS) and set(options.tasks) == set(TASKS) else None)

@@ -56,7 +56,7 @@ class Task:
 COMPARED = ("parameters", "clients", "cohort", "batch", "steps", "rounds")  # what each script reports
 TASKS = {
     "mlp": Task("FedAvg, MLP 784-200-10 on MNIST", 159_010, 100, 10, 60, 10, rounds=12, every=1, target=0.9, step=0.1),
-    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=8, every=1, target=0.9, step=0.03),
+    "cnn": Task("FedAvg, convolutional network", 1_626_442, 100, 10, 10, 5, rounds=12, every=1, target=0.9, step=0.03),
     "fednest": Task(
         "FedNest, hyper-representation", 159_010, 100, 10, 64, 40, rounds=4, every=1, target=0.25, step=0.01, near=0.2
     ),
@@ -69,7 +69,7 @@ TASKS = {
     "mrbo": Task(
         "MRBO, penalties on covertype", 385, 1, 1, 64, 1, rounds=2000, every=200, target=0.7, step=1.0, ratio=0.01
     ),
-    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=100, every=10, target=0.0, step=0.1, near=0.2),
+    "f2sa": Task("F2SA, quadratics", 110, 1, 1, 64, 10, rounds=100, every=10, target=-0.5, step=0.1, near=0.2),
     "saba": Task("SABA, quadratics", 110, 1, 1, 64, 1, rounds=500, every=50, target=0.0, step=0.1, near=0.2),
 }
 
@@ -91,33 +91,62 @@ def arguments(*names: str) -> argparse.Namespace:
 class Clock:
     """Measures rounds, without the evaluations between them.
 
-    Every `task.every` rounds the script calls `lap` with a function that returns the score.
+    Every `task.every` rounds the script calls `lap` with a function that returns the score. What a library does before
+    its first round, such as compiling, counts as part of it: with `skip` the first call, at the start, ends no round.
     """
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.seconds, self.scores = task, [], []  # type: ignore[var-annotated]
-        self._begin = time.perf_counter()
+    def __init__(self, task: Task, skip: bool = False) -> None:
+        self.task, self.skip = task, skip
+        self.seconds: list[float] = []
+        self.processors: list[float] = []
+        self.scores: list[float] = []
+        self._before = 0.0, 0.0
+        self._begin = time.perf_counter(), processor_seconds()
 
-    def start(self) -> None:
-        """Start the first round: the data are in memory, and nothing is compiled yet."""
-        self._begin = time.perf_counter()
-
-    def lap(self, score: Callable[[], Any]) -> None:
+    def lap(self, score: Callable[[], Any]) -> dict[str, float]:
         """End a round, or `task.every` of them, and evaluate."""
-        self.seconds.append(time.perf_counter() - self._begin)
-        self.scores.append(float(score()))
-        self._begin = time.perf_counter()
-
-    def read(self, history: Any, name: str) -> None:
-        """Take the measurements from the history of a run of Rookery, whose start counts as part of its first round."""
-        self.seconds = np.diff(history["seconds"][1:], prepend=0).tolist()
-        self.scores = history[name][1:].tolist()
+        elapsed, used = time.perf_counter() - self._begin[0], processor_seconds() - self._begin[1]
+        found = float(score())
+        if self.skip:
+            self.skip, self._before = False, (elapsed, used)
+        else:
+            self.seconds.append(elapsed + self._before[0])
+            self.processors.append(used + self._before[1])
+            self.scores.append(found)
+            self._before = 0.0, 0.0
+        self._begin = time.perf_counter(), processor_seconds()
+        return {"score": found}
 
     def print(self, packages: Sequence[str], **compared: int) -> None:
         """Print the measurements as a line of JSON."""
         versions = {name: importlib.metadata.version(name) for name in packages}
-        found = {"seconds": self.seconds, "scores": self.scores, "versions": versions, "machine": machine()}
-        print(json.dumps({**found, "compared": {name: int(compared[name]) for name in COMPARED}}))
+        found = {"seconds": self.seconds, "processors": self.processors, "scores": self.scores, "versions": versions}
+        compared = {name: int(compared[name]) for name in COMPARED}
+        print(json.dumps({**found, "machine": machine(), "compared": compared}))
+
+
+def family(root: int) -> set[int]:
+    """Return a process and its descendants."""
+    parents, found = {}, {root}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+    while new := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= new
+    return found
+
+
+def processor_seconds() -> float:
+    """Return the processor time that this process and its descendants have used so far."""
+    used = 0
+    for pid in family(os.getpid()):
+        try:
+            used += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        except OSError:
+            continue
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def machine() -> dict[str, Any]:
