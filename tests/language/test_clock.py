@@ -157,6 +157,7 @@ def test_bad_speeds(given: dict[str, Any], message: str) -> None:
         ({"clock": rk.Clock(compute=[1.0, 2.0])}, "compute must have a number for each of the 5 clients; got 2"),
         ({"faults": rk.Faults(deadline=3.0)}, "deadline needs the speeds of clients; got clock=None"),
         ({"faults": rk.Faults(first=3)}, "first needs the speeds of clients; got clock=None"),
+        ({"clock": SLOW, "channel": rk.private(8, 1e-2)}, "clock must be None in a private run"),
         ({"clock": SLOW, "engine": rk.Federation()}, "clock must be None with rk.Federation"),
         ({"clock": SLOW, "engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),
     ],

@@ -50,6 +50,11 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
 def _check_clock(job: Job) -> None:
     if job.clock is not None and not isinstance(job.clock, Clock):
         raise TypeError(f"clock must be rk.Clock(...) or None; got {job.clock!r}.")
+    if job.clock is not None and is_private(job.channel):
+        raise ValueError(
+            "clock must be None in a private run: seconds tell who takes part, and whom the server hears would depend "
+            "on the others. Leave out the clock, or rk.private."
+        )
     late = {} if job.faults is None else {"deadline": job.faults.deadline, "first": job.faults.first}
     for name, value in late.items():
         if value is not None and job.clock is None:
