@@ -56,6 +56,8 @@ class Exchanging:
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if by_channel is None and self._attack is not None and not self._attack.alone:
             by_channel = _summed  # the server must see the replies, of which the attack is made
+        if self._tracing.asynchronous and sent.secure is None and by_channel is None:
+            return self._reduced_from_buffer(kind, name, sent, keys, entries(weights, self._ids), heard)
         if sent.secure is not None:
             reduced = self._reduced_securely(kind, name, sent, keys, p, total)
         elif by_channel is None:
@@ -110,18 +112,8 @@ class Exchanging:
 
         Lost replies are left out of the sums, which are scaled to the weights that remain.
         """
-        leaves, structure = jax.tree.flatten(sent.value.rows)
-        record, lossy = self._described(kind, name, sent), self._lossy
-        mask = self._mask(record, keys)
-        closed, unpacking, likes = [], {}, leaves
-        if (unpack := self._unpack(sent)) is not None:
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
-            traced, shapes = jaxprs.trace(unpack, one)
-            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
-            likes, structure = jax.tree.flatten(shapes)
-        sums = self._bind(
-            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, lossy=lossy, **unpacking
-        )
+        lossy = self._lossy
+        sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=lossy)
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
         if lossy and self._tracing.rate is None:
@@ -132,6 +124,46 @@ class Exchanging:
         scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
         result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
+
+    def _sums(
+        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, **params: Any
+    ) -> tuple[list[Any], list[Any], Any]:
+        """Add a `reduce` to the plan. Returns its outputs, and the leaves and the structure of the clients' values."""
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        record, closed, likes = self._described(kind, name, sent), list[Any](), leaves
+        mask, unpacking = self._mask(record, keys), dict[str, Any]()
+        if (unpack := self._unpack(sent)) is not None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
+            traced, shapes = jaxprs.trace(unpack, one)
+            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
+            likes, structure = jax.tree.flatten(shapes)
+        sums = self._bind(
+            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, **params, **unpacking
+        )
+        return sums, likes, structure
+
+    def _reduced_from_buffer(self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, heard: bool) -> Any:
+        """Reduce over the replies in the buffer of an asynchronous run: see `rk.Asynchronous`."""
+        channel, exchange, parts = sent.channel, sent.exchange, sent.parts
+        if hasattr(channel, "public"):
+            raise ValueError(
+                f"channel: the exchange {name!r} must not be compressed relative to earlier results in an asynchronous "
+                'run, where clients know different ones. Use feedback="error".'
+            )
+        moves = tuple(parts.moves)
+        sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=False, asynchronous=moves)
+        *sums, whole, counted, largest = sums
+        factor = whole * (self.n / self.cohort_size) if kind == "sum" else jnp.ones((), p.dtype)
+        of_values, of_moves = (factor / jnp.where(total > 0, total, 1) for total in (counted, whole))
+        scaled = lambda a, like, by: (a * by.astype(a.dtype)).astype(result_type(like.dtype))
+        scales = [of_moves if is_move else of_values for is_move in moves]
+        leaves = [scaled(*each) for each in zip(sums, likes, scales, strict=True)]
+        updates, marked = jax.tree.unflatten(structure, leaves)
+        exchange = exchange._replace(share=largest * of_values)
+        marked = self._hidden(channel, exchange, parts, marked, keys, factor)
+        result = parts.at_server(self._decoded(channel, exchange, updates, keys), marked)
+        dtype = jnp.result_type(*(result_type(a.dtype) for a in likes))
+        return (result, Heard(whole.astype(dtype), jnp.asarray(self.cohort_size, dtype))) if heard else result
 
     def _reduced_securely(
         self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
@@ -202,8 +234,8 @@ class Exchanging:
         exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
-        if channel is None and self._attack is not None:
-            channel = Plain()  # so that an attack, like a channel, acts on updates
+        if channel is None and (self._attack is not None or tracing.asynchronous):
+            channel = Plain()  # so that an attack or a buffer, like a channel, acts on updates
         if channel is None or keys is None:
             return Encoded(value, exchange, None, parts)
         states = channel.init(exchange)

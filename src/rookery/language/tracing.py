@@ -91,6 +91,7 @@ class Tracing:
         self.exact: list[Any] = []  # values that it leaves as they are
         self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
         self.watch: Watch | None = None  # with a clock
+        self.asynchronous = False  # whether means are over the replies in a buffer
         self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:

@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     products: bool = False  # whether convolutions are computed as products: see convolutions.py
     chance: float | None = None  # of a client to be in a Poisson cohort, which has at most `cohort` clients
     clock: Timing | None = None
+    asynchronous: bool = False  # whether the means of a round are over the replies in a buffer
 
     @property
     def rate(self) -> float | None:
@@ -262,7 +263,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             everyone = jnp.ones(setting.cohort, bool) if present is None else present
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), everyone]
         keys = None
-        if lossy or setting.channel is not None:
+        if lossy or setting.channel is not None or setting.asynchronous:
             noise_key = None if setting.channel is None else _noise(noise, given.t + 1)
             keys = ExchangeKeys(given.chance, _public(given.key), noise_key)
         tracing = Tracing(
@@ -270,6 +271,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.chance,
         )  # fmt: skip
         tracing.levels, tracing.down = levels, channels.down(setting.channel)
+        tracing.asynchronous = setting.asynchronous
         _start_clock(tracing, setting.clock, given.t, 1)
         if setting.faults is not None and setting.faults.attack is not None:
             tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALWAYS = ("round", "seconds", *COUNTED)  # the columns that every history has
-COLUMNS = (*ALWAYS, "clock", "epsilon")  # the columns of a history that are not metrics
+COLUMNS = (*ALWAYS, "clock", "staleness", "epsilon")  # the columns of a history that are not metrics
 SUMS = {"bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}  # of columns, for plots
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # clients' weights and quantiles: in the history, but not in tables
 FORMAT = 1  # of the files of a run; those of Rookery 0.1 do not name it

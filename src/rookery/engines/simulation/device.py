@@ -247,7 +247,10 @@ class Program:
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
         """The plan's outputs, a `trace.Made`, and the round's report."""
-        interpreter = self.interpreter(clients)
+        return self.interpreted(self.interpreter(clients), consts, given)
+
+    def interpreted(self, interpreter: Interpreter, consts: list[Any], given: Given) -> tuple[Any, dict[str, Any]]:
+        """The same, by this interpreter."""
         out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
         made = jax.tree.unflatten(self.made, out)
         zero = jnp.int32(0)
@@ -287,7 +290,7 @@ def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: An
     keys = engine.start_keys(seed, clients.n)
     given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
     made, report = program(consts, clients, given)
-    report["finite"] = program.everywhere(_finite(made.carry, program.private))
+    report["finite"] = program.everywhere(finite(made.carry, program.private))
     return made.carry, report
 
 
@@ -299,7 +302,7 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterate
     return made.carry.state
 
 
-def _finite(carry: Carry, private: bool) -> Array:
+def finite(carry: Carry, private: bool) -> Array:
     """Whether it is finite, for each leaf of the state and, unless the run is private, of the clients' memory."""
     parts = (carry.state,) if private else (carry.state, carry.memory)
     leaves = [leaf for part in parts for _, leaf in engine.real_leaves(part)]
@@ -326,7 +329,7 @@ def one_round(
         keep = lambda new, old: jnp.where(stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
         memory, client = jax.tree.map(keep, (after.memory, after.client), (before.memory, before.client))
         after = after._replace(memory=memory, client=client)
-    report["finite"] = program.everywhere(_finite(after, program.private))
+    report["finite"] = program.everywhere(finite(after, program.private))
     return keys.ids, before, after, report
 
 
@@ -348,13 +351,23 @@ def advance(
     `together` rounds draw their cohorts, keys and minibatches in one step. With a limit of one round there is no while
     loop, so the host never blocks on its predicate. That round is always computed, and discarded if `rounds` is 0.
     """
-    begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
+    begin = jnp.asarray(begin, jnp.int32)
 
     def one(i: Any, state: Any) -> Any:
         wanted, carry = state
         ids, before, after, report = one_round(program, draw, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
         return (good, put(program, clients.n, carry, ids, before, after, good)), report
+
+    return repeated(one, limit, together, carry, begin, rounds)
+
+
+def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: Any, begin: Array, rounds: Any) -> Any:
+    """The carry after at most `rounds` rounds, until one is not good, and their reports.
+
+    `one(i, (wanted, carry))` returns ((whether the round was good, carry), report).
+    """
+    rounds = jnp.asarray(rounds, jnp.int32)
 
     def recorded(progress: Any, result: Any) -> Any:
         (i, _, reports), (state, report) = progress, result
