@@ -145,7 +145,7 @@ class Exchanging:
     def _reduced_from_buffer(self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, heard: bool) -> Any:
         """Reduce over the replies in the buffer of an asynchronous run: see `rk.Asynchronous`."""
         channel, exchange, parts = sent.channel, sent.exchange, sent.parts
-        if hasattr(channel, "public"):
+        if jax.tree.leaves(exchange.public):
             raise ValueError(
                 f"channel: the exchange {name!r} must not be compressed relative to earlier results in an asynchronous "
                 'run, where clients know different ones. Use feedback="error".'
@@ -230,7 +230,7 @@ class Exchanging:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         parts = Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
-        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort)
+        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort or self._tracing.asynchronous)
         exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
