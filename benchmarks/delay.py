@@ -1,11 +1,11 @@
 """Run the experiment on slow clients with many runs side by side: those of one program in one vectorised call.
 
-    python benchmarks/delay.py run FOLDER --workers 6 --seconds 200    # the search, and the runs with what it chooses
-    python benchmarks/delay.py choose FOLDER                           # what the search chose: chosen.csv
-    python benchmarks/delay.py store FOLDER RUNS                       # where `rookery reproduce delay --out RUNS` looks
+    python benchmarks/delay.py run FOLDER --workers 6 --seconds 200   # the search, and the runs with what it chooses
+    python benchmarks/delay.py choose FOLDER                          # what the search chose: chosen.csv
+    python benchmarks/delay.py store FOLDER RUNS                      # where `reproduce delay --out RUNS` looks
 
-`run` starts several processes, which divide the tasks, methods and modes among them. In each, every run of a search, and
-then every seed, has a thread with a `solve` of its own. Compiled programs that all threads are about to call are called
+`run` starts several processes, which divide the tasks, methods and modes among them. In each, every run of a search,
+and then every seed, has a thread with a `solve` of its own. Programs that all threads are about to call are called
 once for all of them. The runs are stored as they finish, and are not computed again.
 """
 
