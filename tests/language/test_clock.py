@@ -1,5 +1,6 @@
 """Simulated seconds: against the ledger and against NumPy, late replies, and what is refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -181,7 +182,7 @@ def long_run_mean(**faults: Any) -> tuple[float, float]:
     return float(blocks.mean()), float(blocks.std(ddof=1) / np.sqrt(len(blocks)))
 
 
-@pytest.mark.parametrize("late", [{"first": 20}, {"deadline": 0.5}], ids=str)
+@pytest.mark.parametrize("late", [{"first": 20}, pytest.param({"deadline": 0.5}, marks=pytest.mark.slow)], ids=str)
 def test_weights_correct_the_bias(late: dict[str, Any]) -> None:
     true = (N - 1) / 2
     biased, error = long_run_mean(**late)
@@ -223,6 +224,45 @@ def test_a_checkpoint_keeps_it(tmp_path: Any) -> None:
     assert clock(solved(clock=SLOW, rounds=4, checkpoint=tmp_path)) == clock(whole)
     with pytest.raises(ValueError, match="checkpoint"):
         solved(rounds=4, checkpoint=tmp_path)
+
+
+def test_tune_by_clock_gives_each_candidate_the_rounds_it_has_time_for() -> None:
+    """Short rounds are worth more than long ones here: the clients' values differ only a little."""
+    given = {"evaluate": lambda x, y: {"loss": jnp.mean((x - VALUES) ** 2)}, "clock": SLOW, "cohort": 2}
+    search = {"local_steps": [1, 8], "step": [0.01, 0.1]}
+    found = rk.tune(PROBLEM, CLIENTS, METHOD, 2.0, 40, metric="loss", search=search, until=40.0, slots=2, **given)
+    assert [name for name in found.table if name.startswith("second")] == [
+        "second 5", "second 10", "second 20", "second 40"
+    ]  # fmt: skip
+    ran = {}
+    for row in found.table.drop_duplicates("local_steps").to_dict("records"):
+        method = replace(METHOD, local_steps=row["local_steps"], step=row["step"])
+        history = rk.solve(PROBLEM, CLIENTS, method, 2.0, 40, **given).history
+        for seconds in (5, 10, 20, 40):
+            if not np.isnan(row[f"second {seconds}"]):
+                at = history[history["clock"] <= seconds].iloc[-1]
+                assert row[f"second {seconds}"] == pytest.approx(at["loss"], rel=1e-6)
+                ran[row["local_steps"]] = int(at["round"])
+        assert row["rounds"] == ran[row["local_steps"]] or row["status"] == "stopped"
+    assert ran[1] > 2 * ran[8]
+    assert found.rounds == found.table["rounds"].iloc[0]
+    assert found.until == 40.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"until": 30.0}, r"until=30.0 needs clock=rk.Clock"),
+        ({"until": 0.0, "clock": SLOW}, "until must be a positive number; got 0.0"),
+        ({"until": 8.0, "clock": SLOW}, "until must leave candidates the time for a round .* got 8 s, and none .* 1 s"),
+    ],
+)
+def test_bad_budgets(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as said:
+        rk.tune(
+            PROBLEM, CLIENTS, METHOD, 2.0, 8, metric="-x", evaluate=lambda x, y: {"x": abs(x)}, candidates=3, **given
+        )
+    assert "\n" not in str(said.value)
 
 
 @pytest.mark.parametrize(

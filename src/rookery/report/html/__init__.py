@@ -94,6 +94,7 @@ _ACROSS = [
     {"name": "gradients", "label": "gradients", "kind": "count"},
     {"name": "products", "label": "Hessian- and Jacobian-vector products", "kind": "count"},
     {"name": "seconds", "label": "seconds", "kind": "seconds"},
+    {"name": "clock", "label": "simulated seconds", "kind": "seconds"},
     {"name": "epsilon", "label": "ε", "kind": None},
 ]
 
@@ -140,7 +141,7 @@ def higher_is_better(metric: str) -> bool | None:
 
 def _run(source: Source, line: int) -> dict[str, Any]:
     history = source.history
-    plain = ("round", "exchanges", "gradients", "products", "seconds", "epsilon")
+    plain = ("round", "exchanges", "gradients", "products", "seconds", "clock", "epsilon")
     columns = {name: history[name] for name in plain if name in history}
     for name, (up, down) in SUMS.items():
         if up in history and down in history:
