@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
+from rookery.base.printable import first_few
 from rookery.base.processes import Processes
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
@@ -208,6 +209,17 @@ class Traced:
         """The privacy account of the run; None without a private channel."""
         channel = self.job.channel
         return channel.account(self.start, self.round, self.setting) if hasattr(channel, "account") else None
+
+    @property
+    def notes(self) -> list[str]:
+        """Messages for the user before the first round."""
+        late, clients = self.round.unheard, self.job.clients
+        if not late:
+            return []
+        return [
+            f"{len(late)} of {clients.n} clients are always too late for an exchange, so that it leaves out their "
+            f"data: {first_few([clients.names[i] for i in late])}."
+        ]
 
     @property
     def fingerprint(self) -> str:

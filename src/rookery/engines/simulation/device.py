@@ -79,7 +79,8 @@ class Session:
         self._memory_estimate = memory_estimate(traced, devices, self.processes)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
-        self.notes = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        memory = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        self.notes = [*traced.notes, *memory]
 
     @cached_property
     def fingerprint(self) -> str:
