@@ -17,7 +17,7 @@ from rookery.base.processes import Processes
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
-from rookery.engines.checkpoints import Keepers
+from rookery.engines.checkpoints import ByClient, Keepers
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
@@ -110,6 +110,12 @@ class Session(Protocol):
 
     def save(self) -> Any:
         """Return all that `restore` needs except what the keepers hold: a pytree of arrays, valid until `advance`."""
+
+    def by_client(self) -> ByClient | None:
+        """Return what of `save` has a row for each client, and which rows have changed since the last call.
+
+        None: nothing, or everything has to be written each time. `restore` counts as a call.
+        """
 
     def restore(self, saved: Any, rounds: int) -> None:
         """Continue from what `save` returned after that many rounds."""

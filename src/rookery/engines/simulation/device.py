@@ -16,6 +16,7 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
+from rookery.engines.checkpoints import ByClient
 from rookery.engines.engine import Stopped
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
@@ -76,6 +77,7 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
+        self._changed: np.ndarray | None = None  # for each client, whether its memory has changed since `by_client`
         self._memory_estimate = memory_estimate(traced, devices, self.processes)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
@@ -180,6 +182,7 @@ class Session:
                     break
                 self.warned = self.warned or reason
             costs.append(amounts(self._traced.round, report))
+            self._note_changed(report.get("ids", slice(None)))
             self.rounds += 1
         return costs
 
@@ -195,9 +198,18 @@ class Session:
     def save(self) -> Carry:
         return self._carry
 
+    def by_client(self) -> ByClient | None:
+        changed, self._changed = self._changed, np.zeros(self._data.n, bool)
+        state, rows = (len(jax.tree.leaves(part)) for part in (self._carry.state, self._carry[1:3]))
+        return ByClient(range(state, state + rows), None if changed is None else np.flatnonzero(changed))
+
+    def _note_changed(self, ids: Any) -> None:
+        if self._changed is not None:
+            self._changed[ids] = True
+
     def restore(self, saved: Any, rounds: int) -> None:
         engine.check_noise(self._job, saved.noise)
-        self._carry, self.rounds = saved, rounds
+        self._carry, self.rounds, self._changed = saved, rounds, np.zeros(self._data.n, bool)
 
     def close(self) -> None:
         self._carry = None
@@ -358,6 +370,8 @@ def advance(
         wanted, carry = state
         ids, before, after, report = one_round(program, draw, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
+        if len(ids) < clients.n and jax.tree.leaves((carry.memory, carry.client)):
+            report["ids"] = ids
         return (good, put(program, clients.n, carry, ids, before, after, good)), report
 
     return repeated(one, limit, together, carry, begin, rounds)
