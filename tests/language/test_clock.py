@@ -85,12 +85,14 @@ def test_speeds_from_a_distribution_are_those_of_the_seed() -> None:
     assert drawn(1) == pytest.approx(2 / speeds.min(), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["FedNest", "FedBiOAcc"])
-def test_the_numbers_are_those_without_a_clock(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Scaffold", "SingleLevel"), ("FedNest", "Bilevel"), ("FedBiOAcc", "Bilevel")]
+)
+def test_the_numbers_are_those_without_a_clock(name: str, kind: str) -> None:
     given = {"faults": rk.Faults(dropout=0.2)}
     states = []
     for clock in (None, rk.Clock(compute=2.0, uplink=scipy.stats.uniform(1, 9), latency=0.1)):
-        session = rk.Simulation().open(job(name, ragged("Bilevel"), clock=clock, **given))
+        session = rk.Simulation().open(job(name, ragged(kind), clock=clock, **given))
         session.init()
         session.advance(2)
         states.append(np.asarray(session.state.x))
@@ -210,7 +212,7 @@ def test_what_cannot_be_corrected(given: dict[str, Any], message: str) -> None:
     assert "\n" not in str(said.value)
 
 
-@pytest.mark.parametrize("engine", [rk.Simulation(mesh=2), rk.Simulation(block=2)], ids=str)
+@pytest.mark.parametrize("engine", [rk.Simulation(mesh=2), rk.Simulation(block=2)], ids=["mesh", "blocks"])
 def test_on_every_kind_of_simulation(engine: Any) -> None:
     given = {"clock": SLOW, "faults": rk.Faults(first=3), "cohort": 4, "seed": 1, "rounds": 3}
     here, there = solved(**given), solved(**given, engine=engine)
