@@ -208,7 +208,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "faults": (rk.FedAvg(), {"faults": rk.Faults(dropout=0.1)}, "faults must be None in an asynchronous run"),
     "a budget": (rk.FedAvg(), {"channel": rk.private(8, 1e-3, clip=1.0)}, "clock must be None in a private run"),
     "a median": (rk.FedAvg(), {"channel": rk.median()}, "needs every reply.*by itself"),
-    "a secure sum": (rk.FedAvg(), {"channel": rk.chain(rk.clip(1.0), rk.secure_sum()), "asynchronous": rk.Asynchronous(3)}, "reply to the same request"),
+    "a secure sum": (
+        rk.FedAvg(), {"channel": rk.chain(rk.clip(1.0), rk.secure_sum()), "asynchronous": rk.Asynchronous(3)},
+        "reply to the same request",
+    ),
     "relative to results": (
         rk.FedAvg(), {"channel": rk.top_k(0.5, feedback="aggregate")}, "must not be compressed relative to earlier",
     ),
