@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quadratics as q
+from tests.contract import cases
 
 import rookery as rk
 
@@ -198,6 +199,33 @@ def test_what_is_counted() -> None:
     assert run.history["bytes_down"].diff().iloc[1:].tolist() == [3 * number * BUFFER] * 4
     assert run.history["gradients"].tolist() == begun
     assert run.history["exchanges"].tolist() == [0, 1, 2, 3, 4]
+
+
+ALLOWED = """
+    AFL ASFBO AccFCSGM AdaFBiO BRFedBi BRFedBiM ComFedL CompositionalFedAvg DSFedDRO Ditto F2SA2 FCSG FedAvg
+    FedAvgSaddle FedBiO FedBiOLocal FedDRSCGD FedProx LAASFBO LFedNestNonAlt LocalBSGM LocalBSGVR LocalSCGDM
+    MEHA MomentumLocalSGDA NASA PDSGD ParallelSGD QFedAvg Scaffold ScaffoldSaddle ShroFBO SimFBO VPBGD
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), cases.pairs())
+def test_which_methods(name: str, kind: str) -> None:
+    """Quick tests run four of them, and refuse one for each reason."""
+    case, algorithm = cases.case(kind, clients=6), cases.method(name)
+    run = lambda: rk.solve(
+        case.problem, case.clients(), algorithm, case.init, 4, cohort=3,
+        clock=rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.1, 0.9]), asynchronous=rk.Asynchronous(buffer=2, staleness=0.0),
+    )  # fmt: skip
+    if name not in ALLOWED.split():
+        with pytest.raises(
+            ValueError, match=f"(asynchronous must be None for|clock must be None).*{name}|how much a client"
+        ):
+            run()
+        return
+    found = run()
+    assert found.rounds == 4
+    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.state)])).all()
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -37,6 +37,7 @@ def after_one_round(heard: Any, start: float = 2.0) -> float:
 
 EXACT = {"FedAvg", "FedNest", "FedBiO", "LFedNest", "ASFBO", "AdaFBiO", "FedDRO", "F2SA", "Scaffold"}
 REFUSED = {"PFedMe", "BRFedBiP", "FedBiOAccLocal", "FedMBO"}  # what a client computes depends on what it holds
+WITH_MINIBATCHES = {"LocalSVRG", "WeightedNodesABA", "WeightedNodesProx"}
 
 
 @together([pair for pair in pairs() if pair[0] not in REFUSED], default={"FedAvg", "FedNest"})
@@ -309,7 +310,8 @@ def test_bad_faults(given: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PFedMe", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(REFUSED - {"PFedMe"}))]
+    "name",
+    ["PFedMe", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted((REFUSED | WITH_MINIBATCHES) - {"PFedMe"}))],
 )
 def test_a_method_whose_work_depends_on_what_a_client_holds_is_refused(name: str) -> None:
     what = job(name, case(claims(name)[0]), clock=rk.Clock(compute=2.0))
