@@ -20,6 +20,7 @@ from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, resolve
 from rookery.cli.run_folder import repeating_config
 from rookery.cli.settings import format_value, parse_value, setting_name
+from rookery.cli.speeds import Speeds
 from rookery.cli.terminal import complain, folder_name, show, writable
 
 CANDIDATES = 49  # the default of `rk.tune`
@@ -50,6 +51,14 @@ def tune(
     clients: opt.ClientCount = None,
     partition: opt.Partition = None,
     seed: opt.Seed = 0,
+    clock: opt.Clock = None,
+    deadline: opt.LateReplies = None,
+    first: opt.First = None,
+    correct: opt.Correct = False,
+    until: Annotated[
+        float | None,
+        typer.Option(help="With --clock: compare candidates after equal seconds instead of rounds, at most so many."),
+    ] = None,
     private: Annotated[float | None, typer.Option("--private", hidden=True)] = None,
     mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or a number.")] = None,
     config: opt.ConfigFile = None,
@@ -67,7 +76,9 @@ def tune(
             "--private can't be kept by a search: each candidate is a run that reveals something. Tune on public data, "
             "without --private."
         )
-    settings = settings or []
+    settings, speeds = settings or [], Speeds(clock, deadline, first, correct)
+    if until is not None and clock is None:
+        raise ValueError("--until needs --clock, whose seconds it counts; got none. Give --clock, e.g. compute=50.")
     request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
     made, method = request.task, request.method
     folder = _new_folder(request) if out is None else writable(out)
@@ -88,6 +99,8 @@ def tune(
         candidates=candidates,
         cohort=made.cohort if cohort is None else cohort,
         seed=seed,
+        **speeds.solve_options(),
+        until=until,
         engine=None if mesh is None else rk.Simulation(mesh=parse_value(mesh)),
         progress=False if quiet or json else None,
     )
@@ -95,11 +108,14 @@ def tune(
         complain("Stopped before any candidates were compared.")
         raise typer.Exit(130)
     options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
+    timed = speeds.given
     kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
     base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
     base += [f"--{name} {value}" for name, value in options.items() if value is not None]
+    base += [f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in timed.items()]
     base += [f"--set {shlex.quote(entry)}" for entry in kept]
     more = [] if metric is None else [f"--metric {metric}"]
+    more += [] if until is None else [f"--until {until:g}"]
     more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
     more += [] if mesh is None else [f"--mesh {mesh}"]
     data = _summary(request, tuning, base, more, folder)
@@ -109,7 +125,7 @@ def tune(
     title = f"{request.title}: {tuning.metric} by step size"
     picture = report.save(tuning.picture(title), folder / "landscape.png")
     if tuning.best is not None:
-        options |= {"rounds": tuning.rounds, "seed": seed}
+        options |= {"rounds": tuning.rounds, "seed": seed, **timed}
         (folder / "best.toml").write_text(repeating_config(request, options, data["best"]), encoding="utf-8")
     lines = _lines(tuning, request, data, picture, candidates)
     show(quiet, json, {**data, "candidates": tuning.table.to_dict("records")}, *lines)
@@ -191,7 +207,7 @@ def _summary(request: Request, tuning: rk.Tuning, base: list[str], more: list[st
         "task": request.named_task.name,
         "task_settings": request.arguments,
         "algorithm": request.named_algorithm.name,
-        **{name: getattr(tuning, name) for name in ("rounds", "metric", "search")},
+        **{name: getattr(tuning, name) for name in ("rounds", "until", "metric", "search")},
         "best": best,
         **{name: getattr(tuning, name) for name in ("value", "edges", "diverged")},
         "tried": len(tuning.table),
@@ -208,7 +224,7 @@ def _lines(tuning: rk.Tuning, request: Request, data: dict[str, Any], picture: P
 
     from rookery import report
 
-    names, rungs = list(tuning.search), [name for name in tuning.table.columns if name.startswith("round ")]
+    names, rungs = list(tuning.search), list(tuning.table.columns)[len(tuning.search) + 3 :]
     columns: dict[str, list[Any]] = {"": [*names, *rungs]}
     for place, row in enumerate(tuning.table.to_dict("records")):
         diverged = row["status"] == "diverged"

@@ -21,10 +21,13 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
 
-_FORMATS = (4, 4)  # the oldest and the newest format that this version of Rookery reads; it writes the newest
+_FORMATS = (4, 5)  # the oldest and the newest format that this version of Rookery reads; 5 is for rows stored apart
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # rounds at which two schedules are compared
+_IDS = "clients"  # the name of the array that says whose rows are stored
 _NAME = re.compile(r"round_(\d+)")
 SHARE = 0.05  # the share of a run's time that saving may take, beyond the first save and the last
+APART = 2**22  # bytes from which the clients' memory is stored apart, so that only the rows that changed are written
+_CHAIN = 64  # rounds, at most, that are read for one: one with all rows, and those with changed rows after it
 _digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
 
 
@@ -59,8 +62,22 @@ def _described_value(value: Any) -> str:
     return content.Content().of(value) if callable(value) else repr(value)
 
 
+class ByClient(NamedTuple):
+    """Which arrays of a carry have a row for each client, and which rows have to be written.
+
+    Attributes:
+        leaves: the numbers of these arrays among the carry's leaves.
+        changed: the clients whose rows differ from those of the last save; None: perhaps all.
+    """
+
+    leaves: range
+    changed: np.ndarray | None
+
+
 class Folder:
     """A folder of saved rounds, each in its own folder, which is either complete or absent.
+
+    A round with changed rows alone is read together with the rounds before it, which are kept as long as it is.
 
     If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
     writes the rest.
@@ -70,6 +87,7 @@ class Folder:
         self.path, self._processes = Path(path).absolute(), processes
         self._orbax: Any = None
         self._begun: int | None = None  # the round being written
+        self._apart: dict[int, dict[str, Any]] = {}  # by round, the header's entry on rows stored apart
 
     def __str__(self) -> str:
         return str(self.path)
@@ -122,28 +140,103 @@ class Folder:
                 "Choose another checkpoint folder, or delete this one."
             )
         item = {name: _stored(value, _abstract) for name, value in like.items()}
-        how = jax.tree.map(_restored_as, item)
+        apart = {name: item["carry"].pop(name) for name in self._part(done).get("leaves", [])}
         try:
-            arrays = _args().PyTreeRestore(item, restore_args=how)
-            found = self._checkpointer().restore(self.place(done), args=_args().Composite(arrays=arrays)).arrays
+            found = self._restored(done, "arrays", item)
         except Exception as error:
             raise self._damaged(done) from error
+        if apart:
+            rows = self._rows(done, apart)
+            found["carry"] |= {name: _placed(rows[name], leaf) for name, leaf in apart.items()}
         return {name: _filled(value, found[name]) for name, value in like.items()}
 
-    def write(self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None) -> None:
-        """Begin to write a round, and delete all others except `keep`. The arrays may be donated afterwards."""
+    def _restored(self, done: int, name: str, item: Any) -> Any:
+        """Read a part of a round: its "arrays", or its "rows"."""
+        args = _args().PyTreeRestore(item, restore_args=jax.tree.map(_restored_as, item))
+        return getattr(self._checkpointer().restore(self.place(done), args=_args().Composite(**{name: args})), name)
+
+    def _part(self, done: int) -> dict[str, Any]:
+        """The header's entry on rows stored apart; empty if there are none."""
+        if done not in self._apart:
+            self._apart[done] = self.header(done).get("apart", {})
+        return self._apart[done]
+
+    def _chain(self, done: int) -> list[int]:
+        """The rounds with the rows of a round: the round itself, and those before it back to one with all rows."""
+        chain = [done]
+        while (before := self._part(chain[-1]).get("since")) is not None:
+            if before not in self._apart and not self.place(before).exists():
+                raise self._damaged(done, before)
+            chain.append(before)
+        return chain
+
+    def _rows(self, done: int, like: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Read the rows that are stored apart."""
+        whole: dict[str, np.ndarray] = {}
+        for at in reversed(self._chain(done)):
+            part = self._part(at)
+            item = {name: jax.ShapeDtypeStruct((part["rows"], *a.shape[1:]), a.dtype) for name, a in like.items()}
+            if part["since"] is not None:
+                item[_IDS] = jax.ShapeDtypeStruct((part["rows"],), np.int32)
+            try:
+                found = self._restored(at, "rows", item)
+            except Exception as error:
+                raise self._damaged(done, at) from error
+            if part["since"] is None:
+                whole = {name: np.array(a) for name, a in found.items()}
+            for name, rows in whole.items() if part["since"] is not None else ():
+                rows[found[_IDS]] = found[name]
+        return whole
+
+    def write(
+        self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None,
+        by_client: ByClient | None = None,
+    ) -> None:  # fmt: skip
+        """Begin to write a round, and delete all others but `keep` and those that are read with it.
+
+        The arrays may be donated afterwards. Only the changed rows of what has a row for each client are written, if it
+        is large and `keep` has the others.
+        """
         self.wait()
-        self.delete([other for other in self.rounds() if other != keep])
+        rounds = self.rounds()
+        before = self._chain(keep) if keep in rounds else []
+        self.delete([other for other in rounds if other not in before])
         described = {name: _described(value) for name, value in arrays.items()}
-        header = {"format": _FORMATS[1], "round": done, **header, "arrays": described}
-        leaves = {name: _stored(value, _snapshot) for name, value in arrays.items()}
-        what = _args().Composite(arrays=_args().PyTreeSave(leaves), header=_args().JsonSave(header))
+        header = {"format": _FORMATS[0], "round": done, **header, "arrays": described}
+        items = {name: _stored(value, lambda leaf: leaf) for name, value in arrays.items()}
+        apart, rows = self._divided(items, before, by_client)
+        leaves = {name: {i: _snapshot(leaf) for i, leaf in part.items()} for name, part in items.items()}
+        what = {"arrays": _args().PyTreeSave(leaves)}
+        if apart:
+            header |= {"format": _FORMATS[1], "apart": apart}
+            what["rows"] = _args().PyTreeSave(rows)
+        self._apart[done] = apart
+        what = _args().Composite(**what, header=_args().JsonSave(header))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._checkpointer().save(self.place(done), args=what)
         except Exception as error:
             raise self._unwritten(error) from error
         self._begun = done
+
+    def _divided(
+        self, items: dict[str, dict[str, Any]], before: list[int], by_client: ByClient | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Take the rows that are stored apart from the carry: the header's entry on them, and copies to write.
+
+        `before`: the rounds on which this one can build; see `_chain`.
+        """
+        names = [] if by_client is None else [str(i) for i in by_client.leaves if str(i) in items["carry"]]
+        if by_client is None or sum(_numbers(items["carry"][name]).nbytes for name in names) < APART:
+            return {}, {}
+        rows = {name: items["carry"].pop(name) for name in names}
+        count, changed = len(rows[names[0]]), by_client.changed
+        since_all = sum(self._part(other).get("rows", count) for other in before[:-1])  # rows written since all were
+        builds = before and self._part(before[0]) and len(before) < _CHAIN
+        if not builds or changed is None or not 0 < len(changed) < count - since_all:
+            return {"leaves": names, "since": None, "rows": count}, {name: _snapshot(a) for name, a in rows.items()}
+        taken = {name: _taken(_numbers(a), changed) for name, a in rows.items()}
+        return {"leaves": names, "since": before[0], "rows": len(changed)}, {**taken, _IDS: changed.astype(np.int32)}
 
     def busy(self) -> bool:
         """Return whether a round is still being written."""
@@ -187,14 +280,19 @@ class Folder:
             import orbax.checkpoint as ocp  # slow to import
 
             options = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # raises errors here
-            handler = ocp.CompositeCheckpointHandler("arrays", "header")
+            handler = ocp.CompositeCheckpointHandler("arrays", "rows", "header")
             self._orbax = ocp.AsyncCheckpointer(handler, async_options=options)
         return self._orbax
 
-    def _damaged(self, done: int) -> ValueError:
-        before = [other for other in self._listed() if other < done]
-        advice = f"delete it to go on from round {before[-1]}" if before else f"delete {self} to start afresh"
-        return ValueError(f"{self.place(done)} is not a checkpoint of this program, or is damaged; {advice}.")
+    def _damaged(self, done: int, part: int | None = None) -> ValueError:
+        """The error for a round that cannot be read; `part`: because of this round, on which it builds."""
+        before = [other for other in self._listed() if other < (done if part is None else part)]
+        which = "it" if part in (None, done) else f"round_{part} and all later rounds"
+        advice = f"delete {which} to go on from round {before[-1]}" if before else f"delete {self} to start afresh"
+        what = "is not a checkpoint of this program, or is damaged"
+        if part not in (None, done):
+            what = f"builds on round_{part}, which is missing or damaged"
+        return ValueError(f"{self.place(done)} {what}; {advice}.")
 
     def _unwritten(self, error: Exception) -> OSError:
         return OSError(f"The checkpoint {self} can't be written ({type(error).__name__}: {error}).")
@@ -260,6 +358,26 @@ def _snapshot(leaf: Any) -> Any:
     leaf = _numbers(leaf)
     on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
     return jnp.copy(leaf) if on_host else leaf
+
+
+def _taken(array: Any, ids: np.ndarray) -> np.ndarray:
+    """Copy rows of an array to the host. A program is compiled for each power of two, not for each number of rows."""
+    if isinstance(array, np.ndarray):
+        return array[ids]
+    padded = np.pad(ids, (0, 2 ** (len(ids) - 1).bit_length() - len(ids)), mode="edge")
+    return np.asarray(_gather(array, padded))[: len(ids)]
+
+
+_gather = jax.jit(lambda array, ids: array[ids])
+
+
+def _placed(rows: np.ndarray, leaf: jax.ShapeDtypeStruct) -> Any:
+    """Return rows as `_abstract` describes them: with its padding and sharding, if it has any."""
+    if leaf.sharding is None:
+        return rows
+    padding = np.zeros((leaf.shape[0] - len(rows), *rows.shape[1:]), rows.dtype)
+    padded = np.concatenate([rows, padding]) if len(padding) else rows
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: padded[index])
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -428,7 +546,8 @@ class Checkpoint:
         if best is not None:
             arrays["best"] = (best.x, best.y, best.memory)
         if session.keepers is None or session.keepers.save(self._saved):
-            self._folder.write(session.rounds, {"identity": self._identity, "extra": extra}, arrays, self._saved)
+            header = {"identity": self._identity, "extra": extra}
+            self._folder.write(session.rounds, header, arrays, self._saved, session.by_client())
             self._begun = session.rounds
             if always and session.keepers is not None:  # keepers continue, and can go back by only one round
                 self._wait()

@@ -12,16 +12,19 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
+from rookery.base.printable import first_few
 from rookery.base.processes import Processes
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
-from rookery.engines.checkpoints import Keepers
+from rookery.engines.checkpoints import ByClient, Keepers
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.clock import Clock
 from rookery.language.ledger import Amounts
+from rookery.plan import asynchrony
 from rookery.plan import trace as plan
 from rookery.plan.computing import AS_IT_IS, Computing
 from rookery.plan.costs import bytes_down, counted_loops
@@ -47,10 +50,18 @@ class Job:
     noise_seed: int | None = None  # of a channel's noise; None: the operating system's entropy
     chance: float | None = None  # of a client to be in a Poisson cohort; None: cohorts of a fixed size
     clock: Clock | None = None
+    asynchronous: Asynchronous | None = None
+
+    @property
+    def replies(self) -> int:
+        """The clients that reply in a round; with Poisson sampling, the places for them."""
+        return self.cohort if self.asynchronous is None else self.asynchronous.buffer
 
     @property
     def minimum(self) -> int:
         """The replies that an exchange needs. How many clients a Poisson cohort has is secret, so it needs none."""
+        if self.asynchronous is not None:
+            return 1
         return 0 if self.faults is None or self.chance is not None else self.faults.minimum
 
     @property
@@ -100,6 +111,12 @@ class Session(Protocol):
     def save(self) -> Any:
         """Return all that `restore` needs except what the keepers hold: a pytree of arrays, valid until `advance`."""
 
+    def by_client(self) -> ByClient | None:
+        """Return what of `save` has a row for each client, and which rows have changed since the last call.
+
+        None: nothing, or everything has to be written each time. `restore` counts as a call.
+        """
+
     def restore(self, saved: Any, rounds: int) -> None:
         """Continue from what `save` returned after that many rounds."""
 
@@ -142,10 +159,15 @@ def measure_keys(seed: Array, t: Any, n: int) -> RoundKeys:
     return RoundKeys(jnp.arange(n, dtype=jnp.int32), key, key)
 
 
+def choice_and_key(seed: Array, t: Any) -> Array:
+    """Two keys of round t, counted from 0: one that draws its clients, and the algorithm's."""
+    return jax.random.split(jax.random.fold_in(seed, t + 1))
+
+
 def round_keys(seed: Array, t: Any, n: int, draw: Draw | int, noise: Any = ()) -> RoundKeys:
     """The keys of round t, counted from 0. `draw`: a cohort's size, or how it is drawn. `noise`: see `noise_root`."""
     draw = draw if isinstance(draw, Draw) else Draw(draw)
-    choice, key = jax.random.split(jax.random.fold_in(seed, t + 1))
+    choice, key = choice_and_key(seed, t)
     chance = jax.random.fold_in(choice, _CHANCE)
     if draw.secret:
         choice = jax.random.fold_in(jax.random.fold_in(plan.noise_key(noise), _SECRET), t)
@@ -195,6 +217,17 @@ class Traced:
         return channel.account(self.start, self.round, self.setting) if hasattr(channel, "account") else None
 
     @property
+    def notes(self) -> list[str]:
+        """Messages for the user before the first round."""
+        late, clients = self.round.unheard, self.job.clients
+        if not late:
+            return []
+        return [
+            f"{len(late)} of {clients.n} clients are always too late for an exchange, so that it leaves out their "
+            f"data: {first_few([clients.names[i] for i in late])}."
+        ]
+
+    @property
     def fingerprint(self) -> str:
         """Of the plans of the start and of a round, and of their constants."""
         return jaxprs.digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
@@ -212,10 +245,10 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
         )
     split = hyperparameters.split(job.algorithm)
     as_products = convolutions.chosen(convolve)
-    clients = job.clients if shapes is None else shapes
+    clients, late = job.clients if shapes is None else shapes, job.asynchronous is not None
     setting = Setting(
-        job.computing(job.problem), clients, split.fixed, job.cohort, job.channel, job.faults, debug, as_products,
-        job.chance, None if job.clock is None else job.clock.at(job.clients),
+        job.computing(job.problem), clients, split.fixed, job.replies, job.channel, job.faults, debug, as_products,
+        job.chance, None if job.clock is None or late else job.clock.at(job.clients), late,
     )  # fmt: skip
     hyper = plan.with_levels(job.channel, split.traced)
     start, one_round, *more = plan.plans(setting, job.start, hyper, job.measure)
@@ -225,6 +258,8 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
     job, setting = replace(job, channel=one_round.channel), setting._replace(channel=one_round.channel)
     hyper = plan.with_levels(job.channel, hyper)  # calibrated
     measure = more[0] if more else None
+    if job.asynchronous is not None:
+        asynchrony.check(one_round, job.asynchronous)
     for traced_plan in (start, one_round):
         counted_loops(traced_plan.body)  # raises for nested loops that engines can't count
     names = start.sample_by_sample | one_round.sample_by_sample

@@ -310,12 +310,13 @@ class Interpreter(Visitor[Any]):
     def _apply(self, mapped: Mapped, ids: Any, local: list[Any]) -> tuple[list[Any], Any]:
         """Compute a function for some clients side by side. Returns rows of its values, and of counts of work."""
         call = mapped.call
-        each = lambda key: None if key is None else jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+        each = lambda key: None if key is None else self._keys(key, ids)
         if self._taken[0] is not ids:  # the maps of a cohort share its data
             self._taken = ids, jax.tree.leaves(self._members(ids))
         data = self._taken[1]
         axes = call.arguments([None] * len(mapped.sent), self._axes, 0, 0, [0] * len(local), 0, None)
-        arguments = call.arguments(mapped.sent, data, ids, each(mapped.key), local, each(mapped.noise), mapped.levels)
+        keys, noise = each(mapped.key), each(mapped.noise)
+        arguments = call.arguments(mapped.sent, data, self._numbers(ids), keys, local, noise, mapped.levels)
         out = jax.vmap(lambda *a: jaxprs.run(call.work, *a), axes, axis_size=len(ids))(*arguments)
         return out[:-1], out[-1]
 
@@ -326,6 +327,14 @@ class Interpreter(Visitor[Any]):
 
     def _worked_at_center(self, counts: Any) -> None:
         self._worked_here.append(counts)
+
+    def _keys(self, key: Array, ids: Any) -> Array:
+        """The keys of these clients."""
+        return jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+
+    def _numbers(self, ids: Any) -> Any:
+        """The numbers of these clients."""
+        return ids
 
     def _members(self, ids: Any) -> Clients:
         """The data of these clients."""

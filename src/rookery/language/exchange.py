@@ -11,12 +11,14 @@ from jaxtyping import Array
 from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
+from rookery.base.printable import first_few
+from rookery.data.clients import Clients
 from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange, Plain
 from rookery.language.client import Client
-from rookery.language.clock import heard
+from rookery.language.clock import chances, heard
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
 from rookery.language.primitives import result_type, weighted_sum
@@ -28,6 +30,7 @@ class Exchanging:
 
     n: int  # the number of clients in the federation
     cohort_size: int
+    _clients: Clients
     _ids: Array
     _weights: Array
     _cohort: int  # 0 for the round's own cohort, which has memory; resampled ones are numbered from 1
@@ -52,10 +55,16 @@ class Exchanging:
         weights = weights.astype(result_type(weights.dtype))
         p, total = self._scaled(kind, weights)
         sent = self._encoded(kind, value, name, around, keys, bookkeeping, steady, p)
+        if self._corrects:
+            own = "is a sum" if kind == "sum" else "" if steady else "has weights that the method chooses"
+            own = own or ("tells the method how many clients replied" if heard else "")
+            p, total = self._corrected(p, name, sent, own)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if by_channel is None and self._attack is not None and not self._attack.alone:
             by_channel = _summed  # the server must see the replies, of which the attack is made
+        if self._tracing.asynchronous and sent.secure is None and by_channel is None:
+            return self._reduced_from_buffer(kind, name, sent, keys, entries(weights, self._ids), heard)
         if sent.secure is not None:
             reduced = self._reduced_securely(kind, name, sent, keys, p, total)
         elif by_channel is None:
@@ -110,21 +119,11 @@ class Exchanging:
 
         Lost replies are left out of the sums, which are scaled to the weights that remain.
         """
-        leaves, structure = jax.tree.flatten(sent.value.rows)
-        record, lossy = self._described(kind, name, sent), self._lossy
-        mask = self._mask(record, keys)
-        closed, unpacking, likes = [], {}, leaves
-        if (unpack := self._unpack(sent)) is not None:
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
-            traced, shapes = jaxprs.trace(unpack, one)
-            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
-            likes, structure = jax.tree.flatten(shapes)
-        sums = self._bind(
-            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, lossy=lossy, **unpacking
-        )
+        lossy = self._lossy
+        sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=lossy)
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
-        if lossy and self._tracing.rate is None:
+        if lossy and self._tracing.rate is None and not self._corrects:
             total = jnp.sum(jnp.where(present, p, 0))
             safe = jnp.where(total > 0, total, 1)
             scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
@@ -132,6 +131,46 @@ class Exchanging:
         scaled = lambda a, like: (a if scale is None else a * scale.astype(a.dtype)).astype(result_type(like.dtype))
         result = jax.tree.unflatten(structure, [scaled(a, v) for a, v in zip(sums, likes, strict=True)])
         return result, p, total, present
+
+    def _sums(
+        self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, **params: Any
+    ) -> tuple[list[Any], list[Any], Any]:
+        """Add a `reduce` to the plan. Returns its outputs, and the leaves and the structure of the clients' values."""
+        leaves, structure = jax.tree.flatten(sent.value.rows)
+        record, closed, likes = self._described(kind, name, sent), list[Any](), leaves
+        mask, unpacking = self._mask(record, keys), dict[str, Any]()
+        if (unpack := self._unpack(sent)) is not None:
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), sent.value.rows)
+            traced, shapes = jaxprs.trace(unpack, one)
+            closed, unpacking = traced.consts, {"unpack": jaxprs.open_up(traced), "closed": len(traced.consts)}
+            likes, structure = jax.tree.flatten(shapes)
+        sums = self._bind(
+            primitives.reduce, self._ids, p, *mask, *closed, *leaves, exchange=record, **params, **unpacking
+        )
+        return sums, likes, structure
+
+    def _reduced_from_buffer(self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, heard: bool) -> Any:
+        """Reduce over the replies in the buffer of an asynchronous run: see `rk.Asynchronous`."""
+        channel, exchange, parts = sent.channel, sent.exchange, sent.parts
+        if jax.tree.leaves(exchange.public):
+            raise ValueError(
+                f"channel: the exchange {name!r} must not be compressed relative to earlier results in an asynchronous "
+                'run, where clients know different ones. Use feedback="error".'
+            )
+        moves = tuple(parts.moves)
+        sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=False, asynchronous=moves)
+        *sums, whole, counted, largest = sums
+        factor = whole * (self.n / self.cohort_size) if kind == "sum" else jnp.ones((), p.dtype)
+        of_values, of_moves = (factor / jnp.where(total > 0, total, 1) for total in (counted, whole))
+        scaled = lambda a, like, by: (a * by.astype(a.dtype)).astype(result_type(like.dtype))
+        scales = [of_moves if is_move else of_values for is_move in moves]
+        leaves = [scaled(*each) for each in zip(sums, likes, scales, strict=True)]
+        updates, marked = jax.tree.unflatten(structure, leaves)
+        exchange = exchange._replace(share=largest * of_values)
+        marked = self._hidden(channel, exchange, parts, marked, keys, factor)
+        result = parts.at_server(self._decoded(channel, exchange, updates, keys), marked)
+        dtype = jnp.result_type(*(result_type(a.dtype) for a in likes))
+        return (result, Heard(whole.astype(dtype), jnp.asarray(self.cohort_size, dtype))) if heard else result
 
     def _reduced_securely(
         self, kind: str, name: str, sent: Encoded, keys: Any, p: Array, total: Array
@@ -198,12 +237,12 @@ class Exchanging:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), value.rows)
         parts = Parts(shapes, name, bookkeeping, around)
         updates = parts.split(shapes)[0]
-        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort)
+        steady &= self.cohort_size == self.n and not (self._lossy or self._cohort or self._tracing.asynchronous)
         exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
-        if channel is None and self._attack is not None:
-            channel = Plain()  # so that an attack, like a channel, acts on updates
+        if channel is None and (self._attack is not None or self._corrects or tracing.asynchronous):
+            channel = Plain()  # so that what acts on updates, as an attack does, finds them
         if channel is None or keys is None:
             return Encoded(value, exchange, None, parts)
         states = channel.init(exchange)
@@ -293,6 +332,8 @@ class Exchanging:
 
     def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
         """The replies, and which clients replied; None if no reply can be lost."""
+        if self._corrects:
+            raise ValueError(_uncorrected(name, "has its replies one by one"))
         leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy, record = self._lossy, self._described(kind, name, sent)
         mask = self._mask(record, keys)
@@ -332,10 +373,68 @@ class Exchanging:
         """Whose replies arrive, and in time; empty if no reply can be lost. With a clock, the server waits for them."""
         present, watch, faults = self._present(keys) if self._lossy else None, self._tracing.watch, self._tracing.faults
         if watch is not None:
+            self._chances(record)
             seconds = watch.exchange(self._cohort, self._ids, record.reply_bytes)
-            present, waited = heard(seconds, present, getattr(faults, "deadline", None), getattr(faults, "first", None))
+            key = None if keys is None else jax.random.fold_in(keys.chance, 1)
+            late = getattr(faults, "deadline", None), getattr(faults, "first", None)
+            present, waited = heard(seconds, present, *late, key)
             self._tracing.waited(waited)
         return [] if present is None else [present]
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether weights are divided by the clients' chances to be heard."""
+        return self._tracing.faults is not None and self._tracing.faults.correct
+
+    def _corrected(self, p: Array, name: str, sent: Encoded, wrong: str) -> tuple[Array, Array]:
+        """The weights, divided by the clients' chances to be heard, and scaled to add up to 1 on average.
+
+        Dividing by the sum of those that are heard instead would leave a bias. `wrong`: why this is not possible.
+        """
+        if wrong or self._repeats or sent.secure is not None:
+            raise ValueError(_uncorrected(name, wrong or "is of a cohort or a channel with chances of its own"))
+        watch, chance = self._tracing.watch, self._chances(self._described("mean", name, sent))
+        total = jnp.sum(self._weights) * (self.cohort_size / self.n)
+        if watch is not None and chance is not None:
+            p = p / watch.of_turn(chance)[self._ids].astype(p.dtype)
+        return p / total, total
+
+    def _chances(self, record: Exchange) -> np.ndarray | None:
+        """Each client's chance to be heard in time, with an axis for each loop around the exchange.
+
+        None: it depends on what is drawn during the run. Raise ValueError if too few clients can ever reply in time,
+        or if a client never can whose share is to be corrected.
+        """
+        watch, faults = self._tracing.watch, self._tracing.faults
+        if watch is None or faults is None or not self._tracing.waits_for_some or not watch.complete:
+            return None
+        times = None if self._repeats else watch.times(self._cohort, record.reply_bytes)
+        if times is None:
+            if faults.correct:
+                raise ValueError(
+                    "faults: correct needs to know before the run how long clients take, and how much they compute for "
+                    f"the exchange {record.name!r} is drawn. Leave correct out, or give fixed numbers of steps."
+                )
+            return None
+        soonest = np.sort(times.min(axis=tuple(range(times.ndim - 1))))
+        if faults.deadline is not None and not soonest[min(faults.minimum, self.n) - 1] <= np.float32(faults.deadline):
+            raise ValueError(
+                f"faults: deadline must leave at least {faults.minimum} of the clients the time to reply; got "
+                f"{faults.deadline:g} s, and the exchange {record.name!r} takes them "
+                f"{soonest[min(faults.minimum, self.n) - 1]:.3g} s. Give a longer deadline."
+            )
+        chance = (1 - faults.dropout) * chances(times, self.cohort_size, faults.deadline, faults.first, faults.dropout)
+        by_client = chance.reshape(-1, self.n)
+        self._tracing.unheard.update(np.flatnonzero(by_client.max(axis=0) == 0).tolist())
+        never = np.flatnonzero(by_client.min(axis=0) == 0).tolist()
+        if faults.correct and never:
+            raise ValueError(
+                "faults: correct needs a chance for each client to be heard; "
+                f"{len(never)} of {self.n} are always too late for the exchange {record.name!r}: "
+                f"{first_few([self._clients.names[i] for i in never])}. Give them speeds that vary from round to "
+                "round, or leave correct out."
+            )
+        return chance
 
     def _present(self, keys: Any) -> Array:
         """Draw whose replies are not lost, among the clients that are in the cohort."""
@@ -354,6 +453,14 @@ class Exchanging:
         missing, least = before.missing + asked - replies, jnp.minimum(before.least, replies)
         self._tracing.threaded = before._replace(missing=missing, least=least, stayed=stayed)
         return present
+
+
+def _uncorrected(name: str, why: str) -> str:
+    """Say that the bias of an exchange cannot be corrected."""
+    return (
+        "faults: correct must be False with this method and channel, because only means with the clients' own weights "
+        f"can be corrected, and the exchange {name!r} {why}. Leave correct out."
+    )
 
 
 def _summed(exchange: ChannelExchange | None, rows: Any, weights: Array, present: Any = None) -> Any:

@@ -143,6 +143,7 @@ class Amounts(NamedTuple):
     work: list[int]  # the sums over all clients, in the order of WORK, and `samples_busiest`
     missing: int = 0  # replies that did not arrive
     seconds: float | None = None  # with a clock
+    staleness: float | None = None  # in an asynchronous round: the mean over the replies
 
 
 @dataclass
@@ -166,6 +167,8 @@ class Ledger:
             self.counts["missing"] += cost.missing
             if cost.seconds is not None:
                 self.counts["clock"] = self.counts.get("clock", 0.0) + cost.seconds
+            if cost.staleness is not None:
+                self.counts["staleness"] = cost.staleness
             self.rounds += 1
         if costs:
             self.last = [

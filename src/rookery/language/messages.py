@@ -32,6 +32,12 @@ class Parts:
         """The marks of the bookkeeping, in its order."""
         return [mark for mark in self._marks if mark is not None]
 
+    @property
+    def moves(self) -> list[bool]:
+        """For each leaf, the updates first and then the bookkeeping, whether it is a difference to `around`."""
+        updates = [s is not None for s, mark in zip(self._around, self._marks, strict=True) if mark is None]
+        return updates + [False] * len(self.bookkeeping)
+
     def split(self, value: Any) -> tuple[Any, list[Any]]:
         """The updates, a tree with None in place of bookkeeping, and the bookkeeping."""
         leaves = self._structure.flatten_up_to(value)

@@ -9,7 +9,8 @@ from rookery.base.compat import Primitive, ShapedArray
 
 client_map = Primitive("client_map")  # ids, what the client is sent, its key, its earlier values -> its new values
 scatter = Primitive("scatter")  # ids, rows at the server -> a value for each client
-# ids, weights, who is present, what `unpack` closes over, per-client values -> weighted sums, who replied
+# ids, weights, who is present, what `unpack` closes over, per-client values -> weighted sums, who replied; in an
+# asynchronous run, also the sum of the weights, their sum reduced by staleness, and the largest of these
 reduce = Primitive("reduce")
 gather = Primitive("gather")  # ids, who is present, per-client values -> rows at the server, who replied
 center = Primitive("center")  # what the centre is sent, its key -> values at the server
@@ -56,12 +57,15 @@ scatter.def_abstract_eval(lambda ids, rows: [ShapedArray(rows.shape, rows.dtype)
 
 
 @reduce.def_abstract_eval
-def _(ids: Any, weights: Any, *rows: Any, lossy: bool, unpack: Any = None, **_: Any) -> list[Any]:
+def _(
+    ids: Any, weights: Any, *rows: Any, lossy: bool, unpack: Any = None, asynchronous: Any = None, **_: Any
+) -> list[Any]:
     shapes = [(v.shape[1:], v.dtype) for v in rows[lossy:]]
     if unpack is not None:
         shapes = [(v.aval.shape, v.aval.dtype) for v in unpack.outvars]
     sums = [ShapedArray(shape, sum_type(weights.dtype, dtype)) for shape, dtype in shapes]
-    return sums + [ShapedArray(weights.shape, jnp.bool_)] * lossy
+    totals = [ShapedArray((), weights.dtype)] * (0 if asynchronous is None else 3)
+    return sums + [ShapedArray(weights.shape, jnp.bool_)] * lossy + totals
 
 
 @gather.def_abstract_eval

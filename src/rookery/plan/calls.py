@@ -137,11 +137,15 @@ class ReduceCall(ExchangeCall):
 
     `unpack`: if a channel compresses the rows, the server's work on one of them before it is added to the sums. Its
     inputs are the server's values in its `operands`, and a client's row.
+    `asynchronous`: if the sums are over the replies that have arrived, to this request or an earlier one, weighted by
+    their staleness: for each sum, whether it is one of differences to what clients were sent. The last outputs are then
+    the sum of the weights without staleness, the sum with it, and the largest weight with it.
     """
 
     primitive = "reduce"
     weights: Atom
     unpack: ServerWork | None = None
+    asynchronous: tuple[bool, ...] | None = None
 
     def unpacking(self, repeats: bool) -> MapCall:
         """Describe `unpack` as a function of every client that does no work, for engines that compute it with them."""
@@ -377,7 +381,8 @@ def _call(eqn: Any, numbers: Iterator[int]) -> Call:
     if eqn.primitive is primitives.reduce:
         unpack, closed = params.get("unpack"), params.get("closed", 0)
         work = None if unpack is None else ServerWork(unpack, rest[:closed], unpack.outvars)
-        return ReduceCall(*common, params["exchange"], ids, present, rest[closed:], weights, work)
+        late = params.get("asynchronous")
+        return ReduceCall(*common, params["exchange"], ids, present, rest[closed:], weights, work, late)
     return GatherCall(*common, params["exchange"], ids, present, rest)
 
 

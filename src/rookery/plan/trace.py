@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     products: bool = False  # whether convolutions are computed as products: see convolutions.py
     chance: float | None = None  # of a client to be in a Poisson cohort, which has at most `cohort` clients
     clock: Timing | None = None
+    asynchronous: bool = False  # whether the means of a round are over the replies in a buffer
 
     @property
     def rate(self) -> float | None:
@@ -95,6 +96,7 @@ class Plan:
         sample_by_sample: the losses ("f", "g", "r") that are evaluated on single samples.
         exchanges: its exchanges by name.
         channel: the channel; a private one is calibrated.
+        unheard: the clients that are always too late for an exchange, in ascending order.
         price: what privacy costs, if `rk.explain` was asked for it.
         derived: a cache for values that engines compute from the plan, such as its costs.
     """
@@ -108,6 +110,7 @@ class Plan:
     sample_by_sample: frozenset[str]
     exchanges: dict[str, channels.ChannelExchange]
     channel: Any = None
+    unheard: tuple[int, ...] = ()
     price: Any = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -262,7 +265,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             everyone = jnp.ones(setting.cohort, bool) if present is None else present
             threaded += [jnp.int32(0), jnp.int32(setting.cohort), everyone]
         keys = None
-        if lossy or setting.channel is not None:
+        if lossy or setting.channel is not None or setting.asynchronous:
             noise_key = None if setting.channel is None else _noise(noise, given.t + 1)
             keys = ExchangeKeys(given.chance, _public(given.key), noise_key)
         tracing = Tracing(
@@ -270,6 +273,7 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
             setting.chance,
         )  # fmt: skip
         tracing.levels, tracing.down = levels, channels.down(setting.channel)
+        tracing.asynchronous = setting.asynchronous
         _start_clock(tracing, setting.clock, given.t, 1)
         if setting.faults is not None and setting.faults.attack is not None:
             tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)
@@ -391,4 +395,5 @@ def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Give
         sample_by_sample=frozenset(tracings[-1].sample_by_sample),
         exchanges=tracings[-1].exchanges,
         channel=channel,
+        unheard=tuple(sorted(tracings[-1].unheard)),
     )

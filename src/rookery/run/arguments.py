@@ -10,6 +10,7 @@ from rookery.data.cohort import Draw, Poisson
 from rookery.engines import default_engine
 from rookery.engines.checks import check_function, check_run, start_values
 from rookery.engines.engine import Job
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.channel import Faults, check_kind, is_private, rules
 from rookery.language.clock import Clock
 from rookery.run.progress import Tracker
@@ -43,6 +44,7 @@ def checked(job: Job, rounds: int = 0, every: int = 1) -> Job:
             raise ValueError("noise_seed needs a channel that draws noise, such as rk.gaussian; got channel=None.")
     if job.on_nonfinite not in ("stop", "warn"):
         raise ValueError(f'on_nonfinite must be "stop" or "warn"; got {job.on_nonfinite!r}.')
+    _check_asynchronous(job, cohort)
     chance = None if sampling is None else sampling.chance
     return replace(job, start=(x, y), cohort=cohort, chance=chance, seed=int(job.seed))
 
@@ -59,6 +61,34 @@ def _check_clock(job: Job) -> None:
     for name, value in late.items():
         if value is not None and job.clock is None:
             raise ValueError(f"faults: {name} needs the speeds of clients; got clock=None. Give clock=rk.Clock(...).")
+
+
+def _check_asynchronous(job: Job, cohort: int) -> None:
+    how = job.asynchronous
+    if how is None:
+        return
+    if not isinstance(how, Asynchronous):
+        raise TypeError(f"asynchronous must be rk.Asynchronous(buffer=...) or None; got {how!r}.")
+    if how.buffer > cohort:
+        raise ValueError(
+            f"asynchronous: buffer must be at most the {cohort} clients that work at the same time; got {how.buffer}. "
+            "Choose a smaller buffer, or a larger cohort."
+        )
+    if job.faults is not None:
+        raise ValueError(
+            f"faults must be None in an asynchronous run, where late replies count; got {job.faults!r}. Leave out one "
+            "of the two."
+        )
+    if hasattr(job.channel, "calibrated"):
+        raise ValueError(
+            "asynchronous must be None in a private run, whose account counts on rounds with a cohort; got "
+            f"{how!r}. Leave it out, or rk.private."
+        )
+    if "all clients" in getattr(job.algorithm, "needs", ()):
+        raise ValueError(
+            f"asynchronous must be None for {type(job.algorithm).__name__}, which needs all clients in every round; "
+            f"got {how!r}. Leave it out, or choose another method."
+        )
 
 
 def _checked_sampling(job: Job) -> Draw:

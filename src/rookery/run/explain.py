@@ -7,6 +7,7 @@ from rookery.channels.private import Budgeted
 from rookery.data.clients import Clients
 from rookery.data.cohort import Poisson
 from rookery.engines.engine import Job, traced
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.channel import Faults
 from rookery.plan.trace import Plan
 from rookery.problems.variables import adapt
@@ -24,6 +25,7 @@ def explain(
     channel: Any = None,
     faults: Faults | None = None,
     private: Budgeted | None = None,
+    asynchronous: Asynchronous | None = None,
 ) -> Plan:
     """Return the plan of a round, without running it; print it to see every exchange. The arguments are as in `solve`.
 
@@ -43,6 +45,7 @@ def explain(
     """
     models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, channel=channel, faults=faults)
+    job = replace(job, asynchronous=asynchronous)
     if private is not None:
         if not isinstance(private, Budgeted) or channel is not None:
             got = f"got {private!r}" if channel is None else "got both"

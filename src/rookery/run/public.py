@@ -31,6 +31,7 @@ from rookery.data.cohort import Poisson
 from rookery.engines.federation import Federation
 from rookery.engines.simulation import Simulation
 from rookery.engines.simulation.memory import MemoryLimitError
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.channel import Bookkeeping, Channel, Faults, chain
 from rookery.language.clock import Clock
 from rookery.language.fed import (
@@ -59,9 +60,9 @@ from rookery.run.weights import load_weights, save_weights
 from rookery.run.worth import Worth, worth
 
 __all__ = [
-    "SOBA", "Algorithm", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel", "Client", "Clients",
-    "Clock", "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation", "HostError",
-    "MemoryLimitError",
+    "SOBA", "Algorithm", "Asynchronous", "AtLeastOne", "BatchSize", "Best", "Bilevel", "Bookkeeping", "Channel",
+    "Client", "Clients", "Clock", "Compositional", "Diagnosis", "Epochs", "Faults", "Fed", "FedOpt", "Federation",
+    "HostError", "MemoryLimitError",
     "Minimax", "MultiLevel", "NonFiniteError", "NonFiniteWarning", "Poisson", "Positive", "RoundFailedError", "Run",
     "Share", "Simulation", "SingleLevel", "Step", "Stepped", "Steps", "Tuning", "WeightedNodes", "Worth", "attacks",
     "broadcast", "bucketing", "centered_clipping", "chain", "check", "clip", "explain", "gaussian", "geometric_median",

@@ -7,6 +7,7 @@ from typing import Any
 from rookery.base.arguments import check_counts
 from rookery.data.clients import Clients
 from rookery.engines.engine import Engine, Job, Session
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.channel import Channel, Faults
 from rookery.language.clock import Clock
 from rookery.language.fed import Algorithm
@@ -101,6 +102,7 @@ def session(
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
     clock: Clock | None = None,
+    asynchronous: Asynchronous | None = None,
 ) -> Stepped:
     """Open a run that you advance by hand, in your own loop.
 
@@ -118,5 +120,5 @@ def session(
     """
     models = adapt(problem, init)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, noise_seed=noise_seed)
-    job = checked(replace(job, clock=clock))
-    return Stepped(models, checked_engine(engine).open(job), job.cohort)
+    job = checked(replace(job, clock=clock, asynchronous=asynchronous))
+    return Stepped(models, checked_engine(engine).open(job), job.replies)

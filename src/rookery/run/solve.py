@@ -23,6 +23,7 @@ from rookery.data.cohort import Poisson
 from rookery.engines import checkpoints
 from rookery.engines.checks import check_function
 from rookery.engines.engine import Engine, Job, Session
+from rookery.language.asynchronous import Asynchronous
 from rookery.language.channel import Channel, Faults, draws_noise
 from rookery.language.clock import Clock
 from rookery.language.fed import Algorithm
@@ -55,6 +56,7 @@ def solve(
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
     clock: Clock | None = None,
+    asynchronous: Asynchronous | None = None,
     checkpoint: str | Path | None = None,
     keep_best: str | None = None,
     callbacks: Sequence[Callable[[Run], Any] | Tracker] = (),
@@ -103,6 +105,8 @@ def solve(
         clock: the clients' speeds, e.g. `rk.Clock(compute=[100.0, 10.0], uplink=1e6)`: the history gets a column
             `clock`, the seconds that the rounds would have taken. With it, `rk.Faults` can leave out late replies. For
             simulations only.
+        asynchronous: `rk.Asynchronous(buffer=10)`: clients reply when they are ready, and a round ends after that many
+            replies. `cohort` clients then work at the same time. A simulation needs a `clock`.
         checkpoint: a folder. The run is saved there at evaluations, in the background, and a later call with the same
             arguments continues from there, up to the rounds of that call; the result is that of an uninterrupted run.
             The last evaluation is always saved. An earlier one is skipped if saving has taken more than a twentieth of
@@ -124,7 +128,9 @@ def solve(
     models = adapt(problem, init)
     measure = measuring(models, evaluate_client)
     job = Job(models.problem, clients, algorithm, models.init, cohort, seed, channel, faults, on_nonfinite, measure)
-    job = checked(dataclasses.replace(job, noise_seed=noise_seed, clock=clock), rounds, every)
+    job = checked(
+        dataclasses.replace(job, noise_seed=noise_seed, clock=clock, asynchronous=asynchronous), rounds, every
+    )
     rounds, every = int(rounds), int(every)
     engine = checked_engine(engine)
     functions, trackers = checked_callbacks(callbacks)
@@ -166,7 +172,7 @@ def solve(
                 followers.tell(record.rows)
                 bar(session.rounds, rounds, _metrics_text(record.rows[-1]))
 
-            _run_rounds(session, record, job.cohort, saver, functions, show, interrupt)
+            _run_rounds(session, record, job.replies, saver, functions, show, interrupt)
             early = session.rounds < record.affordable or interrupt.is_set()
             run = record.run(session, not session.stopped and early)
             run.settings, run.notes = json.loads(json.dumps(settings, default=_as_json)), notes

@@ -131,6 +131,9 @@ class Session:
         carry, wrote = self._carry, self.wrote if self.durable and self.remembers else None
         return carry.state, carry.server, wrote, carry.noise
 
+    def by_client(self) -> None:
+        """None: the sites have what clients remember."""
+
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""
         state, server, wrote, noise = saved

@@ -16,6 +16,7 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
+from rookery.engines.checkpoints import ByClient
 from rookery.engines.engine import Stopped
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
@@ -76,10 +77,12 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
+        self._changed: np.ndarray | None = None  # for each client, whether its memory has changed since `by_client`
         self._memory_estimate = memory_estimate(traced, devices, self.processes)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
-        self.notes = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        memory = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        self.notes = [*traced.notes, *memory]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -179,6 +182,7 @@ class Session:
                     break
                 self.warned = self.warned or reason
             costs.append(amounts(self._traced.round, report))
+            self._note_changed(report.get("ids", slice(None)))
             self.rounds += 1
         return costs
 
@@ -194,9 +198,18 @@ class Session:
     def save(self) -> Carry:
         return self._carry
 
+    def by_client(self) -> ByClient | None:
+        changed, self._changed = self._changed, np.zeros(self._data.n, bool)
+        state, rows = (len(jax.tree.leaves(part)) for part in (self._carry.state, self._carry[1:3]))
+        return ByClient(range(state, state + rows), None if changed is None else np.flatnonzero(changed))
+
+    def _note_changed(self, ids: Any) -> None:
+        if self._changed is not None:
+            self._changed[ids] = True
+
     def restore(self, saved: Any, rounds: int) -> None:
         engine.check_noise(self._job, saved.noise)
-        self._carry, self.rounds = saved, rounds
+        self._carry, self.rounds, self._changed = saved, rounds, np.zeros(self._data.n, bool)
 
     def close(self) -> None:
         self._carry = None
@@ -247,7 +260,10 @@ class Program:
 
     def __call__(self, consts: list[Any], clients: Clients, given: Given) -> tuple[Any, dict[str, Any]]:
         """The plan's outputs, a `trace.Made`, and the round's report."""
-        interpreter = self.interpreter(clients)
+        return self.interpreted(self.interpreter(clients), consts, given)
+
+    def interpreted(self, interpreter: Interpreter, consts: list[Any], given: Given) -> tuple[Any, dict[str, Any]]:
+        """The same, by this interpreter."""
         out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
         made = jax.tree.unflatten(self.made, out)
         zero = jnp.int32(0)
@@ -287,7 +303,7 @@ def start(program: Program, consts: Any, clients: Clients, hyper: Any, start: An
     keys = engine.start_keys(seed, clients.n)
     given = Given(start, hyper, jnp.int32(0), keys.ids, clients.weights, keys.key, keys.chance, noise)
     made, report = program(consts, clients, given)
-    report["finite"] = program.everywhere(_finite(made.carry, program.private))
+    report["finite"] = program.everywhere(finite(made.carry, program.private))
     return made.carry, report
 
 
@@ -299,7 +315,7 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterate
     return made.carry.state
 
 
-def _finite(carry: Carry, private: bool) -> Array:
+def finite(carry: Carry, private: bool) -> Array:
     """Whether it is finite, for each leaf of the state and, unless the run is private, of the clients' memory."""
     parts = (carry.state,) if private else (carry.state, carry.memory)
     leaves = [leaf for part in parts for _, leaf in engine.real_leaves(part)]
@@ -326,7 +342,7 @@ def one_round(
         keep = lambda new, old: jnp.where(stayed.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
         memory, client = jax.tree.map(keep, (after.memory, after.client), (before.memory, before.client))
         after = after._replace(memory=memory, client=client)
-    report["finite"] = program.everywhere(_finite(after, program.private))
+    report["finite"] = program.everywhere(finite(after, program.private))
     return keys.ids, before, after, report
 
 
@@ -348,13 +364,25 @@ def advance(
     `together` rounds draw their cohorts, keys and minibatches in one step. With a limit of one round there is no while
     loop, so the host never blocks on its predicate. That round is always computed, and discarded if `rounds` is 0.
     """
-    begin, rounds = jnp.asarray(begin, jnp.int32), jnp.asarray(rounds, jnp.int32)
+    begin = jnp.asarray(begin, jnp.int32)
 
     def one(i: Any, state: Any) -> Any:
         wanted, carry = state
         ids, before, after, report = one_round(program, draw, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
+        if len(ids) < clients.n and jax.tree.leaves((carry.memory, carry.client)):
+            report["ids"] = ids
         return (good, put(program, clients.n, carry, ids, before, after, good)), report
+
+    return repeated(one, limit, together, carry, begin, rounds)
+
+
+def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: Any, begin: Array, rounds: Any) -> Any:
+    """The carry after at most `rounds` rounds, until one is not good, and their reports.
+
+    `one(i, (wanted, carry))` returns ((whether the round was good, carry), report).
+    """
+    rounds = jnp.asarray(rounds, jnp.int32)
 
     def recorded(progress: Any, result: Any) -> Any:
         (i, _, reports), (state, report) = progress, result

@@ -138,6 +138,9 @@ class Session(device.Session):
         memory, client = jax.tree.map(padded, (self._carry.memory, self._carry.client))
         return self._carry._replace(memory=memory, client=client)
 
+    def by_client(self) -> None:
+        """None: the rows are on several devices, and each process writes its own."""
+
     def advance(self, rounds: int) -> list[Amounts]:
         try:
             return super().advance(rounds)

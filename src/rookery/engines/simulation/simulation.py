@@ -5,7 +5,7 @@ from typing import Any
 
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import debug, device
+from rookery.engines.simulation import asynchronous, debug, device
 from rookery.engines.streaming import staged
 
 
@@ -41,6 +41,9 @@ class Simulation(device.Settings):
             )
         if self.debug and job.clock is not None:
             raise ValueError("clock must be None with debug=True; got rk.Clock(...). Leave out one of the two.")
+        if job.asynchronous is not None:
+            self._check_asynchronous(job)
+            return asynchronous.Session(engine.traced(job, False, self.convolutions), self)
         if job.clients.placement == "host":
             return staged.opened(job, self)
         if self.debug:
@@ -50,3 +53,16 @@ class Simulation(device.Settings):
 
             return mesh.Session(job, self)
         return device.Session(engine.traced(job, False, self.convolutions), self)
+
+    def _check_asynchronous(self, job: Job) -> None:
+        if job.clock is None:
+            raise ValueError(
+                "asynchronous: a simulation needs the speeds of clients; got clock=None. Give clock=rk.Clock(...)."
+            )
+        if self.mesh is not None:
+            raise ValueError(f"Simulation: mesh must be left out of an asynchronous run; got {self.mesh!r}.")
+        if job.clients.placement == "host":
+            raise ValueError(
+                "clients must have their rows on the device in an asynchronous run; got rows on the host. Leave out "
+                "`asynchronous`, or the placement."
+            )

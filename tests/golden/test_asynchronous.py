@@ -1,0 +1,265 @@
+"""Asynchronous rounds against FedBuff written out event by event, with a heap and NumPy."""
+
+import heapq
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import quadratics as q
+
+import rookery as rk
+
+Vector = np.ndarray
+State = tuple[Vector, ...]
+N, PLACES, BUFFER, ROUNDS, SEED = q.N_CLIENTS, 3, 2, 12, 4
+SECONDS = np.array([[1.0, 2.3, 0.31, 5.7, 1.45], [0.9, 1.7, 0.37, 6.1, 1.33]])  # by the round in which a client begins
+WEIGHTS = np.array(q.WEIGHTS)
+
+
+def draw(t: int, k: int, least: int, end: int) -> int:
+    """The k-th draw of round t."""
+    key = jax.random.split(jax.random.fold_in(jax.random.key(SEED), t + 1))[0]
+    return int(jax.random.randint(jax.random.fold_in(key, k), (), least, end, np.int32))
+
+
+def first_order() -> list[int]:
+    """The order of the clients before the first round."""
+    key = jax.random.split(jax.random.fold_in(jax.random.key(SEED), 1))[0]
+    return jax.random.permutation(jax.random.fold_in(key, 0x6F726465), N).tolist()
+
+
+def fedbuff(
+    start: State, reply: Callable[[int, State], State], step: Callable[[State, State], State],
+    staleness: float = 0.5, oldest: float = np.inf, once: bool = False,
+) -> list[tuple[float, State]]:  # fmt: skip
+    """The time and the state after each round.
+
+    `reply(i, state)` are the differences that client i sends. `once`: no client begins twice with one model.
+    """
+    state, clients, queue, found = start, first_order(), list[Any](), list[tuple[float, State]]()
+    now, t, drawn, out, began = 0.0, 0, 0, 0, dict[int, int]()
+
+    def begin(place: int) -> None:
+        i = clients[place]
+        began[i] = t
+        heapq.heappush(queue, (now + SECONDS[t % len(SECONDS)][i], place, i, t, reply(i, state)))
+
+    def replace(place: int) -> None:
+        nonlocal drawn, out
+        r = draw(t, drawn, int(once and began.get(clients[place]) == t), N - PLACES - out + 1)
+        other = PLACES - 1 + r if r else place
+        clients[place], clients[other] = clients[other], clients[place]
+        if once and began.get(clients[other]) == t:
+            out += 1
+            clients[other], clients[N - out] = clients[N - out], clients[other]
+        drawn += 1
+        begin(place)
+
+    for place in range(PLACES - 1):
+        begin(place)
+    replace(PLACES - 1)
+    while len(found) < ROUNDS:
+        buffer = []
+        while len(buffer) < BUFFER:
+            now, place, i, version, differences = heapq.heappop(queue)
+            buffer.append((i, t - version, differences))
+            if len(buffer) < BUFFER:
+                replace(place)
+        p = np.array([WEIGHTS[i] for i, _, _ in buffer])
+        s = np.array([(1 + late) ** -staleness if late <= oldest else 0.0 for _, late, _ in buffer])
+        parts = zip(*(differences for _, _, differences in buffer), strict=True)
+        means = [sum(w * d for w, d in zip(p * s / p.sum(), part, strict=True)) for part in parts]
+        state = step(state, (*means, p.sum()))
+        found.append((now, state))
+        t, drawn, out = t + 1, 0, 0
+        replace(place)
+    return found
+
+
+def assert_same(expected: Any, method: Any, problem: Any, clients: Any, init: Any, names: Any, **how: Any) -> None:
+    clock, asynchronous = rk.Clock(latency=SECONDS), rk.Asynchronous(buffer=BUFFER, **how)
+    given: Any = {"cohort": PLACES, "seed": SEED, "clock": clock, "asynchronous": asynchronous}
+    moved = 0.0
+    with rk.session(problem, clients, method, init, **given) as run:
+        for seconds, state in expected:
+            run.advance()
+            assert run.counts["clock"] == pytest.approx(seconds, rel=1e-6)
+            for name, value in zip(names, state, strict=False):
+                np.testing.assert_allclose(getattr(run.state, name), value, rtol=1e-10, atol=1e-10)
+            moved = max(moved, np.abs(state[0] - expected[0][1][0]).max())
+    assert moved > 1e-3, "the test would pass on a run that does nothing"
+
+
+ROWS = [np.random.default_rng(m).normal(m % 4, 1.0, (m, 2)) for m in (1, 3, 40, 7, 200)]
+SQUARES = rk.SingleLevel(lambda x, b: ((x - b) ** 2).sum(-1).mean() / 2)
+CLIENTS = rk.Clients(upper=ROWS, weights=q.WEIGHTS)
+START = np.array([3.0, -1.0])
+
+
+@pytest.mark.parametrize("how", [{}, {"staleness": 0.0}, {"oldest": 1}], ids=["by staleness", "alike", "recent"])
+def test_fedavg(how: dict[str, Any]) -> None:
+    def reply(i: int, state: State) -> State:
+        x = state[0]
+        for _ in range(3):
+            x = x - 0.2 * (x - ROWS[i].mean(0))
+        return (x - state[0],)
+
+    expected = fedbuff((START,), reply, lambda state, moved: (state[0] + moved[0],), **how)
+    assert_same(expected, rk.FedAvg(step=0.2, local_steps=3), SQUARES, CLIENTS, START, "x", **how)
+
+
+def test_fedbio() -> None:
+    problem, clients = q.bilevel()
+    eta, gamma, tau = 0.05, 0.1, 0.08
+
+    def reply(i: int, state: State) -> State:
+        x, y, u = state
+        for _ in range(3):
+            f_x, f_y, g_y = problem.f_x(i, x, y), problem.f_y(i, x, y), problem.g_y(i, x, y)
+            H, J = problem.g_yy(i, x, y), problem.g_xy(i, x, y)
+            x, y, u = x - eta * (f_x - J @ u), y - gamma * g_y, tau * f_y + u - tau * H @ u
+        return x - state[0], y - state[1], u - state[2]
+
+    step = lambda state, moved: (q.project(state[0] + moved[0]), state[1] + moved[1], state[2] + moved[2])
+    x, y = (np.asarray(a) for a in q.INIT)
+    expected = fedbuff((x, y, np.zeros_like(y)), reply, step)
+    method = rk.FedBiO(upper_step=eta, lower_step=gamma, linear_step=tau, local_steps=3)
+    projected = rk.Bilevel(q.BILEVEL.upper, q.BILEVEL.lower, project_upper=q.project)
+    assert_same(expected, method, projected, clients, q.INIT, "xyu")
+
+
+def test_control_variates() -> None:
+    """Scaffold: no client begins twice with one model, and c stays the mean of the c_i that have arrived."""
+    own, eta = {i: np.zeros(2) for i in range(N)}, 0.2
+
+    def reply(i: int, state: State) -> State:
+        x, c = state
+        for _ in range(3):
+            x = x - eta * (x - ROWS[i].mean(0) - own[i] + c)
+        change = (state[0] - x) / (3 * eta) - c
+        own[i] = own[i] + change
+        return x - state[0], change
+
+    def step(state: State, moved: State) -> State:
+        return state[0] + moved[0], state[1] + moved[2] * moved[1]
+
+    expected = fedbuff((START, np.zeros(2)), reply, step, staleness=0.0, once=True)
+    method = rk.Scaffold(step=eta, local_steps=3)
+    assert_same(expected, method, SQUARES, CLIENTS, START, ("x", "control"), staleness=0.0)
+
+
+CLOCK = rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.1])
+
+
+def test_one_client_after_another_is_a_synchronous_run() -> None:
+    clients = rk.Clients(upper=ROWS[3:4])
+    method = rk.FedAvg(step=0.2, local_steps=3, batch_size=2)
+    run = rk.solve(SQUARES, clients, method, START, 5)
+    late = rk.solve(
+        SQUARES, clients, method, START, 5, clock=rk.Clock(latency=1.0), asynchronous=rk.Asynchronous(buffer=1)
+    )
+    np.testing.assert_array_equal(run.x, late.x)
+    assert late.history["staleness"].tolist() == [0.0] * 6
+    assert late.history["bytes_down"].tolist() == run.history["bytes_down"].tolist()
+
+
+def test_a_client_that_begins_twice_with_one_model_draws_anew() -> None:
+    """Client 0 replies twice before client 1 does, and moves to two rows, one of them even and one odd."""
+    rows = [np.arange(2.0)[:, None], np.zeros((2, 1))]
+    clients, clock = rk.Clients(upper=rows), rk.Clock(latency=[1.0, 9.0])
+    method, given = rk.FedAvg(step=1.0, batch_size=1), {"clock": clock, "asynchronous": rk.Asynchronous(buffer=2)}
+    runs = [rk.solve(SQUARES, clients, method, np.zeros(1), 1, seed=seed, **given) for seed in range(8)]
+    assert {float(run.history["clock"].iloc[-1]) for run in runs} == {2.0}
+    assert 0.5 in {float(run.x[0]) for run in runs}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    given: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
+    problem = SQUARES, CLIENTS, rk.FedAvg(step=0.2, local_steps=2, batch_size=2), START
+    whole = rk.solve(*problem, 9, **given)
+    rk.solve(*problem, 4, checkpoint=tmp_path, **given)
+    resumed = rk.solve(*problem, 9, checkpoint=tmp_path, **given)
+    np.testing.assert_array_equal(whole.x, resumed.x)
+    pd_columns = ["clock", "staleness", "bytes_up", "bytes_down", "gradients"]
+    assert whole.history[pd_columns].equals(resumed.history[pd_columns])
+
+
+def test_what_is_counted() -> None:
+    """`cohort` clients begin before the first step; then as many begin as reply."""
+    given: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
+    run = rk.solve(SQUARES, CLIENTS, rk.FedAvg(step=0.2), START, 4, **given)
+    number = 8  # bytes
+    begun = [PLACES - 1 + BUFFER * t for t in range(5)]
+    assert run.history["bytes_up"].tolist() == [2 * number * BUFFER * t for t in range(5)]
+    assert run.history["bytes_down"].diff().iloc[1:].tolist() == [3 * number * BUFFER] * 4
+    assert run.history["gradients"].tolist() == begun
+    assert run.history["exchanges"].tolist() == [0, 1, 2, 3, 4]
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "more than one exchange": (rk.FedSVRG(), {}, 'one exchange.*it has those named "h", "x"'),
+    "a larger buffer": (rk.FedAvg(), {"asynchronous": rk.Asynchronous(buffer=6)}, "at most the 5 clients.*got 6"),
+    "no clock": (rk.FedAvg(), {"clock": None}, "needs the speeds of clients; got clock=None"),
+    "no time": (rk.FedAvg(), {"clock": rk.Clock(latency=[1, 1, 0, 1, 1])}, "got one that takes 0 s"),
+    "faults": (rk.FedAvg(), {"faults": rk.Faults(dropout=0.1)}, "faults must be None in an asynchronous run"),
+    "a budget": (rk.FedAvg(), {"channel": rk.private(8, 1e-3, clip=1.0)}, "clock must be None in a private run"),
+    "a median": (rk.FedAvg(), {"channel": rk.median()}, "needs every reply.*by itself"),
+    "a secure sum": (
+        rk.FedAvg(), {"channel": rk.chain(rk.clip(1.0), rk.secure_sum()), "asynchronous": rk.Asynchronous(3)},
+        "reply to the same request",
+    ),
+    "relative to results": (
+        rk.FedAvg(), {"channel": rk.top_k(0.5, feedback="aggregate")}, "must not be compressed relative to earlier",
+    ),
+    "staleness of control variates": (rk.Scaffold(), {"cohort": 3}, "count alike for Scaffold.*Give staleness=0"),
+    "too few for memory": (rk.Ditto(), {}, r"cohort \+ buffer must be at most the 5 clients"),
+    "the result in the same round": (rk.FineTuned(), {}, "need the result of the exchange in the same round"),
+    "all clients": (rk.PDSGD(), {"asynchronous": rk.Asynchronous(1, 0.0)}, "asynchronous|all clients"),
+    "a mesh": (rk.FedAvg(), {"engine": rk.Simulation(mesh=2)}, "mesh must be left out"),
+    "debugging": (rk.FedAvg(), {"engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),
+    "another type": (rk.FedAvg(), {"asynchronous": 3}, "asynchronous must be rk.Asynchronous"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    method, given, says = REFUSED[name]
+    how: Any = {"clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER), **given}
+    with pytest.raises((ValueError, TypeError), match=says):
+        rk.solve(SQUARES, CLIENTS, method, START, 3, **how)
+
+
+def test_a_buffer_of_replies_that_are_too_old_fails() -> None:
+    """The slow client's reply is two steps old when it comes."""
+    clients, clock = rk.Clients(upper=ROWS[:2]), rk.Clock(latency=[1.0, 2.5])
+    how = rk.Asynchronous(buffer=1, oldest=1)
+    with pytest.raises(rk.RoundFailedError, match="round 3: an exchange got 0 replies"):
+        rk.solve(SQUARES, clients, rk.FedAvg(), START, 5, clock=clock, asynchronous=how)
+
+
+BAD: list[dict[str, Any]] = [
+    {"buffer": 0},
+    {"buffer": 2.5},
+    {"buffer": 1, "staleness": -1},
+    {"buffer": 1, "oldest": -1},
+]
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_bad_settings(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Asynchronous: \w+ must be"):
+        rk.Asynchronous(**given)
+
+
+def test_compressed_and_clipped_replies() -> None:
+    """Error feedback stays with the client, and clipping acts on the difference to the model that the client had."""
+    channel = rk.chain(rk.clip(0.5), rk.top_k(0.5))
+    given: Any = {"cohort": 2, "clock": CLOCK, "channel": channel, "asynchronous": rk.Asynchronous(buffer=2)}
+    run = rk.solve(SQUARES, CLIENTS, rk.FedAvg(step=0.5), START, 150, every=150, **given)
+    assert bool(jnp.all(jnp.isfinite(run.x)))
+    one = rk.solve(SQUARES, CLIENTS, rk.FedAvg(step=0.5), START, 1, **{**given, "channel": rk.clip(1e-3)})
+    assert np.linalg.norm(np.asarray(one.x) - START) <= 1e-3
