@@ -12,6 +12,12 @@ MESH = "contract/test_mesh.py::test_the_hard_setting"
 TRANSCRIPTION = "test_equals_the_transcription"
 
 COVERED: dict[str, dict[str, str]] = {
+    "parts/test_projection.py": {
+        "test_equals_bisection": "parts/test_projection_properties.py::test_simplex",
+    },
+    "golden/test_robust_baselines.py": {
+        "test_q_fedavg_without_fairness_is_fedavg": "test_q_fedavg",
+    },
     "golden/test_asfbo.py": {
         "test_equals_the_transcription[LAASFBO]": TRANSCRIPTION,
         "test_equals_the_transcription[SimFBO]": TRANSCRIPTION,
@@ -52,6 +58,7 @@ COVERED: dict[str, dict[str, str]] = {
         "test_the_limit_of_a_composition_is_the_solution": "test_compositional_problems_equal_the_transcription",
     },
     "golden/test_fednest.py": {
+        "test_equals_the_transcription[FedNestSGD-bilevel]": TRANSCRIPTION,
         "test_equals_the_transcription[FedNest-bilevel]": "test_a_cohort_is_averaged_by_its_own_weights",
         "test_equals_the_transcription[LFedNest-bilevel]": TRANSCRIPTION,
         "test_equals_the_transcription[LFedNestNonAlt-bilevel]": TRANSCRIPTION,
@@ -141,6 +148,7 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "channels/test_robust.py": {
+        "test_with_the_plain_mean_they_do_harm": "test_three_of_ten_clients_that_send_minus_ten_times_theirs",
         "test_three_of_ten_clients_that_send_minus_ten_times_theirs[Krum]": (
             "test_three_of_ten_clients_that_send_minus_ten_times_theirs"
         ),
@@ -156,6 +164,11 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "contract/test_algorithms.py": {
+        "test_a_sweep_over_a_float_compiles_once": "run/test_solve.py::test_a_sweep_over_a_float_compiles_once",
+        "test_x_stays_in_its_set": "golden/test_minimax.py::test_equals_the_transcription",
+        "test_a_bound_that_nothing_reaches_changes_nothing": (
+            "testing/test_testing.py::test_a_sound_method_passes_what_the_broken_ones_fail"
+        ),
         "test_the_order_of_clients_does_not_matter[ScaffoldSaddle-Minimax]": (
             "test_the_order_of_clients_does_not_matter"
         ),
@@ -171,6 +184,7 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "run/test_check.py": {
+        "test_a_saddle_is_no_lower_level": "test_a_lower_level_that_curves_down_a_little",
         "test_the_wrong_sign[minimax]": "test_the_wrong_sign",
         "test_a_variable_that_is_not_used[problem1-Bilevel.lower does not depend on y]": (
             "test_a_variable_that_is_not_used"

@@ -265,7 +265,7 @@ def test_integers_and_words(tmp_path: Any) -> None:
     assert found.search == {"local_steps": [1, 2, 4, 9, 20], "step": (0.01, 1.0)}
     assert len(found.table) == 5 * 9
     assert set(found.table["local_steps"]) == {1, 2, 4, 9, 20}
-    for row in found.table.iloc[[0, 9, 30]].to_dict("records"):
+    for row in found.table.iloc[[0, 30]].to_dict("records"):
         method = rk.FedAvg(batch_size=1, step=row["step"], local_steps=row["local_steps"])
         run = rk.solve(SQUARES, PAIR, method, ZERO, row["rounds"], **given)
         np.testing.assert_allclose(row["last"], run.history["loss"].iloc[-1], rtol=1e-8)
