@@ -50,6 +50,25 @@ def test_it_can_be_repeated_and_resumed(timed: Path, tmp_path: Path) -> None:
     assert f"its clock is {LATE[1]}, here it is compute=3" in other
 
 
+def test_an_asynchronous_run_is_that_of_python_and_can_be_resumed(tmp_path: Path) -> None:
+    late = ["--clock", "latency=lognormal:1:1", "--asynchronous", 2, "--staleness", 1, "--oldest", 3]
+    first = ["run", *TASK, *late, "--rounds", 2, "--every", 1, "--out", tmp_path / "r"]
+    assert invoke(*first).exit_code == 0
+    resumed = invoke("run", "--config", tmp_path / "r" / "run.toml", "--out", tmp_path / "r", "--rounds", 4, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "4 rounds of 2 replies" in resumed.stdout
+    task = rk.tasks.quadratic(clients=5)
+    how = {"clock": rk.Clock(latency=scipy.stats.lognorm(1.0, scale=1.0)), "evaluate": task.evaluate, "every": 1}
+    how["asynchronous"] = rk.Asynchronous(2, 1.0, 3)
+    run = rk.solve(task.problem, task.clients, task.algorithm(rk.FedBiO), task.init, 4, **how)
+    described, history = report.read_run(tmp_path / "r")
+    for column in ("clock", "staleness", task.metric):
+        np.testing.assert_allclose(history[column], run.history[column], rtol=1e-7)
+    assert described["channel"] == {"clock": late[1], "asynchronous": 2, "staleness": 1.0, "oldest": 3}
+    other = refused(*first, "--rounds", 6, "--resume", "--asynchronous", 3)
+    assert "its asynchronous is 2, here it is 3" in other
+
+
 def test_runs_are_compared_by_the_clock(timed: Path, tmp_path: Path) -> None:
     compared = invoke("compare", timed, "--by", "clock", "--out", tmp_path / "c.png", "--json")
     assert compared.exit_code == 0, compared.output
@@ -113,6 +132,10 @@ def test_files_of_speeds(tmp_path: Path) -> None:
         (["--deadline", 3], "--deadline needs --clock"),
         (["--first", 3], "--first needs --clock"),
         (["--correct"], "--correct needs --clock"),
+        (["--asynchronous", 2], "asynchronous: a simulation needs the speeds of clients; got clock=None"),
+        (["--staleness", 2], "--staleness needs --asynchronous"),
+        (["--oldest", 2], "--oldest needs --asynchronous"),
+        (["--asynchronous", 0], "Asynchronous: buffer must be an integer of at least 1; got 0."),
         (["--clock", "compute=50", "--correct"], "Faults: correct must be False without deadline or first"),
         (["--clock", "compute=50", "--deadline", "0.001"], "deadline must leave at least 1 of the clients the time"),
     ],
