@@ -153,6 +153,13 @@ def test_control_variates() -> None:
     assert_same(expected, method, SQUARES, CLIENTS, START, ("x", "control"), staleness=0.0)
 
 
+def test_the_plan_in_words() -> None:
+    how = rk.Asynchronous(buffer=BUFFER)
+    text = str(rk.explain(SQUARES, CLIENTS, rk.FedAvg(), START, cohort=PLACES, asynchronous=how))
+    assert text.startswith("FedAvg.round, 2 of 5 clients")
+    assert "aggregated as replies come: only the mean of those in the buffer is used" in text
+
+
 CLOCK = rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.1])
 
 
