@@ -6,7 +6,7 @@ from typing import Any
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import debug, device
-from rookery.engines.streaming import staged
+from rookery.engines.streaming import remembered, staged
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Simulation(device.Settings):
             (TF32).
         remat: keep only the results of a loss's matrix products for its derivatives, and recompute the rest: less
             memory, more arithmetic.
+        memory: where what clients remember is kept. "device"; "host": the rows of the cohorts of several rounds travel
+            to the device and back together; "auto": on the host if it does not fit an accelerator beside the data.
     """
 
     def open(self, job: Job) -> Any:
@@ -42,6 +44,11 @@ class Simulation(device.Settings):
         if self.debug and job.clock is not None:
             raise ValueError("clock must be None with debug=True; got rk.Clock(...). Leave out one of the two.")
         if job.clients.placement == "host":
+            if self.memory == "host":
+                raise ValueError(
+                    'Simulation: memory must be "device" for clients with placement="host"; got "host". Leave out one '
+                    "of the two."
+                )
             return staged.opened(job, self)
         if self.debug:
             return debug.Session(engine.traced(job, True, self.convolutions), self)
@@ -49,4 +56,6 @@ class Simulation(device.Settings):
             from rookery.engines.simulation import mesh  # its imports of JAX's multi-process tools take a while
 
             return mesh.Session(job, self)
-        return device.Session(engine.traced(job, False, self.convolutions), self)
+        traced = engine.traced(job, False, self.convolutions)
+        session = remembered.Session if remembered.chosen(traced, self) else device.Session
+        return session(traced, self)
