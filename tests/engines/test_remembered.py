@@ -93,7 +93,7 @@ def test_only_the_rows_of_cohorts_are_on_the_device(monkeypatch: pytest.MonkeyPa
         remembered.Program, "put", lambda self, ids, n, value, rows: shapes.add(value[0].shape)
         or put(self, ids, n, value, rows),
     )  # fmt: skip
-    job = rk.Simulation(memory="host").open(_job(seed=11))
+    job = rk.Simulation(memory="host", block=59).open(_job())  # traced anew
     started = job._program("start", job._traced.start, None)
     job.init()
     job.advance(5)
