@@ -255,6 +255,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the result in the same round": (rk.FineTuned(), {}, "need the result of the exchange in the same round"),
     "all clients": (rk.PDSGD(), {"asynchronous": rk.Asynchronous(1, 0.0)}, "asynchronous|all clients"),
     "a mesh": (rk.FedAvg(), {"engine": rk.Simulation(mesh=2)}, "mesh must be left out"),
+    "memory on the host": (rk.Ditto(), {"engine": rk.Simulation(memory="host")}, 'memory must be "device"'),
     "debugging": (rk.FedAvg(), {"engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),
     "another type": (rk.FedAvg(), {"asynchronous": 3}, "asynchronous must be rk.Asynchronous"),
 }  # fmt: skip
