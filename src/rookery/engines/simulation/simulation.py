@@ -5,9 +5,8 @@ from typing import Any
 
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import debug, device
+from rookery.engines.simulation import asynchronous, debug, device, remembered
 from rookery.engines.streaming import remembered, staged
-
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,9 @@ class Simulation(device.Settings):
             from rookery.engines.simulation import mesh  # its imports of JAX's multi-process tools take a while
 
             return mesh.Session(job, self)
-<<<<<<< HEAD
-        return device.Session(engine.traced(job, False, self.convolutions), self)
+        traced = engine.traced(job, False, self.convolutions)
+        session = remembered.Session if remembered.chosen(traced, self) else device.Session
+        return session(traced, self)
 
     def _check_asynchronous(self, job: Job) -> None:
         if job.clock is None:
@@ -70,13 +70,10 @@ class Simulation(device.Settings):
             )
         if self.mesh is not None:
             raise ValueError(f"Simulation: mesh must be left out of an asynchronous run; got {self.mesh!r}.")
+        if self.memory == "host":
+            raise ValueError('Simulation: memory must be "device" in an asynchronous run; got "host". Leave it out.')
         if job.clients.placement == "host":
             raise ValueError(
                 "clients must have their rows on the device in an asynchronous run; got rows on the host. Leave out "
                 "`asynchronous`, or the placement."
             )
-=======
-        traced = engine.traced(job, False, self.convolutions)
-        session = remembered.Session if remembered.chosen(traced, self) else device.Session
-        return session(traced, self)
->>>>>>> machine
