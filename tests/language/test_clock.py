@@ -1,7 +1,7 @@
 """Simulated seconds: against the ledger and against NumPy, late replies, and what is refused."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import scipy.stats
 from tests.contract.cases import case, claims, full, job, pairs, ragged, together
 
 import rookery as rk
-from rookery.language.clock import chances, heard
+from rookery.language.clock import Watch, chances, heard
 
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 VALUES = np.array([0.0, 1.0, 4.0, 9.0, 16.0])
@@ -37,6 +37,7 @@ def after_one_round(heard: Any, start: float = 2.0) -> float:
 
 EXACT = {"FedAvg", "FedNest", "FedBiO", "LFedNest", "ASFBO", "AdaFBiO", "FedDRO", "F2SA", "Scaffold"}
 REFUSED = {"PFedMe", "BRFedBiP", "FedBiOAccLocal", "FedMBO"}  # what a client computes depends on what it holds
+WITH_MINIBATCHES = {"LocalSVRG", "WeightedNodesABA", "WeightedNodesProx"}
 
 
 @together([pair for pair in pairs() if pair[0] not in REFUSED], default={"FedAvg", "FedNest"})
@@ -174,6 +175,52 @@ def test_chances_are_those_of_the_simulation(late: dict[str, Any]) -> None:
     assert np.all(np.abs(counts - expected) < 4.5 * np.sqrt(expected + 1))
 
 
+class State(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass(frozen=True)
+class InLoops:
+    """A method with exchanges in a loop, whose first turn sends more, and after it."""
+
+    solves = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> State:
+        return State(x, y)
+
+    def round(self, fed: Any, state: State, key: Any) -> State:
+        def body(i: Any, x: Any) -> Any:
+            step = fed.map(lambda c, k: state.x + c.f_x(x, (), c.upper(k)), key)
+            return x - 0.1 * fed.mean(step, name="in the loop")
+
+        x = fed.loop(3, body, state.x)
+        last = fed.map(lambda c, k: c.f_x(x, (), c.upper(k)) + c.f_x(2 * x, (), c.upper(k)), key)
+        return State(x - 0.1 * fed.mean(last, name="after it"), state.y)
+
+
+def test_the_times_known_before_the_run_are_those_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, original = [], Watch.exchange
+
+    def exchange(self: Watch, cohort: Any, ids: Any, up: int) -> Any:
+        times = self.times(cohort, up) if self.complete else None
+        during = original(self, cohort, ids, up)
+        known.append(times)
+        return during if times is None else self.of_turn(times[0])[ids]
+
+    def seconds() -> list[float]:
+        speeds = rk.Clock(compute=SLOW.compute, uplink=64.0, downlink=[8.0, 4.0, 2.0, 1.0, 0.5], latency=0.1)
+        return clock(rk.solve(PROBLEM, CLIENTS, InLoops(), 2.0, 2, clock=speeds, faults=rk.Faults(deadline=1e9)))
+
+    during = seconds()
+    monkeypatch.setattr(Watch, "exchange", exchange)
+    assert seconds() == during
+    in_loop, after = (next(a for a in reversed(known) if a is not None and a.ndim == ndim) for ndim in (3, 2))
+    assert in_loop.shape == (1, 2, len(VALUES))
+    assert np.all(in_loop[:, 0] > in_loop[:, 1])  # the first turn sends more
+    assert after.shape == (1, len(VALUES))
+
+
 def long_run_mean(**faults: Any) -> tuple[float, float]:
     """FedAvg's x in the long run, which minimises the mean loss of those it hears, and its standard error."""
     clock, rounds = rk.Clock(compute=VARYING), 2000
@@ -309,7 +356,8 @@ def test_bad_faults(given: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PFedMe", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(REFUSED - {"PFedMe"}))]
+    "name",
+    ["PFedMe", *(pytest.param(n, marks=pytest.mark.slow) for n in sorted((REFUSED | WITH_MINIBATCHES) - {"PFedMe"}))],
 )
 def test_a_method_whose_work_depends_on_what_a_client_holds_is_refused(name: str) -> None:
     what = job(name, case(claims(name)[0]), clock=rk.Clock(compute=2.0))

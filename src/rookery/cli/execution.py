@@ -170,7 +170,9 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
     title = f"{description['algorithm']} on {description['task']}"
     cohort = description["cohort"]
     cohort = cohort if isinstance(cohort, int) else f"about {cohort[len('Poisson(') : -1]}"
-    title += f", {result.rounds} rounds of {cohort} clients"
+    replies = description["channel"].get("asynchronous")
+    title += f", {result.rounds} rounds of {cohort} clients" if replies is None else ""
+    title += "" if replies is None else f", {result.rounds} rounds of {replies} replies"
     exchanges = result.exchanges.assign(
         bytes_up=result.exchanges["bytes_up"].map(report.size),
         bytes_down=result.exchanges["bytes_down"].map(report.size),

@@ -142,6 +142,25 @@ Correct = Annotated[
     bool, typer.Option("--correct", help="With --deadline or --first: weights that make up for who is heard rarely.")
 ]
 
+# Of asynchronous rounds.
+Asynchronous = Annotated[
+    int | None,
+    typer.Option(
+        metavar="BUFFER",
+        help="Asynchronous rounds: clients begin when they are ready, and a round ends after this many replies. A "
+        "simulation also needs --clock.",
+    ),
+]
+Staleness = Annotated[
+    float | None,
+    typer.Option(
+        help="With --asynchronous: A in the weight (1 + rounds since the client began)^-A of a reply. Default: 0.5."
+    ),
+]
+Oldest = Annotated[
+    int | None, typer.Option(help="With --asynchronous: ignore replies of clients that began more rounds ago.")
+]
+
 # Of a run over a network.
 Minimum = Annotated[
     int | None,

@@ -54,6 +54,9 @@ def run(
     deadline: opt.LateReplies = None,
     first: opt.First = None,
     correct: opt.Correct = False,
+    asynchronous: opt.Asynchronous = None,
+    staleness: opt.Staleness = None,
+    oldest: opt.Oldest = None,
     config: opt.ConfigFile = None,
     out: opt.Out = None,
     resume: opt.Resume = False,
@@ -85,7 +88,7 @@ def run(
     )
     recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
     privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress, attack)
-    speeds = Speeds(clock, deadline, first, correct)
+    speeds = Speeds(clock, deadline, first, correct, asynchronous, staleness, oldest)
     options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy, speeds)
     settings = settings or []
 

@@ -1,4 +1,4 @@
-"""`--clock`, `--deadline`, `--first`, `--correct`: the simulated speeds of clients, and whom the server waits for."""
+"""`--clock`, `--deadline`, `--asynchronous`, ...: the simulated speeds of clients, and whom the server waits for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ _RATES = ("compute", "uplink", "downlink", "latency")
 
 
 class Speeds(NamedTuple):
-    """The options of a simulated clock; None where they were not given."""
+    """The options of a simulated clock and of asynchronous rounds; None where they were not given."""
 
     clock: str | None = None
     deadline: float | None = None
     first: int | None = None
     correct: bool = False
+    asynchronous: int | None = None
+    staleness: float | None = None
+    oldest: int | None = None
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -31,18 +34,33 @@ class Speeds(NamedTuple):
         return {name: value for name, value in self.recorded.items() if value is not None}
 
     def solve_options(self, faults: Any = None) -> dict[str, Any]:
-        """Return the arguments `clock` and `faults` of `rk.solve`. `faults`: what else goes wrong."""
-        late = {name: value for name, value in self.given.items() if name != "clock"}
+        """Return the arguments of `rk.solve`: `clock`, `faults`, and `asynchronous` if it was given.
+
+        `faults`: what else goes wrong.
+        """
+        how = self._asynchronous()
+        late = {name: self.given[name] for name in ("deadline", "first", "correct") if name in self.given}
         if self.clock is None:
             if late:
                 raise ValueError(
                     f"--{next(iter(late))} needs --clock, the speeds of clients; got none. Give --clock, e.g. --clock "
                     "compute=50."
                 )
-            return {"faults": faults}
+            return {"faults": faults, **how}
         if late:
             faults = dataclasses.replace(faults or rk.Faults(), **late)
-        return {"clock": read_clock(self.clock), "faults": faults}
+        return {"clock": read_clock(self.clock), "faults": faults, **how}
+
+    def _asynchronous(self) -> dict[str, rk.Asynchronous]:
+        given: dict[str, Any] = {name: self.given[name] for name in ("staleness", "oldest") if name in self.given}
+        if self.asynchronous is not None:
+            return {"asynchronous": rk.Asynchronous(self.asynchronous, **given)}
+        for name in given:
+            raise ValueError(
+                f"--{name} needs --asynchronous, the replies in a round; got none. Give --asynchronous, e.g. "
+                "--asynchronous 10."
+            )
+        return {}
 
     def check(self, clients: Any) -> None:
         """Raise ValueError if these are not the speeds of these clients."""

@@ -132,7 +132,7 @@ class Folder:
         """Read the arrays of a round, with the structures, shapes and types of `like`.
 
         Where `like` has a `jax.Array`, the result has one with the same sharding, if that is committed; where it has a
-        `jax.ShapeDtypeStruct`, the result has a NumPy array.
+        NumPy array or a `jax.ShapeDtypeStruct`, the result has a NumPy array.
         """
         if self.header(done)["arrays"] != {name: _described(value) for name, value in like.items()}:
             raise ValueError(
@@ -356,6 +356,8 @@ def _snapshot(leaf: Any) -> Any:
     From an accelerator orbax copies before it returns; on a CPU it reads the array itself.
     """
     leaf = _numbers(leaf)
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
     on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
     return jnp.copy(leaf) if on_host else leaf
 
@@ -402,7 +404,7 @@ def _filled(like: Any, found: dict[str, Any]) -> Any:
         if not np.size(leaf):
             return leaf
         value = found[str(i)]
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray):
             return value
         if not isinstance(leaf, Padded) and leaf.ndim and len(value) > len(leaf):  # it was padded
             value = value[: len(leaf)]

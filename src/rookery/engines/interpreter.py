@@ -246,7 +246,7 @@ class Interpreter(Visitor[Any]):
         added up block by block, and keep only the rows that are read later. Without it, keep all rows.
         """
         size, block = len(group[0].ids), self._block_of(group)
-        if size <= block:
+        if size <= block or (reduced is None and all(mapped.call.same_for_all for mapped in group)):
             for mapped in group:
                 local = [self._array(v) for v in mapped.local]
                 mapped.rows, counts = self._apply(mapped, mapped.ids, local)

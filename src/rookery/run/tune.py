@@ -199,6 +199,8 @@ def tune(
     engine = Simulation() if engine is None else engine
     if not isinstance(engine, Simulation) or engine.debug:
         raise ValueError(f"engine must be a compiled rk.Simulation(mesh=...) to tune; got {engine!r}.")
+    if engine.memory == "host":
+        raise ValueError('engine: memory must be "device" to tune; got "host". Leave it out.')
     if clients.here is not None or not clients.held:
         raise ValueError("clients must hold the data of all clients in this process to tune; these do not.")
     if evaluate is None and evaluate_client is None:

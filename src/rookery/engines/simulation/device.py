@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ class Settings:
     convolutions: str = "auto"
     precision: str | None = None
     remat: bool = False
+    memory: str = "auto"
 
     sees_memory = True
 
@@ -50,6 +51,11 @@ class Settings:
             raise ValueError(f'Simulation: block must be an integer of at least 1, or "auto"; got {self.block!r}.')
         if not isinstance(self.debug, bool):
             raise ValueError(f"Simulation: debug must be True or False; got {self.debug!r}.")
+        if self.memory not in ("auto", "device", "host"):
+            raise ValueError(f'Simulation: memory must be "auto", "device" or "host"; got {self.memory!r}.')
+        if self.memory == "host" and (self.mesh is not None or self.debug):
+            other = "debug=True" if self.debug else f"mesh={self.mesh!r}"
+            raise ValueError(f'Simulation: memory must be "device" with {other}; got "host". Leave out one of the two.')
         convolutions.check(self.convolutions, "Simulation")
         self.computing.check("Simulation")
         if self.mesh is not None and self.debug:
@@ -69,7 +75,9 @@ class Session:
     durable = False
     shows_each = True
 
-    def __init__(self, traced: engine.Traced, simulation: Settings, devices: int = 1) -> None:
+    def __init__(
+        self, traced: engine.Traced, simulation: Settings, devices: int = 1, remembered: int | None = None
+    ) -> None:
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients.without_names()
         self.clients = traced.job.clients
@@ -78,7 +86,7 @@ class Session:
         self.warned: Stopped | None = None
         self._carry: Any = None
         self._changed: np.ndarray | None = None  # for each client, whether its memory has changed since `by_client`
-        self._memory_estimate = memory_estimate(traced, devices, self.processes)
+        self._memory_estimate = memory_estimate(traced, devices, self.processes, remembered)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
         memory = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
@@ -215,12 +223,36 @@ class Session:
         self._carry = None
 
 
-def memory_estimate(traced: engine.Traced, devices: int, processes: Processes) -> MemoryEstimate:
-    """The estimate for the smallest device of all processes, if clients are divided among `devices`."""
+class _Sizes(NamedTuple):
+    """The bytes of the clients' data on the device, of the state, and of what clients remember."""
+
+    data: int
+    state: int
+    remembered: int
+
+
+def _sizes(traced: engine.Traced) -> _Sizes:
     carry, clients = traced.start.made.carry, traced.job.clients
     state, remembered = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
     on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
-    data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
+    return _Sizes(sum(getattr(leaf, "nbytes", 0) for leaf in on_device), state, remembered)
+
+
+def fits(traced: engine.Traced, share: float) -> bool:
+    """Whether data, state and what clients remember take at most this share of a device."""
+    return sum(_sizes(traced)) <= share * memory_of(jax.local_devices()[0])
+
+
+def memory_estimate(
+    traced: engine.Traced, devices: int, processes: Processes, remembered: int | None = None
+) -> MemoryEstimate:
+    """The estimate for the smallest device of all processes, if clients are divided among `devices`.
+
+    `remembered`: the bytes on the device of what clients remember; None: all of it.
+    """
+    clients = traced.job.clients
+    data, state, whole = _sizes(traced)
+    remembered = whole if remembered is None else remembered
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
     kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()

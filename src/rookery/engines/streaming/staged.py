@@ -201,18 +201,19 @@ def _read(pool: Pool, stage: Stage, t: int, most: int, enough: int) -> tuple[Pre
 
 
 class Cohorts:
-    """The cohorts of the next rounds, drawn ahead in the session's thread for the thread that reads rows."""
+    """The cohorts of the next rounds, `ahead` rounds in a call: drawn in the session's thread, used in any."""
 
-    def __init__(self, seed: Array, n: int, draw: Draw) -> None:
+    def __init__(self, seed: Array, n: int, draw: Draw, ahead: int = _AHEAD) -> None:
         cohort = draw.places
         numbers = cohort**2 if cohort <= 2048 and 8 * cohort <= n else n  # of a draw: see `sample_cohort`
-        batch = max(1, min(_AHEAD, _DRAWN // numbers))
+        batch = max(1, min(ahead, _DRAWN // numbers))
 
         def several(seed: Array, noise: Any, begin: Array) -> Array:
             ids = lambda t: engine.round_keys(seed, t, n, draw, noise).ids
-            return jax.lax.map(ids, begin + jnp.arange(_AHEAD, dtype=jnp.int32), batch_size=batch)
+            return jax.lax.map(ids, begin + jnp.arange(ahead, dtype=jnp.int32), batch_size=batch)
 
-        self._seed, self._draw = seed, engine.PROGRAMS.find(("cohorts", n, draw), lambda: jax.jit(several))
+        self._draw = engine.PROGRAMS.find(("cohorts", n, draw, ahead), lambda: jax.jit(several))
+        self._seed, self._ahead = seed, ahead
         self.noise: Any = ()  # see `engine.noise_root`
         self.restart(0)
 
@@ -225,7 +226,7 @@ class Cohorts:
         """Draw the cohorts of all rounds before t, at least."""
         while self._end < t:
             self._drawn[self._end] = self._draw(self._seed, self.noise, jnp.int32(self._end))
-            self._end += _AHEAD
+            self._end += self._ahead
 
     def __call__(self, t: int) -> np.ndarray:
         """The cohorts of rounds t, t + 1, …, one row per round."""

@@ -31,6 +31,8 @@ class Config:
         float64: compute in double precision.
         channel: as in `solve`, with the run's seed as `noise_seed`.
         faults: as in `solve`.
+        clock: clock(seed=...) makes the `rk.Clock` of a run.
+        asynchronous: as in `solve`.
         engine: as in `solve`; it must not change the numbers, so the fingerprint leaves it out.
     """
 
@@ -46,6 +48,8 @@ class Config:
     float64: bool = False
     channel: Any = None
     faults: Any = None
+    clock: Callable[..., Any] | None = None
+    asynchronous: Any = None
     engine: Any = None
 
     def but(self, **changes: Any) -> "Config":

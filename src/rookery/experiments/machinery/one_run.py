@@ -37,6 +37,8 @@ def run(config: Config, seed: int, data_dir: str | Path | None, callback: Callab
             noise_seed=None if config.channel is None else seed,
             channel=config.channel,
             faults=config.faults,
+            clock=None if config.clock is None else config.clock(seed=seed),
+            asynchronous=config.asynchronous,
             evaluate=task.evaluate,
             evaluate_client=task.evaluate_client,
             every=config.every,
@@ -57,6 +59,7 @@ def fingerprint(config: Config, seed: int) -> str:
         "run": [config.rounds, describe(config.cohort), config.every, seed, config.float64],
         "channel": describe(config.channel),
         "faults": describe(config.faults),
+        "clock": [describe(config.clock), describe(config.asynchronous)],
         "code": _package(),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
