@@ -109,7 +109,9 @@ def _by_client(plan: Plan, wanted: list[Any], n: int) -> Callable[[list[Any]], l
 
     def of_one(client: Array, given: list[Any]) -> list[Array]:
         cohort = jnp.full(ids.aval.shape, client, ids.aval.dtype)
-        return [a[0] for a in jaxprs.run(jaxpr, *(cohort if v is ids else a for v, a in zip(inputs, given, strict=True)))]
+        return [
+            a[0] for a in jaxprs.run(jaxpr, *(cohort if v is ids else a for v, a in zip(inputs, given, strict=True)))
+        ]
 
     program = jax.jit(lambda given: jax.vmap(of_one, (0, None))(jnp.arange(n), given))
     read = lambda value: value.array if isinstance(value, ServerValue) else value
@@ -224,7 +226,9 @@ class AsynchronousPhase(Phase):
         header, shared = self._header(maps, wanted, values, number)
         header |= {"keep": [m.number for m in maps], "held": list(values)}
         own = arrays_for(maps, site)
-        self.sent += sum(a.nbytes for a in (*shared, *own)) - sum(m.noise[0].nbytes for m in maps if m.noise is not None)
+        self.sent += sum(a.nbytes for a in (*shared, *own)) - sum(
+            m.noise[0].nbytes for m in maps if m.noise is not None
+        )
         return Request(number, wire.encode_each(header, shared, [own])[0])
 
     def _rekeyed(self, again: int) -> list[Mapped]:
