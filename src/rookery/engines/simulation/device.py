@@ -16,8 +16,8 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
-from rookery.engines.checkpoints import ByClient
 from rookery.engines.engine import Stopped
+from rookery.engines.folders import ByClient
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
