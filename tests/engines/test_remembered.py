@@ -174,7 +174,7 @@ def test_where_it_is_refused(changed: dict[str, Any], engine: dict[str, Any], me
 
 
 def test_an_evaluate_client_that_does_not_read_it() -> None:
-    same({**GIVEN, "rounds": 3}, evaluate_client=lambda c, x, y: {"loss": c.f(x, c.samples)})
+    same({**GIVEN, "rounds": 3}, evaluate_client=lambda c, x, y: {"loss": c.f(x, y, c.samples())})
 
 
 def test_bad_settings() -> None:

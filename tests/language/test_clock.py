@@ -11,7 +11,8 @@ import scipy.stats
 from tests.contract.cases import case, claims, full, job, pairs, ragged, together
 
 import rookery as rk
-from rookery.language.clock import Watch, chances, heard
+from rookery.language.clock import Watch
+from rookery.language.lateness import chances, heard
 
 PROBLEM = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))
 VALUES = np.array([0.0, 1.0, 4.0, 9.0, 16.0])

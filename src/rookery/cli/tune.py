@@ -86,12 +86,13 @@ def tune(
         raise ValueError(f"{folder} holds a search already. Give another --out.")
     if request.note and not quiet:
         print(request.note, file=sys.stderr)
+    most = made.rounds if rounds is None else rounds
     tuning = rk.tune(
         made.problem,
         made.clients,
         method,
         made.init,
-        made.rounds if rounds is None else rounds,
+        most,
         evaluate=made.evaluate,
         evaluate_client=made.evaluate_client,
         metric=made.metric if metric is None else metric,
@@ -110,15 +111,21 @@ def tune(
     options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
     timed = speeds.given
     kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
-    base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
-    base += [f"--{name} {value}" for name, value in options.items() if value is not None]
-    base += [f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in timed.items()]
-    base += [f"--set {shlex.quote(entry)}" for entry in kept]
+
+    def base(rounds: int | None) -> list[str]:
+        given = {name: value for name, value in (options | {"rounds": rounds} | timed).items() if value is not None}
+        named = f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"
+        words = [
+            f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given.items()
+        ]
+        return [named, *words, *(f"--set {shlex.quote(entry)}" for entry in kept)]
+
     more = [] if metric is None else [f"--metric {metric}"]
     more += [] if until is None else [f"--until {until:g}"]
     more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
     more += [] if mesh is None else [f"--mesh {mesh}"]
-    data = _summary(request, tuning, base, more, folder)
+    ran = rounds if until is None else tuning.rounds
+    data = _summary(request, tuning, base(ran), [*base(rounds), *more], folder)
     folder.mkdir(parents=True, exist_ok=True)
     tuning.table.to_csv(folder / "candidates.csv", index=False)
     (folder / "tuning.json").write_text(report.to_json(data) + "\n")
@@ -137,6 +144,8 @@ def tune(
         raise typer.Exit(1)
     if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
         complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
+    if until is not None and tuning.rounds == most:
+        complain(f"The best candidate ended after {most} rounds, maybe before {until:g} s. Give more --rounds.")
     if tuning.interrupted:
         complain("Stopped early: this is the best so far.")
         raise typer.Exit(130)
@@ -195,14 +204,16 @@ def _over(name: str, searched: Any) -> str:
     return f"--over {name}={searched[0]:.3g}:{searched[1]:.3g}"
 
 
-def _summary(request: Request, tuning: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
+def _summary(
+    request: Request, tuning: rk.Tuning, run_with: list[str], tune_with: list[str], folder: Path
+) -> dict[str, Any]:
     """Return the contents of tuning.json: the result of a search, and the commands to run next."""
     best = {} if tuning.best is None else {name: getattr(tuning.best, name) for name in tuning.search}
-    run = " ".join(["rookery run", *base, *(f"--set {name}={format_value(value)}" for name, value in best.items())])
+    run = " ".join(["rookery run", *run_with, *(f"--set {name}={format_value(value)}" for name, value in best.items())])
     ranges = tuning.moved()
     if tuning.best is None:
         ranges |= {name: (low[0] / 100, low[0]) for name, low in ranges.items() if isinstance(low, tuple)}
-    again = " ".join(["rookery tune", *base, *more, *(_over(name, searched) for name, searched in ranges.items())])
+    again = " ".join(["rookery tune", *tune_with, *(_over(name, searched) for name, searched in ranges.items())])
     return {
         "task": request.named_task.name,
         "task_settings": request.arguments,

@@ -283,7 +283,8 @@ def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable
     hash, and compiling those takes a third of the compiler's time. The kernel stores what it draws, so plans that draw
     many numbers in one call keep the default, which stores nothing.
     """
-    program, by_kernel = jax.jit(function, **options), compat.keys_by_kernel()
+    quick = compat.cpu_options() if jax.default_backend() == "cpu" else None
+    program, by_kernel = jax.jit(function, compiler_options=quick, **options), compat.keys_by_kernel()
     if jax.default_backend() != "gpu" or by_kernel is None or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
         return program
 

@@ -128,9 +128,7 @@ class Watch:
         self.complete, self._trace = timing.down is not None, timing.rates
         self._rates = Rates(*(jnp.asarray(a)[0 if len(a) == 1 else t % len(a)] for a in timing.rates))
         self._busy: dict[Any, tuple[Array, Array]] = {}  # by cohort: its clients and their work since the last exchange
-        self._known: dict[
-            Any, np.ndarray | None
-        ] = {}  # by cohort: the work of all clients, if it is the same each time
+        self._known: dict[Any, Any] = {}  # by cohort: the work of all clients, None if it is not the same each time
         self.turns: list[Array] = []
         self.exchanges = 0
 
@@ -194,77 +192,3 @@ class Watch:
 def _done(counts: Any) -> Any:
     """The work in counts of gradients and products, a row for each client."""
     return counts[:, 0, _GRADIENTS].astype(jnp.float32) + PRODUCT * counts[:, 0, _PRODUCTS].astype(jnp.float32)
-
-
-def heard(
-    seconds: Array, present: Array | None, deadline: float | None, first: int | None, key: Array | None
-) -> tuple[Any, Array]:
-    """Return whose replies arrive in time, None for all, and how long the server waits for them.
-
-    Arguments:
-        seconds: when the reply of each client of a cohort would arrive.
-        present: whose replies are not lost; None: all.
-        deadline: when the server stops waiting, if it does.
-        first: after how many replies it stops waiting, if it does.
-        key: decides which of two replies is first if they arrive together.
-    """
-    if present is None:
-        return None, jnp.max(seconds)
-    due = jnp.where(present, seconds, jnp.inf)
-    if first is not None and first < len(seconds):
-        assert key is not None
-        by_chance = jax.random.permutation(key, len(seconds))
-        due = jnp.where(jnp.argsort(jnp.lexsort((by_chance, due))) < first, due, jnp.inf)
-    if deadline is None:
-        end = jnp.max(jnp.where(jnp.isfinite(due), due, 0))
-    else:
-        late = jnp.any(jnp.isfinite(due) & (due > deadline))
-        due = jnp.where(due <= deadline, due, jnp.inf)
-        end = jnp.where(late, deadline, jnp.max(jnp.where(jnp.isfinite(due), due, 0)))
-    return jnp.isfinite(due), end
-
-
-def chances(times: np.ndarray, cohort: int, deadline: float | None, first: int | None, dropout: float) -> np.ndarray:
-    """Return each client's chance to be in time when it is asked and its reply is not lost.
-
-    It is a mean over the rows of `times`, and exact: a client is among the first if fewer of the others in its cohort,
-    which are drawn uniformly, are faster and reply.
-
-    Arguments:
-        times: see `Watch.times`.
-        cohort: how many clients are asked.
-        deadline, first, dropout: see `Faults`.
-    """
-    n = times.shape[-1]
-    by_rank = np.ones(n) if first is None or first >= cohort else _by_rank(n, cohort, first, dropout)
-
-    def of_row(row: np.ndarray) -> np.ndarray:
-        _, place, count = np.unique(row, return_inverse=True, return_counts=True)
-        return (np.add.reduceat(by_rank, np.cumsum(count) - count) / count)[place]  # ties are broken by chance
-
-    chance = np.apply_along_axis(of_row, -1, times)
-    return np.mean(chance if deadline is None else np.where(times <= np.float32(deadline), chance, 0), axis=0)
-
-
-def _by_rank(n: int, cohort: int, first: int, dropout: float) -> np.ndarray:
-    """The chance to be among the first for the fastest client, the second fastest and so on, given that it replies."""
-    from scipy.special import gammaln  # slow to import
-    from scipy.stats import binom
-
-    others = np.arange(cohort)  # of the cohort, how many others reply
-    shares = binom.pmf(others, cohort - 1, 1 - dropout)
-    choose = lambda a, b: gammaln(a + 1) - gammaln(b + 1) - gammaln(a - b + 1)
-    total = np.zeros(n)
-    for replies, share in zip(others, shares, strict=True):
-        if replies < first:
-            total += share
-        elif share > _NEGLIGIBLE:  # the sum over the ranks that the last of the first replies of others may have
-            rank = np.arange(first - 1, n - 1 - (replies - first))
-            last = choose(rank, first - 1) + choose(n - 2 - rank, replies - first) - choose(n - 1, replies)
-            by_rank = np.zeros(n)
-            by_rank[rank] = np.exp(last)
-            total += share * np.cumsum(by_rank[::-1])[::-1]
-    return total
-
-
-_NEGLIGIBLE = 1e-15

@@ -11,14 +11,13 @@ from jaxtyping import Array
 from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
-from rookery.base.printable import first_few
 from rookery.data.clients import Clients
 from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange, Plain
 from rookery.language.client import Client
-from rookery.language.clock import chances, heard
+from rookery.language.lateness import checked_chances, heard, uncorrected
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
 from rookery.language.primitives import result_type, weighted_sum
@@ -333,7 +332,7 @@ class Exchanging:
     def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
         """The replies, and which clients replied; None if no reply can be lost."""
         if self._corrects:
-            raise ValueError(_uncorrected(name, "has its replies one by one"))
+            raise ValueError(uncorrected(name, "has its replies one by one"))
         leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy, record = self._lossy, self._described(kind, name, sent)
         mask = self._mask(record, keys)
@@ -392,7 +391,7 @@ class Exchanging:
         Dividing by the sum of those that are heard instead would leave a bias. `wrong`: why this is not possible.
         """
         if wrong or self._repeats or sent.secure is not None:
-            raise ValueError(_uncorrected(name, wrong or "is of a cohort or a channel with chances of its own"))
+            raise ValueError(uncorrected(name, wrong or "is of a cohort or a channel with chances of its own"))
         watch, chance = self._tracing.watch, self._chances(self._described("mean", name, sent))
         total = jnp.sum(self._weights) * (self.cohort_size / self.n)
         if watch is not None and chance is not None:
@@ -416,24 +415,9 @@ class Exchanging:
                     f"the exchange {record.name!r} is drawn. Leave correct out, or give fixed numbers of steps."
                 )
             return None
-        soonest = np.sort(times.min(axis=tuple(range(times.ndim - 1))))
-        if faults.deadline is not None and not soonest[min(faults.minimum, self.n) - 1] <= np.float32(faults.deadline):
-            raise ValueError(
-                f"faults: deadline must leave at least {faults.minimum} of the clients the time to reply; got "
-                f"{faults.deadline:g} s, and the exchange {record.name!r} takes them "
-                f"{soonest[min(faults.minimum, self.n) - 1]:.3g} s. Give a longer deadline."
-            )
-        chance = (1 - faults.dropout) * chances(times, self.cohort_size, faults.deadline, faults.first, faults.dropout)
-        by_client = chance.reshape(-1, self.n)
-        self._tracing.unheard.update(np.flatnonzero(by_client.max(axis=0) == 0).tolist())
-        never = np.flatnonzero(by_client.min(axis=0) == 0).tolist()
-        if faults.correct and never:
-            raise ValueError(
-                "faults: correct needs a chance for each client to be heard; "
-                f"{len(never)} of {self.n} are always too late for the exchange {record.name!r}: "
-                f"{first_few([self._clients.names[i] for i in never])}. Give them speeds that vary from round to "
-                "round, or leave correct out."
-            )
+        names, asked = self._clients.names, self.cohort_size
+        chance, unheard = checked_chances(times, asked, faults, record.name, names)
+        self._tracing.unheard.update(unheard)
         return chance
 
     def _present(self, keys: Any) -> Array:
@@ -453,14 +437,6 @@ class Exchanging:
         missing, least = before.missing + asked - replies, jnp.minimum(before.least, replies)
         self._tracing.threaded = before._replace(missing=missing, least=least, stayed=stayed)
         return present
-
-
-def _uncorrected(name: str, why: str) -> str:
-    """Say that the bias of an exchange cannot be corrected."""
-    return (
-        "faults: correct must be False with this method and channel, because only means with the clients' own weights "
-        f"can be corrected, and the exchange {name!r} {why}. Leave correct out."
-    )
 
 
 def _summed(exchange: ChannelExchange | None, rows: Any, weights: Array, present: Any = None) -> Any:

@@ -231,4 +231,4 @@ def test_attacks_side_by_side_equal_those_of_solve(driver, name):
 @pytest.mark.parametrize("name", ["none", "1 bit", "8 bits both ways"])
 def test_compression_side_by_side_equals_that_of_solve(driver, name):
     key = ("representation", "FedBiO", name)
-    check_side_by_side(driver, [compression.compressed(True, *key, (0.1, 0.1), factor) for factor in (1.0, 0.5)])
+    check_side_by_side(driver, [compression.compressed(True, *key, (0.5, 0.5), factor) for factor in (1.0, 0.5)])

@@ -5,7 +5,7 @@ from typing import Any
 
 from rookery.engines import engine
 from rookery.engines.engine import Job
-from rookery.engines.simulation import asynchronous, debug, device, remembered
+from rookery.engines.simulation import asynchronous, debug, device
 from rookery.engines.streaming import remembered, staged
 
 
