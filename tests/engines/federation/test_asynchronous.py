@@ -1,27 +1,34 @@
 """Asynchronous rounds of a federation: FedBuff written out in NumPy, with replies that arrive in an order we choose."""
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.engines.federation.studies import responders, without_data
 from tests.golden import quadratics as q
 
 import rookery as rk
+from rookery.engines import engine as engine_of
 from rookery.engines.checks import start_values
 from rookery.engines.engine import Job
 from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit
+from rookery.engines.federation.coordinator import Coordinator
+from rookery.engines.federation.federation import _sites
+from rookery.engines.federation.links import Links
 from rookery.engines.federation.policy import Policy, PolicyGuard
+from rookery.engines.federation.session import Session
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.transports.memory import Memory
+from rookery.language.ledger import Ledger
 
 N, BUFFER, ROUNDS = q.N_CLIENTS, 2, 8
-ORDER = (2, 0, 2, 2, 4, 0, 1, 2, 4, 3, 0, 0, 2, 4, 1, 2, 3, 0)  # of replies: site 2 is the fastest, and site 3 the slowest
+# Of replies: site 2 is the fastest, and site 3 the slowest.
+ORDER = (2, 0, 2, 2, 4, 0, 1, 2, 4, 3, 0, 0, 2, 4, 1, 2, 3, 0)
 SLOW = (2, 0, 2, 2, 4, 0, 1, 2, 4, 0, 2, 2, 4, 1, 2, 0, 3, 0)
 ROWS = [np.random.default_rng(m).normal(m % 4, 1.0, (m, 2)) for m in (1, 3, 40, 7, 200)]
 SQUARES = rk.SingleLevel(lambda x, b: ((x - b) ** 2).sum(-1).mean() / 2)
@@ -38,16 +45,29 @@ class Paced(Memory):
     """
 
     def __init__(self, sites: list[Any], order: Any, before: Callable[[int, Any], None] = lambda *_: None) -> None:
-        super().__init__(len(sites), lambda i, message: bytes(sites[i].handle(message)), [s.name for s in sites])
+        names = [f"site-{i}" for i in range(len(sites))]
+        super().__init__(len(sites), lambda i, message: bytes(sites[i].handle(message)), names)
         self.rejoins = True
         self.order, self.before, self.count = deque(order), before, 0
         self.working: dict[int, bytes] = {}
         self.events = deque[Event]()
         self.asked: list[tuple[int, int]] = []  # the site and the round of each request in a round
+        self.gone: set[int] = set()
+
+    def leave(self, site: int) -> None:
+        self.working.pop(site, None)  # its request, and the reply, are lost
+        self.gone.add(site)
+        self.events.append(Event(site, "gone", b"has lost its connection"))
+
+    def come(self, site: int) -> None:
+        self.gone.discard(site)
+        self.events.append(Event(site, "here"))
 
     def send(self, site: int, message: Any) -> None:
         header, _ = wire.decode(message)
-        if header["do"] == "work" and header["phase"] == 1:
+        if site in self.gone:
+            self.events.append(Event(site, "gone", b"is not connected"))
+        elif header["do"] == "work" and header["phase"] == 1:
             assert site not in self.working, "a site has two requests at the same time"
             self.working[site] = message
             self.asked.append((site, header["round"]))
@@ -55,7 +75,7 @@ class Paced(Memory):
             self.events.append(Event(site, "reply", self._ask(site, message)))
 
     def receive(self, seconds: float) -> Event | None:
-        if not self.events and self.working and seconds > 0:
+        if not self.events and seconds > 0:
             self.before(self.count, self)
         if self.events:
             return self.events.popleft()
@@ -68,10 +88,9 @@ class Paced(Memory):
         return self.events.popleft()
 
 
-def job(problem: Any, clients: Any, method: Any, init: Any, buffer: int = BUFFER, channel: Any = None, **how: Any) -> Job:
-    asynchronous = rk.Asynchronous(buffer, **how)
-    start = start_values(problem, clients, init)
-    return Job(problem, clients, method, start, clients.n, 4, channel, asynchronous=asynchronous)
+def job(problem: Any, clients: Any, method: Any, init: Any, **how: Any) -> Job:
+    asynchronous = rk.Asynchronous(BUFFER, **how)
+    return Job(problem, clients, method, start_values(problem, clients, init), clients.n, 4, asynchronous=asynchronous)
 
 
 def averaging(**how: Any) -> Job:
@@ -85,9 +104,23 @@ def steps_of_averaging(i: int, state: State) -> State:
     return (x - state[0],)
 
 
-def played(what: Job, transport: Memory, rounds: int = ROUNDS) -> tuple[list[Any], list[float], Any]:
+def opened(what: Job, transport: Any, own: Any = None, **given: Any) -> Any:
+    """A session with these responders; or with sites of this process, which need not open the run."""
+    if own is not None:
+        engine: Any = rk.Federation(transport=transport(own), patience=0.0)
+        return dataclasses.replace(engine, **given).open(without_data(what))
+    traced = engine_of.traced(what)
+    sites = _sites(traced, "run")
+    links = Links(transport(sites), patience=given.pop("patience", 0.0), **given)
+    return Session(traced, Coordinator(traced, "run", links), sites)
+
+
+def played(
+    what: Job, order: Any = ORDER, before: Any = lambda *_: None, own: Any = None, rounds: int = ROUNDS,
+    kind: type[Paced] = Paced,
+) -> tuple[list[Any], list[float], Any]:  # fmt: skip
     """The state after each round, the mean staleness in each, and the session."""
-    session: Any = rk.Federation(transport=transport, patience=0.0).open(without_data(what))
+    session = opened(what, lambda sites: kind(sites, order, before), own)
     session.init()
     states, late = [], []
     for _ in range(rounds):
@@ -130,15 +163,15 @@ def assert_same(expected: Iterator[tuple[State, float]], states: list[Any], late
 
 @pytest.mark.parametrize("how", [{}, {"staleness": 0.0}, {"oldest": 3}], ids=["by staleness", "alike", "recent"])
 def test_fedavg(how: dict[str, Any]) -> None:
-    order = SLOW if how else ORDER
-    own = responders(what := averaging(**how))
-    states, late, session = played(what, Paced(own, order))
+    order, what = SLOW if how else ORDER, averaging(**how)
+    own = None if how else responders(what)
+    states, late, session = played(what, order, own=own)
     settings = how.get("staleness", 0.5), how.get("oldest", np.inf)
     step = lambda state, moved: (state[0] + moved[0],)
     assert_same(fedbuff((START,), steps_of_averaging, step, order, *settings), states, late, "x")
     assert max(late) > 2
     session.close()
-    assert all(site.done and not site.reason for site in own)
+    assert all(site.done and not site.reason for site in own or ())
 
 
 def test_fedbio() -> None:
@@ -158,14 +191,14 @@ def test_fedbio() -> None:
     method = rk.FedBiO(upper_step=eta, lower_step=gamma, linear_step=tau, local_steps=3)
     projected = rk.Bilevel(q.BILEVEL.upper, q.BILEVEL.lower, project_upper=q.project)
     what = job(projected, clients, method, q.INIT)
-    states, late, _ = played(what, Paced(responders(what), ORDER))
+    states, late, _ = played(what)
     assert_same(fedbuff((x, y, np.zeros_like(y)), reply, step, ORDER), states, late, "xyu")
 
 
 CHANNELS = {"plain": None, "compressed": rk.chain(rk.clip(0.5), rk.quantize(8))}
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize("channel", ["plain", pytest.param("compressed", marks=pytest.mark.slow)])
 def test_the_same_as_in_simulation(channel: str) -> None:
     """With minibatches: a site that begins twice with one model draws anew. In one process, sites take turns."""
     given: dict[str, Any] = {
@@ -178,23 +211,26 @@ def test_the_same_as_in_simulation(channel: str) -> None:
     np.testing.assert_allclose(there.x, here.x, rtol=1e-10)
     for column in ("exchanges", "bytes_up", "bytes_down", "staleness"):
         assert here.history[column].tolist() == there.history[column].tolist(), column
-    assert here.history["staleness"].max() == 1
+    assert here.history["staleness"].max() > 1
 
 
 def test_what_is_counted_is_what_is_sent() -> None:
-    _, _, session = played(averaging(), Paced(responders(averaging()), ORDER))
-    wired, size = session.coordinator, START.nbytes
-    assert (wired.sent, wired.received) == ((N - 1 + ROUNDS * BUFFER) * size, ROUNDS * BUFFER * size)
+    session = opened(averaging(), lambda sites: Paced(sites, ORDER))
+    ledger, wired = Ledger(), session.coordinator
+    ledger.add([session.init()], N)
+    ledger.add(session.advance(ROUNDS), BUFFER)
+    assert (wired.sent, wired.received) == (ledger.counts["bytes_down"], ledger.counts["bytes_up"])
+    assert wired.received == ROUNDS * BUFFER * START.nbytes
 
 
 def test_repeated_late_and_forged_replies_change_nothing() -> None:
-    states, _, _ = played(averaging(), Paced(responders(averaging()), ORDER))
+    states, _, _ = played(averaging())
     seen: list[tuple[int, bytes]] = []
 
     class Noisy(Paced):
         def receive(self, seconds: float) -> Event | None:
-            event = super().receive(seconds)
-            if event is not None and self.count and not self.events:
+            count, event = self.count, super().receive(seconds)
+            if event is not None and self.count > count:
                 site, reply = event.site, bytes(event.message)
                 header, arrays = wire.decode(reply)
                 wrong = wire.encode(header, [a + 9 for a in arrays])
@@ -204,7 +240,7 @@ def test_repeated_late_and_forged_replies_change_nothing() -> None:
                 seen.append((site, reply))
             return event
 
-    again, _, session = played(averaging(), Noisy(responders(averaging()), ORDER))
+    again, _, session = played(averaging(), kind=Noisy)
     np.testing.assert_array_equal([state.x for state in again], [state.x for state in states])
     assert session.coordinator.links.dropped > 5 * ROUNDS
 
@@ -220,7 +256,7 @@ def test_a_wrong_reply_ends_the_run_and_the_site_is_named(what: str) -> None:
 
     said = "site-0 replies to 'x'" if what == "shape" else "site-0 sends something that is not a message"
     with pytest.raises(RuntimeError, match=said):
-        played(averaging(), Paced(responders(averaging()), ORDER, broken))
+        played(averaging(), before=broken)
 
 
 def test_values_that_are_not_finite_end_the_run_and_the_site_is_named() -> None:
@@ -230,8 +266,7 @@ def test_values_that_are_not_finite_end_the_run_and_the_site_is_named() -> None:
             header, arrays = wire.decode(transport._ask(site, transport.working.pop(site)))
             transport.events.append(Event(site, "reply", wire.encode(header, [a * np.nan for a in arrays])))
 
-    transport = Paced(responders(averaging()), ORDER, broken)
-    session: Any = rk.Federation(transport=transport, patience=0.0).open(without_data(averaging()))
+    session = opened(averaging(), lambda sites: Paced(sites, ORDER, broken), finite=True)
     session.init()
     session.advance(ROUNDS)
     assert session.rounds == 1
@@ -241,25 +276,23 @@ def test_values_that_are_not_finite_end_the_run_and_the_site_is_named() -> None:
 def test_a_site_that_leaves_and_comes_back_gets_the_newest_model() -> None:
     def leaves(count: int, transport: Paced) -> None:
         if count == 2 and 1 in transport.working:
-            del transport.working[1]  # its request and the reply are lost
-            transport.events.append(Event(1, "gone", b"has lost its connection"))
-        if count == 9 and 1 not in transport.working:
-            transport.events.append(Event(1, "here"))
+            transport.leave(1)
+        if count == 9 and 1 in transport.gone:
+            transport.come(1)
 
     order = [i for i in ORDER if i != 1][:9]
     order += [1, 2, 0, 3, 1, 4, 2]
     own = responders(what := averaging())
-    transport = Paced(own, order, leaves)
-    states, late, _ = played(what, transport)
+    states, late, session = played(what, order, leaves, own)
     back = 9 // BUFFER
-    rounds = [t for site, t in transport.asked if site == 1]
+    rounds = [t for site, t in session.coordinator.links.transport.asked if site == 1]
     assert rounds[:2] == [0, back], "in the round of its return, and not before"
     # The same without the site, until it is back: then it has the newest model.
-    state, t, at_work, arriving, found = (START,), 0, {i: (0, steps_of_averaging(i, (START,))) for i in range(N)}, 0, []
-    for i in order:
+    at_work = {i: (0, steps_of_averaging(i, (START,))) for i in range(N)}
+    state, t, found = (START,), 0, []
+    for arriving, i in enumerate(order):
         if arriving == 9:
             at_work[1] = (t, steps_of_averaging(1, state))
-        arriving += 1
         found.append((i, t - at_work[i][0], at_work[i][1][0]))
         if len(found) == BUFFER:
             p = np.array([q.WEIGHTS[i] for i, _, _ in found])
@@ -279,43 +312,30 @@ def test_a_reply_to_a_request_that_is_lost_is_dropped() -> None:
             old = transport._ask(2, transport.working.pop(2))
             transport.events += [Event(2, "gone", b"is gone"), Event(2, "here"), Event(2, "reply", old)]
 
-    straight, _, _ = played(averaging(), Paced(responders(averaging()), ORDER))
-    own = responders(averaging())
-    transport = Paced(own, ORDER, reconnects)
-    states, _, session = played(averaging(), transport)
+    straight, _, _ = played(averaging())
+    states, _, session = played(averaging(), before=reconnects, own=responders(averaging()))
     np.testing.assert_array_equal([state.x for state in states], [state.x for state in straight])
     assert session.coordinator.links.dropped == 1
 
 
 def test_with_too_few_sites_the_run_pauses() -> None:
     def leave(count: int, transport: Paced) -> None:
-        if count == 6:
-            for site in [0, 1, 3, 4]:
-                transport.working.pop(site, None)
-                transport.events.append(Event(site, "gone", b"has lost its connection"))
-            transport.before = lambda *_: None
+        if count == 6 and not transport.gone:
+            for site in (0, 1, 3, 4):
+                transport.leave(site)
 
-    with pytest.raises(RuntimeError, match="site-0 has lost its connection; site-1 has lost its connection"):
-        played(averaging(), Paced(responders(averaging()), (*ORDER, 2, 2, 2, 2), leave))
+    with pytest.raises(RuntimeError, match=r"site-0 has lost its connection.*site-4 has lost its connection"):
+        played(averaging(), (*ORDER[:6], 2, 2, 2), leave)
 
     told: list[str] = []
 
     def returns(count: int, transport: Paced) -> None:
-        if count == 6 and not told:
-            leave(count, transport)
-            transport.before = lambda *_: None
-            transport.receive, transport.idle = idle.__get__(transport), 0
+        leave(count, transport)
+        if count == 7 and 4 in transport.gone:
+            transport.come(4)
 
-    def idle(transport: Any, seconds: float) -> Event | None:
-        if transport.events:
-            return transport.events.popleft()
-        transport.idle += 1
-        del transport.receive
-        return Event(4, "here")
-
-    transport = Paced(responders(averaging()), (*ORDER[:6], *(2, 4) * 5), returns)
-    engine = rk.Federation(transport=transport, patience=5.0, tell=told.append)
-    session: Any = engine.open(without_data(averaging()))
+    paced = lambda sites: Paced(sites, (*ORDER[:6], *(2, 4) * 7), returns)
+    session = opened(averaging(), paced, patience=5.0, tell=told.append)
     session.init()
     session.advance(ROUNDS)
     assert session.rounds == ROUNDS
@@ -326,9 +346,9 @@ def test_with_too_few_sites_the_run_pauses() -> None:
 
 
 def test_an_evaluation_at_the_clients_waits_for_all() -> None:
-    what = dataclasses.replace(averaging(), measure=lambda client, x, y, memory: {"loss": client.f(x, y)})
-    transport = Paced(responders(what), [*ORDER[:5], *range(N), *range(N), *ORDER])
-    session: Any = rk.Federation(transport=transport, patience=0.0).open(without_data(what))
+    loss = lambda client, x, y, memory: {"loss": client.f(x, y, client.upper())}
+    what = dataclasses.replace(averaging(), measure=loss)
+    session = opened(what, lambda sites: Paced(sites, [*ORDER[:5], *range(N), *range(N), *ORDER]))
     session.init()
     session.advance(2)
     found, replied = session.measure()
@@ -336,7 +356,7 @@ def test_an_evaluation_at_the_clients_waits_for_all() -> None:
     expected = [((x - rows) ** 2).sum(-1).mean() / 2 for rows in ROWS]
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-10)
     assert replied.all()
-    assert not transport.working
+    assert not session.coordinator.links.transport.working
     late = [cost.staleness for cost in session.advance(3)]
     assert session.stopped is None
     assert late[0] > 0, "the replies that have arrived meanwhile are counted"
@@ -352,9 +372,6 @@ def test_a_run_is_resumed_with_requests_for_the_newest_model(tmp_path: Any) -> N
     run = rk.solve(SQUARES, CLIENTS, method, START, 5, **given, engine=rk.Federation())
     assert run.rounds == 5
     assert run.history["staleness"].tolist() == [0, 0, 1, 2, 0, 1], "2 without a resumption"
-
-
-class TooLarge(Exception): ...
 
 
 @pytest.mark.parametrize(
@@ -374,41 +391,37 @@ def test_what_is_refused(method: Any, given: dict[str, Any], said: str) -> None:
         rk.solve(SQUARES, CLIENTS, method, START, 2, progress=False, **given)
 
 
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        ({"minimum_cohort": 2}, "at least 2 clients in a round; got asynchronous rounds"),
-        ({"rounds": 9, "evaluations": 9}, "limits rounds and not exchanges, and an asynchronous run may ask it several"),
-        ({"rounds": 9, "exchanges": 3}, "its policy allows 3 exchanges"),
-    ],
-)
-def test_what_a_policy_refuses(rules: dict[str, Any], said: str) -> None:
-    own = responders(averaging(), guard=lambda i: PolicyGuard(Policy(**(rules if i == 2 else {})), Audit()))
-    try:
-        played(averaging(), Paced(own, ORDER))
-    except (ValueError, RuntimeError) as error:
-        assert said in str(error)
-    assert any(said in reason for reason in [own[2].reason, *_refusals(own[2])])
+def test_what_a_policy_refuses() -> None:
+    rules: dict[int, dict[str, Any]] = {1: {"minimum_cohort": 2}, 2: {"rounds": 9, "evaluations": 9}}
+    own = responders(averaging(), guard=lambda i: PolicyGuard(Policy(**rules.get(i, {})), Audit()))
+    with pytest.raises(ValueError, match="at least 2 clients in a round; got asynchronous rounds") as found:
+        played(averaging(), own=own)
+    assert "its policy limits rounds and not exchanges, and an asynchronous run may ask it" in str(found.value)
 
 
-def _refusals(site: Any) -> list[str]:
-    return []
+def test_a_site_whose_limit_is_reached_refuses_and_the_others_go_on() -> None:
+    rules = Policy(rounds=9, exchanges=2)
+    own = responders(averaging(), guard=lambda i: PolicyGuard(rules if i == 2 else Policy(), Audit()))
+    _, _, session = played(averaging(), (2, 0, 2, 2, 4, 0, 1, 4, 3, 0, 0, 4, 1, 3, 0, 1, 1, 4), own=own)
+    links = session.coordinator.links
+    assert "limit of 2 exchanges" in links.records[2].why
+    assert [site for site, _ in links.transport.asked].count(2) == 3
 
 
 def test_a_site_answers_no_more_different_requests_in_a_round_than_the_round_has_replies() -> None:
     own = responders(averaging())
-    transport = Paced(own, ORDER)
-    played(averaging(), transport, 1)
-    header, arrays = wire.decode(next(iter(transport.working.values())))
-    site = next(iter(transport.working))
+    _, _, session = played(averaging(), own=own, rounds=1)
+    site, request = next(iter(session.coordinator.links.transport.working.items()))
+    header, arrays = wire.decode(request)
 
     def ask(value: float) -> dict[str, Any]:
-        numbers = {old: 10_000 + old for old, *_ in header["maps"]}
-        maps = [[numbers[old], *rest] for old, *rest in header["maps"]]
-        reply = [[kind, numbers[number], output] for kind, number, output in header["reply"]]
-        changed = {**header, "maps": maps, "reply": reply, "keep": [*numbers.values()], "number": 7}
-        request = wire.encode(changed, [arrays[0] + value, *arrays[1:]])
-        return wire.decode(own[site].handle(request))[0]
+        """The same with another value, under other numbers."""
+        new = itertools.count(10_000)
+        numbers = dict(zip((old for old, *_ in header["maps"]), new, strict=False))
+        known = lambda refs: [["m", numbers[ref[1]], ref[2]] if ref[0] == "m" else ref for ref in refs]
+        maps = [[numbers[old], call, sent, key, known(local)] for old, call, sent, key, local in header["maps"]]
+        changed = {**header, "maps": maps, "reply": known(header["reply"]), "keep": []}
+        return wire.decode(own[site].handle(wire.encode(changed, [arrays[0] + value, *arrays[1:]])))[0]
 
     answers = [ask(value) for value in (1.0, 2.0, 2.0, 1.0, 3.0)]
     assert [answer["answer"] for answer in answers] == ["value"] * 4 + ["refused"]

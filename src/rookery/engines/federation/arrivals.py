@@ -57,7 +57,7 @@ class Arrivals(Collector):
 
     def settle(self) -> None:
         """Wait until all sites have replied, except for those that are gone or late: these lose their requests."""
-        self._requests.clear()  # whoever comes back now has to wait for the next round
+        self._requests.clear()  # a site that comes back now waits for the next round
         while set(self._pending) - self._late:
             self._receive(None)
         self._pending.clear()

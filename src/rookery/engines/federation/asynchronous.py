@@ -109,9 +109,8 @@ def _by_client(plan: Plan, wanted: list[Any], n: int) -> Callable[[list[Any]], l
 
     def of_one(client: Array, given: list[Any]) -> list[Array]:
         cohort = jnp.full(ids.aval.shape, client, ids.aval.dtype)
-        return [
-            a[0] for a in jaxprs.run(jaxpr, *(cohort if v is ids else a for v, a in zip(inputs, given, strict=True)))
-        ]
+        arguments = [cohort if v is ids else a for v, a in zip(inputs, given, strict=True)]
+        return [a[0] for a in jaxprs.run(jaxpr, *arguments)]
 
     program = jax.jit(lambda given: jax.vmap(of_one, (0, None))(jnp.arange(n), given))
     read = lambda value: value.array if isinstance(value, ServerValue) else value
@@ -208,7 +207,7 @@ class AsynchronousPhase(Phase):
         return super().amounts(made)._replace(staleness=float(np.mean(self._staleness)))
 
     def _cohort(self, ids: ServerValue) -> Cohort:
-        """Return all clients: whoever is idle begins."""
+        """Return all clients: those that are idle begin."""
         if not self._cohorts:
             self._cohorts[0] = (ids, Cohort(list(range(self._job.clients.n))))
         return self._cohorts[0][1]
@@ -226,9 +225,8 @@ class AsynchronousPhase(Phase):
         header, shared = self._header(maps, wanted, values, number)
         header |= {"keep": [m.number for m in maps], "held": list(values)}
         own = arrays_for(maps, site)
-        self.sent += sum(a.nbytes for a in (*shared, *own)) - sum(
-            m.noise[0].nbytes for m in maps if m.noise is not None
-        )
+        seeded = sum(m.noise[0].nbytes for m in maps if m.noise is not None)  # which no real run sends
+        self.sent += sum(a.nbytes for a in (*shared, *own)) - seeded
         return Request(number, wire.encode_each(header, shared, [own])[0])
 
     def _rekeyed(self, again: int) -> list[Mapped]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import jaxprs
@@ -60,9 +61,9 @@ class Coordinator:
         traced, job = self._traced, self._traced.job
         if self._pace is None:
             keys = _round_keys(traced.seed, t, job.clients.n, job.draw, noise)
-        else:  # the ids stand for whoever begins
+        else:  # the ids stand for the clients that begin
             key = engine.choice_and_key(traced.seed, t)[1]
-            keys = engine.RoundKeys(np.arange(job.replies, dtype=np.int32), key, key)
+            keys = engine.RoundKeys(jnp.arange(job.replies, dtype=jnp.int32), key, key)
         before = traced.round.given.carry
         memory, client = _remembered("memory", before.memory), _remembered("client", before.client)
         return self._phase(traced.round, (1, t), Carry(state, memory, client, server, noise), keys)
@@ -84,8 +85,8 @@ class Coordinator:
         given = Given(carry, self._traced.hyper, t, ids, weights, keys.key, keys.chance, noise, keys.present)
         leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Remembered | ServerValue))
         arguments = self._traced, plan, moment, ids, self.run, self.links, self._numbers, self._program
-        late = self._pace is not None and moment[0] == 1
-        phase = AsynchronousPhase(self._pace, *arguments) if late else Phase(*arguments)
+        pace = self._pace if moment[0] == 1 else None
+        phase = Phase(*arguments) if pace is None else AsynchronousPhase(pace, *arguments)
         self.blamed = phase.blamed
         consts = [ServerValue(c, constant=i) for i, c in enumerate(plan.consts)]
         inputs = [v if isinstance(v, Remembered | ServerValue) else ServerValue(v) for v in leaves]

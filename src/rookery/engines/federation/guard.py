@@ -37,9 +37,9 @@ class PlanGuard:
     function is evaluated, and it decides what to do with a reply.
 
     What was answered is looked up in the log, which outlives this object. Rounds and evaluations of a run do not go
-    back. Within one of them the site answers each exchange as often as it occurs in the plan (`begins` times as often in
-    a round), if the requests differ; the same request, by its digest, is answered again. Where every client takes part in every round, the site refuses
-    an evaluation after rounds that it has not seen.
+    back. Within one of them the site answers each exchange as often as it occurs in the plan (in a round, `begins`
+    times as often), if the requests differ; the same request, by its digest, is answered again. Where every client
+    takes part in every round, the site refuses an evaluation after rounds that it has not seen.
 
     Arguments:
         client: the site's number in the federation.

@@ -75,9 +75,7 @@ def _round(opened: Opened) -> str:
 def _who(opened: Opened) -> list[str]:
     of_round = f"{opened.cohort} of them take part in a round."
     if opened.asynchronous:
-        of_round = (
-            f"Each works at its own pace: a round ends after {opened.cohort} replies, of which it may send several."
-        )
+        of_round = f"A round ends after {opened.cohort} replies, of which several may be one client's."
     lines = [
         f"Run {printable(opened.header['run'])}",
         f"This site would be client {opened.header['client']} of {opened.clients}, counted from 0. {of_round} (The "
